@@ -1,0 +1,31 @@
+# `make demo` and `make test` set everything up by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test audit check clean
+.DEFAULT_GOAL := demo
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "outpace needs Python 3.11 or newer; try make PYTHON=python3.11"'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)  ## write a text with the bundled pair, then race it against plain decoding
+	$(BIN)/outpace generate --compare < /dev/null
+
+check: $(STAMP)  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check  ## everything CI runs
+	$(BIN)/pytest -q -n 2 -m "not slow"
+
+audit: $(STAMP)  ## the whole exactness gate
+	$(BIN)/outpace audit law --full
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,378 @@
+"""The Python face: ``LLM``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from outpace.config import SpeculativeConfig
+from outpace.core.law import RowOptions
+from outpace.core.params import SamplingParams
+from outpace.draft.base import Setup
+from outpace.draft.registry import find_drafter
+from outpace.engine.controller import make_controller
+from outpace.engine.engine import Engine
+from outpace.engine.judge import Judge
+from outpace.engine.request import Request
+from outpace.errors import ConfigError, ParamsError, PromptError
+from outpace.models import generation
+from outpace.models.linear import Kernels
+from outpace.models.load import Loaded, check_path, load
+from outpace.models.runner import Runner
+from outpace.outputs import Chunk, CompletionOutput, RequestOutput
+from outpace.verify.base import Rule
+from outpace.verify.registry import make_rule
+
+BUNDLED = Path(__file__).parent / "bundled"
+"""The small target and drafter that come with the package."""
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A causal language model that generates faster with speculation, without other words.
+
+    model: a path, a hub name, a loaded ``PreTrainedModel`` (then give its ``tokenizer``), or
+    nothing for the bundled pair. speculative_config: see `SpeculativeConfig`; nothing means plain
+    decoding, and the bundled drafter for the bundled model. max_num_seqs: rows decoded at once.
+    generation_config: "auto" takes unset options from the model's own, "none" ignores it.
+    cpu_kernels: "auto" lets large layers of a float32 model on a CPU score several tokens in one
+    reading of their weights, "off" leaves them to torch.
+
+    Raises subclasses of ``outpace.errors.OutpaceError``, which say what to do.
+
+    >>> llm = LLM()                                                           # doctest: +SKIP
+    >>> llm.generate("Once upon a time", SamplingParams(max_tokens=8))[0].text  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | nn.Module | None = None,
+        *,
+        speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
+        tokenizer: Any = None,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 16,
+        generation_config: Literal["auto", "none"] = "auto",
+        trust_remote_code: bool = False,
+        cpu_kernels: Kernels = "auto",
+    ) -> None:
+        if max_num_seqs < 1:
+            raise ConfigError(f"max_num_seqs must be at least 1, not {max_num_seqs}.")
+        self.config = _speculation(speculative_config, bundled=model is None)
+        drafter = find_drafter(self.config.method)
+        rule = make_rule(self.config.rule_name or drafter.default_rule, **self.config.rule_options)
+        target = BUNDLED / "target" if model is None else model
+        if isinstance(target, (str, os.PathLike)):
+            check_path(target)
+        options = drafter.read(self.config.options)
+        drafter.check(options)
+        self.target: Loaded = load(
+            target,
+            tokenizer=tokenizer,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            cpu_kernels=cpu_kernels,
+        )
+        self.max_model_len = _context(max_model_len, self.target)
+        own: Any = self.target.model.generation_config if generation_config == "auto" else None
+        if own is not None:
+            generation.check(own)
+        self._own = own
+        self._defaults = {} if own is None else self.target.defaults
+        setup = Setup(self.target, max_num_seqs, self.max_model_len, options)
+        drafting, judge = drafter.build(setup), Judge(rule)
+        self.engine = Engine(
+            Runner(self.target.model, max_num_seqs, self.max_model_len),
+            drafting,
+            judge,
+            make_controller(self.config.num_speculative_tokens, drafting, judge.coupled),
+            self.target.vocabulary,
+            self._reread(rule),
+        )
+
+    @property
+    def tokenizer(self) -> Any:
+        """The target's tokenizer, or None."""
+        return self.target.tokenizer
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes held: target_weights, target_cache, drafter_weights, drafter_cache."""
+        return self.engine.memory
+
+    # -- generating ----------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Returns one output per prompt, in order.
+
+        prompts: one or several texts or lists of token ids. sampling_params: one for all, or one
+        for each; default: as the model's generation_config says.
+        """
+        return list(self.generate_each(prompts, sampling_params))
+
+    def generate_each(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Yields what `generate` returns, each output once it and those before it are done."""
+        listed = _listed(prompts)
+        params = _paired(sampling_params, len(listed))
+        groups = []
+        for number, (prompt, options) in enumerate(zip(listed, params, strict=True), 1):
+            try:
+                groups.append(self._requests(prompt, options))
+            except PromptError as error:
+                if len(listed) == 1:
+                    raise
+                raise PromptError(f"prompt {number} of {len(listed)}: {error}") from error
+        return self._play(listed, groups)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[Chunk]:
+        """Yields pieces of the text as soon as they are safe: whole characters, and nothing that a
+        stop string may still swallow. The last piece carries the finish reason."""
+        requests = self._requests(prompt, sampling_params or SamplingParams(), streaming=True)
+        return self._stream(requests)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling_params: SamplingParams | None = None,
+    ) -> RequestOutput:
+        """Returns the assistant's next turn, through the tokenizer's chat template.
+
+        messages: ``[{"role": "user", "content": ...}, ...]``.
+        """
+        return self.generate([self.chat_ids(messages)], sampling_params)[0]
+
+    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Returns the prompt's token ids for a chat."""
+        tokenizer = self._needs_tokenizer("a chat")
+        if not getattr(tokenizer, "chat_template", None):
+            raise PromptError(
+                f"the tokenizer of {self.target.name} has no chat template: use generate() instead."
+            )
+        text = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True
+        )
+        _check_characters(text)
+        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    def resolve(self, sampling_params: SamplingParams | None = None) -> SamplingParams:
+        """Returns the params with each unset option as the model's generation_config says."""
+        return (sampling_params or SamplingParams()).resolve(self._defaults)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _play(
+        self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Request]]
+    ) -> Iterator[RequestOutput]:
+        requests = [request for group in groups for request in group]
+        for request in requests:
+            self.engine.add(request)
+        try:
+            for prompt, group in zip(prompts, groups, strict=True):
+                while any(request.finish_reason is None for request in group):
+                    self.engine.step()
+                yield _output(prompt, group)
+        finally:
+            self._abandon(requests)
+
+    def _stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
+        for request in requests:
+            self.engine.add(request)
+        sent = [0] * len(requests)
+        done = [False] * len(requests)
+        try:
+            while not all(done):
+                self.engine.step()
+                for index, request in enumerate(requests):
+                    text, ids = request.new_text(), request.output_ids[sent[index] :]
+                    ended = request.finish_reason is not None and not done[index]
+                    if text or ended:
+                        sent[index], done[index] = len(request.output_ids), done[index] or ended
+                        yield Chunk(index, text, ids, request.finish_reason, request.metrics)
+        finally:
+            self._abandon(requests)
+
+    def _abandon(self, requests: Sequence[Request]) -> None:
+        """Takes unfinished requests out of the batch: an interruption leaves nothing behind."""
+        for request in requests:
+            if request.finish_reason is None:
+                self.engine.remove(request)
+
+    def _requests(
+        self, prompt: Prompt, params: SamplingParams, streaming: bool = False
+    ) -> list[Request]:
+        ids = self._prompt_ids(prompt)
+        resolved = self.resolve(params)
+        room = self.max_model_len - len(ids)
+        if self._own is not None:
+            ends, device = self.target.eos_ids, self.target.device
+            resolved = generation.completed(self._own, params, resolved, ids, ends, room, device)
+        options = self._row_options(resolved)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        return [
+            Request(
+                prompt_ids=ids,
+                options=options,
+                seed=(seed + index * SEED_STEP) % (1 << 63),
+                max_tokens=min(resolved.max_tokens or room, room),
+                eos_ids=self.target.eos_ids,
+                tokenizer=self.tokenizer,
+                streaming=streaming,
+            )
+            for index in range(params.n)
+        ]
+
+    def _reread(self, rule: Rule) -> list[int]:
+        """The tokens of the text that a rule with a second pass reads between the two copies."""
+        text = rule.needs.second_pass
+        if text is None:
+            return []
+        tokenizer = self._needs_tokenizer(f"verify={rule.name!r}")
+        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            tokenizer = self._needs_tokenizer("a text prompt")
+            _check_characters(prompt)
+            ids: list[int] = tokenizer(prompt).input_ids
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise PromptError("the prompt is empty: give at least one token.")
+        top = self.target.config.vocab_size
+        if any(not isinstance(i, int) or not 0 <= i < top for i in ids):
+            raise PromptError(f"prompt token ids must be whole numbers in [0, {top}).")
+        if len(ids) >= self.max_model_len:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and the context holds {self.max_model_len}, of "
+                "which one must be left for the text: shorten the prompt."
+            )
+        return ids
+
+    def _row_options(self, params: SamplingParams) -> RowOptions:
+        if params.stop_strings:
+            self._needs_tokenizer("a stop string")
+        words = {tuple(word) for word in params.bad_words_ids or ()}
+        if params.bad_words:
+            tokenizer = self._needs_tokenizer("bad_words")
+            for word in params.bad_words:
+                for text in (word, " " + word):
+                    words.add(tuple(tokenizer(text, add_special_tokens=False).input_ids))
+        named = {
+            "logit_bias": params.logit_bias or (),
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "bad_words_ids": [token for word in words for token in word],
+            "stop_token_ids": params.stop_token_ids,
+        }
+        for name, tokens in named.items():
+            _check_ids(name, tokens, self.target.vocabulary)
+        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else {*self.target.eos_ids})
+        return RowOptions(params, tuple(sorted(words)), tuple(sorted(ends)))
+
+    def _needs_tokenizer(self, what: str) -> Any:
+        if self.tokenizer is None:
+            raise PromptError(
+                f"{self.target.name} came without a tokenizer, which {what} needs: pass "
+                "tokenizer=, or give token ids."
+            )
+        return self.tokenizer
+
+
+SEED_STEP = 0x9E3779B97F4A7C15
+"""Between the seeds of the n texts of one request (any odd constant; streams hash the seed)."""
+
+
+def _speculation(
+    config: Mapping[str, Any] | SpeculativeConfig | None, bundled: bool
+) -> SpeculativeConfig:
+    if isinstance(config, SpeculativeConfig):
+        return config
+    if config is None and not bundled:
+        return SpeculativeConfig(method="none")
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(f"speculative_config must be a dict, not {config!r}.")
+    found = dict(config or {})
+    if bundled and found.get("method", "draft_model") in ("draft_model", "draft_tree"):
+        found.setdefault("model", BUNDLED / "drafter")
+    return SpeculativeConfig.from_dict(found)
+
+
+def _check_characters(text: str) -> None:
+    # Half of a surrogate pair, as broken UTF-8 in a command line becomes, stops every tokenizer.
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"the prompt holds a character that is not Unicode text ({text[error.start]!r} at "
+            f"position {error.start}): give it as valid UTF-8."
+        ) from error
+
+
+def _context(wanted: int | None, target: Loaded) -> int:
+    if wanted is None:
+        return target.max_length
+    if not 1 < wanted <= target.max_length:
+        raise ConfigError(
+            f"max_model_len must be in [2, {target.max_length}] for this model, not {wanted}."
+        )
+    return wanted
+
+
+def _check_ids(name: str, tokens: Any, vocabulary: int) -> None:
+    for token in tokens:
+        if not isinstance(token, int) or not 0 <= token < vocabulary:
+            raise ParamsError(
+                f"{name} holds {token!r}: token ids are whole numbers in [0, {vocabulary})."
+            )
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if not listed:
+        raise PromptError("no prompt was given.")
+    if all(isinstance(item, int) for item in listed):
+        return [listed]  # type: ignore[list-item]
+    return listed  # type: ignore[return-value]
+
+
+def _paired(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise ParamsError(
+            f"{count} prompts came with {len(params)} sampling_params: give one or {count}."
+        )
+    return list(params)
+
+
+def _output(prompt: Prompt, requests: Sequence[Request]) -> RequestOutput:
+    outputs = [CompletionOutput.of(request, index) for index, request in enumerate(requests)]
+    text = prompt if isinstance(prompt, str) else None
+    return RequestOutput(text, requests[0].prompt_ids, outputs)

@@ -1,0 +1,94 @@
+"""Is a drafted token drawn from the law that the drafter states? A bet on every sampled node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.audit.play import places
+from outpace.audit.sequential import Echoes, SequentialTest, Tilts
+from outpace.core.proposal import Proposal, Sampled
+from outpace.draft.base import Rows
+
+DEPTHS = 8
+"""Depths that have bets of their own."""
+
+
+class Watched:
+    """A drafter whose proposals are shown to a test; everything else is the drafter's."""
+
+    def __init__(self, drafter: Any, claims: ClaimTest) -> None:
+        self._drafter = drafter
+        self._claims = claims
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        proposal: Proposal = self._drafter.propose(rows, budgets)
+        self._claims.observe(rows, proposal)
+        return proposal
+
+
+class ClaimTest:
+    """Plays sampled nodes against their row of q: which tokens, at which depth, and whether a draw
+    is an earlier one of the same text again (a stream that was used before)."""
+
+    def __init__(self, alpha: float) -> None:
+        self.test = SequentialTest(alpha)
+        self._ranks = self.test.stake("which drafted tokens", 0.4, Tilts())
+        self._depths = [
+            self.test.stake(f"drafted tokens at depth {depth + 1}", 0.3 / DEPTHS, Tilts())
+            for depth in range(DEPTHS)
+        ]
+        self._echoes = self.test.stake("draws that repeat an earlier round's", 0.3, Echoes())
+        self._earlier: dict[tuple[int, int], float] = {}
+
+    def observe(self, rows: Rows, proposal: Proposal) -> None:
+        """Plays one round's proposal; point proposals claim nothing."""
+        if not isinstance(proposal.law, Sampled):
+            return
+        q = _given_elders(proposal).double()
+        mass, by_rank, by_number = places(q, proposal.tokens)
+        keys = list(zip(rows.seeds.tolist(), rows.positions.tolist(), strict=True))
+        drawn: dict[tuple[int, int], float] = {}
+        for row, node, depth in _drawn_nodes(proposal, q):
+            impossible = float(mass[row, node]) <= 0
+            if not impossible:
+                low, high = by_rank[row, node].tolist()
+                self._ranks.observe(low, high)
+                self._depths[min(depth, DEPTHS) - 1].observe(low, high)
+                seed, position = keys[row]
+                place = (seed, position + depth)
+                low, high = by_number[row, node].tolist()
+                if place in self._earlier:
+                    self._echoes.observe(self._earlier[place], low, high)
+                drawn.setdefault(place, (low + high) / 2)
+            self.test.settle(impossible)
+        # Only now: siblings and cousins of one round are no earlier draws.
+        self._earlier.update(drawn)
+
+
+def _drawn_nodes(proposal: Proposal, q: Tensor) -> Iterator[tuple[int, int, int]]:
+    """Yields row, node (from 0) and depth of every node that was drawn from something."""
+    real = (proposal.valid & (q.sum(-1) > 0)).nonzero().tolist()
+    depth = proposal.tree.depth.tolist()
+    for row, node in real:
+        yield row, node, depth[row][node + 1]
+
+
+def _given_elders(proposal: Proposal) -> Tensor:
+    """``[B, N, V]``: each node's law given its elder siblings, unnormalised."""
+    law = proposal.law
+    assert isinstance(law, Sampled)
+    if law.with_replacement:
+        return law.q
+    q, parents = law.q.clone(), proposal.tree.parents
+    for node in range(1, proposal.tree.size):
+        same = (parents[:, :node] == parents[:, node : node + 1]).to(q.dtype)  # [B, node]
+        taken = torch.zeros_like(q[:, 0]).scatter_add(1, proposal.tokens[:, :node], same)
+        q[:, node] = q[:, node].masked_fill(taken > 0, 0.0)
+    return q

@@ -1,0 +1,235 @@
+"""Texts with and without speculation, token by token, and what each difference comes from.
+
+Greedy decoding and coupled sampling give one text, whatever is drafted, up to rounding: a pass
+over k + 1 tokens may add numbers up in another order than a pass over one, and where two tokens
+are almost equally good that decides. So at the first difference of two texts both rows of logits
+are computed again, read plainly and scored as drafted, and the gap between the two tokens is
+measured in what was compared when they were chosen (logits after all options; for the coupled rule
+log p plus noise). Below a stated tolerance the two texts are equally right; above it there is a
+bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from outpace.api import LLM
+from outpace.audit.noise import Noise, measure, read_plainly, score_as_drafted
+from outpace.core.law import Branches, History, LawMaker, RowOptions
+from outpace.core.params import SamplingParams
+from outpace.core.rng import gumbel
+from outpace.outputs import CompletionOutput
+
+Mode = Literal["greedy", "coupled"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two texts part for the first time, and why."""
+
+    mode: Mode
+    prompt: int
+    position: int
+    plain: int | None
+    """The token without speculation; None where that text had ended."""
+    speculative: int | None
+    gap: float
+    """By how much the plain token is better than the other, read plainly."""
+    tolerance: float
+    scoring: float
+    """Greatest difference between the two rows of logits."""
+    plain_text: str = ""
+    speculative_text: str = ""
+
+    @property
+    def bug(self) -> bool:
+        """Whether rounding cannot explain it."""
+        return not self.gap <= self.tolerance
+
+    @property
+    def verdict(self) -> str:
+        """The finding in words."""
+        if not self.bug:
+            return f"near-tie (gap {self.gap:.2g} below tolerance {self.tolerance:.2g})"
+        if None in (self.plain, self.speculative):
+            return "BUG: one text goes on where the other ends"
+        if self.scoring > self.tolerance:
+            return f"BUG: drafted tokens are scored differently, by {self.scoring:.2g}"
+        return f"BUG: gap {self.gap:.2g} above tolerance {self.tolerance:.2g}"
+
+
+@dataclass(frozen=True)
+class DiffReport:
+    """What was compared and found. ``ok`` is the verdict."""
+
+    method: str
+    noise: Noise
+    texts: dict[str, int]
+    """Texts compared in each mode."""
+    tokens: dict[str, int]
+    differences: list[Difference] = field(default_factory=list)
+    skipped: str | None = None
+    """Why one mode could not be run."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every difference is a near-tie, and scoring is within rounding."""
+        return not self.noise.excessive and not any(found.bug for found in self.differences)
+
+
+def audit_diff(
+    engines: dict[Mode, LLM],
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | None = None,
+    tolerance: float | None = None,
+    skipped: str | None = None,
+) -> DiffReport:
+    """Returns the differences between texts with and without speculation.
+
+    engines: one whose rule is meant to be audited under greedy decoding, and the same with
+    ``verify="coupled"``. tolerance: in logits; unset: measured on this model, see `noise.measure`.
+    """
+    params = params or SamplingParams(max_tokens=64)
+    llm = next(iter(engines.values()))
+    noise = _noise(llm, prompts, tolerance)
+    texts: dict[str, int] = {}
+    tokens: dict[str, int] = {}
+    found: list[Difference] = []
+    for mode, engine in engines.items():
+        asked = [_params(mode, params, number) for number in range(len(prompts))]
+        plain, speculative = _both(engine, prompts, asked)
+        texts[mode] = len(prompts)
+        tokens[mode] = sum(len(output.token_ids) for output in plain)
+        for number, pair in enumerate(zip(plain, speculative, strict=True)):
+            triage = _Triage(engine, mode, prompts[number], asked[number], noise.tolerance)
+            difference = triage.first_difference(number, *pair)
+            if difference is not None:
+                found.append(difference)
+    return DiffReport(llm.config.method, noise, texts, tokens, found, skipped)
+
+
+def _params(mode: Mode, params: SamplingParams, number: int) -> SamplingParams:
+    if mode == "greedy":
+        return replace(params, temperature=0.0)
+    return replace(params, temperature=params.temperature or 1.0, seed=(params.seed or 0) + number)
+
+
+def _both(
+    llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+) -> tuple[list[CompletionOutput], list[CompletionOutput]]:
+    """Returns the texts without speculation, and those with it."""
+    listed = [list(prompt) for prompt in prompts]
+    off = [replace(one, speculative="off") for one in params]
+    plain, speculative = llm.generate(listed, off), llm.generate(listed, params)
+    return [text.outputs[0] for text in plain], [text.outputs[0] for text in speculative]
+
+
+def _noise(llm: LLM, prompts: Sequence[Sequence[int]], tolerance: float | None) -> Noise:
+    # Prompts, and what plain greedy decoding makes of them: the texts that will be compared.
+    wanted = SamplingParams(temperature=0.0, max_tokens=2 * drafted(llm) + 2, speculative="off")
+    outputs = llm.generate([list(prompt) for prompt in prompts], wanted)
+    texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts, outputs, strict=True)]
+    noise = measure(llm.target.model, texts, drafted(llm), llm.engine.drafter.trees)
+    return noise if tolerance is None else replace(noise, tolerance=tolerance)
+
+
+def drafted(llm: LLM) -> int:
+    """Returns how many tokens a round drafts at most, as far as the configuration tells."""
+    count = llm.config.num_speculative_tokens
+    return count if isinstance(count, int) else 5
+
+
+@dataclass(frozen=True)
+class _Triage:
+    """One pair of texts, and what is needed to choose its tokens again."""
+
+    llm: LLM
+    mode: Mode
+    prompt: Sequence[int]
+    params: SamplingParams
+    tolerance: float
+
+    def first_difference(
+        self, number: int, plain: CompletionOutput, speculative: CompletionOutput
+    ) -> Difference | None:
+        """Returns where the texts part, or None."""
+        ours, theirs = plain.token_ids, speculative.token_ids
+        if ours == theirs:
+            return None
+        pairs = zip(ours, theirs, strict=False)
+        common = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        at = len(common)
+        wanted = ours[at] if at < len(ours) else None
+        got = theirs[at] if at < len(theirs) else None
+        rows = self._rows(common)
+        gap, tolerance = self._gap(rows[0], common, wanted, got)
+        return Difference(
+            mode=self.mode,
+            prompt=number,
+            position=at,
+            plain=wanted,
+            speculative=got,
+            gap=gap,
+            tolerance=tolerance,
+            scoring=float((rows[0] - rows[1]).abs().max()),
+            plain_text=self._decode(wanted),
+            speculative_text=self._decode(got),
+        )
+
+    def _rows(self, common: list[int]) -> tuple[Tensor, Tensor]:
+        """Both rows of logits ``[V']`` after the common text."""
+        model, ids = self.llm.target.model, [*self.prompt, *common]
+        chain = min(drafted(self.llm), len(common), len(ids) - 1)
+        scored = score_as_drafted(model, ids, chain, self.llm.engine.drafter.trees)
+        return read_plainly(model, ids, 1)[-1].double(), scored[-1].double()
+
+    def _gap(
+        self, logits: Tensor, common: list[int], wanted: int | None, got: int | None
+    ) -> tuple[float, float]:
+        """By how much ``wanted`` is better than ``got``, and what rounding may make of that."""
+        if wanted is None or got is None or got >= self.llm.target.vocabulary:
+            return float("inf"), self.tolerance
+        params = self.llm.resolve(self.params)
+        if self.mode == "greedy":
+            scores = self._maker(params).adjusted(*self._inputs(logits, common))[0, 0]
+            # A penalty multiplies what rounding does to a logit.
+            worst = max(params.repetition_penalty or 1.0, 1.0)
+            return float(scores[wanted] - scores[got]), self.tolerance * worst
+        tolerance = 2 * self.tolerance * max(params.repetition_penalty or 1.0, 1.0)
+        tolerance /= params.temperature or 1.0
+        # What the options cut off by less than rounding may be in the other way's law.
+        lifted = logits.clone()
+        lifted[got] += 2 * self.tolerance
+        law = self._maker(_relaxed(params, tolerance))(*self._inputs(lifted, common))[0, 0]
+        position = torch.tensor(len(self.prompt) + len(common))
+        noise = gumbel(torch.tensor(params.seed or 0), position, law.shape[-1])
+        scores = law.log() + noise
+        return float(scores[wanted] - scores[got]), 2 * tolerance
+
+    def _inputs(self, logits: Tensor, common: list[int]) -> tuple[Tensor, Branches, History]:
+        history = History([self.prompt], [common])
+        return logits[None, None].cpu(), Branches.root(1), history
+
+    def _maker(self, params: SamplingParams) -> LawMaker:
+        options: RowOptions = self.llm._row_options(params)
+        return LawMaker([options], self.llm.target.vocabulary)
+
+    def _decode(self, token: int | None) -> str:
+        tokenizer: Any = self.llm.tokenizer
+        return "" if tokenizer is None or token is None else str(tokenizer.decode([token]))
+
+
+def _relaxed(params: SamplingParams, slack: float) -> SamplingParams:
+    """Returns the params with truncation that lets a little more through."""
+    return replace(
+        params,
+        top_p=min(1.0, (params.top_p or 1.0) + slack),
+        min_p=max(0.0, (params.min_p or 0.0) - slack),
+        typical_p=min(1.0, (params.typical_p or 1.0) + slack),
+    )

@@ -1,0 +1,107 @@
+"""Ways to draft, as laws over whole proposals: all that they can propose, and how likely it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outpace.audit.world import World
+from outpace.core.proposal import Law, Point, Sampled
+
+
+@dataclass(frozen=True, eq=False)
+class Drafts:
+    """What a drafter can propose to each of G pairs of models, on a tree of N nodes.
+
+    A row is (pair, proposal), the pair counting first.
+    """
+
+    tokens: Tensor  # [R, N]
+    chance: Tensor  # [G, R], of each proposal; with ``each``, 1
+    law: Law  # what the drafter says of its tokens, q being [G R, N, V]
+    each: bool = False
+    """Whether the verifier must be exact for each proposal alone (points), or only on average."""
+    counts: Tensor | None = None  # [R], if the drafter itself decides how much it drafts
+
+
+Drafting = Callable[[World, list[int]], Drafts]
+"""``drafting(world, parents)``; a drafter's law, for the gate. ``parents`` as in `Tree.uniform`."""
+
+
+def point(world: World, parents: list[int]) -> Drafts:
+    """Returns every proposal, or 27 of them if there are more, as given and not drawn."""
+    tokens = _all_tokens(world.vocabulary, len(parents))
+    tokens = tokens[torch.linspace(0, len(tokens) - 1, min(27, len(tokens))).long()]
+    return Drafts(tokens, torch.ones(world.pairs, len(tokens)).double(), Point(), each=True)
+
+
+def iid(world: World, parents: list[int]) -> Drafts:
+    """Returns all proposals, each token drawn from q at its parent."""
+    tokens = _all_tokens(world.vocabulary, len(parents))
+    q = laws_at_parents(world, tokens, parents)  # [G, R, N, V]
+    drawn = q.gather(-1, tokens[None, :, :, None].expand(*q.shape[:-1], 1))[..., 0]
+    return Drafts(tokens, drawn.prod(-1), Sampled(q.flatten(0, 1)))
+
+
+def without(world: World, parents: list[int]) -> Drafts:
+    """Returns all proposals, siblings drawn without replacement.
+
+    Once q is exhausted, siblings repeat the eldest's token: nodes that nobody drew, and that a rule
+    must not accept.
+    """
+    tokens = _all_tokens(world.vocabulary, len(parents))
+    q = laws_at_parents(world, tokens, parents)
+    chance = torch.ones(world.pairs, len(tokens)).double()
+    for node, parent in enumerate(parents):
+        left = q[:, :, node].clone()  # [G, R, V]
+        for elder in range(node):
+            if parents[elder] == parent:
+                left.scatter_(-1, _each(tokens[:, elder], left), 0.0)
+        total = left.sum(-1)
+        drawn = left.gather(-1, _each(tokens[:, node], left))[..., 0] / total.clamp(min=1e-300)
+        eldest = tokens[:, parents.index(parent)]
+        chance = chance * torch.where(total > 0, drawn, (tokens[:, node] == eldest).double())
+    return Drafts(tokens, chance, Sampled(q.flatten(0, 1), with_replacement=False))
+
+
+def stopping(world: World, parents: list[int]) -> Drafts:
+    """Returns chains that end after the first token 0, which they keep."""
+    drafts = iid(world, parents)
+    before = (drafts.tokens != 0).long().cumprod(1).sum(1)
+    counts = (before + 1).clamp(max=len(parents))
+    law = drafts.law
+    assert isinstance(law, Sampled)
+    # Of the proposals that agree up to their ends only one may count, the one that ends in zeros.
+    beyond = torch.arange(len(parents)) >= counts[:, None]
+    first = ((drafts.tokens == 0) | ~beyond).all(1)
+    q = law.q.view(world.pairs, -1, *law.q.shape[1:])
+    drawn = q.gather(-1, drafts.tokens[None, :, :, None].expand(*q.shape[:-1], 1))[..., 0]
+    chance = torch.where(beyond, 1.0, drawn).prod(-1) * first
+    return Drafts(drafts.tokens, chance, law, counts=counts)
+
+
+BUILT_IN: dict[str, Drafting] = {
+    "point": point,
+    "iid": iid,
+    "without": without,
+    "stopping": stopping,
+}
+
+
+def laws_at_parents(world: World, tokens: Tensor, parents: list[int]) -> Tensor:
+    """Returns ``[G, R, N, V]``: q at the parent of each drafted token."""
+    above = world.contexts(tokens, parents)[:, parents]  # [R, N]
+    return world.q[:, above]
+
+
+def _all_tokens(vocabulary: int, nodes: int) -> Tensor:
+    grid = torch.cartesian_prod(*[torch.arange(vocabulary)] * nodes)
+    return grid.reshape(-1, nodes)
+
+
+def _each(token: Tensor, laws: Tensor) -> Tensor:
+    """``[R]`` to the index ``[G, R, 1]`` of one token per proposal."""
+    return token[None, :, None].expand(*laws.shape[:-1], 1)

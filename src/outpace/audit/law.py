@@ -1,0 +1,275 @@
+"""The gate: the joint law that a rule really emits, summed over everything that can happen.
+
+For tiny models every proposal is written down with its probability, all go through the rule's own
+`stop` and `next` in one ragged batch, and what comes out is compared with the target's joint law of
+the next tokens. No sampling, hence no false alarms: an exact rule differs by rounding, 1e-15.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch import Tensor
+
+from outpace.audit.drafting import BUILT_IN, Drafting, Drafts
+from outpace.audit.oracle import best_acceptance, point_acceptance
+from outpace.audit.shapes import FAST, FULL, Shape
+from outpace.audit.world import World, make_world
+from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.tree import Tree
+from outpace.errors import ConfigError, IncompatibleRule, did_you_mean
+from outpace.verify.base import Drawn, Rule
+from outpace.verify.evidence import Evidence
+from outpace.verify.judge import JudgeHead, JudgeRule
+from outpace.verify.registry import make_rule, rules
+
+TOLERANCE = 1e-12
+"""Largest total variation that a lossless rule may show."""
+
+
+@dataclass(frozen=True)
+class LawRow:
+    """One rule with one way of drafting on one shape."""
+
+    rule: str
+    lossless: bool
+    drafted: str
+    shape: str
+    pairs: int
+    worst_tv: float
+    """Largest total variation from the target's joint law, of any pair and draft length."""
+    mean_tv: float
+    accepted: float
+    """Mean number of drafted tokens accepted, of the whole shape."""
+    one_step: float
+    """Mean probability that one of the root's children is accepted."""
+    optimum: float
+    """Largest ``one_step`` of any exact rule."""
+
+    @property
+    def gap(self) -> float:
+        """Distance from the optimum; a lossy rule may be beyond it."""
+        return self.optimum - self.one_step
+
+    @property
+    def passed(self) -> bool:
+        return self.worst_tv <= TOLERANCE or (not self.lossless and math.isfinite(self.worst_tv))
+
+
+@dataclass(frozen=True)
+class LawReport:
+    """What the gate found."""
+
+    seed: int
+    rows: tuple[LawRow, ...] = field(default=())
+    tolerance: float = TOLERANCE
+
+    @property
+    def failures(self) -> tuple[LawRow, ...]:
+        return tuple(row for row in self.rows if not row.passed)
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    def as_dict(self) -> dict[str, object]:
+        """Returns plain numbers and strings, for JSON."""
+        rows = [{**asdict(row), "gap": row.gap, "passed": row.passed} for row in self.rows]
+        return {
+            "seed": self.seed,
+            "tolerance": self.tolerance,
+            "passed": self.passed,
+            "rows": rows,
+        }
+
+
+def audit_law(
+    rules: Iterable[Rule | str] | None = None,
+    drafters: Iterable[str] | dict[str, Drafting] | None = None,
+    fast: bool = True,
+    seed: int = 0,
+    shapes: Sequence[Shape] | None = None,
+    pairs: int | None = None,
+) -> LawReport:
+    """Returns the report of all rules, or these, with every way of drafting that each one takes.
+
+    drafters: names in `drafting.BUILT_IN`, or functions of your own by name. A pair that the rule
+    refuses is left out, unless nothing is left, which raises ``IncompatibleRule``.
+    """
+    ways, chosen = _ways(drafters), _rules(rules)
+    worlds: dict[tuple[int, int], World] = {}
+    shapes = shapes or (FAST if fast else FULL)
+    pairs = pairs or (10 if fast else 20)
+    rows = []
+    refusal: IncompatibleRule | None = None
+    for shape in shapes:
+        key = (shape.vocabulary, shape.depth)
+        worlds.setdefault(key, make_world(pairs, *key, seed=seed))
+        for name, way in ways.items():
+            if way is BUILT_IN["stopping"] and (not shape.is_chain or shape.depth < 2):
+                continue
+            drafts = way(worlds[key], list(shape.parents))
+            for rule in chosen:
+                try:
+                    rule.check(_drawn(drafts), tree=not shape.is_chain)
+                except IncompatibleRule as error:
+                    refusal = error
+                    continue
+                rows.append(audit_one(rule, worlds[key], drafts, shape, name))
+    if not rows and refusal is not None:
+        raise refusal
+    order = [rule.name for rule in chosen]
+    rows.sort(key=lambda row: order.index(row.rule))
+    return LawReport(seed, tuple(rows))
+
+
+def audit_one(rule: Rule, world: World, drafts: Drafts, shape: Shape, drafted: str) -> LawRow:
+    """Returns what one rule does with one set of drafts on one shape."""
+    found = measure(rule, world, drafts, shape)
+    return LawRow(
+        rule=rule.name,
+        lossless=rule.lossless,
+        drafted=drafted,
+        shape=shape.name,
+        pairs=world.pairs,
+        worst_tv=float(found.distance.max()),
+        mean_tv=float(found.distance.mean()),
+        accepted=float(found.accepted[-1].mean()),
+        one_step=float(found.one_step[-1].mean()),
+        optimum=float(found.optimum.mean()),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What a rule does with each of G pairs of models, by how many nodes were drafted."""
+
+    distance: Tensor  # [counts, proposals or 1, G], total variation of the joint law
+    accepted: Tensor  # [counts, G], mean number of accepted tokens
+    one_step: Tensor  # [counts, G], chance that a child of the root is accepted
+    optimum: Tensor  # [G], the largest one_step of any rule, all nodes drafted
+
+
+def measure(rule: Rule, world: World, drafts: Drafts, shape: Shape) -> Measured:
+    """Returns the numbers behind a row of the report."""
+    case = _Case(rule, world, drafts, shape)
+    joint = world.complete(case.emitted())  # [counts, proposals or 1, G, V^L]
+    distance = (joint - world.target()).abs().sum(-1) / 2
+    return Measured(
+        distance=distance.nan_to_num(nan=float("inf")),
+        accepted=case.mean(case.depth),
+        one_step=case.mean((case.depth > 0).double()),
+        optimum=case.optimum(),
+    )
+
+
+class _Case:
+    """One batch: rows are (count, pair, proposal); nodes beyond a row's count hold rubbish."""
+
+    def __init__(self, rule: Rule, world: World, drafts: Drafts, shape: Shape) -> None:
+        self.world, self.drafts, self.shape = world, drafts, shape
+        parents, nodes = list(shape.parents), len(shape.parents)
+        # All draft lengths, or of the large trees a short one, the last but one and the whole.
+        some = range(nodes + 1) if nodes < 5 else (nodes // 2, nodes - 1, nodes)
+        sweep = [nodes] if drafts.counts is not None else list(some)
+        self.sets, proposals = len(sweep), len(drafts.tokens)
+        size = (self.sets, world.pairs, proposals)
+        counts = torch.tensor(sweep)[:, None, None].expand(size)
+        if drafts.counts is not None:
+            counts = drafts.counts.expand(size)
+        self.counts = counts.flatten()  # [B]
+        context = world.contexts(drafts.tokens, parents)  # [R, M]
+        self.context = context.repeat(self.sets * world.pairs, 1)  # [B, M]
+        pair = torch.arange(world.pairs)[:, None].expand(size[1:]).flatten().repeat(self.sets)
+        used = torch.arange(nodes + 1) <= self.counts[:, None]  # [B, M]
+        # Padding nodes see the laws of other contexts and rotated tokens: nothing may depend on it.
+        seen = torch.where(used, self.context, (self.context + 1) % world.p.shape[1])
+        tokens = drafts.tokens.repeat(self.sets * world.pairs, 1)
+        tokens = torch.where(used[:, 1:], tokens, (tokens + 1) % world.vocabulary)
+        law, draft = drafts.law, world.q[pair[:, None], self.context[:, parents]]
+        if isinstance(law, Sampled):
+            q = law.q.repeat(self.sets, 1, 1).where(used[:, 1:, None], draft.roll(1, -1))
+            law = Sampled(q, law.with_replacement)
+        tree = Tree.uniform(parents, len(tokens))
+        self.proposal = Proposal(tokens, tree, self.counts, law)
+        self.p = world.p[pair[:, None], seen]
+        self.pair, self.depth = pair, tree.depth.double()
+        self.rule = rule.given(
+            Evidence(
+                taps=world.states[pair[:, None], seen],
+                second=world.second[pair[:, None], seen],
+                soft=None,
+                draft=draft,
+            )
+        )
+        self.chance = drafts.chance.expand(self.sets, -1, -1)  # [counts, G, R]
+        stop = self.rule.stop(self.p, self.proposal).double()
+        # What a rule says of a proposal that cannot happen is its own business.
+        self.stop = torch.where(self.chance.flatten()[:, None] > 0, stop, 0.0)
+
+    def emitted(self) -> Tensor:
+        """Returns ``[counts, R or 1, G, C V + 1]``: what is emitted, by context."""
+        world, rows = self.world, len(self.pair)
+        apart = len(self.drafts.tokens) if self.drafts.each else 1
+        size = self.p.shape[-1] * world.p.shape[1] + 1
+        mass = torch.zeros(self.sets * apart * world.pairs * size, dtype=torch.float64)
+        row = torch.arange(rows)
+        counted = row // (world.pairs * len(self.drafts.tokens))
+        proposal = row % len(self.drafts.tokens) if self.drafts.each else torch.zeros_like(row)
+        start = ((counted * apart + proposal) * world.pairs + self.pair) * size  # [B]
+        chance = self.chance.flatten()
+        for node in range(self.stop.shape[1]):
+            at = torch.full_like(self.counts, node).clamp(max=self.counts)
+            law = self.rule.next(self.p, self.proposal, at).double()  # [B, V]
+            weight = chance * self.stop[:, node] * (node <= self.counts)
+            law = torch.where(weight[:, None] != 0, law, 0.0)  # NaN stays NaN where it matters
+            first = start + self.context[:, node] * world.vocabulary + 1
+            index = first[:, None] + torch.arange(world.vocabulary)
+            mass.index_add_(0, index.flatten(), (weight[:, None] * law).flatten())
+        return mass.view(self.sets, apart, world.pairs, size)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Returns ``[counts, G]``: the mean over proposals of a number of each node [B, M]."""
+        found = (self.stop * value).sum(-1).view(self.chance.shape)
+        return (found * self.chance).sum(-1) / self.chance.sum(-1)
+
+    def optimum(self) -> Tensor:
+        """Returns ``[G]``: the best acceptance at the root."""
+        law, root = self.drafts.law, [i for i, up in enumerate(self.shape.parents) if up == 0]
+        p, q = self.world.p[:, 0], self.world.q[:, 0]
+        if isinstance(law, Point):
+            offered = self.drafts.tokens[:, root].expand(self.world.pairs, -1, -1)
+            each = point_acceptance(p[:, None].expand(*offered.shape[:2], -1), offered)
+            return each.mean(-1)
+        return best_acceptance(p, q, len(root), replacement=law.with_replacement)
+
+
+def _drawn(drafts: Drafts) -> Drawn:
+    if isinstance(drafts.law, Point):
+        return Drawn.POINT
+    return Drawn.IID if drafts.law.with_replacement else Drawn.WITHOUT
+
+
+def _ways(drafters: Iterable[str] | dict[str, Drafting] | None) -> dict[str, Drafting]:
+    if isinstance(drafters, dict):
+        return drafters
+    names = list(BUILT_IN if drafters is None else drafters)
+    for name in names:
+        if name not in BUILT_IN:
+            raise ConfigError(f"unknown way of drafting {name!r}{did_you_mean(name, BUILT_IN)}.")
+    return {name: BUILT_IN[name] for name in names}
+
+
+def _rules(chosen: Iterable[Rule | str] | None) -> list[Rule]:
+    every = list(rules()) if chosen is None else list(chosen)
+    return [_named(rule) if isinstance(rule, str) else rule for rule in every]
+
+
+def _named(name: str) -> Rule:
+    """The rule with its defaults; a judge, which has none, with some head or other."""
+    if name == JudgeRule.name:
+        return JudgeRule(head=JudgeHead(torch.tensor([1.0, -0.5, 0.25, 0.0]), bias=-0.5))
+    return make_rule(name)

@@ -1,0 +1,62 @@
+"""The laws of plain decoding along given texts, from whole forwards without a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core.law import Branches, History, LawMaker, RowOptions
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The laws of one position of several texts that share a prompt."""
+
+    position: int
+    rows: list[int]  # which of the texts reach this position
+    laws: Tensor  # [R, V] float64
+    forbidden: Tensor  # [R, V] bool: what the options forbid, however the logits are rounded
+
+
+@dataclass(frozen=True, eq=False)
+class PlainLaws:
+    """What plain decoding draws each token from, under one request's resolved options."""
+
+    model: nn.Module
+    options: RowOptions
+    vocabulary: int
+
+    def __call__(self, prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> Iterator[Step]:
+        """Yields the laws of the texts' tokens, position by position."""
+        length = max(len(text) for text in texts)
+        logits = self._logits(prompt, texts, length)
+        for position in range(length):
+            rows = [row for row, text in enumerate(texts) if len(text) > position]
+            yield self._step(position, rows, logits[rows, position][:, None], prompt, texts)
+
+    @torch.inference_mode()
+    def _logits(self, prompt: Sequence[int], texts: Sequence[Sequence[int]], length: int) -> Tensor:
+        # Padding stands behind a text, where causal attention never looks from.
+        padded = [[*prompt, *text, *[0] * (length - len(text))][:-1] for text in texts]
+        device = next(self.model.parameters()).device
+        tokens = torch.tensor(padded, device=device)
+        logits: Tensor = self.model(input_ids=tokens, use_cache=False, logits_to_keep=length).logits
+        return logits
+
+    def _step(
+        self,
+        position: int,
+        rows: list[int],
+        logits: Tensor,
+        prompt: Sequence[int],
+        texts: Sequence[Sequence[int]],
+    ) -> Step:
+        history = History([prompt] * len(rows), [texts[row][:position] for row in rows])
+        root = Branches.root(len(rows), logits.device)
+        maker = LawMaker([self.options] * len(rows), self.vocabulary, logits.device)
+        laws = maker(logits, root, history)[:, 0].double().cpu()
+        scores = maker.adjusted(logits, root, history)[:, 0]
+        return Step(position, rows, laws, scores.isneginf().cpu())

@@ -1,0 +1,92 @@
+"""A language of letters and tiny random models of it, for audits that need no model named."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+LETTERS = "abcdefghijklm"
+END = "<end>"
+WINDOW = 4
+"""Of the family with sliding windows: far below the length of the texts."""
+PADDED = 18
+"""Rows of the models' heads: some more than there are tokens, as real heads have."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    input_ids: list[int]
+
+
+class LetterTokenizer:
+    """One token per letter, one that ends the text; as much of a tokenizer as decoding needs."""
+
+    eos_token_id = len(LETTERS)
+    chat_template = None
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> Encoding:
+        return Encoding([LETTERS.index(letter) for letter in text if letter in LETTERS])
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Returns the letters of the tokens."""
+        end = "" if skip_special_tokens else END
+        return "".join(LETTERS[i] if i < len(LETTERS) else end for i in ids)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Returns every token's number."""
+        return {**{letter: i for i, letter in enumerate(LETTERS)}, END: self.eos_token_id}
+
+
+def letter_model(family: str = "llama", seed: int = 1, scale: float = 5.0) -> Any:
+    """Returns a random float64 model of the letters, the same for the same seed.
+
+    family: "llama", or "mistral" for one with a sliding window. Weights are scaled up, and those of
+    head, queries and keys once more: with the usual initialisation no token is more probable than
+    another, whatever stands before it, and a cache full of wrong tokens would hardly show.
+    """
+    options: dict[str, Any] = {
+        "vocab_size": PADDED,
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 96,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "tie_word_embeddings": False,
+    }
+    if family == "mistral":
+        config: Any = transformers.MistralConfig(**options, sliding_window=WINDOW)
+    else:
+        config = transformers.LlamaConfig(**options)
+    # Weights from a generator of their own: what the caller draws elsewhere stays the same.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        auto: Any = transformers.AutoModelForCausalLM
+        model = auto.from_config(config, dtype=torch.float64).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1:
+                sharp = any(part in name for part in ("lm_head", "q_proj", "k_proj"))
+                weight.mul_(4 * scale if sharp else scale)
+    return model
+
+
+def noised(model: nn.Module, noise: float, seed: int = 2) -> Any:
+    """Returns a copy with weights off by ``noise`` of their spread: a fair drafter."""
+    generator = torch.Generator().manual_seed(seed)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in other.parameters():
+            if weight.dim() > 1:
+                error = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+                weight.add_(noise * weight.std() * error)
+    return other

@@ -1,0 +1,236 @@
+"""Does this model, speculating as configured, still draw from the law that it draws from plainly?
+
+The law of plain decoding is no secret: one forward of a text gives p(. | prefix) at each of its
+positions. So texts are sampled with speculation on, each under a seed of its own, and every token
+is played against the law that plain decoding would have drawn it from (`sequential`). If every
+rule, mask, cache and stream is right, the token at position t of a text follows p(. | what stands
+before it) whatever the engine did to find it, so that the bets are fair and lose; first tokens,
+accepted ones, replacements and bonus tokens all pass through the same positions.
+
+What must not be done is to sort tokens by how they came about: of the tokens that were *accepted*,
+few follow p, and under block verification not even those at a given depth do. Only the position in
+the text is known beforehand.
+
+A second test watches the drafter: each sampled node against the law that it is said to be drawn
+from. Rules are exact for any drafter that tells the truth about q and for none that does not. Each
+test has half of alpha, so that both together raise a false alarm in at most a share alpha of clean
+runs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import cast
+
+import torch
+
+from outpace.api import LLM
+from outpace.audit.claims import ClaimTest, Watched
+from outpace.audit.contract import Ending
+from outpace.audit.laws import PlainLaws
+from outpace.audit.noise import Noise, measure
+from outpace.audit.play import TextTest
+from outpace.audit.power import detectable
+from outpace.audit.sequential import SequentialTest
+from outpace.core.params import SamplingParams
+from outpace.draft.base import Drafter
+from outpace.errors import ParamsError
+from outpace.outputs import CompletionOutput
+
+CHUNK = 4
+"""Texts that are asked for at once, in batches: rows then finish and are replaced at different
+times."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to sample: ``samples`` texts of up to ``tokens`` tokens, shared out among the
+    prompts."""
+
+    prompts: Sequence[Sequence[int]]
+    samples: int = 1000
+    tokens: int | None = None
+    """Unset: two rounds' worth, 2 (K + 1), so that what a full acceptance leaves behind is met."""
+    alpha: float = 1e-3
+    seed: int = 0
+    power: bool = True
+    """Whether to simulate what would have been caught: some seconds."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How one sequential test ended."""
+
+    observations: int
+    p_value: float
+    alarm: bool
+    alarmed_at: int | None
+    leading: str
+
+    @classmethod
+    def of(cls, test: SequentialTest) -> Reading:
+        """Returns the state of a test."""
+        return cls(test.observations, test.p_value, test.alarm, test.alarmed_at, test.leading)
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What was found. ``ok`` is the verdict."""
+
+    rule: str
+    lossless: bool
+    method: str
+    samples: int
+    tokens: int
+    alpha: float
+    text: Reading
+    drafts: Reading
+    noise: Noise
+    detectable: dict[str, float | None]
+    acceptance: float
+    breaches: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing speaks against the engine."""
+        quiet = not (self.text.alarm or self.drafts.alarm)
+        return quiet and not self.breaches and not self.noise.excessive
+
+
+def audit_model(llm: LLM, plan: Plan, params: SamplingParams | None = None) -> ModelReport:
+    """Returns the findings on an engine; stops early once the law is refuted.
+
+    params: the sampling options to test under (not greedy: a greedy text has no law to test).
+    """
+    begin = perf_counter()
+    params, tokens = _sampled(llm, plan, params or SamplingParams(temperature=1.0))
+    drafted = llm.config.num_speculative_tokens
+    depth = drafted if isinstance(drafted, int) else 5
+    trees = llm.engine.drafter.trees
+    noise = measure(llm.target.model, plan.prompts, depth, tree=trees)
+    session = _Session(llm, plan, params, noise)
+    with watching(llm, session.claims):
+        for first in range(0, plan.samples, CHUNK * llm.engine.target.cache.rows):
+            last = min(plan.samples, first + CHUNK * llm.engine.target.cache.rows)
+            session.play(range(first, last))
+            if session.text.test.alarm:  # a lying drafter is worth the rest: is the text wrong?
+                break
+    return session.report(tokens, perf_counter() - begin)
+
+
+@contextmanager
+def watching(llm: LLM, claims: ClaimTest) -> Iterator[None]:
+    """Lets a test see every proposal of the engine's drafter."""
+    drafter = llm.engine.drafter
+    llm.engine.drafter = cast(Drafter, Watched(drafter, claims))
+    try:
+        yield
+    finally:
+        llm.engine.drafter = drafter
+
+
+def _sampled(llm: LLM, plan: Plan, params: SamplingParams) -> tuple[SamplingParams, int]:
+    """Returns the resolved params of one text, and its length."""
+    drafted = llm.config.num_speculative_tokens
+    depth = drafted if isinstance(drafted, int) else 5
+    tokens = plan.tokens or 2 * (depth + 1)
+    params = llm.resolve(replace(params, max_tokens=tokens, n=1))
+    if params.greedy:
+        raise ParamsError(
+            "temperature 0 leaves nothing to sample: use `outpace audit diff`, or set temperature."
+        )
+    return params, tokens
+
+
+class _Session:
+    """The texts sampled so far and what they say."""
+
+    def __init__(self, llm: LLM, plan: Plan, params: SamplingParams, noise: Noise) -> None:
+        self._llm, self._plan, self._params, self._noise = llm, plan, params, noise
+        options = llm._row_options(params)
+        temperature = params.temperature or 1.0
+        self._laws = PlainLaws(llm.target.model, options, llm.target.vocabulary)
+        self._ending = Ending(params, llm.target.eos_ids, llm.target.vocabulary, llm.tokenizer)
+        self.text = TextTest(plan.alpha / 2, params.max_tokens or 1, noise.tolerance / temperature)
+        self.claims = ClaimTest(plan.alpha / 2)
+        self.samples = 0
+        self._breaches: dict[str, int] = defaultdict(int)
+        self._drafted = self._accepted = 0
+
+    def play(self, numbers: range) -> None:
+        """Samples texts and plays their tokens, prompt by prompt."""
+        prompts = [list(prompt) for prompt in self._plan.prompts]
+        which = [number % len(prompts) for number in numbers]
+        params = [replace(self._params, seed=self._plan.seed + number) for number in numbers]
+        outputs = self._llm.generate([prompts[index] for index in which], params)
+        texts: dict[int, list[list[int]]] = defaultdict(list)
+        for index, output in zip(which, outputs, strict=True):
+            self._look(output.outputs[0])
+            texts[index].append(output.token_ids)
+        for index, group in texts.items():
+            rows = self._llm.engine.target.cache.rows
+            for begin in range(0, len(group), rows):
+                part = group[begin : begin + rows]
+                self.text.play(index, prompts[index], part, self._laws)
+        self.samples += len(numbers)
+
+    def _look(self, output: CompletionOutput) -> None:
+        for breach in self._ending.breaches(output):
+            self._breaches[breach] += 1
+        self._drafted += output.metrics.num_draft_tokens
+        self._accepted += output.metrics.num_accepted_tokens
+
+    def _detectable(self) -> dict[str, float | None]:
+        if not self._plan.power:
+            return {}
+        test = self.text
+        return detectable(test.design, test.test.alpha, test.stakes, test.slack)
+
+    def report(self, tokens: int, seconds: float) -> ModelReport:
+        """Returns what was found, with the power that the test had."""
+        test, llm = self.text, self._llm
+        return ModelReport(
+            rule=llm.engine.judge.rule.name,
+            lossless=llm.engine.judge.rule.lossless,
+            method=llm.config.method,
+            samples=self.samples,
+            tokens=tokens,
+            alpha=self._plan.alpha,
+            text=Reading.of(test.test),
+            drafts=Reading.of(self.claims.test),
+            noise=self._noise,
+            detectable=self._detectable(),
+            acceptance=self._accepted / max(1, self._drafted),
+            breaches=[f"{count} texts: {what}" for what, count in self._breaches.items()],
+            seconds=seconds,
+        )
+
+
+def built_in_prompts(llm: LLM) -> list[list[int]]:
+    """Returns prompts to test on when none are given: short texts, or tokens without a
+    tokenizer."""
+    tokenizer = llm.tokenizer
+    found: list[list[int]] = []
+    if tokenizer is not None:
+        found = [list(tokenizer(text).input_ids) for text in _TEXTS]
+    found = [ids for ids in found if ids]
+    if len(found) > 1:
+        return found
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randint(llm.target.vocabulary, (length,), generator=generator).tolist()
+        for length in (5, 1, 9, 3)
+    ]
+
+
+_TEXTS = (
+    "Once upon a time there was a",
+    "The",
+    "one two three one two three one two three one two",
+    "She opened the door and said:",
+)

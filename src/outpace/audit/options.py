@@ -1,0 +1,194 @@
+"""Every sampling option under every drafter and every rule: honoured, with proof, or refused.
+
+An option that reaches the law is honoured if the law that enters the rule at every node of every
+draft is the one that plain decoding has after the same tokens. That is checked in float64 to 1e-12
+on runs with real drafts, rejections and ragged batches (`Spy`). What the rule makes of p is
+enumerated elsewhere (`law`), so that together the option is proved for the pair. Where no law
+enters a rule, because greedy and coupled rows are walked, the whole text must be the one of a loop
+of plain forwards.
+
+An option that ends or reports a text is honoured if the text is the one without it, cut where the
+option says, or reports what the plain law says. Each option is given a value that changes the
+text, and it is checked that it does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from outpace.api import LLM
+from outpace.audit.checks import Bench, Case, Trial
+from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model, noised
+from outpace.core.params import SamplingParams
+from outpace.draft.registry import drafters
+from outpace.errors import OutpaceError
+from outpace.verify.judge import JudgeHead
+from outpace.verify.registry import rules
+
+END = LetterTokenizer.eos_token_id
+TOKENS = 7
+FREQUENT = {"logit_bias": {END: 5.0}}
+"""Makes texts end early, for the options that say whether they may."""
+REPLACING = "draft_tree, with replacement"
+"""A drafter's name in the table that is also an option of it."""
+AGAIN = {"logit_bias": {5: 4.0}}
+"""Makes one letter come again and again, for the options that forbid it."""
+
+
+def other_than_last(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """A logits processor that looks back: never the same token twice in a row."""
+    return scores.scatter(1, ids[:, -1:], float("-inf"))
+
+
+def cases() -> list[Case]:
+    """Returns at least one case for each field of `SamplingParams`."""
+    every_third = [[i, j] for i in range(len(LETTERS)) for j in (1, 4, 7)]
+    return [
+        Case("temperature", {"temperature": 0.5}, "law"),
+        Case("temperature", {"temperature": 0.0}, "law"),
+        Case("top_k", {"top_k": 2}, "law"),
+        Case("top_p", {"top_p": 0.5}, "law"),
+        Case("min_p", {"min_p": 0.5}, "law"),
+        Case("typical_p", {"typical_p": 0.4}, "law"),
+        Case("repetition_penalty", {"repetition_penalty": 1.8}, "law"),
+        Case("presence_penalty", {"presence_penalty": 2.0}, "law", AGAIN),
+        Case("frequency_penalty", {"frequency_penalty": 2.0}, "law", AGAIN),
+        Case("logit_bias", {"logit_bias": {3: 4.0, 1: float("-inf")}}, "law"),
+        Case("allowed_token_ids", {"allowed_token_ids": (0, 2, 4, 6, 8)}, "law"),
+        Case("bad_words", {"bad_words": list(LETTERS[::2])}, "law"),
+        Case("bad_words_ids", {"bad_words_ids": every_third}, "law"),
+        Case("logits_processors", {"logits_processors": (other_than_last,)}, "law"),
+        Case("min_tokens", {"min_tokens": 6}, "law", FREQUENT),
+        Case("stop", {"stop": list(LETTERS[:9])}, "ends"),
+        Case("stop_token_ids", {"stop_token_ids": tuple(range(9))}, "ends"),
+        Case("ignore_eos", {"ignore_eos": True}, "goes on", FREQUENT),
+        Case("max_tokens", {"max_tokens": 3}, "length"),
+        Case("include_stop_str_in_output", {"include_stop_str_in_output": True}, "text",
+             {"stop": list(LETTERS[:9])}),
+        Case("skip_special_tokens", {"skip_special_tokens": False}, "text",
+             {**FREQUENT, "ignore_eos": True}),
+        # Warped, or the logarithm of any law would do.
+        Case("logprobs", {"logprobs": 3}, "logprobs", {"temperature": 0.6, "top_k": 5, **AGAIN}),
+        Case("seed", {"seed": 12345}, "seed"),
+        Case("n", {"n": 3}, "n"),
+        Case("speculative", {"speculative": "off"}, "drafting"),
+        Case("speculative", {"speculative": 1}, "drafting"),
+    ]  # fmt: skip
+
+
+def uncovered() -> set[str]:
+    """Returns the fields of `SamplingParams` that no case proves: none, or the gate is
+    incomplete."""
+    fields = {one.name for one in dataclasses.fields(SamplingParams)}
+    return fields - {case.option for case in cases()}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One option under one drafter and one rule."""
+
+    option: str
+    drafter: str
+    rule: str
+    state: str
+    """"honoured", "refused" or "BROKEN"."""
+    reason: str
+    """The kind of proof, the error's text, or what went wrong."""
+
+
+@dataclass(frozen=True)
+class OptionsReport:
+    """The table. ``ok`` is the verdict."""
+
+    cells: list[Cell]
+    nodes: int
+    """Laws that were compared with those of plain decoding."""
+    worst: float
+    """Greatest difference of two probabilities among them."""
+    drafted: int = 0
+    accepted: int = 0
+    missing: list[str] = field(default_factory=list)
+    """Options without a case, or with one that changes nothing."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every cell is honoured or refused, and every option has one."""
+        return not self.missing and not any(cell.state == "BROKEN" for cell in self.cells)
+
+
+def audit_options(
+    methods: Sequence[str] | None = None,
+    rule_names: Sequence[str] | None = None,
+    family: str = "llama",
+) -> OptionsReport:
+    """Returns the table for these drafters and rules (default: all that are registered)."""
+    target = letter_model(family)
+    bench = Bench(target, LetterTokenizer(), cases(), TOKENS)
+    cells: list[Cell] = []
+    trials: list[Trial] = []
+    for method in methods or [*drafters(), REPLACING]:
+        for rule in rule_names or list(rules()):
+            cells += _judged(bench, method, rule, trials)
+    return OptionsReport(
+        cells,
+        nodes=sum(trial.nodes for trial in trials),
+        worst=max((trial.worst for trial in trials), default=0.0),
+        drafted=sum(trial.drafted for trial in trials),
+        accepted=sum(trial.accepted for trial in trials),
+        missing=sorted({*uncovered(), *bench.without_effect()}),
+    )
+
+
+def _judged(bench: Bench, method: str, rule: str, trials: list[Trial]) -> Iterator[Cell]:
+    """Yields the cells of one drafter and one rule."""
+    named = sorted({case.option for case in bench.cases})
+    try:
+        llm = build(bench.target, method, rule)
+    except OutpaceError as error:
+        yield from (Cell(name, method, rule, "refused", str(error)) for name in named)
+        return
+    trial = Trial(bench, llm)
+    trials.append(trial)
+    failures, proofs = trial.run()
+    for name in named:
+        if name in failures:
+            yield Cell(name, method, rule, "BROKEN", failures[name])
+        else:
+            yield Cell(name, method, rule, "honoured", proofs[name])
+
+
+def build(target: Any, method: str, rule: str) -> LLM:
+    """Returns an engine with this drafter and rule on the letters."""
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    config |= _drafter_options(target).get(method, {})
+    options = _rule_options(target).get(rule)
+    config["verify"] = rule if options is None else {"name": rule, **options}
+    return LLM(
+        target,
+        tokenizer=LetterTokenizer(),
+        speculative_config=config,
+        max_num_seqs=40,
+        generation_config="none",
+    )
+
+
+def _drafter_options(target: Any) -> Mapping[str, dict[str, Any]]:
+    drafter = noised(target, 0.3)
+    tree = {"model": drafter, "branching": [2, 1, 1], "num_speculative_tokens": 6}
+    return {
+        "draft_model": {"model": drafter},
+        "draft_tree": tree,
+        REPLACING: {**tree, "method": "draft_tree", "with_replacement": True},
+        "ngram": {"prompt_lookup_min": 1},
+    }
+
+
+def _rule_options(target: Any) -> Mapping[str, dict[str, Any]]:
+    """Options of the rules that cannot be named without."""
+    weight = torch.linspace(-1, 1, target.config.hidden_size, dtype=torch.float64)
+    return {"judge": {"head": JudgeHead(weight)}, "reflective": {"prompt": "abc"}}

@@ -1,0 +1,62 @@
+"""The best that any exact rule can do with k drafts of one token.
+
+A rule can only emit a drafted token or a corrected one, so for every set S of tokens it emits a
+token of S without having been offered one with probability at least p(S) - P(some draft is in S).
+The largest acceptance is therefore min over S of p(S) + P(all drafts are outside S), which a rule
+attains (Khisti et al. 2024, arXiv 2410.18234). It is enough to look at the sets of the tokens with
+the smallest p / q.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def best_acceptance(p: Tensor, q: Tensor, drafts: int, *, replacement: bool = True) -> Tensor:
+    """Returns ``[...]``: the largest probability with which one of the drafts can be accepted.
+
+    p, q: ``[..., V]``. Without replacement this lists all V^k ordered drafts: for tiny
+    vocabularies.
+
+    >>> best_acceptance(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]), drafts=2).item()
+    0.5
+    """
+    p, q = p.double(), q.double()
+    order = torch.where(q > 0, p / q.clamp(min=1e-300), float("inf")).argsort(-1)
+    p, q = p.gather(-1, order), q.gather(-1, order)
+    inside = _all_inside(q, drafts, replacement)  # [..., V + 1], of the first n tokens
+    mass = torch.cat([torch.zeros_like(p[..., :1]), p.cumsum(-1)], -1)
+    return (mass + 1 - inside).amin(-1).clamp(0, 1)
+
+
+def point_acceptance(p: Tensor, tokens: Tensor) -> Tensor:
+    """Returns ``[...]``: the largest probability of accepting one of given tokens: p of them all.
+
+    p: ``[..., V]``; tokens: ``[..., k]``.
+    """
+    offered = torch.zeros_like(p).scatter(-1, tokens, 1.0)
+    return (p * offered).sum(-1)
+
+
+def _all_inside(q: Tensor, drafts: int, replacement: bool) -> Tensor:
+    """Returns ``[..., V + 1]``: how likely all drafts are among the first 0, 1, ... V tokens."""
+    if replacement:
+        mass = torch.cat([torch.zeros_like(q[..., :1]), q.cumsum(-1)], -1)
+        return mass.clamp(max=1) ** drafts
+    vocabulary = q.shape[-1]
+    tuples = torch.cartesian_prod(*[torch.arange(vocabulary, device=q.device)] * drafts)
+    tuples = tuples.reshape(-1, drafts)  # [R, k]
+    chance, left = torch.ones_like(q[..., :1]).expand(*q.shape[:-1], len(tuples)), q[..., None, :]
+    left = left.expand(*q.shape[:-1], len(tuples), vocabulary)
+    top = torch.full_like(tuples[:, 0], -1)
+    for column in tuples.T:
+        index = column.expand(left.shape[:-1])[..., None]
+        total = left.sum(-1)
+        drawn = left.gather(-1, index)[..., 0] / total.clamp(min=1e-300)
+        # Once q is exhausted nothing more is drawn: one of the tuples stands for that.
+        chance = chance * torch.where(total > 0, drawn, (column == 0).to(q.dtype))
+        top = torch.where((total > 0) & (drawn > 0), torch.maximum(top, column), top)
+        left = left.scatter(-1, index, 0.0)
+    sizes = torch.arange(vocabulary + 1, device=q.device)
+    return (chance[..., None] * (top[..., None] < sizes)).sum(-2)

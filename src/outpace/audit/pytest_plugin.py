@@ -1,0 +1,48 @@
+"""pytest plug-in: the exactness gate as a fixture, for rules and drafters written elsewhere.
+
+def test_my_rule(outpace_audit):
+    outpace_audit(MyRule())
+
+def test_my_drafting(outpace_audit):
+    outpace_audit("token", drafters={"mine": my_drafting})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:  # torch is only loaded by tests that use the fixture
+    from outpace.audit.law import LawReport
+    from outpace.verify.base import Rule
+
+
+@pytest.fixture
+def outpace_audit() -> Callable[..., LawReport]:
+    """A function that enumerates a rule's law and fails the test if it is not what the rule says.
+
+    It takes one rule or several (objects or names), then what `outpace.audit.law.audit_law` takes,
+    and returns its report. A lossless rule must have the target's law to 1e-12, a lossy one a law.
+    """
+    from outpace.audit.law import audit_law
+
+    def audit(rules: Rule | str | Iterable[Rule | str], **options: Any) -> LawReport:
+        chosen = [rules] if isinstance(rules, str) or not isinstance(rules, Iterable) else rules
+        report = audit_law(chosen, **options)
+        if not report.passed:
+            pytest.fail(_story(report), pytrace=False)
+        return report
+
+    return audit
+
+
+def _story(report: LawReport) -> str:
+    rows = [
+        f"  {row.rule}, drafted {row.drafted}, {row.shape}: total variation {row.worst_tv:.2g}"
+        for row in report.failures
+    ]
+    return "\n".join(
+        [f"not the target's law (tolerance {report.tolerance:g}, seed {report.seed}):", *rows]
+    )

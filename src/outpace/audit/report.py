@@ -1,0 +1,188 @@
+"""The audits' findings as tables, sentences and plain dicts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from outpace.audit.diff import DiffReport
+from outpace.audit.law import LawReport
+from outpace.audit.model import ModelReport, Reading
+from outpace.audit.options import OptionsReport
+
+
+def as_dict(report: Any) -> dict[str, Any]:
+    """Returns a report's fields and its verdict, fit for JSON."""
+    found = report.as_dict() if isinstance(report, LawReport) else dataclasses.asdict(report)
+    return {"ok": is_good(report), **_plain(found)}
+
+
+def is_good(report: Any) -> bool:
+    """Returns a report's verdict."""
+    return bool(report.passed if isinstance(report, LawReport) else report.ok)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity: it becomes null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# -- law ---------------------------------------------------------------------------------------
+
+
+def law_findings(report: LawReport) -> Group:
+    """Returns what `audit law` prints."""
+    table = Table(title=f"joint law of the next tokens, exact to {report.tolerance:g}")
+    names = ("rule", "drafts", "shape", "worst TV", "accepted", "one step", "optimum", "verdict")
+    for name in names:
+        table.add_column(name)
+    for row in report.rows:
+        exact = row.worst_tv <= report.tolerance
+        table.add_row(
+            row.rule,
+            row.drafted,
+            row.shape,
+            f"{row.worst_tv:.1g}",
+            f"{row.accepted:.3f}",
+            f"{row.one_step:.3f}",
+            f"{row.optimum:.3f}",
+            "exact" if exact else "lossy, as declared" if row.passed else "FAILED",
+        )
+    return Group(table, Text("OK" if report.passed else "FAILED"))
+
+
+# -- model -------------------------------------------------------------------------------------
+
+
+def model_findings(report: ModelReport) -> Group:
+    """Returns what `audit model` prints."""
+    table = Table(title=f"{report.method}, verify={report.rule}: {report.samples} texts")
+    for column in ("claim", "tokens", "p-value", "most suspicious", "verdict"):
+        table.add_column(column)
+    table.add_row("text follows the plain law", *_reading(report.text))
+    if report.drafts.observations:
+        table.add_row("drafts follow the law they state", *_reading(report.drafts))
+    return Group(table, *map(Text, _model_sentences(report)))
+
+
+def _reading(reading: Reading) -> tuple[str, str, str, str]:
+    verdict = f"REFUTED after {reading.alarmed_at}" if reading.alarm else "not refuted"
+    # Without an alarm some bet always leads; it means nothing and would only worry.
+    suspect = reading.leading if reading.alarm else ""
+    return str(reading.observations), f"{reading.p_value:.3g}", suspect, verdict
+
+
+def _model_sentences(report: ModelReport) -> Iterable[str]:
+    if not report.lossless:
+        yield f"verify={report.rule} is lossy by declaration: it is meant to change the law."
+    yield from (f"BUG: {breach}" for breach in report.breaches)
+    noise = report.noise
+    if noise.excessive:
+        yield (
+            f"BUG: logits of drafted tokens are off by {noise.measured:.2g}, more than rounding "
+            f"({noise.cap:.2g})."
+        )
+    yield (
+        f"False alarms: at most {report.alpha:g} of runs, whenever stopped. Logits of drafted and "
+        f"plain passes differ by up to {noise.measured:.2g}; {noise.tolerance:.2g} is allowed for."
+    )
+    caught = ", ".join(f"{way} {_variation(tv)}" for way, tv in report.detectable.items())
+    yield f"Would have caught with 90 % power a total variation per token of: {caught}."
+    yield "OK" if report.ok else "FAILED"
+
+
+def _variation(value: float | None) -> str:
+    return "none (too few tokens)" if value is None else f"{value:.3f}"
+
+
+# -- diff --------------------------------------------------------------------------------------
+
+
+def diff_findings(report: DiffReport) -> Group:
+    """Returns what `audit diff` prints."""
+    lines = [
+        f"{mode}: {count} texts, {report.tokens[mode]} tokens, "
+        f"{sum(found.mode == mode for found in report.differences)} differ"
+        for mode, count in report.texts.items()
+    ]
+    if report.skipped:
+        lines.append(f"not run: {report.skipped}")
+    noise = report.noise
+    lines.append(
+        f"logits scored as drafted and read plainly differ by up to {noise.measured:.2g}; "
+        f"tolerance {noise.tolerance:.2g}"
+    )
+    if noise.excessive:
+        lines.append(f"BUG: that is more than rounding ({noise.cap:.2g})")
+    table = Table(title=f"{report.method}: first differences")
+    for column in ("mode", "prompt", "position", "plain", "speculative", "verdict"):
+        table.add_column(column)
+    for found in report.differences:
+        table.add_row(
+            found.mode,
+            str(found.prompt),
+            str(found.position),
+            _token(found.plain, found.plain_text),
+            _token(found.speculative, found.speculative_text),
+            found.verdict,
+        )
+    body = [table] if report.differences else []
+    return Group(*body, *map(Text, [*lines, "OK" if report.ok else "FAILED"]))
+
+
+def _token(token: int | None, text: str) -> str:
+    return "(ended)" if token is None else f"{token} {text!r}"
+
+
+# -- options -----------------------------------------------------------------------------------
+
+
+def options_findings(report: OptionsReport) -> Group:
+    """Returns what `audit options` prints: options down, drafters and rules across, then the
+    errors of what is refused."""
+    pairs = list(dict.fromkeys((cell.drafter, cell.rule) for cell in report.cells))
+    refused = {(cell.drafter, cell.rule): cell.reason for cell in report.cells
+               if cell.state == "refused"}  # fmt: skip
+    table = Table(title="options: honoured (how it is proved), refused or BROKEN")
+    for column in ("drafter", "rule", "honoured", "refused", "BROKEN"):
+        table.add_column(column)
+    for drafter, rule in pairs:
+        own = [cell for cell in report.cells if (cell.drafter, cell.rule) == (drafter, rule)]
+        counts = [sum(cell.state == state for cell in own) for state in _STATES]
+        table.add_row(drafter, rule, *(str(count or "") for count in counts))
+    lines = [
+        f"BROKEN: {cell.option} with {cell.drafter} and {cell.rule}: {cell.reason}"
+        for cell in report.cells
+        if cell.state == "BROKEN"
+    ]
+    lines += [f"no proof for: {name}" for name in report.missing]
+    lines += [f"refused: {pair[0]} with {pair[1]}: {text}" for pair, text in refused.items()]
+    lines.append(
+        f"{report.nodes} laws at drafted nodes and roots, of {report.drafted} drafted and "
+        f"{report.accepted} accepted tokens: worst difference {report.worst:.1g}"
+    )
+    return Group(_proofs(report), table, *map(Text, [*lines, "OK" if report.ok else "FAILED"]))
+
+
+_STATES = ("honoured", "refused", "BROKEN")
+
+
+def _proofs(report: OptionsReport) -> Table:
+    table = Table(title="proofs")
+    table.add_column("option")
+    table.add_column("by")
+    for option in sorted({cell.option for cell in report.cells}):
+        reasons = {cell.reason: None for cell in report.cells
+                   if cell.option == option and cell.state == "honoured"}  # fmt: skip
+        table.add_row(option, "; ".join(reasons) or "-")
+    return table

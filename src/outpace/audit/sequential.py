@@ -1,0 +1,206 @@
+"""Tests that may be stopped at any time: bets against a stated law, and what they have won.
+
+A bet on the next token is a function e >= 0 of the token, chosen before the token is seen, whose
+mean under the law that is claimed is 1. Multiplied up from token to token it is the wealth of
+somebody who started with 1 and plays a game that is fair if the claim is true, so that (Ville
+1939)
+
+    P(the wealth ever reaches 1 / alpha) <= alpha
+
+however long is played and whenever one looks or stops. Nothing is approximate: no asymptotics, no
+correction for looking often. Wealth is its own reading: 40 means that the claim would let it come
+that far in at most one run of 40. See Shafer 2021, "Testing by betting"; Ramdas et al. 2023,
+"Game-theoretic statistics and safe anytime-valid inference" (arXiv 2210.01948). Money may be
+shared out among bets on different kinds of deviation: the sum is fair too, and loses only the
+logarithm of the share to the bet that turns out right.
+
+**Rounding.** Logits computed in another order differ by up to some tau, so that the law in force
+is within a factor exp(+-2 tau) of the claimed one. A bet then has mean at most 1 + slack * E|e -
+1|, with slack = exp(2 tau) - 1 and the expectation taken under the claim; each bet is divided by
+that, and the guarantee holds for every law within the factor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+LINEAR = np.array([-0.9, -0.45, -0.15, -0.05, 0.05, 0.15, 0.45, 0.9])
+CURVED = np.array([-0.8, -0.4, -0.1, 0.1, 0.4, 0.8])
+ODDS = np.array([-1.0, -0.25, 0.25, 1.0])
+RARE = np.array([1.0, 4.0])
+STRENGTHS = np.array([8.0, 64.0])
+ECHOES = np.array([-0.9, -0.3, 0.3, 0.9])
+
+
+class Family(Protocol):
+    """Bets of one kind."""
+
+    log_wealth: Array  # [bets]
+
+
+AnyFamily = TypeVar("AnyFamily", bound=Family)
+
+
+def tilt_gains(low: Array, high: Array, slack: float) -> Array:
+    """Returns ``[..., bets]``: log e of the bets on a token whose share of [0, 1] is [low, high].
+
+    Where tokens are laid side by side, each as long as it is probable, a draw from the law falls
+    uniformly on [0, 1]. The bets are 1 + c f, with f the first or second Legendre polynomial
+    averaged over the token's share (so no extra randomness is needed for a discrete law), whose
+    mean is 0.
+    """
+    linear = 1 - (low + high)
+    curved = 2 * (high * high + high * low + low * low) - 3 * (low + high) + 1
+    moved = np.concatenate([linear[..., None] * LINEAR, curved[..., None] * CURVED], -1)
+    # E|f| is at most 0.5 for the first polynomial and 0.39 for the second.
+    cost: Array = np.log1p(0.5 * slack * np.abs(np.concatenate([LINEAR, CURVED])))
+    gains: Array = np.log1p(moved) - cost
+    return gains
+
+
+class Tilts:
+    """Bets that too much or too little falls on one end, or on both, of tokens in some order."""
+
+    def __init__(self, slack: float = 0.0) -> None:
+        self.log_wealth = np.zeros(len(LINEAR) + len(CURVED))
+        self._slack = slack
+
+    def observe(self, low: float, high: float) -> None:
+        """Plays a token whose share of [0, 1] is [low, high]."""
+        gains = tilt_gains(np.asarray(low), np.asarray(high), self._slack)
+        self.log_wealth = self.log_wealth + gains
+
+
+class Chances:
+    """Bets that an event is more or less probable than claimed, by a factor in its odds."""
+
+    def __init__(self, slack: float = 0.0, odds: Array = ODDS) -> None:
+        self.log_wealth = np.zeros(len(odds))
+        self._odds = np.exp(odds)
+        self._slack = slack
+
+    def observe(self, mass: float, happened: bool) -> None:
+        """Plays an event that the claim gives the probability ``mass``."""
+        if not 0 < mass < 1:
+            return
+        mean = 1 - mass + mass * self._odds
+        yes, no = self._odds / mean, 1 / mean
+        away = mass * np.abs(yes - 1) + (1 - mass) * np.abs(no - 1)
+        self.log_wealth = self.log_wealth + np.log(
+            (yes if happened else no) / (1 + self._slack * away)
+        )
+
+
+class Echoes:
+    """Bets that the token's place in [0, 1] repeats, or avoids, an earlier and independent one."""
+
+    def __init__(self, slack: float = 0.0) -> None:
+        self.log_wealth = np.zeros(len(ECHOES))
+        self._slack = slack
+
+    def observe(self, earlier: float, low: float, high: float) -> None:
+        """Plays a token at [low, high] against a place that was known before."""
+        sides = ECHOES * (1 - 2 * earlier)
+        cost = np.log1p(0.5 * self._slack * np.abs(sides))
+        self.log_wealth = self.log_wealth + np.log1p(sides * (1 - low - high)) - cost
+
+
+class Tables:
+    """Bets that tokens come as they came before after the same text.
+
+    Per text a table of bins; the bet is (count + c mass) / (n + c) over mass: the claim, drawn
+    towards what was seen, c being the number of tokens that the claim itself is worth.
+    """
+
+    def __init__(self, slack: float = 0.0) -> None:
+        self.log_wealth = np.zeros(len(STRENGTHS))
+        self._slack = slack
+        self._counts: dict[Hashable, Array] = {}
+
+    def observe(self, text: Hashable, masses: Array, chosen: int) -> None:
+        """Plays a token in the bin ``chosen`` of bins that the claim gives ``masses``."""
+        if masses[chosen] <= 0:
+            return
+        counts = self._counts.setdefault(text, np.zeros(len(masses)))
+        strength = STRENGTHS[:, None]
+        law = (counts + strength * masses) / (counts.sum() + strength)
+        away = np.abs(law - masses).sum(1)
+        gain = np.log(law[:, chosen] / masses[chosen]) - np.log1p(self._slack * away)
+        self.log_wealth = self.log_wealth + gain
+        counts[chosen] += 1
+
+
+class SequentialTest:
+    """Wealth shared out among named families of bets; ``alarm`` once it has reached 1 / alpha.
+
+    >>> test = SequentialTest(alpha=0.001)
+    >>> tilts = test.stake("rank", 1.0, Tilts())
+    >>> for _ in range(30):
+    ...     tilts.observe(0.0, 0.25)
+    ...     test.settle()
+    >>> test.alarm
+    True
+    """
+
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
+        self.observations = 0
+        self.log_wealth = 0.0
+        self.log_peak = 0.0
+        self.alarmed_at: int | None = None
+        self._stakes: dict[str, tuple[float, Family]] = {}
+
+    def stake(self, name: str, share: float, family: AnyFamily) -> AnyFamily:
+        """Puts a share of the starting wealth on a family; returns the family."""
+        self._stakes[name] = (share, family)
+        return family
+
+    def settle(self, impossible: bool = False) -> None:
+        """Counts one observation, after all families have played it.
+
+        impossible: the claim gives what was seen the probability 0, whatever the rounding.
+        """
+        self.observations += 1
+        if impossible:
+            self.log_wealth = math.inf
+        elif self.log_wealth < math.inf:
+            self.log_wealth = log_total(np.array([self._log_value(name) for name in self._stakes]))
+        self.log_peak = max(self.log_peak, self.log_wealth)
+        if self.alarm and self.alarmed_at is None:
+            self.alarmed_at = self.observations
+
+    @property
+    def alarm(self) -> bool:
+        """Whether the claim is refuted at level alpha."""
+        return self.log_peak >= -math.log(self.alpha)
+
+    @property
+    def p_value(self) -> float:
+        """The least alpha at which there would have been an alarm: valid at any stopping time."""
+        return math.exp(-self.log_peak)
+
+    @property
+    def leading(self) -> str:
+        """The family that holds most."""
+        return max(self._stakes, key=self._log_value)
+
+    def _log_value(self, name: str) -> float:
+        share, family = self._stakes[name]
+        return math.log(share) + log_total(family.log_wealth) - math.log(len(family.log_wealth))
+
+
+def log_total(logs: Array) -> float:
+    """Returns the logarithm of the sum of exponentials.
+
+    >>> round(log_total(np.log(np.array([1.0, 3.0]))), 6) == round(math.log(4), 6)
+    True
+    """
+    top = float(logs.max())
+    return top + math.log(float(np.exp(logs - top).sum()))

@@ -1,0 +1,123 @@
+"""Tiny models to enumerate: the laws of target and drafter after every prefix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+KINDS = (
+    "random",
+    "peaked",
+    "zeros",
+    "ties",
+    "near",
+    "identical",
+    "disjoint",
+    "greedy",
+    "flat target",
+    "flat draft",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """G pairs of tiny models.
+
+    The empty prefix is context 0, and the prefix of context c followed by token x is context
+    c V + 1 + x. There are C contexts, all prefixes of at most ``depth`` tokens.
+    """
+
+    p: Tensor  # [G, C, V] float64
+    q: Tensor  # [G, C, V]
+    second: Tensor  # [G, C, V], some other law: what a second scoring pass found
+    states: Tensor  # [G, C, H], what taps would see
+    depth: int
+
+    @property
+    def vocabulary(self) -> int:
+        return self.p.shape[-1]
+
+    @property
+    def pairs(self) -> int:
+        return self.p.shape[0]
+
+    def contexts(self, tokens: Tensor, parents: list[int]) -> Tensor:
+        """Returns ``[R, M]``: the context of each node of a tree. tokens: ``[R, N]``."""
+        found = [torch.zeros_like(tokens[:, 0]) if tokens.shape[1] else tokens.sum(1)]
+        for node, parent in enumerate(parents):
+            found.append(found[parent] * self.vocabulary + 1 + tokens[:, node])
+        return torch.stack(found, 1)
+
+    def complete(self, mass: Tensor) -> Tensor:
+        """Returns the joint law of the next ``depth + 1`` tokens, ``[..., G, V^(depth + 1)]``.
+
+        mass: ``[..., G, C V + 1]``, what was emitted, by context (the longest texts come after the
+        C contexts). Shorter texts are continued by the target.
+        """
+        start, size = 0, 1
+        level = mass[..., :1]
+        for _ in range(self.depth + 1):
+            here = self.p[:, start : start + size]  # [G, size, V]
+            start, size = start + size, size * self.vocabulary
+            level = (level[..., None] * here).flatten(-2) + mass[..., start : start + size]
+        return level
+
+    def target(self) -> Tensor:
+        """Returns the target's own joint law, ``[G, V^(depth + 1)]``."""
+        nothing = torch.zeros(self.pairs, self.p.shape[1] * self.vocabulary + 1, dtype=self.p.dtype)
+        nothing[:, 0] = 1
+        return self.complete(nothing)
+
+
+def make_world(pairs: int, vocabulary: int, depth: int, seed: int, features: int = 4) -> World:
+    """Returns random models of every kind; the second half mixes kinds from prefix to prefix."""
+    contexts = sum(vocabulary**level for level in range(depth + 1))
+    generator = torch.Generator().manual_seed(seed)
+    shape = (pairs, contexts, vocabulary)
+    kind = torch.arange(pairs)[:, None].expand(pairs, contexts) % len(KINDS)
+    mixed = torch.randint(len(KINDS), (pairs, contexts), generator=generator)
+    half = (torch.arange(pairs) < (pairs + 1) // 2)[:, None]
+    kind = torch.where(half, kind, mixed)
+    p, q = _laws(shape, generator)
+    chosen = kind[None, :, :, None].expand(1, *shape)
+    return World(
+        p=p.gather(0, chosen)[0],
+        q=q.gather(0, chosen)[0],
+        second=_dirichlet(shape, 1.0, generator),
+        states=torch.randn(pairs, contexts, features, generator=generator, dtype=torch.float64),
+        depth=depth,
+    )
+
+
+def _laws(shape: tuple[int, int, int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Returns p and q of each kind, ``[kinds, G, C, V]``, in the order of ``KINDS``."""
+    a, b = _dirichlet(shape, 1.0, generator), _dirichlet(shape, 1.0, generator)
+    sharp_a, sharp_b = _dirichlet(shape, 5.0, generator), _dirichlet(shape, 5.0, generator)
+    flat = torch.full(shape, 1 / shape[-1], dtype=torch.float64)
+    low = torch.arange(shape[-1]) < max(1, shape[-1] // 2)
+    best = torch.zeros(shape, dtype=torch.float64).scatter(-1, a.argmax(-1, keepdim=True), 1.0)
+    near = _norm(a * (1 + 1e-9 * torch.randn(shape, generator=generator, dtype=torch.float64)))
+    p = [a, sharp_a, _thinned(a, generator), _norm((a * 4).ceil()), a, a, _norm(a * low)]
+    q = [b, sharp_b, _thinned(b, generator), _norm((b * 4).ceil()), near, a, _norm(b * ~low)]
+    p += [best, flat, sharp_a]
+    q += [b, sharp_b, flat]
+    return torch.stack(p), torch.stack(q)
+
+
+def _dirichlet(shape: tuple[int, ...], power: float, generator: torch.Generator) -> Tensor:
+    """Dirichlet(1), sharpened by a power."""
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64).clamp(min=1e-12)
+    return _norm((-uniform.log()) ** power)
+
+
+def _thinned(law: Tensor, generator: torch.Generator) -> Tensor:
+    """The law without some of its tokens, though never without the likeliest."""
+    keep = torch.rand(law.shape, generator=generator) < 0.6
+    keep |= law == law.amax(-1, keepdim=True)
+    return _norm(law * keep)
+
+
+def _norm(mass: Tensor) -> Tensor:
+    return mass / mass.sum(-1, keepdim=True)

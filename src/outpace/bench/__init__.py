@@ -1,0 +1,1 @@
+"""Measuring: synthetic pairs, interleaved paired runs, cost curves, reports."""

@@ -1,0 +1,80 @@
+"""Prompts that come with the package, so that the benchmark runs without data: (id, task, text)."""
+
+from __future__ import annotations
+
+BUILT_IN: tuple[tuple[str, str, str], ...] = (
+    (
+        "story/1",
+        "story",
+        "Once upon a time there was a miller who had three sons and one old clock. Every evening, "
+        "when the wheel stood still,",
+    ),
+    (
+        "story/2",
+        "story",
+        "The lighthouse keeper's daughter had never seen a train. On the morning of her tenth "
+        "birthday",
+    ),
+    (
+        "code/1",
+        "code",
+        "def running_median(values: list[float], width: int) -> list[float]:\n"
+        '    """Returns the median of each window of ``width`` values."""\n',
+    ),
+    (
+        "code/2",
+        "code",
+        "import csv\n\n\ndef column_totals(path):\n    totals = {}\n    with open(path) as file:\n",
+    ),
+    (
+        "maths/1",
+        "maths",
+        "Question: A baker makes 12 trays of 18 rolls and sells 5 rolls out of every 6. How many "
+        "rolls are left?\nAnswer:",
+    ),
+    (
+        "maths/2",
+        "maths",
+        "Question: A cyclist rides 45 km in the morning and half as far again in the afternoon. At "
+        "15 km per hour, how long does she ride in all?\nAnswer:",
+    ),
+    (
+        "chat/1",
+        "chat",
+        "User: My tomato plants have yellow leaves near the ground. What should I look at first?\n"
+        "Assistant:",
+    ),
+    (
+        "chat/2",
+        "chat",
+        "User: I would like to book a table for four on Saturday.\n"
+        "Assistant: Certainly. At what time?\nUser: At half past seven.\nAssistant:",
+    ),
+    (
+        "copy/1",
+        "copy",
+        "Passage: The old bridge was built in 1764 by Anna Lund's grandfather. It has three arches "
+        "of grey stone, and the middle one is the widest.\n"
+        "Correct the passage and repeat it with 1764 changed to 1746:\n",
+    ),
+    (
+        "copy/2",
+        "copy",
+        "List: pears, apples, plums, cherries, quinces, apples.\n"
+        "The same list in reverse order, without repetitions:",
+    ),
+    (
+        "summary/1",
+        "summary",
+        "For three weeks the harbour had been closed by ice. Fishermen mended nets in their "
+        "kitchens, and the price of flour rose twice. On Friday the wind turned, and by Sunday the "
+        "first boat was out.\nIn one sentence:",
+    ),
+    (
+        "summary/2",
+        "summary",
+        "The council met for four hours about the new school. Some wanted it by the river, where "
+        "land is cheap; others feared floods. In the end they chose the hill, by seven votes to "
+        "five.\nIn one sentence:",
+    ),
+)

@@ -1,0 +1,136 @@
+"""How far a lossy rule's tokens are from the target's law, measured along a run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from outpace.api import LLM
+from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.tree import Tree
+from outpace.verify.base import Rule
+from outpace.verify.evidence import Evidence
+
+WIDEST = 256
+"""Tokens that may be drafted and are written down one by one; the others' mass is reported."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Mean total variation between the law of the next token under the rule and the target's."""
+
+    mean: float
+    largest: float
+    states: int
+    unseen: float
+    """Mean draft mass that was not enumerated: the mean is known to within this."""
+
+
+@dataclass
+class Watch:
+    """Collects the total variation at the rounds that it sees, up to ``limit`` rows."""
+
+    limit: int = 64
+    found: list[float] = field(default_factory=list)
+    unseen: list[float] = field(default_factory=list)
+
+    def divergence(self) -> Divergence | None:
+        """Returns what was found, None if no round drafted anything."""
+        if not self.found:
+            return None
+        return Divergence(fmean(self.found), max(self.found), len(self.found), fmean(self.unseen))
+
+
+@contextmanager
+def watching(llm: LLM, limit: int = 64) -> Iterator[Watch]:
+    """Measures the rule of an engine while it generates inside; the texts do not change."""
+    watch, judge = Watch(limit), llm.engine.judge
+    llm.engine.judge = replace(judge, rule=_watched(judge.rule, watch))
+    try:
+        yield watch
+    finally:
+        llm.engine.judge = judge
+
+
+def _watched(rule: Rule, watch: Watch) -> Rule:
+    """Returns a copy of the rule that is asked, at every root, what it would do with every token
+    that might have been drafted there."""
+
+    def stop(p: Tensor, proposal: Proposal) -> Tensor:
+        for row in range(p.shape[0]):
+            if len(watch.found) < watch.limit and _can(rule, proposal, row):
+                variation, unseen = one_step(rule, p[row], proposal, row)
+                watch.found.append(variation)
+                watch.unseen.append(unseen)
+        return rule.stop(p, proposal)
+
+    shown = copy.copy(rule)
+    # Rules with options are frozen; the copy is ours.
+    object.__setattr__(shown, "stop", stop)
+    object.__setattr__(shown, "given", lambda evidence: _watched(rule.given(evidence), watch))
+    return shown
+
+
+def _can(rule: Rule, proposal: Proposal, row: int) -> bool:
+    """Whether one step can be written down: something was drafted, and what the rule knows about a
+    token it knows about those that might have been drafted instead."""
+    peeks = bool(rule.needs.taps) or rule.needs.second_pass is not None
+    return int(proposal.counts[row]) > 0 and not (peeks and isinstance(proposal.law, Sampled))
+
+
+def one_step(rule: Rule, p: Tensor, proposal: Proposal, row: int) -> tuple[float, float]:
+    """Returns the total variation between the law of the next token and p, if one token is drafted,
+    and the draft mass that was left out.
+
+    p: ``[M, V]`` of the row. Every token x that may be drafted is weighed with q(x):
+    law(y) = sum_x q(x) (pass(x) [y = x] + stop(x) next(y | x)).
+    """
+    tokens, weights, q = _candidates(proposal, row)
+    count = tokens.shape[0]
+    device = p.device
+    # The laws behind x are not known for tokens other than the drafted one, and do not matter for
+    # the first token: the same law stands at the root and behind.
+    laws = torch.stack([p[0], p[0]]).expand(count, -1, -1)
+    law = Point() if q is None else Sampled(q.expand(count, 1, -1))
+    counts = torch.ones(count, dtype=torch.long, device=device)
+    single = Proposal(tokens[:, None], Tree.chain(count, 1, device), counts, law)
+    informed = _informed(rule, row, count)
+    stop = informed.stop(laws, single)[:, 0].double()
+    root = torch.zeros(count, dtype=torch.long, device=device)
+    extra = informed.next(laws, single, root).double()
+    weights = weights.double()
+    mixed = ((weights * stop)[:, None] * extra).sum(0)
+    mixed.index_add_(0, tokens, weights * (1 - stop))
+    unseen = 1 - float(weights.sum())
+    mixed = mixed / weights.sum()
+    return 0.5 * float((mixed - p[0].double()).abs().sum()), max(0.0, unseen)
+
+
+def _candidates(proposal: Proposal, row: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tokens that could stand first, their probabilities, and the law they are drawn from."""
+    if isinstance(proposal.law, Point):
+        token = proposal.tokens[row, :1]
+        return token, torch.ones(1, dtype=torch.float64, device=token.device), None
+    q = proposal.law.q[row, 0]
+    top = torch.topk(q, min(WIDEST, q.shape[-1]))
+    kept = top.values > 0
+    return top.indices[kept], top.values[kept], q
+
+
+def _informed(rule: Rule, row: int, count: int) -> Rule:
+    """The rule with the evidence of one row, at the root and one token."""
+    known = {f.name: getattr(rule.evidence, f.name) for f in fields(rule.evidence)}
+    if all(value is None for value in known.values()):
+        return rule
+    short = {"draft": 1}
+    cut = {
+        name: None if value is None else value[row, : short.get(name, 2)].expand(count, -1, -1)
+        for name, value in known.items()
+    }
+    return rule.given(Evidence(**cut))

@@ -1,0 +1,146 @@
+"""A causal LM of transformers as OpenVINO IR, in the form that OpenVINO GenAI loads.
+
+optimum-intel does this too, for older releases of transformers. The graph keeps its cache in
+variables and has four inputs: input_ids, attention_mask, position_ids, beam_idx.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from outpace.bench.library import extra, transformers
+
+INSTALL = "outpace[peers]"
+
+
+class _Past:
+    """A cache that concatenates: what a tracer can follow."""
+
+    def __init__(self, flat: tuple[Tensor, ...]) -> None:
+        self.flat = list(flat)
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kw: Any) -> Any:
+        joined = (
+            torch.cat([self.flat[2 * layer], keys], 2),
+            torch.cat([self.flat[2 * layer + 1], values], 2),
+        )
+        self.flat[2 * layer : 2 * layer + 2] = joined
+        return joined
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        return self.flat[0].shape[2]
+
+
+class _Traceable(nn.Module):
+    """The model as a function of tensors only."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        cache = _Past(past)
+        total, columns = attention_mask.shape[1], input_ids.shape[1]
+        slot = torch.arange(total)
+        reach = torch.arange(columns) + (total - columns)
+        seen = (slot[None, :] <= reach[:, None])[None, None] & attention_mask.bool()[:, None, None]
+        output = self.model(
+            input_ids=input_ids,
+            attention_mask=seen,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return (output.logits, *cache.flat)
+
+
+def save_ir(model_path: str, out: Path) -> None:
+    """Writes ``openvino_model.xml`` and its weights, uncompressed, in the checkpoint's float32."""
+    ov = extra("openvino", "the OpenVINO peer", INSTALL)
+    model = transformers().AutoModelForCausalLM.from_pretrained(
+        model_path, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    config = model.config.get_text_config()
+    layers = config.num_hidden_layers
+    heads = config.num_key_value_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    past = tuple(torch.zeros(1, heads, 3, size) for _ in range(2 * layers))
+    example = (
+        torch.ones(1, 2, dtype=torch.long),
+        torch.ones(1, 5, dtype=torch.long),
+        torch.tensor([[3, 4]]),
+        *past,
+    )
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a tracer's, about branches that are the same each time
+        graph = ov.convert_model(_Traceable(model.eval()), example_input=example)
+    names = _name_ports(ov, graph, layers, heads, size)
+    _remember(graph, names)
+    out.mkdir(parents=True, exist_ok=True)
+    ov.save_model(graph, out / "openvino_model.xml", compress_to_fp16=False)
+    model.config.save_pretrained(out)
+    _save_tokenizer(ov, model_path, out)
+
+
+def _save_tokenizer(ov: Any, model_path: str, out: Path) -> None:
+    """Writes the tokenizer's graphs: a pipeline with a drafter does not load without."""
+    tokenizers = extra("openvino_tokenizers", "the OpenVINO peer", INSTALL)
+    known = transformers().AutoTokenizer.from_pretrained(model_path)
+    reading, writing = tokenizers.convert_tokenizer(known, with_detokenizer=True)
+    ov.save_model(reading, out / "openvino_tokenizer.xml")
+    ov.save_model(writing, out / "openvino_detokenizer.xml")
+
+
+def _name_ports(ov: Any, graph: Any, layers: int, heads: int, size: int) -> dict[str, str]:
+    """Names the ports, frees their shapes; returns which output follows which input."""
+    pairs = {
+        f"past_key_values.{layer}.{what}": f"present.{layer}.{what}"
+        for layer in range(layers)
+        for what in ("key", "value")
+    }
+    plain = ("input_ids", "attention_mask", "position_ids")
+    for port, name in zip(graph.inputs, [*plain, *pairs], strict=True):
+        port.get_tensor().set_names({name})
+        port.get_node().set_friendly_name(name)
+        shape = [-1, -1] if name in plain else [-1, heads, -1, size]
+        port.get_node().set_partial_shape(ov.PartialShape(shape))
+    for port, name in zip(graph.outputs, ["logits", *pairs.values()], strict=True):
+        port.get_tensor().set_names({name})
+    graph.validate_nodes_and_infer_types()
+    return pairs
+
+
+def _remember(graph: Any, pairs: dict[str, str]) -> None:
+    """Turns the cache's inputs and outputs into variables that begin empty."""
+    ops = extra("openvino.opset13", "the OpenVINO peer", INSTALL)
+    offline = extra("openvino._offline_transformations", "the OpenVINO peer", INSTALL)
+    ov = extra("openvino", "the OpenVINO peer", INSTALL)
+    beam = ops.parameter([-1], ov.Type.i32, name="beam_idx")
+    beam.output(0).get_tensor().add_names({"beam_idx"})
+    graph.add_parameters([beam])
+    for name in pairs:
+        port = graph.input(name)
+        users = port.get_target_inputs()
+        chosen = ops.gather(port, beam, ops.constant(0))
+        for user in users:
+            user.replace_source_output(chosen.output(0))
+    graph.validate_nodes_and_infer_types()
+    offline.apply_make_stateful_transformation(graph, pairs)
+    ids = ops.shape_of(graph.input("input_ids"), output_type="i64")
+    batch = ops.gather(ids, ops.constant([0]), ops.constant(0))
+    for node in graph.get_ops():
+        if node.get_type_name() != "ReadValue":
+            continue
+        shape = node.get_output_partial_shape(0)
+        dims = [batch, *(ops.constant(np.array([d.min_length])) for d in list(shape)[1:])]
+        zero = ops.constant(0.0, dtype=node.get_output_element_type(0))
+        node.set_arguments([ops.broadcast(zero, ops.concat(dims, axis=0))])
+    graph.validate_nodes_and_infer_types()

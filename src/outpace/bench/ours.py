@@ -1,0 +1,55 @@
+"""Our own engine as a contestant: speculative, and plain as the same engine with K = 0."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from outpace.api import LLM
+from outpace.bench.contest import Contestant, Job, Outcome
+from outpace.core.params import SamplingParams
+
+Speculative = Literal["auto", "off"] | int | None
+
+
+class Ours(Contestant):
+    """One `LLM` under one setting of ``SamplingParams.speculative``."""
+
+    def __init__(self, llm: LLM, name: str, speculative: Speculative = None) -> None:
+        self.llm = llm
+        self.name = name
+        self.speculative = speculative
+        self.plain = speculative in ("off", 0) or llm.config.method == "none"
+        rule = llm.engine.judge.rule
+        self.rule = None if self.plain else rule.name
+        self.lossless = self.plain or rule.lossless
+        self.same_text_when_sampled = llm.engine.judge.coupled
+        self.what = f"outpace, {'plain' if self.plain else describe(llm, speculative)}"
+
+    def run(self, job: Job) -> Outcome:
+        params = [
+            SamplingParams(
+                temperature=job.temperature,
+                max_tokens=job.max_tokens,
+                ignore_eos=True,
+                seed=job.seed + index,
+                speculative=self.speculative,
+            )
+            for index in range(len(job.prompts))
+        ]
+        found = self.llm.generate([list(prompt) for prompt in job.prompts], params)
+        return Outcome([out.token_ids for out in found], [out.metrics for out in found])
+
+    @property
+    def nbytes(self) -> int:
+        engine = self.llm.engine
+        own = self.llm.target.nbytes + engine.target.cache.nbytes
+        return own if self.plain else own + engine.drafter.nbytes
+
+
+def describe(llm: LLM, speculative: Speculative) -> str:
+    """Returns drafter, draft length and rule in a line."""
+    config = llm.config
+    count = config.num_speculative_tokens if speculative is None else speculative
+    options = ", ".join(f"{key}={value}" for key, value in config.options.items())
+    options = f" ({options})" if options else ""
+    return f"{config.method}{options}, K={count}, verify={llm.engine.judge.rule.name}"

@@ -1,0 +1,49 @@
+"""Other programs as contestants, by name; each is imported only when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from outpace.bench.contest import Contestant
+from outpace.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Models:
+    """What every contestant must use: the same weights, in the same dtype."""
+
+    target: str
+    drafter: str | None
+    dtype: str
+    device: str
+
+
+HOMES = {
+    "hf": "outpace.bench.hf:plain",
+    "hf-assisted": "outpace.bench.hf:assisted",
+    "openvino": "outpace.bench.openvino:contestants",
+    "llama.cpp": "outpace.bench.llamacpp:contestants",
+}
+
+
+def peers(names: Sequence[str], models: Models) -> list[Contestant]:
+    """Returns the contestants of these names; ``ConfigError`` where one cannot run here."""
+    found: list[Contestant] = []
+    for name in names:
+        if name == "plain":
+            continue  # our own plain decoding always runs: it is what all are compared with
+        if name not in HOMES:
+            raise ConfigError(f"unknown peer {name!r}{did_you_mean(name, ['plain', *HOMES])}.")
+        module, _, function = HOMES[name].partition(":")
+        make: Callable[[Models], list[Contestant]] = getattr(import_module(module), function)
+        found += make(models)
+    return found
+
+
+def drafter_of(models: Models, peer: str) -> str:
+    """Returns the drafter's path, which speculative peers need."""
+    if models.drafter is None:
+        raise ConfigError(f"{peer} needs a draft model: give --draft or 'model' in the config.")
+    return models.drafter

@@ -1,0 +1,209 @@
+"""From the command line's words to contestants, a report and its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outpace.api import LLM
+from outpace.bench.answers import answers
+from outpace.bench.arena import BASELINE, Arena, Plan, Played
+from outpace.bench.contest import Contestant
+from outpace.bench.memory import read_bandwidth
+from outpace.bench.ours import Ours
+from outpace.bench.peers import Models, peers
+from outpace.bench.prompts import Prompt
+from outpace.bench.provenance import provenance
+from outpace.bench.results import Report
+from outpace.bench.schedule import Tick, ignore
+from outpace.bench.specbench import write_answers
+from outpace.bench.table import markdown
+from outpace.errors import ConfigError, PromptError
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Which models, how to speculate with them, and what else takes part."""
+
+    model: str | None
+    configs: tuple[Mapping[str, Any], ...]
+    """One or several ``speculative_config``; each becomes a contestant."""
+    options: Mapping[str, Any]
+    """Other arguments of `LLM`."""
+    vs: tuple[str, ...] = ()
+    again: bool = False
+    """Also run plain decoding a second time under another name: it must come out at 1.00."""
+
+
+def contestants(engines: Engines, rows: int) -> list[Contestant]:
+    """Returns plain decoding first, then ours, then the peers."""
+    wanted = [name for name in engines.vs if name != BASELINE]
+    if not (engines.configs or engines.model is None or engines.again or wanted):
+        raise ConfigError(
+            "nothing to compare plain decoding with: give --draft, --method, "
+            "--speculative-config, --vs or --again."
+        )
+    configs: list[Mapping[str, Any] | None] = list(engines.configs) or [None]
+    llms = [engine(engines, config, rows) for config in configs]
+    found: list[Contestant] = [Ours(llms[0], BASELINE, "off")]
+    if engines.again:
+        found.append(Ours(llms[0], "plain again", "off"))
+    speculating = [llm for llm in llms if llm.config.method != "none"]
+    labels = [_label(llm, alone=len(speculating) == 1) for llm in speculating]
+    for number, (llm, label) in enumerate(zip(speculating, labels, strict=True), 1):
+        found.append(Ours(llm, label if labels.count(label) == 1 else f"{label} ({number})"))
+    if wanted:
+        found += peers(wanted, _models(engines, llms[0]))
+    return found
+
+
+def _label(llm: LLM, alone: bool) -> str:
+    config = llm.config
+    if alone:
+        return config.method
+    return f"{config.method} K={config.num_speculative_tokens} {llm.engine.judge.rule.name}"
+
+
+def engine(engines: Engines, config: Mapping[str, Any] | None, rows: int) -> LLM:
+    """Returns the engine of one ``speculative_config``, for so many rows."""
+    options = {"generation_config": "none", "max_num_seqs": rows, **engines.options}
+    try:
+        return LLM(engines.model, speculative_config=config, **options)
+    except TypeError as error:
+        raise ConfigError(f"--llm has an argument that LLM does not know ({error}).") from error
+
+
+def _models(engines: Engines, llm: LLM) -> Models:
+    drafter = llm.config.options.get("model")
+    return Models(
+        target=llm.target.name,
+        drafter=None if drafter is None else str(drafter),
+        dtype=str(llm.target.dtype).removeprefix("torch."),
+        device=str(llm.target.device),
+    )
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A report, and what it was made from."""
+
+    report: Report
+    played: Sequence[Played]
+    tokenizer: Any
+
+
+def run(
+    engines: Engines,
+    plan: Plan,
+    prompts: Sequence[Prompt],
+    progress: Callable[[int], Tick] = lambda total: ignore,
+) -> Finished:
+    """Runs a whole benchmark."""
+    facts = provenance()  # before the run, so that the load is not our own
+    takers = contestants(engines, max(plan.batches))
+    llm = next(c.llm for c in takers if isinstance(c, Ours))
+    if llm.tokenizer is None:
+        raise PromptError(f"{llm.target.name} came without a tokenizer, which prompts need.")
+    arena = Arena(
+        plan=plan,
+        prompts=prompts,
+        encode=lambda text: list(llm.tokenizer(text).input_ids),
+        contestants=takers,
+        bandwidth=read_bandwidth(llm.target.device),
+    )
+    played = replace(arena, tick=progress(arena.ticks())).play()
+    facts |= {
+        "model": Path(llm.target.name).name,
+        "dtype": str(llm.target.dtype).removeprefix("torch."),
+        "repeats": str(plan.pace.repeats),
+        "warmup": str(plan.pace.warmup),
+        "seed": str(plan.seed),
+    }
+    cells = tuple(each.cell for each in played)
+    report = Report(facts, BASELINE, arena.bandwidth, cells)
+    report.check()
+    return Finished(report, played, llm.tokenizer)
+
+
+def parse_config(text: str) -> dict[str, Any]:
+    """Returns a JSON object; ``ConfigError`` if it is something else.
+
+    >>> parse_config('{"method": "ngram"}')
+    {'method': 'ngram'}
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not JSON ({error}).") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f'a JSON object such as {{"key": value}} was expected, not {text}.')
+    return found
+
+
+def numbers(text: str, kind: type, flag: str) -> tuple[Any, ...]:
+    """Returns the numbers of a comma-separated list.
+
+    >>> numbers("1,4,16", int, "--batch")
+    (1, 4, 16)
+    """
+    try:
+        return tuple(kind(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise ConfigError(
+            f"{flag} must be numbers with commas between them, not {text!r}."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where to write what; None for what is not wanted."""
+
+    json: Path | None = None
+    html: Path | None = None
+    png: Path | None = None
+    markdown: Path | None = None
+    spec_bench: Path | None = None
+    """A folder: one answer file per method and cell."""
+
+    def write(self, done: Finished) -> None:
+        """Writes; a lossy rule without its divergence raises before anything is written."""
+        report = done.report
+        report.check()
+        if self.json is not None:
+            report.write(self.json)
+        if self.markdown is not None:
+            _write(self.markdown, markdown(report))
+        if self.spec_bench is not None:
+            _write_answers(self.spec_bench, done)
+        if self.html is not None or self.png is not None:
+            _write_pictures(report, self.html, self.png)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _write_answers(folder: Path, done: Finished) -> None:
+    for played in done.played:
+        cell = played.cell
+        for method in cell.methods:
+            found = answers(
+                played.seen, method.name, done.report.provenance["model"], done.tokenizer
+            )
+            at = f"{method.name.replace(' ', '-')}-b{cell.batch}-t{cell.temperature:g}"
+            write_answers(folder / f"{at}.jsonl", found)
+
+
+def _write_pictures(report: Report, html: Path | None, png: Path | None) -> None:
+    from outpace.bench.html import report_html, write_figures
+    from outpace.bench.plots import figures
+
+    made = figures(report)
+    if html is not None:
+        _write(html, report_html(report, made))
+    if png is not None:
+        write_figures(png, made)

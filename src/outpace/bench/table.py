@@ -1,0 +1,112 @@
+"""A report as a table: for the terminal, and as Markdown for a README."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from outpace.bench.interval import Interval
+from outpace.bench.results import Cell, MethodResult, Report
+
+HEADER = (
+    "method",
+    "tokens/s",
+    "speed-up",
+    "decoding only",
+    "accepted",
+    "tokens/pass",
+    "same text",
+    "measured/predicted",
+    "of memory bound",
+)
+NARROW = ("method", "tok/s", "speed-up", "accepted", "tok/pass", "same", "of bound")
+"""What fits a terminal; the rest is in the files."""
+
+
+def narrow_rows(cell: Cell) -> Iterator[tuple[str, ...]]:
+    """Yields the columns of `NARROW`, a row per method."""
+    kept = (0, 1, 2, 4, 5, 6, 8)
+    for row in rows(cell):
+        yield tuple(row[index] for index in kept)
+
+
+def rows(cell: Cell) -> Iterator[tuple[str, ...]]:
+    """Yields a row per method."""
+    for method in cell.methods:
+        yield (
+            method.name if method.lossless else f"{method.name} (lossy)",
+            f"{method.tokens_per_second:.1f}",
+            _ratio(method.speedup),
+            _ratio(method.decode_speedup),
+            f"{method.acceptance.rate:.2f}" if method.acceptance else "",
+            f"{method.acceptance.length:.2f}" if method.acceptance else "",
+            _same(method),
+            f"{method.prediction.reached:.2f}" if method.prediction else "",
+            f"{method.roof.fraction:.0%}" if method.roof else "",
+        )
+
+
+def notes(cell: Cell) -> Iterator[str]:
+    """Yields what a reader must know besides the numbers."""
+    for reason in dict.fromkeys(cell.refused.values()):
+        names = [name for name, why in cell.refused.items() if why == reason]
+        yield f"{', '.join(names)} did not take part: {reason}."
+    for method in cell.methods:
+        found = method.identity
+        if found is not None and found.differences:
+            cause = "near-ties" if found.explained else "NOT explained by rounding"
+            yield (
+                f"{method.name}: {len(found.differences)} of {found.compared} texts differ from "
+                f"the baseline's ({cause})."
+            )
+        if method.over_peers:
+            ratios = sorted(method.over_peers.items(), key=lambda item: item[1].mean)
+            listed = "; ".join(f"{ratio} x {peer}" for peer, ratio in ratios)
+            yield f"{method.name} against the other programs: {listed}."
+        if method.prediction is not None:
+            parts = method.prediction
+            yield (
+                f"{method.name}: its parts' own times and its acceptance (alpha "
+                f"{parts.alpha:.2f}) predict {parts.predicted:.2f}; measured "
+                f"{parts.measured:.2f}, {parts.reached:.0%} of that."
+            )
+        if method.divergence is not None:
+            yield (
+                f"{method.name} is lossy: mean total variation {method.divergence.mean:.3f} per "
+                f"token over {method.divergence.states} states (to within "
+                f"{method.divergence.unseen:.3f})."
+            )
+
+
+def title(cell: Cell) -> str:
+    """Returns a heading."""
+    return (
+        f"batch {cell.batch}, temperature {cell.temperature:g}: {cell.prompts} prompts, "
+        f"{cell.max_tokens} new tokens each"
+    )
+
+
+def markdown(report: Report) -> str:
+    """Returns all cells as Markdown tables; raises as ``Report.check`` does."""
+    report.check()
+    lines = []
+    for cell in report.cells:
+        lines += [f"**{title(cell)}**", "", _line(HEADER), _line(["---"] * len(HEADER))]
+        lines += [_line(row) for row in rows(cell)]
+        lines += ["", *notes(cell), ""]
+    facts = report.provenance
+    known = [facts[key] for key in ("cpu", "gpu", "threads", "dtype", "torch") if key in facts]
+    lines.append(f"({', '.join(known)}; `{facts.get('command', '')}`)")
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: tuple[str, ...] | list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _ratio(interval: Interval | None) -> str:
+    return "" if interval is None else f"{interval}"
+
+
+def _same(method: MethodResult) -> str:
+    found = method.identity
+    return "" if found is None else f"{found.identical}/{found.compared}"

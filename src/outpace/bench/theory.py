@@ -1,0 +1,119 @@
+"""What speculation can give: Leviathan, Kalman and Matias 2022, and the same from measured times.
+
+alpha: probability that a drafted token is accepted, independent of the others. k: drafted tokens
+per round. c: time of one drafted token / time of one target pass, where scoring k + 1 tokens costs
+what scoring one costs. Where it does not, `speedup_from_times` takes the measured times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+DEEPEST = 64
+"""No longer draft is considered: at alpha = .95 and c = .01 the best one has 40 tokens."""
+
+
+def expected_tokens(alpha: float, k: int) -> float:
+    """Returns the mean tokens per round, the correction or bonus included.
+
+    >>> expected_tokens(0.5, 2), expected_tokens(1.0, 3)
+    (1.75, 4.0)
+    """
+    return sum(alpha**i for i in range(k + 1))
+
+
+def speedup(alpha: float, k: int, c: float) -> float:
+    """Returns (1 - alpha^(k+1)) / ((1 - alpha) (k c + 1)).
+
+    >>> round(speedup(0.8, 4, 0.2), 2)
+    1.87
+    """
+    return expected_tokens(alpha, k) / (k * c + 1)
+
+
+def best_k(alpha: float, c: float, deepest: int = DEEPEST) -> int:
+    """Returns the draft length with the greatest speed-up, 0 where none is above 1.
+
+    >>> best_k(0.8, 0.2), best_k(0.1, 0.2)
+    (4, 0)
+    """
+    return max(range(deepest + 1), key=lambda k: speedup(alpha, k, c))
+
+
+@dataclass(frozen=True)
+class Times:
+    """Measured seconds of one round's parts at one batch size and context."""
+
+    draft: Mapping[int, float]
+    """By drafted tokens; nothing for 0."""
+    verify: Mapping[int, float]
+    """By scored tokens, from 1."""
+
+    def drafting(self, k: int) -> float:
+        """Seconds to draft k tokens, between the measured lengths by straight lines."""
+        return 0.0 if k == 0 else interpolated({0: 0.0, **self.draft}, k)
+
+    def verifying(self, n: int) -> float:
+        """Seconds to score n tokens, between the measured counts by straight lines."""
+        return interpolated(self.verify, n)
+
+    def round(self, k: int) -> float:
+        """Seconds of a round that drafts k tokens, without the engine's own work."""
+        return self.drafting(k) + self.verifying(k + 1)
+
+    def deepest(self) -> int:
+        """The longest draft that these times cover."""
+        return max(0, min(max(self.draft, default=0), max(self.verify) - 1))
+
+
+def interpolated(points: Mapping[int, float], at: int) -> float:
+    """Returns the value of a piecewise linear curve; beyond its ends the last piece goes on.
+
+    >>> interpolated({1: 1.0, 3: 2.0}, 2), interpolated({1: 1.0, 3: 2.0}, 5)
+    (1.5, 3.0)
+    """
+    if at in points:
+        return points[at]
+    known = sorted(points)
+    if len(known) == 1:
+        return points[known[0]]
+    right = next((i for i, x in enumerate(known) if x > at), len(known) - 1)
+    low, high = known[max(0, right - 1)], known[max(1, right)]
+    slope = (points[high] - points[low]) / (high - low)
+    return points[low] + slope * (at - low)
+
+
+def speedup_from_times(alpha: float, k: int, times: Times) -> float:
+    """Returns the speed-up over plain decoding that these times allow with draft length k."""
+    return expected_tokens(alpha, k) * times.verifying(1) / times.round(k)
+
+
+def best_k_from_times(alpha: float, times: Times) -> int:
+    """Returns the draft length within the measured ones with the greatest speed-up."""
+    return _best(lambda k: speedup_from_times(alpha, k, times), times.deepest())
+
+
+def ceiling(times: Times) -> tuple[int, float]:
+    """Returns the draft length and the speed-up of a drafter that is always right."""
+    k = best_k_from_times(1.0, times)
+    return k, speedup_from_times(1.0, k, times)
+
+
+def _best(value: Callable[[int], float], deepest: int) -> int:
+    return max(range(deepest + 1), key=value)
+
+
+def acceptance_of(accepted: Sequence[int], drafted: Sequence[int]) -> float:
+    """Returns the alpha of independent acceptances that fits per-position counts best.
+
+    Maximum likelihood: tokens that were accepted / tokens that were really judged, which are those
+    whose predecessors had all been accepted.
+
+    >>> acceptance_of([50, 25], [100, 100])
+    0.5
+    """
+    # Behind the first level only rounds that were accepted so far, and drafted so far, are judged.
+    before = [*drafted[:1], *accepted]
+    total = sum(min(pair) for pair in zip(drafted, before, strict=False))
+    return sum(accepted) / total if total else 0.0

@@ -1,0 +1,228 @@
+"""Plain against speculative decoding: the same engine, prompts and token counts, in turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from rich.table import Table
+
+from outpace.api import LLM, Prompt
+from outpace.cli.report import merged
+from outpace.core.params import SamplingParams
+from outpace.core.stats import Metrics
+from outpace.outputs import RequestOutput
+
+REPEATS = 5
+FEWEST = 3
+PATIENCE = 30.0
+"""Seconds after which only the fewest repeats are made, and after twice that not even these."""
+WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pass over all prompts."""
+
+    seconds: float
+    metrics: Metrics
+    token_ids: list[list[int]]
+
+    @classmethod
+    def of(cls, outputs: Sequence[RequestOutput], seconds: float) -> Run:
+        """Returns the run that gave these outputs."""
+        texts = [completion for output in outputs for completion in output.outputs]
+        metrics = merged([completion.metrics for completion in texts], seconds)
+        return cls(seconds, metrics, [completion.token_ids for completion in texts])
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.metrics.tokens_per_second
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs of both kinds, made in turns; run i of both had the same seed."""
+
+    plain: Sequence[Run]
+    speculative: Sequence[Run]
+    what: str
+    expects_identity: bool
+    lossless: bool
+    dtype: str
+
+    @property
+    def speed_up(self) -> float:
+        """Ratio of the medians."""
+        plain, fast = ([run.rate for run in runs] for runs in (self.plain, self.speculative))
+        return median(fast) / median(plain)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Lowest and highest ratio of a pair of neighbouring runs."""
+        pairs = zip(self.plain, self.speculative, strict=True)
+        ratios = [fast.rate / slow.rate for slow, fast in pairs]
+        return min(ratios), max(ratios)
+
+    @property
+    def identical(self) -> bool:
+        """Whether every pair of runs wrote the same tokens."""
+        pairs = zip(self.plain, self.speculative, strict=True)
+        return all(slow.token_ids == fast.token_ids for slow, fast in pairs)
+
+    @property
+    def total(self) -> Metrics:
+        """The counters of all speculative runs together."""
+        runs = self.speculative
+        return merged([run.metrics for run in runs], sum(run.seconds for run in runs))
+
+    @property
+    def note(self) -> str:
+        """What is to be said about the texts."""
+        if self.identical:
+            return "Both wrote the same text, token for token."
+        if not self.expects_identity:
+            law = "the same law" if self.lossless else "another law, as the rule is lossy"
+            return (
+                f"The sampled texts differ by design (other draws from {law}); "
+                "--verify coupled writes the same text with and without speculation."
+            )
+        if not self.lossless:
+            return f"The texts differ from token {self._split} on: the rule is lossy."
+        return (
+            f"The texts differ from token {self._split} on: in {self.dtype}, scoring several "
+            "tokens at once rounds otherwise than one by one, and turns near-ties; with "
+            "--dtype float64 they must agree."
+        )
+
+    @property
+    def _split(self) -> int:
+        """The first token, from 1, that differs in any text."""
+        pairs = zip(self.plain, self.speculative, strict=True)
+        texts = [zip(a.token_ids, b.token_ids, strict=True) for a, b in pairs]
+        return min(
+            (_first_difference(*text) for text in itertools.chain.from_iterable(texts)), default=0
+        )
+
+    def table(self) -> Table:
+        """Returns the result for a terminal."""
+        table = Table()
+        table.add_column()
+        table.add_column("plain", justify="right")
+        table.add_column("speculative", justify="right")
+        both = (self.plain, self.speculative)
+        rates = [[run.rate for run in runs] for runs in both]
+        low, high = self.spread
+        total = self.total
+        table.add_row("tokens/s (median)", *(f"{median(rate):.1f}" for rate in rates))
+        table.add_row("lowest - highest", *(f"{min(r):.1f} - {max(r):.1f}" for r in rates))
+        table.add_row("speed-up", "1.00x", f"[bold]{self.speed_up:.2f}x[/bold]")
+        table.add_row("  in neighbouring runs", "", f"{low:.2f}x - {high:.2f}x")
+        table.add_row("acceptance rate", "", f"{total.acceptance_rate:.0%}")
+        lengths = [merged([run.metrics for run in runs], 1.0) for runs in both]
+        table.add_row(
+            "mean acceptance length", *(f"{m.mean_acceptance_length:.2f}" for m in lengths)
+        )
+        table.add_row(
+            "target passes", *(f"{median(r.metrics.num_target_passes for r in x):g}" for x in both)
+        )
+        table.add_row(
+            "tokens", *(f"{median(r.metrics.num_emitted_tokens for r in x):g}" for x in both)
+        )
+        return table
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the result for ``--json``."""
+        return {
+            "plain": _arm(self.plain),
+            "speculative": _arm(self.speculative),
+            "speed_up": self.speed_up,
+            "speed_up_range": list(self.spread),
+            "repeats": len(self.plain),
+            "identical": self.identical,
+            "note": self.note,
+        }
+
+
+def _first_difference(a: Sequence[int], b: Sequence[int]) -> Any:
+    if a == b:
+        return float("inf")
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
+    return 1 + sum(1 for _ in shared)
+
+
+def _arm(runs: Sequence[Run]) -> dict[str, Any]:
+    total = merged([run.metrics for run in runs], sum(run.seconds for run in runs))
+    return {
+        "tokens_per_second": median(run.rate for run in runs),
+        "seconds": [run.seconds for run in runs],
+        "num_tokens": median(run.metrics.num_emitted_tokens for run in runs),
+        "num_target_passes": median(run.metrics.num_target_passes for run in runs),
+        "num_draft_tokens": median(run.metrics.num_draft_tokens for run in runs),
+        "num_accepted_tokens": median(run.metrics.num_accepted_tokens for run in runs),
+        "mean_acceptance_length": total.mean_acceptance_length,
+        "acceptance_rate": total.acceptance_rate,
+    }
+
+
+def measure(
+    llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, tell: Callable[[str], None]
+) -> Comparison:
+    """Returns the comparison: a warm-up of both kinds, then plain, speculative, plain, ...
+
+    Every run writes as many tokens as the options allow, past any end of text, so that the counts
+    agree. tell: is given a line about the progress.
+    """
+    resolved = llm.resolve(params)
+    params = dataclasses.replace(
+        params, ignore_eos=True, stop=None, stop_token_ids=(), min_tokens=None, logprobs=None
+    )
+    short = dataclasses.replace(params, max_tokens=min(WARM_UP_TOKENS, resolved.max_tokens or 1))
+    for kind in (_plain(short), short):
+        llm.generate(prompts, kind)
+    plain: list[Run] = []
+    speculative: list[Run] = []
+    begin = perf_counter()
+    for repeat in range(REPEATS):
+        spent = perf_counter() - begin
+        if (repeat >= FEWEST and spent > PATIENCE) or (repeat and spent > 2 * PATIENCE):
+            break
+        tell(f"measuring, {repeat + 1} of {REPEATS} ...")
+        # Another text each time, where texts are drawn: one may be easier to guess than the next.
+        seeded = dataclasses.replace(params, seed=(params.seed or 0) + repeat)
+        plain.append(_run(llm, prompts, _plain(seeded)))
+        speculative.append(_run(llm, prompts, seeded))
+    rule = llm.engine.judge.rule
+    return Comparison(
+        plain,
+        speculative,
+        what=_what(llm, resolved, len(prompts), len(plain)),
+        expects_identity=resolved.greedy or llm.engine.judge.coupled,
+        lossless=rule.lossless,
+        dtype=str(llm.target.dtype).removeprefix("torch."),
+    )
+
+
+def _plain(params: SamplingParams) -> SamplingParams:
+    return dataclasses.replace(params, speculative="off")
+
+
+def _run(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> Run:
+    begin = perf_counter()
+    outputs = llm.generate(prompts, params)
+    return Run.of(outputs, perf_counter() - begin)
+
+
+def _what(llm: LLM, params: SamplingParams, prompts: int, repeats: int) -> str:
+    law = "greedy" if params.greedy else f"temperature {params.temperature:g}"
+    many = f", {prompts} prompts" if prompts > 1 else ""
+    return (
+        f"{llm.config.method}, k={llm.config.num_speculative_tokens}, {law}{many}, "
+        f"{repeats} runs of each in turns"
+    )

@@ -1,0 +1,96 @@
+"""The ``outpace`` executable: finds the verb, and tells a user's mistakes in one sentence."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from outpace import __version__
+from outpace.errors import OutpaceError, did_you_mean
+
+VERBS = {
+    "generate": "outpace.cli.generate:generate",
+    "bench": "outpace.cli.bench:app",
+    "audit": "outpace.cli.audit:app",
+}
+"""Where each verb lives: ``module:function``, or ``module:app`` for a Typer app with verbs of its
+own. Imported when needed; a module imports torch only inside its functions."""
+
+EPILOG = "Without a model, every verb runs the small pair that comes with the package."
+
+
+class Verbs(TyperGroup):
+    """Verbs by name from `VERBS`; an `OutpaceError` of any of them ends in one sentence."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _command(cmd_name) if cmd_name in VERBS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in VERBS:
+            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], VERBS)}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OutpaceError as error:
+            typer.echo(f"outpace: {error}", err=True)
+            raise typer.Exit(2) from error
+
+
+def _command(name: str) -> Any:
+    module, _, attribute = VERBS[name].partition(":")
+    verb = getattr(import_module(module), attribute)
+    if not isinstance(verb, typer.Typer):
+        function, verb = verb, typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        verb.command(name)(function)
+    command = typer.main.get_command(verb)
+    command.name = name
+    return command
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"outpace {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name="outpace",
+    cls=Verbs,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def outpace(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Speculative decoding for Hugging Face causal language models: faster text, the same words."""
+
+
+def run() -> None:
+    """Runs the command line and exits: 0, 2 for a user's mistake, 130 after Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character shows "?", where Python would stop in mid-text.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    app()
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,151 @@
+"""Runs what was asked for: streams one text, prints several, or writes JSON lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from outpace.api import LLM, Prompt
+from outpace.cli import report
+from outpace.cli.compare import measure
+from outpace.cli.prompts import Entry
+from outpace.core.params import SamplingParams
+from outpace.core.stats import Metrics
+from outpace.outputs import RequestOutput
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to do with which prompts."""
+
+    entries: Sequence[Entry]
+    chat: bool = False
+    system: str | None = None
+    compare: bool = False
+    as_json: bool = False
+    stream: bool = True
+
+
+def play(llm: LLM, params: SamplingParams, job: Job) -> None:
+    """Generates and prints; raises ``typer.Exit(130)`` after Ctrl-C in a streamed text."""
+    prompts = [_prompt(llm, job, entry) for entry in job.entries]
+    if job.compare and params.seed is None:
+        # Both sides of the comparison need the same one.
+        params = dataclasses.replace(params, seed=secrets.randbits(31))
+    if job.as_json:
+        _write_json(llm, params, job, prompts)
+        return
+    if len(prompts) == 1 and params.n == 1 and job.stream:
+        _stream(llm, params, job, prompts[0])
+    else:
+        _print_all(llm, params, job, prompts)
+    if job.compare:
+        _compare(llm, params, prompts)
+
+
+def _prompt(llm: LLM, job: Job, entry: Entry) -> Prompt:
+    if not job.chat:
+        return entry.text
+    system = [] if job.system is None else [{"role": "system", "content": job.system}]
+    return llm.chat_ids([*system, {"role": "user", "content": entry.text}])
+
+
+# -- texts ---------------------------------------------------------------------------------------
+
+
+def _stream(llm: LLM, params: SamplingParams, job: Job, prompt: Prompt) -> None:
+    sampled = not llm.resolve(params).greedy
+    if sampled and params.seed is None:
+        # Drawn here so that it can be told: with it the same text comes out again.
+        params = dataclasses.replace(params, seed=secrets.randbits(31))
+    seed = params.seed if sampled else None
+    chunks = llm.stream(prompt, params)
+    _show_prompt(job, job.entries[0])
+    metrics = Metrics()
+    try:
+        for chunk in chunks:
+            metrics = chunk.metrics
+            typer.echo(chunk.text, nl=False)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        typer.echo()
+        typer.echo(f"interrupted; {report.summary(metrics, seed)}", err=True)
+        raise typer.Exit(130) from None
+    typer.echo()
+    typer.echo(report.summary(metrics, seed), err=True)
+
+
+def _print_all(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Prompt]) -> None:
+    begin = perf_counter()
+    parts: list[Metrics] = []
+    for entry, output in zip(job.entries, llm.generate_each(prompts, params), strict=True):
+        for completion in output.outputs:
+            if parts:
+                typer.echo()
+            _show_prompt(job, entry)
+            typer.echo(completion.text)
+            parts.append(completion.metrics)
+    typer.echo(report.summary(report.merged(parts, perf_counter() - begin)), err=True)
+
+
+def _show_prompt(job: Job, entry: Entry) -> None:
+    # A reader wants the whole text; a pipe gets only what was generated.
+    if sys.stdout.isatty() and not job.chat:
+        typer.secho(entry.text, nl=False, dim=True)
+
+
+# -- JSON ----------------------------------------------------------------------------------------
+
+
+def _write_json(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Prompt]) -> None:
+    records = []
+    for entry, output in zip(job.entries, llm.generate_each(prompts, params), strict=True):
+        for record in _records(llm, entry, output):
+            if job.compare:
+                records.append(record)
+            else:
+                _line(record)
+    if job.compare:
+        comparison = measure(llm, prompts, params, lambda text: None)
+        _line({"outputs": records, **comparison.as_dict()})
+
+
+def _records(llm: LLM, entry: Entry, output: RequestOutput) -> list[dict[str, Any]]:
+    several = len(output.outputs) > 1
+    return [
+        report.record(entry, completion, llm.tokenizer, several) for completion in output.outputs
+    ]
+
+
+def _line(record: dict[str, Any]) -> None:
+    # Escaped where the terminal or pipe could not carry the characters themselves.
+    unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    typer.echo(json.dumps(record, ensure_ascii=not unicode))
+    sys.stdout.flush()
+
+
+# -- comparison ----------------------------------------------------------------------------------
+
+
+def _compare(llm: LLM, params: SamplingParams, prompts: Sequence[Prompt]) -> None:
+    console = Console(stderr=True)
+    comparison = measure(llm, prompts, params, _teller(console))
+    console.print(f"\n{comparison.what}:", highlight=False)
+    console.print(comparison.table())
+    console.print(comparison.note, highlight=False)
+
+
+def _teller(console: Console) -> Callable[[str], None]:
+    # One line that replaces itself: a spinner would draw from a thread beside what is measured.
+    if not console.is_terminal:
+        return lambda text: None
+    return lambda text: typer.echo(f"\r{text}", nl=False, err=True)

@@ -1,0 +1,106 @@
+"""Prompts from the command line, a file, a pipe, or built in."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outpace.errors import PromptError
+
+BUILT_IN = "Once upon a time, there was a little girl named Lily."
+STDIN = "-"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One prompt, and the id that its record came with."""
+
+    text: str
+    id: Any = None
+
+
+def read_prompts(prompt: str | None, file: Path | None) -> list[Entry]:
+    """Returns the prompts: one, or as many as a JSONL file has records.
+
+    Raises ``PromptError`` for what is missing, empty or not text.
+    """
+    if prompt is not None and file is not None:
+        raise PromptError("give the prompt either as an argument or with --prompt-file, not both.")
+    if file is not None and str(file) != STDIN:
+        return _from_file(file)
+    if file is not None or prompt == STDIN or (prompt is None and has_piped_input()):
+        return [_whole(sys.stdin.buffer.read(), "standard input")]
+    if prompt is None:
+        return [Entry(BUILT_IN)]
+    return [_one(prompt, "the prompt")]
+
+
+def has_piped_input() -> bool:
+    """Tells whether standard input is a pipe or a file: neither a terminal nor /dev/null."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def _from_file(file: Path) -> list[Entry]:
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise PromptError(f"cannot read prompt file {str(file)!r}: {error.strerror}.") from error
+    if file.suffix == ".jsonl":
+        return _records(_decoded(data, str(file)), file)
+    return [_whole(data, str(file))]
+
+
+def _whole(data: bytes, source: str) -> Entry:
+    # Editors and echo end a text with a line break, which is no part of what is to be continued.
+    return _one(_decoded(data, source).removesuffix("\n").removesuffix("\r"), source)
+
+
+def _decoded(data: bytes, source: str) -> str:
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"{source} is not UTF-8 text: byte {data[error.start]:#04x} at offset {error.start} "
+            "cannot be read; save it as UTF-8."
+        ) from error
+
+
+def _one(text: str, source: str) -> Entry:
+    if not text:
+        raise PromptError(f"{source} is empty: give some text to continue.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"{source} is not UTF-8 text: character {error.start} cannot be read."
+        ) from error
+    return Entry(text)
+
+
+def _records(text: str, file: Path) -> list[Entry]:
+    lines = enumerate(text.split("\n"), 1)
+    entries = [_record(line, f"{file}, line {number}") for number, line in lines if line.strip()]
+    if not entries:
+        raise PromptError(f'{file} is empty: give one {{"prompt": ...}} per line.')
+    return entries
+
+
+def _record(line: str, place: str) -> Entry:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise PromptError(
+            f'{place} is not JSON ({error}): give one {{"prompt": ...}} per line.'
+        ) from error
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+        raise PromptError(f'{place} has no "prompt" text: give one {{"prompt": ...}} per line.')
+    return Entry(_one(record["prompt"], f"the prompt of {place}").text, record.get("id"))

@@ -1,0 +1,74 @@
+"""Records and sentences about finished texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outpace.cli.prompts import Entry
+from outpace.core.stats import Metrics
+from outpace.engine.request import Logprob
+from outpace.outputs import CompletionOutput
+
+
+def summary(metrics: Metrics, seed: int | None = None) -> str:
+    """Returns one line about what a text, or several, cost."""
+    parts = [
+        f"{metrics.num_emitted_tokens} tokens in {metrics.total_seconds:.2f} s "
+        f"({metrics.tokens_per_second:.1f} tokens/s)"
+    ]
+    if metrics.num_draft_tokens:
+        parts.append(f"acceptance rate {metrics.acceptance_rate:.0%}")
+        parts.append(f"mean acceptance length {metrics.mean_acceptance_length:.2f}")
+    else:
+        parts.append("nothing drafted")
+    parts.append(f"{metrics.num_target_passes} target passes")
+    if seed is not None:
+        parts.append(f"seed {seed}")
+    return ", ".join(parts)
+
+
+def merged(parts: Sequence[Metrics], seconds: float) -> Metrics:
+    """Returns the counters of several texts together, over ``seconds`` of wall time."""
+    return Metrics(
+        num_target_passes=sum(part.num_target_passes for part in parts),
+        num_draft_tokens=sum(part.num_draft_tokens for part in parts),
+        num_accepted_tokens=sum(part.num_accepted_tokens for part in parts),
+        num_emitted_tokens=sum(part.num_emitted_tokens for part in parts),
+        total_seconds=seconds,
+    )
+
+
+def record(entry: Entry, output: CompletionOutput, tokenizer: Any, several: bool) -> dict[str, Any]:
+    """Returns what ``--json`` prints about one text. several: it is one of n."""
+    found: dict[str, Any] = {} if entry.id is None else {"id": entry.id}
+    found["prompt"] = entry.text
+    if several:
+        found["index"] = output.index
+    found |= {
+        "text": output.text,
+        "token_ids": output.token_ids,
+        "finish_reason": output.finish_reason,
+        "seed": output.seed,
+    }
+    if output.logprobs is not None:
+        pairs = zip(output.token_ids, output.logprobs, strict=True)
+        found["logprobs"] = [_logprobs(tokenizer, token, laws) for token, laws in pairs]
+    return found | {"metrics": output.metrics.as_dict()}
+
+
+def _logprobs(tokenizer: Any, token: int, laws: Mapping[int, Logprob]) -> dict[str, Any]:
+    ranked = sorted(laws.items(), key=lambda item: item[1].rank)
+    # Tokens that the options rule out have none, and JSON has no infinity.
+    top = [_logprob(tokenizer, *item) for item in ranked if math.isfinite(item[1].logprob)]
+    return {**_logprob(tokenizer, token, laws[token]), "top": top}
+
+
+def _logprob(tokenizer: Any, token: int, logprob: Logprob) -> dict[str, Any]:
+    return {
+        "token_id": token,
+        "token": None if tokenizer is None else tokenizer.decode([token]),
+        "logprob": logprob.logprob,
+        "rank": logprob.rank,
+    }

@@ -1,0 +1,68 @@
+"""From flags to ``speculative_config``, and JSON flags to dicts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from outpace.errors import ConfigError, OutpaceError, ParamsError
+
+
+def speculation(
+    config: str | None,
+    draft: str | None,
+    method: str | None,
+    count: int | None,
+    verify: str | None,
+    bundled: bool,
+) -> dict[str, Any] | None:
+    """Returns the ``speculative_config`` that the flags ask for; None if they say nothing.
+
+    bundled: no model was named, so that the bundled drafter is at hand.
+    """
+    flags = {"--draft": draft, "--method": method, "-k": count, "--verify": verify}
+    given = [flag for flag, value in flags.items() if value is not None]
+    if config is not None:
+        if given:
+            raise ConfigError(
+                f"--speculative-config and {given[0]} exclude each other: put all into the JSON."
+            )
+        return parse_object("--speculative-config", config, ConfigError)
+    if count is not None and count < 1:
+        raise ConfigError(
+            f"-k must be at least 1, not {count}: for plain decoding use --method none."
+        )
+    if draft is None and method is None and not bundled:
+        if count is not None:
+            raise ConfigError("-k needs a drafter: add --draft or --method.")
+        return None if verify is None else {"method": "none", "verify": verify}
+    if method == "none" and count is not None:
+        raise ConfigError("-k and --method none exclude each other: plain decoding drafts nothing.")
+    if method == "draft_model" and draft is None and not bundled:
+        raise ConfigError("--method draft_model needs --draft: the drafter's folder or hub name.")
+    if not given:
+        return None
+    named = {"method": method, "model": draft, "num_speculative_tokens": count, "verify": verify}
+    return {key: value for key, value in named.items() if value is not None}
+
+
+def logit_bias(text: str | None) -> dict[int, float] | None:
+    """Returns ``--logit-bias``: token ids are strings in JSON."""
+    if text is None:
+        return None
+    bias = parse_object("--logit-bias", text, ParamsError)
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError as error:
+        raise ParamsError(f"--logit-bias must name tokens by their ids: {error}.") from error
+
+
+def parse_object(flag: str, text: str, kind: type[OutpaceError]) -> dict[str, Any]:
+    """Returns the JSON object that a flag holds; raises ``kind`` if it is something else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise kind(f"{flag} is not JSON ({error}).") from error
+    if not isinstance(found, dict):
+        raise kind(f'{flag} must be a JSON object such as {{"key": value}}, not {text}.')
+    return found

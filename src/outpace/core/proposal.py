@@ -1,0 +1,79 @@
+"""What crosses the seams: a drafter's proposal, a verifier's verdict, a drafter's needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outpace.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class Point:
+    """The drafted tokens are given: whatever chose them, nothing about the choice is random to the
+    verifier (argmax, top-k, look-up, anything selected after sampling)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """Each drafted token was drawn from the law in its row of ``q``, in the order of the nodes.
+
+    Siblings share their row of q. With replacement they are independent draws. Without, each was
+    drawn from q with its elder siblings removed and the rest renormalised; q stays the law before
+    any removal.
+    """
+
+    q: Tensor  # [B, N, V]
+    with_replacement: bool = True
+
+
+Law = Point | Sampled
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """Drafted tokens as a tree, with the law that they were drawn from.
+
+    Row b uses nodes 1..counts[b]; the others are padding and are never accepted.
+    """
+
+    tokens: Tensor  # [B, N]
+    tree: Tree
+    counts: Tensor  # [B]
+    law: Law
+
+    @property
+    def valid(self) -> Tensor:
+        """``[B, N]`` bool: the nodes that are not padding."""
+        nodes = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return nodes < self.counts[:, None]
+
+    @classmethod
+    def empty(cls, rows: int, device: torch.device | str = "cpu") -> Proposal:
+        """Returns the proposal of a drafter that proposes nothing: plain decoding."""
+        tokens = torch.zeros(rows, 0, dtype=torch.long, device=device)
+        counts = torch.zeros(rows, dtype=torch.long, device=device)
+        return cls(tokens, Tree.chain(rows, 0, device), counts, Point())
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """The node at which the walk ended, and the one extra token."""
+
+    node: Tensor  # [B] last accepted node; 0 if none was
+    next_token: Tensor  # [B]
+
+    def path(self, tree: Tree) -> Tensor:
+        """Returns ``[B, N]``, the accepted nodes from the root down, then -1."""
+        row = torch.arange(self.node.shape[0], device=self.node.device)
+        return tree.paths[row, self.node]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a drafter asks of the target, declared once."""
+
+    taps: tuple[int, ...] = ()  # hidden states of these layers, delivered in `observe`
+    laws: bool = False  # the target's law at each node, delivered in `observe`

@@ -1,0 +1,82 @@
+"""Random streams as pure functions: the draw at (seed, position, role, index) is always the same.
+
+Nothing is stored and nothing advances, so a row draws what it draws alone whatever else is in the
+batch, on any device, however often anybody else has drawn. A *position* is the number of committed
+tokens when the round began; since every round commits at least one token, no (position, role) is
+used by two rounds. (Keying a drafted token by its own absolute position instead would reuse its
+uniform after a rejection, and a verifier that looks at the whole block, like block verification,
+has by then conditioned on it. The coupled rule wants exactly that reuse and has a role of its own.)
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+# The odd constants of SplitMix64 (Steele, Lea and Flood 2014, variant 13 of Stafford's mixers), as
+# signed 64-bit integers, since torch multiplies int64 modulo 2**64.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+
+_UNITS = 2.0**61  # into which a law is cut by `inverse_cdf`: as many as int64 holds, with room
+
+
+class Role(IntEnum):
+    """What a draw is for. Draws for different roles are independent."""
+
+    DRAFT = 0
+    STOP = 1
+    NEXT = 2
+    TOKEN = 3  # Gumbel noise of the coupled rule, keyed by the token's own position
+    AUX = 4  # anything else a drafter needs: branching, stopping
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX_1
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX_2
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def uniform(seeds: Tensor, positions: Tensor, role: Role, count: int) -> Tensor:
+    """Returns ``[..., count]`` float64 uniforms in (0, 1), strictly inside.
+
+    seeds, positions: int64, broadcast against each other.
+
+    >>> s, t = torch.tensor([7]), torch.tensor([3])
+    >>> bool((uniform(s, t, Role.STOP, 1) == uniform(s, t, Role.STOP, 4)[:, :1]).all())
+    True
+    """
+    key = _mix(_mix(seeds * _GOLDEN + _MIX_1) ^ (positions * 8 + int(role)) * _GOLDEN)
+    index = torch.arange(1, count + 1, device=seeds.device) * _GOLDEN
+    bits = _mix(_mix(key[..., None] + index))
+    return _unit(bits)
+
+
+def _unit(bits: Tensor) -> Tensor:
+    # 52 bits and a half are 53 significant ones, all that a float64 has. With one more the largest
+    # values would round to 1.
+    return (((bits >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
+
+
+def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
+    """Returns ``[..., V]`` standard Gumbel noise for the token at each position."""
+    return -torch.log(-torch.log(uniform(seeds, positions, Role.TOKEN, vocabulary)))
+
+
+def inverse_cdf(law: Tensor, u: Tensor) -> Tensor:
+    """Returns the index that ``u`` picks from an unnormalised law; never one of mass 0.
+
+    law: ``[..., V]``, no mass negative and some positive; u: ``[...]`` -> int64 ``[...]``.
+
+    >>> inverse_cdf(torch.tensor([0.0, 0.25, 0.75]), torch.tensor(0.2)).item()
+    1
+    """
+    # In whole units, because a parallel sum of floats (CUDA) need neither rise nor repeat itself.
+    total = law.sum(-1, keepdim=True, dtype=torch.float64)
+    cumulative = (law.double() / total).mul_(_UNITS).long().cumsum(-1)
+    units = cumulative[..., -1:]
+    threshold = torch.minimum((u[..., None] * units).long(), units - 1)
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)

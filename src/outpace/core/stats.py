@@ -1,0 +1,80 @@
+"""Counters of one request, and what they are called.
+
+acceptance rate          accepted / drafted
+mean acceptance length   emitted tokens / target passes that emitted (bonus or correction included)
+acceptance per position  accepted at depth i / rounds that drafted to depth i or deeper
+
+A token that was cut off by a stop condition is neither emitted nor accepted. Passes over the prompt
+that emit nothing are not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Metrics:
+    """What one request cost. Times are seconds of the rounds the request took part in; a round that
+    serves several requests counts whole for each."""
+
+    num_target_passes: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_emitted_tokens: int = 0
+    drafted_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        passes = self.num_target_passes
+        return self.num_emitted_tokens / passes if passes else 0.0
+
+    @property
+    def acceptance_per_position(self) -> list[float]:
+        pairs = zip(self.accepted_per_position, self.drafted_per_position, strict=True)
+        return [accepted / drafted for accepted, drafted in pairs]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_emitted_tokens / self.total_seconds if self.total_seconds else 0.0
+
+    def count_round(self, drafted: int, accepted: int, emitted: int) -> None:
+        """Adds one verified round. drafted: depth of the draft for a chain, nodes for a tree."""
+        self.num_target_passes += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_tokens += accepted
+        self.num_emitted_tokens += emitted
+
+    def count_positions(self, depth: int, accepted: int) -> None:
+        """Adds a round that drafted ``depth`` levels, of which the first ``accepted`` were kept."""
+        missing = depth - len(self.drafted_per_position)
+        self.drafted_per_position += [0] * missing
+        self.accepted_per_position += [0] * missing
+        for level in range(depth):
+            self.drafted_per_position[level] += 1
+            self.accepted_per_position[level] += level < accepted
+
+    def as_dict(self) -> dict[str, object]:
+        """Returns the published names, as in the ``--json`` output."""
+        return {
+            "num_target_passes": self.num_target_passes,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "acceptance_rate": self.acceptance_rate,
+            "acceptance_per_position": self.acceptance_per_position,
+            "draft_seconds": self.draft_seconds,
+            "verify_seconds": self.verify_seconds,
+            "sample_seconds": self.sample_seconds,
+            "total_seconds": self.total_seconds,
+            "tokens_per_second": self.tokens_per_second,
+        }

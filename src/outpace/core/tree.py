@@ -1,0 +1,90 @@
+"""The shape of what is drafted: a tree of nodes under the last committed token.
+
+Node 0 is the root, the last committed token. Nodes 1..N are the drafted tokens, and a node's parent
+always has a smaller number. A chain is the tree in which the parent of n is n - 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """Parents of the drafted nodes of B rows.
+
+    ``parents[b, n - 1]`` is the parent of node n of row b.
+
+    >>> Tree.chain(1, 3).parents.tolist()
+    [[0, 1, 2]]
+    """
+
+    parents: Tensor  # [B, N]
+    is_chain: bool = False
+
+    @classmethod
+    def chain(cls, rows: int, length: int, device: torch.device | str = "cpu") -> Tree:
+        """Returns the tree in which each node has one child."""
+        return cls(torch.arange(length, device=device).expand(rows, length), is_chain=True)
+
+    @classmethod
+    def uniform(cls, parents: list[int], rows: int, device: torch.device | str = "cpu") -> Tree:
+        """Returns the same tree for every row, from a list of parents."""
+        shared = torch.tensor(parents, dtype=torch.long, device=device)
+        chain = parents == list(range(len(parents)))
+        return cls(shared.expand(rows, len(parents)), is_chain=chain)
+
+    @property
+    def rows(self) -> int:
+        return self.parents.shape[0]
+
+    @property
+    def size(self) -> int:
+        """Number of drafted nodes, N."""
+        return self.parents.shape[1]
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """``[B, M, M]`` bool: [b, n, a] is true where a is n itself or an ancestor of n."""
+        rows, size = self.parents.shape
+        eye = torch.eye(size + 1, dtype=torch.bool, device=self.parents.device)
+        if self.is_chain:
+            return torch.ones_like(eye).tril().expand(rows, -1, -1)
+        table = eye.expand(rows, -1, -1).clone()
+        row = torch.arange(rows, device=self.parents.device)
+        for node in range(1, size + 1):
+            table[:, node] |= table[row, self.parents[:, node - 1]]
+        return table
+
+    @cached_property
+    def depth(self) -> Tensor:
+        """``[B, M]``: 0 for the root, 1 for its children, and so on."""
+        return self.ancestors.sum(-1) - 1
+
+    @cached_property
+    def paths(self) -> Tensor:
+        """``[B, M, N]``: the nodes from depth 1 down to each node, then -1.
+
+        >>> Tree.uniform([0, 0, 2], 1).paths.tolist()
+        [[[-1, -1, -1], [1, -1, -1], [2, -1, -1], [2, 3, -1]]]
+        """
+        size = self.size
+        nodes = torch.arange(1, size + 1, device=self.parents.device)
+        listed = torch.where(self.ancestors[:, :, 1:], nodes, size + 1).sort(-1).values
+        return torch.where(listed > size, -1, listed)
+
+    @cached_property
+    def child_of(self) -> Tensor:
+        """``[B, M, N]`` bool: [b, n, c] is true where drafted node c + 1 is a child of n."""
+        nodes = torch.arange(self.size + 1, device=self.parents.device)
+        return self.parents[:, None, :] == nodes[None, :, None]
+
+    @cached_property
+    def sibling_rank(self) -> Tensor:
+        """``[B, N]``: how many elder siblings each drafted node has."""
+        same = self.parents[:, :, None] == self.parents[:, None, :]
+        return same.tril(-1).sum(-1)

@@ -1,0 +1,147 @@
+"""A smaller causal LM with the same tokenizer drafts a chain.
+
+Leviathan et al. 2022; Chen et al. 2023.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Point, Proposal, Sampled, Verdict
+from outpace.core.tree import Tree
+from outpace.draft.base import Drafter, Picker, Rows, Setup
+from outpace.errors import ConfigError
+from outpace.models.load import check_path, check_same_vocabulary, load
+from outpace.models.runner import PREFILL_CHUNK, Runner
+from outpace.verify.base import Drawn
+
+CATCH_UP = 16
+"""Unseen tokens that are fed beside other rows' in one pass; more are cached row by row first."""
+
+
+class DraftModel(Drafter):
+    """Draws each token from the model's law under the request's own options, left to right.
+
+    Nothing leaves the device while it drafts. Its cache is fed whatever the row has that it has not
+    seen, so that nothing special happens after a full acceptance, a rejection or rounds without it.
+    Rows beyond its context propose nothing.
+    """
+
+    name: ClassVar[str] = "draft_model"
+    draws: frozenset[Drawn] = frozenset({Drawn.IID})
+    options: ClassVar[Mapping[str, Any]] = dict.fromkeys(("model", "tokenizer", "dtype", "device"))
+
+    def __init__(self, runner: Runner, vocabulary: int, weight_bytes: int = 0) -> None:
+        self.runner = runner
+        self._vocabulary = vocabulary
+        self.weight_bytes = weight_bytes
+        self._chains: dict[tuple[int, int], Tree] = {}
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any]) -> None:
+        if options["model"] is None:
+            raise ConfigError(f"method {cls.name!r} needs 'model': the drafter's path or name.")
+        if isinstance(options["model"], (str, os.PathLike)):
+            check_path(options["model"])
+
+    @classmethod
+    def build(cls, setup: Setup) -> DraftModel:
+        """Loads ``model``, on the target's device and in its dtype unless told otherwise."""
+        target, options = setup.target, setup.options
+        drafter = load(
+            options["model"],
+            tokenizer=options["tokenizer"],
+            dtype=options["dtype"] or target.dtype,
+            device=options["device"] or target.device,
+        )
+        check_same_vocabulary(target, drafter)
+        runner = Runner(drafter.model, setup.rows, drafter.max_length)
+        return cls(runner, target.vocabulary, drafter.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight_bytes + self.runner.cache.nbytes
+
+    def admit(self, prompts: Sequence[Sequence[int]]) -> None:
+        self.runner.admit(len(prompts))
+
+    def retain(self, rows: Sequence[int]) -> None:
+        self.runner.retain(rows)
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        counts = self._affordable(rows, budgets)
+        width = max(counts)
+        if width == 0:
+            return Proposal.empty(len(rows), rows.seeds.device)
+        live = [count > 0 for count in counts]
+        logits = self._catch_up(rows, live)  # [B, V]
+        pick = Picker(rows, width)
+        drafted = torch.empty(len(rows), 0, dtype=torch.long, device=logits.device)
+        laws: list[Tensor] = []
+        while True:
+            token, law = pick(logits, drafted)
+            drafted = torch.cat([drafted, token[:, None]], 1)
+            if law is not None:
+                laws.append(law)
+            if drafted.shape[1] == width:
+                break
+            output = self.runner.forward(token[:, None], keep=1)
+            self.runner.advance([int(row) for row in live])
+            logits = self._fitted(output.logits[:, -1])
+        tree = self._chain(len(rows), width)
+        law_of_all = Sampled(torch.stack(laws, 1)) if pick.sampled else Point()
+        return Proposal(drafted, tree, torch.tensor(counts, device=drafted.device), law_of_all)
+
+    def observe(self, rows: Rows, proposal: Proposal, verdict: Verdict) -> None:
+        lengths = self.runner.lengths
+        for row, accepted in enumerate(verdict.node.tolist()):
+            # The last drafted token was never fed, so it is not cached even if it was accepted.
+            lengths[row] = min(lengths[row], rows.length(row) + accepted)
+
+    def _chain(self, rows: int, width: int) -> Tree:
+        """The tree of a chain: few shapes come again and again, with all that a tree derives."""
+        if (rows, width) not in self._chains:
+            self._chains[rows, width] = Tree.chain(rows, width, self.runner.device)
+        return self._chains[rows, width]
+
+    def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
+        room = [self.runner.max_length - rows.length(row) for row in range(len(rows))]
+        return [max(0, min(pair)) for pair in zip(budgets, room, strict=True)]
+
+    def _catch_up(self, rows: Rows, live: Sequence[bool]) -> Tensor:
+        """Feeds what each live row has committed since; returns the logits after it, ``[B, V]``."""
+        lengths = self.runner.lengths
+        pending = [
+            rows.since(row, lengths[row]) if drafting else [] for row, drafting in enumerate(live)
+        ]
+        alike = len({len(unseen) for unseen in pending}) == 1
+        most = PREFILL_CHUNK if alike else CATCH_UP
+        for row, unseen in enumerate(pending):
+            if len(unseen) > most:
+                left = (len(unseen) - 1) % PREFILL_CHUNK + 1 if alike else 1
+                self.runner.prefill(row, [unseen[:-left]])
+                pending[row] = unseen[-left:]
+        width = max(map(len, pending))
+        tokens = [[*unseen, *[0] * (width - len(unseen))] for unseen in pending]
+        device = self.runner.device
+        # Where all rows end together, only their last logits are needed.
+        keep = 1 if alike else width
+        output = self.runner.forward(torch.tensor(tokens, device=device), keep=keep)
+        self.runner.advance([len(unseen) for unseen in pending])
+        if alike:
+            return self._fitted(output.logits[:, -1])
+        last = torch.tensor([max(0, len(unseen) - 1) for unseen in pending], device=device)
+        row_index = torch.arange(len(pending), device=device)
+        return self._fitted(output.logits[row_index, last])
+
+    def _fitted(self, logits: Tensor) -> Tensor:
+        """Cut or filled up to the target's vocabulary; tokens that it lacks are never proposed."""
+        missing = self._vocabulary - logits.shape[-1]
+        if missing > 0:
+            return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
+        return logits[..., : self._vocabulary]

@@ -1,0 +1,24 @@
+"""No drafter: plain decoding, the baseline that everything is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from outpace.core.proposal import Proposal
+from outpace.draft.base import Drafter, Rows, Setup
+from outpace.verify.base import Drawn
+
+
+class NoDrafter(Drafter):
+    """Proposes nothing: each round is one target pass and one token."""
+
+    name: ClassVar[str] = "none"
+    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+
+    @classmethod
+    def build(cls, setup: Setup) -> NoDrafter:
+        return cls()
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        return Proposal.empty(len(rows), rows.seeds.device)

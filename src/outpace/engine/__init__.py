@@ -1,0 +1,1 @@
+"""The round: draft, score, verify, commit, observe, for a ragged batch of requests."""

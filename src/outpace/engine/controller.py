@@ -1,0 +1,265 @@
+"""How much to draft for each row."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+from outpace.draft.base import Drafter
+from outpace.draft.none import NoDrafter
+from outpace.engine.acceptance import Acceptance, Counts, expected
+from outpace.engine.cost import CostModel, Place, Seconds
+from outpace.engine.request import Request
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one row drafted and what came of it."""
+
+    drafted: int  # nodes
+    depth: int  # levels
+    accepted: int  # levels
+    emitted: int
+
+
+class Controller(ABC):
+    """Chooses each row's budget before a round and learns from what it brought."""
+
+    @abstractmethod
+    def budgets(self, requests: Sequence[Request]) -> list[int]:
+        """Returns how many nodes to draft for each request, 0 to decode plainly."""
+
+    def record(
+        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds
+    ) -> None:
+        """Is told what the last round drafted, what came of it and what it took.
+
+        The requests are as the round has left them.
+        """
+
+
+class Constant(Controller):
+    """The same number for every round."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def budgets(self, requests: Sequence[Request]) -> list[int]:
+        return [self._count] * len(requests)
+
+
+def affordable(requests: Sequence[Request], budgets: Sequence[int]) -> list[int]:
+    """Returns the budgets under each request's own wish and what it may still generate.
+
+    One token comes with every round, so that the last one need not be drafted.
+    """
+    wishes = [wish(request) for request in requests]
+    return [
+        max(0, min(budget if wished is None else wished, request.remaining - 1))
+        for request, budget, wished in zip(requests, budgets, wishes, strict=True)
+    ]
+
+
+def wish(request: Request) -> int | None:
+    """Returns the budget that a request asks for itself, None if it leaves the choice to us."""
+    wished = request.params.speculative
+    if wished is None or wished == "auto":
+        return None
+    return 0 if wished == "off" else int(wished)
+
+
+MOST = 10
+"""Nodes of the longest chain that is considered: with the root, what a CPU scores in one reading
+of the weights. Acceptance that would repay more is rare."""
+
+FIRST = 4
+"""Nodes of the first draft of all rows together, before anything is known."""
+
+REPRODUCIBLE = 5
+"""Nodes of a chain where the text must not depend on measured times."""
+
+SHARE = 0.015
+"""Of all time, what may be lost on trying drafts where plain decoding seems best."""
+
+CREDIT = 2.0
+"""Plain rounds' worth of such loss that is granted before that."""
+
+DISTURBED = 4.0
+"""Plain rounds' worth that one trial can be charged with, should something else hold it up."""
+
+LOOK_ASIDE = 24
+"""Rounds after which a width beside the best one is played, lest one bad measurement hide it."""
+
+TRUSTED = 3
+"""Measurements from which a median is one; a width with fewer is looked at four times as soon."""
+
+
+@dataclass
+class _Row:
+    """What is known of a request."""
+
+    counts: Counts
+    begun: bool = False  # a request's first round reads the prompt, too
+    drafting: bool = False  # in its last round: only then is the drafter up to date
+
+
+class Auto(Controller):
+    """Drafts as much as brings the most tokens per second, by measured times and acceptance.
+
+    For every width w the round is expected to take T(w) seconds, the median of such rounds at this
+    batch and context, and to bring 1 + a_1 + a_1 a_2 + ... tokens in each row. The same width suits
+    all rows, since narrower rows are padded to the widest: they only stop where they end.
+
+    Where plain decoding is best a draft is tried now and then, as long as all that such trials lost
+    stays under ``SHARE`` of the time. Times differ from run to run, and what is drafted changes
+    which random numbers a sampled text meets: rows with a seed of their own get a fixed budget,
+    unless ``invariant`` says that the rule's texts do not depend on the draft.
+    """
+
+    def __init__(self, ladder: Mapping[int, int] | None = None, invariant: bool = False) -> None:
+        """ladder: the widths to choose from, in nodes, and the levels of each; default: chains."""
+        self.costs = CostModel()
+        self.acceptance = Acceptance()
+        self._ladder = dict(ladder or {width: width for width in range(MOST + 1)})
+        self._widths = sorted(self._ladder)
+        # A tree's shape was somebody's choice already.
+        self._reproducible = self._widths[-1] if ladder else self._at_most(REPRODUCIBLE)
+        self._invariant = invariant
+        self._rows: WeakKeyDictionary[Request, _Row] = WeakKeyDictionary()
+        self._trial = False  # the present round is one
+        self._since_aside = 0
+        self._total = self._loss = 0.0
+
+    # -- choosing ------------------------------------------------------------------------------
+
+    def budgets(self, requests: Sequence[Request]) -> list[int]:
+        fixed = [self._fixed(request) for request in requests]
+        free = [request for request, count in zip(requests, fixed, strict=True) if count is None]
+        floor = max((count for count in fixed if count is not None), default=0)
+        self._trial = False
+        width = self._width(requests, free, floor) if free else 0
+        return [width if count is None else count for count in fixed]
+
+    def _fixed(self, request: Request) -> int | None:
+        """A row's own budget, whatever the others do; None if it is ours to choose."""
+        wished = wish(request)
+        if wished is not None:
+            return wished
+        if request.params.seed is None or request.params.greedy or self._invariant:
+            return None
+        return self._reproducible
+
+    def _at_most(self, nodes: int) -> int:
+        """The widest draft of at most so many nodes, or the narrowest there is."""
+        return max(width for width in self._widths if width <= max(nodes, self._widths[1]))
+
+    def _width(self, requests: Sequence[Request], free: Sequence[Request], floor: int) -> int:
+        lengths = [request.length for request in requests]
+        place = Place.of(len(requests), max(lengths))
+        known = self.costs.measured(place)
+        plain = known.get(0)
+        if plain is None:
+            return 0  # all others are measured against it
+        curve = self.costs.curve(place, max(floor, self._widths[-1]))
+        if curve is None:
+            return self._try(self._at_most(FIRST // len(requests)), 0.0, plain)
+        tokens = self._tokens(free)
+        # The rows whose width is not ours bring the same whatever we choose.
+        others = len(requests) - len(free)
+        times = {width: curve[max(width, floor)] for width in self._widths}
+        # No leap to where the machine may be another: a kernel's limit, a full cache.
+        near = [width for width in self._widths if width <= max(self._widths[1], 2 * max(known))]
+        best = max(near, key=lambda width: (others + tokens[width]) / times[width])
+        if best:
+            return self._aside(best, place)
+        narrow = self._widths[1]
+        earned = tokens[narrow] / tokens[0] * plain
+        return self._try(narrow, max(0.0, times[narrow] - earned), plain)
+
+    def _tokens(self, free: Sequence[Request]) -> dict[int, float]:
+        """What each width is expected to bring in all free rows together."""
+        levels = max(self._ladder.values())
+        totals = dict.fromkeys(self._widths, 0.0)
+        for request in free:
+            counts = self._row(request).counts
+            tokens = expected(self.acceptance.chances(counts, levels))
+            for width, depth in self._ladder.items():
+                totals[width] += tokens[min(depth, max(0, request.remaining - 1))]
+        return totals
+
+    def _try(self, width: int, loss: float, plain: float) -> int:
+        """The width, as a trial, if its expected loss can be borne; 0 otherwise."""
+        self._trial = self._loss + loss <= SHARE * self._total + CREDIT * plain
+        return width if self._trial else 0
+
+    def _aside(self, best: int, place: Place) -> int:
+        """The best width, or now and then the one beside it that was measured least."""
+        at = self._widths.index(best)
+        beside = self._widths[max(0, at - 1) : at + 2]
+        measured = {width: self.costs.times_measured(place, width) for width in beside}
+        width = min(beside, key=measured.__getitem__)
+        self._since_aside += 1 if measured[width] >= TRUSTED else 4
+        if self._since_aside < LOOK_ASIDE:
+            return best
+        self._since_aside = 0
+        return width
+
+    # -- learning ------------------------------------------------------------------------------
+
+    def record(
+        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds
+    ) -> None:
+        pairs = list(zip(requests, outcomes, strict=True))
+        place = Place.of(len(pairs), max(row.length - outcome.emitted for row, outcome in pairs))
+        width = max(outcome.drafted for outcome in outcomes)
+        rows = [self._row(request) for request in requests]
+        # Models that have to catch up first take longer than they will the next time.
+        steady = all(
+            row.begun and (row.drafting or not outcome.drafted)
+            for row, outcome in zip(rows, outcomes, strict=True)
+        )
+        if steady:
+            self.costs.add(place, width, seconds)
+        for row, (request, outcome) in zip(rows, pairs, strict=True):
+            row.begun, row.drafting = True, outcome.drafted > 0
+            # A text that has ended was cut somewhere in its draft.
+            if outcome.depth and request.finish_reason is None:
+                self.acceptance.learn(row.counts, outcome.depth, outcome.accepted)
+        self._total += seconds.total
+        plain = self.costs.measured(place).get(0)
+        if self._trial and width and plain is not None:
+            emitted = sum(outcome.emitted for outcome in outcomes) / len(outcomes)
+            loss = min(seconds.total, DISTURBED * plain) - plain * emitted
+            self._loss = max(0.0, self._loss + loss)
+
+    def _row(self, request: Request) -> _Row:
+        if request not in self._rows:
+            self._rows[request] = _Row(self.acceptance.new())
+        return self._rows[request]
+
+
+def tree_ladder(levels: Sequence[int]) -> dict[int, int]:
+    """Returns the widths at which a tree is cut between two levels, with the levels left.
+
+    levels: nodes at each depth.
+
+    >>> tree_ladder([4, 8])
+    {0: 0, 4: 1, 12: 2}
+    """
+    return dict(zip(accumulate([0, *levels]), range(len(levels) + 1), strict=True))
+
+
+def make_controller(count: int | Literal["auto"], drafter: Drafter, invariant: bool) -> Controller:
+    """Returns the controller that num_speculative_tokens asks for.
+
+    invariant: the texts of the rule do not depend on what is drafted.
+    """
+    if count != "auto":
+        return Constant(count)
+    if isinstance(drafter, NoDrafter):
+        return Constant(0)
+    return Auto(None if drafter.levels is None else tree_ladder(drafter.levels), invariant)

@@ -1,0 +1,149 @@
+"""What a round takes, by batch, context and width of the draft: measured, not modelled.
+
+round(B, w) = draft(B, w) + score(B, w + 1 tokens) + everything else
+
+Every round that is played is a measurement. A cell keeps the last few and answers with their
+median, which neither a page fault nor another process moves. Between measured widths the time is
+interpolated, beyond them it goes on as it rose before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median, median_low
+
+KEPT = 15
+"""Measurements per cell: enough for a median, few enough to follow a machine that changes."""
+
+SHORTEST_CONTEXT = 512
+"""Contexts up to this share a bucket; longer ones have one per doubling."""
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """One round's time. On a GPU work is handed over and waited for later: there only the sum of
+    the three tells anything."""
+
+    draft: float
+    score: float
+    rest: float
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.score + self.rest
+
+
+@dataclass
+class _Cell:
+    seen: deque[Seconds] = field(default_factory=lambda: deque(maxlen=KEPT))
+    total: float = 0.0
+
+    def add(self, seconds: Seconds) -> None:
+        self.seen.append(seconds)
+        self.total = median_low(round_.total for round_ in self.seen)
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Which rounds cost alike, at equal width."""
+
+    batch: int
+    context: int
+
+    @classmethod
+    def of(cls, batch: int, context: int) -> Place:
+        """Returns the place of a batch whose longest row has this many tokens.
+
+        >>> Place.of(batch=6, context=1000)
+        Place(batch=8, context=1024)
+        """
+        rows = batch if batch <= 4 else _power(batch)
+        return cls(rows, max(SHORTEST_CONTEXT, _power(context)))
+
+
+class CostModel:
+    """Medians of measured rounds, and a curve over all widths from those that were measured."""
+
+    def __init__(self) -> None:
+        self._cells: dict[Place, dict[int, _Cell]] = {}
+
+    def add(self, place: Place, width: int, seconds: Seconds) -> None:
+        """Adds a round that drafted ``width`` nodes in its widest row."""
+        cells = self._cells.setdefault(place, {})
+        cells.setdefault(width, _Cell()).add(seconds)
+
+    def measured(self, place: Place) -> Mapping[int, float]:
+        """Returns the median seconds of each measured width, ascending."""
+        cells = self._cells.get(place, {})
+        return {width: cells[width].total for width in sorted(cells)}
+
+    def times_measured(self, place: Place, width: int) -> int:
+        """Returns how many measurements of such rounds are kept."""
+        cell = self._cells.get(place, {}).get(width)
+        return len(cell.seen) if cell else 0
+
+    def split(self, place: Place, width: int) -> Seconds | None:
+        """Returns the medians of the parts of such a round, None if there was none."""
+        cell = self._cells.get(place, {}).get(width)
+        if cell is None:
+            return None
+        drafts, scores, rests = (
+            [getattr(round_, part) for round_ in cell.seen] for part in ("draft", "score", "rest")
+        )
+        return Seconds(median(drafts), median(scores), median(rests))
+
+    @property
+    def places(self) -> list[Place]:
+        return sorted(self._cells)
+
+    def curve(self, place: Place, widest: int) -> list[float] | None:
+        """Returns the seconds of a round for each width 0..widest, never falling.
+
+        None until both a plain round and a drafting one have been measured, here or, for what a
+        drafted token adds, at the nearest other place.
+        """
+        known = dict(self.measured(place))
+        if 0 not in known:
+            return None
+        if len(known) == 1 and not self._borrow(place, known):
+            return None
+        curve = [_at(known, width) for width in range(widest + 1)]
+        for width in range(1, widest + 1):
+            curve[width] = max(curve[width], curve[width - 1])
+        return curve
+
+    def _borrow(self, place: Place, known: dict[int, float]) -> bool:
+        """Fills ``known`` with what drafting added to a plain round of the same batch elsewhere."""
+        others = [
+            (abs(other.context - place.context), other)
+            for other, cells in self._cells.items()
+            if other.batch == place.batch and 0 in cells and len(cells) > 1
+        ]
+        if not others:
+            return False
+        there = self.measured(min(others)[1])
+        for width, seconds in there.items():
+            known[width] = seconds / there[0] * known[0]
+        return True
+
+
+def _at(known: Mapping[int, float], width: int) -> float:
+    """Linear between measured widths; beyond the last, on along the line from a plain round."""
+    if width in known:
+        return known[width]
+    widths = list(known)
+    above = [other for other in widths if other > width]
+    if above:
+        high = min(above)
+        low = max(other for other in widths if other < width)
+    else:
+        low, high = 0, max(widths)
+    slope = (known[high] - known[low]) / (high - low)
+    return known[low] + slope * (width - low)
+
+
+def _power(count: int) -> int:
+    """The power of two that is at least ``count``."""
+    return 1 << max(0, count - 1).bit_length()

@@ -1,0 +1,226 @@
+"""The engine: admits requests into a ragged batch and plays rounds until they are finished."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from outpace.core.law import History, LawMaker
+from outpace.core.proposal import Proposal
+from outpace.draft.base import Drafter, Rows
+from outpace.engine.controller import Controller, Outcome, affordable
+from outpace.engine.cost import Seconds
+from outpace.engine.judge import Decision, Judge, branches_of, to_host
+from outpace.engine.logprobs import logprobs_of
+from outpace.engine.request import Logprob, Request
+from outpace.engine.scoring import Scorer
+from outpace.models.runner import PREFILL_CHUNK, Runner
+from outpace.verify.base import Drawn
+
+
+class Engine:
+    """Decodes requests with one target, one drafter and one rule.
+
+    A round, for all rows at once: the drafter proposes, the target scores the last committed token
+    and the draft in one pass, the rule decides, the accepted tokens and one more are committed.
+    With an empty proposal a round is plain decoding. reread: the tokens between the two copies of
+    the draft, for rules with a second pass.
+    """
+
+    def __init__(
+        self,
+        target: Runner,
+        drafter: Drafter,
+        judge: Judge,
+        controller: Controller,
+        vocabulary: int,
+        reread: Sequence[int] = (),
+    ) -> None:
+        for drawn in [Drawn.POINT] if judge.coupled else drafter.draws:
+            judge.rule.check(drawn, drafter.trees)
+        self.target = target
+        self.drafter = drafter
+        self.judge = judge
+        self.controller = controller
+        self.vocabulary = vocabulary
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._scorer = Scorer(target, judge.rule.needs, reread)
+        self._law: LawMaker | None = None
+        self._seeds: Tensor | None = None
+        self._nothing: Proposal | None = None
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queues a request; it joins the batch when a row is free."""
+        self.waiting.append(request)
+
+    @torch.inference_mode()
+    def remove(self, request: Request) -> None:
+        """Ends a request where it is."""
+        request.abort()
+        if request in self.waiting:
+            self.waiting.remove(request)
+        else:
+            self._release()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of weights and caches. No layer keeps a second copy of its weights."""
+        own = self.drafter.weight_bytes
+        weights = {w.data_ptr(): w.nbytes for w in self.target.model.parameters()}
+        return {
+            "target_weights": sum(weights.values()),
+            "target_cache": self.target.cache.nbytes,
+            "drafter_weights": own,
+            "drafter_cache": self.drafter.nbytes - own,
+        }
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """Admits what fits, plays one round, and returns the requests that took part in it."""
+        self._admit()
+        if not self.running:
+            return []
+        played = list(self.running)
+        self._round()
+        self._release()
+        return played
+
+    def _admit(self) -> None:
+        new: list[Request] = []
+        while self.waiting and len(self.running) + len(new) < self.target.cache.rows:
+            new.append(self.waiting.popleft())
+        if not new:
+            return
+        begin = perf_counter()
+        first = self.target.active
+        prompts = [request.prompt_ids for request in new]
+        self.target.admit(len(new))
+        self.drafter.admit(prompts)
+        # The last prompt token stays pending: it is the root of the first round. Where all rows
+        # have as much to read, the last of it is read in the pass of that round.
+        alike = first == 0 and len({len(prompt) for prompt in prompts}) == 1
+        keep = (len(prompts[0]) - 1) % PREFILL_CHUNK if alike else 0
+        heads = [prompt[: len(prompt) - 1 - keep] for prompt in prompts]
+        if any(heads):
+            self.target.prefill(first, heads)
+        self.running += new
+        self._rows_changed()
+        seconds = perf_counter() - begin
+        for request in new:
+            request.metrics.verify_seconds += seconds
+            request.metrics.total_seconds += seconds
+
+    def _release(self) -> None:
+        keep = [row for row, request in enumerate(self.running) if request.finish_reason is None]
+        if len(keep) == len(self.running):
+            return
+        self.target.retain(keep)
+        self.drafter.retain(keep)
+        self.running = [self.running[row] for row in keep]
+        self._rows_changed()
+
+    def _rows_changed(self) -> None:
+        self._law = self._seeds = self._nothing = None
+
+    # -- the round -----------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        times = [perf_counter()]
+        rows = self._rows()
+        budgets = affordable(self.running, self.controller.budgets(self.running))
+        proposal = self._propose(rows, budgets)
+        times.append(perf_counter())
+        pending = self._pending(rows)
+        scores = self._scorer(torch.tensor(pending, device=self.target.device), proposal)
+        times.append(perf_counter())
+        verdict = self.judge(scores, proposal, rows)
+        decisions = to_host(proposal, verdict)
+        reported = logprobs_of(scores.logits, branches_of(proposal), rows, self.running, decisions)
+        self._commit(len(pending[0]), proposal, decisions)
+        if proposal.tree.size:
+            self.drafter.observe(rows, proposal, verdict)
+        emitted = self._emit(decisions, reported)
+        times.append(perf_counter())
+        self._count(decisions, emitted, times)
+
+    def _rows(self) -> Rows:
+        device = self.target.device
+        if self._law is None or self._seeds is None:
+            options = [request.options for request in self.running]
+            self._law = LawMaker(options, self.vocabulary, device)
+            self._seeds = torch.tensor([request.seed for request in self.running], device=device)
+        history = History(
+            [request.prompt_ids for request in self.running],
+            [request.output_ids for request in self.running],
+        )
+        positions = torch.tensor([request.length for request in self.running], device=device)
+        return Rows(history, self._law, self._seeds, positions, self.judge.coupled)
+
+    def _propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        if not any(budgets):
+            if self._nothing is None:
+                self._nothing = Proposal.empty(len(rows), self.target.device)
+            return self._nothing
+        return self.drafter.propose(rows, budgets)
+
+    def _pending(self, rows: Rows) -> list[list[int]]:
+        """Each row's committed tokens that the target has not cached, up to the root: as many in
+        all rows."""
+        pending = [rows.since(row, cached) for row, cached in enumerate(self.target.lengths)]
+        if len({len(tokens) for tokens in pending}) > 1:
+            for row, tokens in enumerate(pending):
+                if len(tokens) > 1:
+                    self.target.prefill(row, [tokens[:-1]])
+            pending = [tokens[-1:] for tokens in pending]
+        return pending
+
+    def _commit(self, pending: int, proposal: Proposal, decisions: Sequence[Decision]) -> None:
+        if proposal.tree.is_chain:
+            self.target.advance([pending + len(decision.path) for decision in decisions])
+        else:
+            self.target.advance_paths(pending, [decision.path for decision in decisions])
+
+    def _emit(
+        self, decisions: Sequence[Decision], reported: Sequence[list[dict[int, Logprob]]]
+    ) -> list[int]:
+        """Appends to each text; returns how many tokens each took before a stop condition."""
+        emitted = []
+        for request, decision, logprobs in zip(self.running, decisions, reported, strict=True):
+            taken = request.extend(decision.tokens)
+            request.logprobs += logprobs[:taken]
+            emitted.append(taken)
+        return emitted
+
+    def _count(
+        self, decisions: Sequence[Decision], emitted: Sequence[int], times: Sequence[float]
+    ) -> None:
+        draft, verify, sample = (b - a for a, b in itertools.pairwise(times))
+        taken_of = zip(decisions, emitted, strict=True)
+        accepted = [min(taken, len(decision.path)) for decision, taken in taken_of]
+        for request, decision, kept, taken in zip(
+            self.running, decisions, accepted, emitted, strict=True
+        ):
+            metrics = request.metrics
+            metrics.count_round(decision.drafted, kept, taken)
+            metrics.count_positions(decision.depth, kept)
+            metrics.draft_seconds += draft
+            metrics.verify_seconds += verify
+            metrics.sample_seconds += sample
+            metrics.total_seconds += draft + verify + sample
+        outcomes = [
+            Outcome(decision.drafted, decision.depth, kept, taken)
+            for decision, kept, taken in zip(decisions, accepted, emitted, strict=True)
+        ]
+        self.controller.record(self.running, outcomes, Seconds(draft, verify, sample))

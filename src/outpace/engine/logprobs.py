@@ -1,0 +1,51 @@
+"""Log-probabilities of what was emitted, for the requests that ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outpace.core.law import Branches
+from outpace.draft.base import Rows
+from outpace.engine.judge import Decision
+from outpace.engine.request import Logprob, Request
+
+
+def logprobs_of(
+    logits: Tensor,
+    branches: Branches,
+    rows: Rows,
+    requests: Sequence[Request],
+    decisions: Sequence[Decision],
+) -> list[list[dict[int, Logprob]]]:
+    """Returns, per row and emitted token, its log-probability and those of the most probable.
+
+    Empty for rows that did not ask. A token's law is that of the node it follows.
+    """
+    if all(request.params.logprobs is None for request in requests):
+        return [[] for _ in requests]
+    table = rows.law.reported(logits, branches, rows.history)  # [B, M, V]
+    found: list[list[dict[int, Logprob]]] = []
+    for row, (request, decision) in enumerate(zip(requests, decisions, strict=True)):
+        count = request.params.logprobs
+        if count is None:
+            found.append([])
+            continue
+        nodes = [0, *decision.path]
+        laws = table[row, nodes]  # [emitted, V]
+        pairs = zip(laws, decision.tokens, strict=True)
+        found.append([_entry(law, token, count) for law, token in pairs])
+    return found
+
+
+def _entry(law: Tensor, token: int, count: int) -> dict[int, Logprob]:
+    value = law[token]
+    rank = int((law > value).sum()) + 1
+    entry = {token: Logprob(float(value), rank)}
+    top = torch.topk(law, min(count, law.shape[-1]))
+    ranked = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    for place, (other, logprob) in enumerate(ranked, 1):
+        entry.setdefault(other, Logprob(logprob, place))
+    return entry

@@ -1,0 +1,298 @@
+"""Speculation inside transformers: what ``model.generate`` takes as ``custom_generate``.
+
+>>> from outpace import hf
+>>> faster = hf.speculative("a/smaller/model")
+>>> model.generate(**inputs, custom_generate=faster, max_new_tokens=100)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from outpace.api import LLM
+from outpace.core.law import RowOptions
+from outpace.core.params import SamplingParams
+from outpace.core.stats import Metrics
+from outpace.engine.request import Request
+from outpace.errors import ConfigError
+from outpace.models.calls import check_config, unpadded
+from outpace.models.load import Loaded, check_same_vocabulary, load
+from outpace.models.processors import AsGenerate, RowProcessors, check, of_row, split
+
+
+def speculative(
+    drafter: str | os.PathLike[str] | nn.Module | None = None,
+    *,
+    method: str | None = None,
+    num_speculative_tokens: int = 5,
+    verify: str | Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
+    drafter_tokenizer: Any = None,
+    **options: Any,
+) -> Speculative:
+    """Returns what ``generate`` takes as ``custom_generate``.
+
+    drafter: the smaller model, by path, hub name or loaded (also accepted as ``model``, its name in
+    ``speculative_config``); without one, ``method`` "ngram" drafts from the text itself, and "none"
+    decodes plainly. verify: a rule's name; unset: the one that suits the drafter. options: the
+    drafter's own. The tokenizers are only needed where the models' vocabularies differ in size.
+
+    ``generate``'s own options are honoured: processors, criteria, streamer, padding, seeds drawn
+    from torch's generator. What cannot be is refused with a ``ConfigError`` that names it.
+
+    The result keeps the caches and the drafter for the model that it was last called with. A row
+    that has ended is filled with ``pad_token_id``, also where ``generate`` would go on writing
+    behind the end because no eos token is set.
+    """
+    model = options.pop("model", None)
+    if drafter is not None and model is not None:
+        raise ConfigError("the drafter was given twice: drop 'model'.")
+    drafter = model if drafter is None else drafter
+    if method is None:
+        method = "ngram" if drafter is None else "draft_model"
+    config = {
+        "method": method,
+        "num_speculative_tokens": num_speculative_tokens,
+        "verify": verify,
+        **options,
+    }
+    return Speculative(config, drafter, tokenizer, drafter_tokenizer)
+
+
+class Speculative:
+    """A ``custom_generate`` function. ``metrics``: what each row of the last call cost."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        drafter: str | os.PathLike[str] | nn.Module | None = None,
+        tokenizer: Any = None,
+        drafter_tokenizer: Any = None,
+    ) -> None:
+        self.metrics: list[Metrics] = []
+        self._config = {name: value for name, value in config.items() if value is not None}
+        self._drafter = drafter
+        self._tokenizers = (tokenizer, drafter_tokenizer)
+        self._loaded: Loaded | None = None
+        self._llm: LLM | None = None
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Sequence[Any],
+        stopping_criteria: Sequence[Any],
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        """Returns what ``generate`` returns."""
+        caller = _arguments_of_generate()
+        streamer = streamer or caller.get("streamer")
+        if synced_gpus or caller.get("synced_gpus") or caller.get("assistant_model") is not None:
+            raise ConfigError(
+                "generate's synced_gpus and assistant_model do not go with outpace.hf.speculative: "
+                "drop the first, and give the second to speculative()."
+            )
+        check_config(generation_config)
+        prompts = unpadded(input_ids, model_kwargs)
+        with _evaluating(model):
+            llm = self._engine_for(model, len(prompts))
+            call = _Call(generation_config, logits_processor, stopping_criteria, input_ids, prompts)
+            requests = call.requests(llm.target.vocabulary, llm.max_model_len)
+            columns = _Columns(requests, call.padding, streamer)
+            self._play(llm, requests, columns)
+        self.metrics = [request.metrics for request in requests]
+        sequences = torch.cat([input_ids, columns.tensor(input_ids)], 1)
+        if generation_config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
+        return sequences
+
+    @staticmethod
+    def _play(llm: LLM, requests: Sequence[Request], columns: _Columns) -> None:
+        engine = llm.engine
+        for request in requests:
+            engine.add(request)
+        try:
+            while any(request.finish_reason is None for request in requests):
+                engine.step()
+                columns.show()
+        finally:
+            for request in requests:
+                if request.finish_reason is None:
+                    engine.remove(request)
+        columns.end()
+
+    def _engine_for(self, model: nn.Module, rows: int) -> LLM:
+        llm = self._llm
+        if llm is None or llm.target.model is not model or llm.engine.target.cache.rows < rows:
+            self._llm = None  # its caches go before the new ones come
+            target = Loaded(model, None, type(model).__name__)
+            config = dict(self._config)
+            if self._drafter is not None:
+                config["model"] = self._drafter_for(target)
+            llm = LLM(
+                target,  # type: ignore[arg-type]
+                speculative_config=config,
+                max_num_seqs=rows,
+                generation_config="none",
+            )
+            self._llm = llm
+        return llm
+
+    def _drafter_for(self, target: Loaded) -> Loaded:
+        """The drafter, loaded once. Vocabularies of other sizes need proof that they agree."""
+        if self._loaded is None or self._loaded.device != target.device:
+            self._loaded = load(
+                self._drafter,  # type: ignore[arg-type]
+                tokenizer=self._tokenizers[1],
+                dtype=target.dtype,
+                device=target.device,
+            )
+        theirs = self._tokenizers[1] or self._loaded.tokenizer
+        check_same_vocabulary(
+            Loaded(target.model, self._tokenizers[0], target.name),
+            Loaded(self._loaded.model, theirs, self._loaded.name),
+        )
+        return Loaded(self._loaded.model, None, self._loaded.name, same_tokens=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One call of ``generate``, row by row."""
+
+    config: GenerationConfig
+    processors: Sequence[Any]
+    criteria: Sequence[Any]
+    input_ids: Tensor
+    prompts: list[list[int]]
+
+    @property
+    def padding(self) -> int | None:
+        pad = self.config._pad_token_tensor
+        return None if pad is None else int(pad)
+
+    def requests(self, vocabulary: int, context: int) -> list[Request]:
+        """Returns a request for each row."""
+        check(self.processors, self.input_ids[:1], vocabulary)
+        rows = range(len(self.prompts))
+        # From torch's generator, so that torch.manual_seed repeats a text; greedy text needs none.
+        seeds = torch.randint(2**63 - 1, (len(rows),)).tolist() if self.config.do_sample else None
+        return [self._request(row, seeds[row] if seeds else 0, context) for row in rows]
+
+    def _request(self, row: int, seed: int, context: int) -> Request:
+        prompt = self.prompts[row]
+        view = AsGenerate(self.input_ids[row], len(prompt))
+        limit = self._limit()
+        if len(prompt) + limit > context:
+            raise ConfigError(
+                f"row {row} has {len(prompt)} tokens and may get {limit} more, but the model has "
+                f"positions for {context}: lower max_length or max_new_tokens."
+            )
+        return Request(
+            prompt_ids=prompt,
+            options=RowOptions(self._params(row, view)),
+            seed=seed,
+            max_tokens=limit,
+            eos_ids=self._eos_ids(),
+            stop_when=self._stop_when(view),
+        )
+
+    def _params(self, row: int, view: AsGenerate) -> SamplingParams:
+        left, options = split(self.processors) if self.config.do_sample else (self.processors, {})
+        own = [of_row(processor, row, len(self.prompts)) for processor in left]
+        options.setdefault("temperature", 1.0 if self.config.do_sample else 0.0)
+        joined = (RowProcessors(own, view),) if own else ()
+        return SamplingParams(**options, logits_processors=joined).resolve({})
+
+    def _limit(self) -> int:
+        ends = [c.max_length for c in self.criteria if type(c) is MaxLengthCriteria]
+        if not ends:
+            raise ConfigError("generate was given no length: set max_new_tokens or max_length.")
+        return max(1, min(ends) - self.input_ids.shape[1])  # generate writes one token at least
+
+    def _eos_ids(self) -> tuple[int, ...]:
+        ends = [c.eos_token_id for c in self.criteria if type(c) is EosTokenCriteria]
+        return tuple(int(token) for tokens in ends for token in tokens)
+
+    def _stop_when(self, view: AsGenerate) -> Callable[[list[int]], bool] | None:
+        other = [c for c in self.criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
+        if not other:
+            return None
+
+        def ended(ids: list[int]) -> bool:
+            shown = view(torch.tensor([ids]))
+            return any(bool(torch.as_tensor(criterion(shown, None)).all()) for criterion in other)
+
+        return ended
+
+
+class _Columns:
+    """The new tokens of all rows side by side, ended ones filled up, and what the streamer saw."""
+
+    def __init__(self, requests: Sequence[Request], padding: int | None, streamer: Any) -> None:
+        self._requests = requests
+        self._padding = padding
+        self._streamer = streamer
+        self._shown = 0
+
+    def show(self) -> None:
+        """Gives the streamer each column that is complete, as ``generate`` does: one per call."""
+        if self._streamer is None:
+            return
+        longest = max(len(request.output_ids) for request in self._requests)
+        growing = [len(r.output_ids) for r in self._requests if r.finish_reason is None]
+        for column in range(self._shown, min([longest, *growing])):
+            self._streamer.put(torch.tensor([self._at(r, column) for r in self._requests]))
+            self._shown = column + 1
+
+    def end(self) -> None:
+        if self._streamer is not None:
+            self._streamer.end()
+
+    def tensor(self, like: Tensor) -> Tensor:
+        """Returns ``[B, longest]``."""
+        longest = max(len(request.output_ids) for request in self._requests)
+        table = [[self._at(r, column) for column in range(longest)] for r in self._requests]
+        return torch.tensor(table, dtype=like.dtype, device=like.device)
+
+    def _at(self, request: Request, column: int) -> int:
+        if column < len(request.output_ids):
+            return request.output_ids[column]
+        if self._padding is None:
+            raise ConfigError(
+                "the rows end at different lengths: set pad_token_id to fill them up."
+            )
+        return self._padding
+
+
+def _arguments_of_generate() -> Mapping[str, Any]:
+    # transformers 5.23 hands a custom_generate function neither the streamer, though it shows it
+    # the prompt, nor the assistant model: without a look at the caller they would be ignored in
+    # silence.
+    caller = sys._getframe(2)
+    return caller.f_locals if caller.f_code.co_name == "generate" else {}
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout, and afterwards each module as it was."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

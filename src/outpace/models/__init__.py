@@ -1,0 +1,1 @@
+"""The only importer of transformers: loading, support checks, the slot cache, masks, the runner."""

@@ -1,0 +1,79 @@
+"""What a call of transformers' ``generate`` asks for: checked, and its prompts without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import GenerationMode
+
+from outpace.errors import ConfigError, PromptError
+
+PLAIN = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
+OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+EXACT_CACHES = {None, "dynamic", "static", "hybrid", "sliding_window"}
+UNDERSTOOD = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+
+
+def check_config(config: GenerationConfig) -> None:
+    """Raises ``ConfigError`` for what is neither greedy search nor sampling, or asks for more."""
+    mode = config.get_generation_mode()
+    if mode not in PLAIN:
+        raise ConfigError(
+            f"generate was asked for {mode.value}, and outpace.hf.speculative does greedy search "
+            "and sampling: unset what asks for it (num_beams, penalty_alpha, dola_layers, "
+            "prompt_lookup_num_tokens, ...) or drop custom_generate."
+        )
+    if config.return_dict_in_generate:
+        for name in OUTPUTS:
+            if getattr(config, name, None):
+                raise ConfigError(
+                    f"outpace.hf.speculative does not return what {name} asks for: unset it, or "
+                    "drop custom_generate."
+                )
+    if config.cache_implementation not in EXACT_CACHES:
+        raise ConfigError(
+            f"outpace.hf.speculative has a cache of its own: unset cache_implementation="
+            f"{config.cache_implementation!r}."
+        )
+
+
+def unpadded(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:
+    """Returns the rows without their padding, on whichever side it is.
+
+    model_kwargs: what ``generate`` would hand to the model; ``ConfigError`` for what would be lost.
+    """
+    for name, value in model_kwargs.items():
+        if name not in UNDERSTOOD and value is not None:
+            raise ConfigError(
+                f"outpace.hf.speculative cannot pass {name!r} on to the model: drop it, or drop "
+                "custom_generate."
+            )
+    past = model_kwargs.get("past_key_values")
+    if past is not None and past.get_seq_length() > 0:
+        raise ConfigError("outpace.hf.speculative cannot go on from past_key_values: drop them.")
+    mask = model_kwargs.get("attention_mask")
+    keep = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device)
+    _check_positions(keep.bool(), model_kwargs.get("position_ids"))
+    prompts: list[list[int]] = [
+        row[kept].tolist() for row, kept in zip(input_ids, keep.bool(), strict=True)
+    ]
+    for row, prompt in enumerate(prompts):
+        if not prompt:
+            raise PromptError(f"row {row} of the prompts is empty or all padding.")
+    return prompts
+
+
+def _check_positions(keep: Tensor, positions: Tensor | None) -> None:
+    if positions is None:
+        return
+    counted = keep.long().cumsum(-1) - 1
+    given = positions.to(keep.device).expand_as(counted)
+    if not torch.equal(given[keep], counted[keep]):
+        raise ConfigError(
+            "outpace.hf.speculative counts positions from each row's first token: drop "
+            "position_ids."
+        )

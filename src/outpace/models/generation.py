@@ -1,0 +1,174 @@
+"""What a model's generation_config asks for beyond `SamplingParams`: honoured, or refused by name.
+
+Processors are transformers' own, built as its ``generate`` builds them, in its order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation import logits_process as hf
+
+from outpace.core.params import LogitsProcessor, SamplingParams
+from outpace.errors import ConfigError
+
+REMEDY = (
+    "set it aside with LLM(..., generation_config='none'), which ignores the model's own "
+    "generation_config, and give what you want of it as SamplingParams."
+)
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    # Other searches than drawing one token after another
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0, 0.0),
+    "penalty_alpha": (0, 0.0),
+    "dola_layers": (),
+    "constraints": (),
+    "force_words_ids": (),
+    # Further runs of the model, or a state of their own
+    "guidance_scale": (1, 1.0),
+    "watermarking_config": (),
+    "token_healing": (False,),
+    # Truncations that come behind or between those of SamplingParams
+    "epsilon_cutoff": (0, 0.0, 1, 1.0),
+    "eta_cutoff": (0, 0.0, 1, 1.0),
+    "top_h": (),
+    # About the call rather than the text
+    "num_return_sequences": (1,),
+    "max_time": (),
+}
+"""Options that cannot be honoured, and the values at which they ask for nothing."""
+
+
+def check(config: GenerationConfig) -> None:
+    """Raises ``ConfigError`` for an option that would otherwise be ignored in silence."""
+    for name, harmless in REFUSED.items():
+        value = getattr(config, name, None)
+        if value is not None and value not in harmless:
+            raise ConfigError(
+                f"the model's generation_config sets {name}={value!r}, which outpace does not do: "
+                f"{REMEDY}"
+            )
+
+
+def completed(
+    config: GenerationConfig,
+    asked: SamplingParams,
+    resolved: SamplingParams,
+    prompt: Sequence[int],
+    eos_ids: Sequence[int],
+    room: int,
+    device: torch.device,
+) -> SamplingParams:
+    """Returns the resolved params of one request with all else that the config asks for.
+
+    asked: the params as the user gave them: what they set wins. room: tokens left in the context.
+    """
+    longest = min(resolved.max_tokens or room, room)
+    if asked.max_tokens is None and config.max_length is not None:
+        longest = max(1, min(longest, config.max_length - len(prompt)))
+    stop = resolved.stop_strings if asked.stop is not None else _stop_strings(config)
+    text = _Text(list(prompt), longest, [] if resolved.ignore_eos else list(eos_ids), device)
+    before, penalty = _before_penalty(config, text), resolved.repetition_penalty or 1.0
+    if before and penalty != 1.0:
+        # The config biases scores before the penalty, which has to follow here, then.
+        before.append(hf.RepetitionPenaltyLogitsProcessor(float(penalty)))
+        penalty = 1.0
+    after = [
+        *_repeating(config, text),
+        *_of_length(config, text, asked),
+        *_suppressed(config, text),
+    ]
+    return dataclasses.replace(
+        resolved,
+        max_tokens=longest,
+        stop=stop or None,
+        repetition_penalty=penalty,
+        logits_processors=(*before, *after, *resolved.logits_processors),
+    )
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What processors are told of the text that they are built for."""
+
+    prompt: list[int]
+    longest: int
+    eos_ids: list[int]
+    device: torch.device
+
+    @property
+    def prompt_ids(self) -> Any:
+        return self.ids([self.prompt])
+
+    def ids(self, tokens: Any) -> Any:
+        """Token ids where the scores are: not all processors move theirs."""
+        return torch.tensor(tokens, device=self.device)
+
+
+def _listed(tokens: int | list[int]) -> list[int]:
+    return [tokens] if isinstance(tokens, int) else list(tokens)
+
+
+def _stop_strings(config: GenerationConfig) -> tuple[str, ...]:
+    found = config.stop_strings
+    if found is None:
+        return ()
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _before_penalty(config: GenerationConfig, text: _Text) -> list[LogitsProcessor]:
+    found: list[LogitsProcessor] = []
+    if config.sequence_bias is not None:
+        found.append(hf.SequenceBiasLogitsProcessor(config.sequence_bias))
+    if (config.encoder_repetition_penalty or 1.0) != 1.0:
+        penalty = float(config.encoder_repetition_penalty)
+        found.append(hf.EncoderRepetitionPenaltyLogitsProcessor(penalty, text.prompt_ids))
+    return found
+
+
+def _repeating(config: GenerationConfig, text: _Text) -> list[LogitsProcessor]:
+    found: list[LogitsProcessor] = []
+    if size := config.no_repeat_ngram_size or 0:
+        found.append(hf.NoRepeatNGramLogitsProcessor(size))
+    if size := config.encoder_no_repeat_ngram_size or 0:
+        found.append(hf.EncoderNoRepeatNGramLogitsProcessor(size, text.prompt_ids))
+    return found
+
+
+def _of_length(
+    config: GenerationConfig, text: _Text, asked: SamplingParams
+) -> list[LogitsProcessor]:
+    found: list[LogitsProcessor] = []
+    if (config.min_length or 0) > 0 and text.eos_ids and asked.min_tokens is None:
+        found.append(hf.MinLengthLogitsProcessor(config.min_length, text.ids(text.eos_ids)))
+    if config.forced_bos_token_id is not None:
+        found.append(hf.ForcedBOSTokenLogitsProcessor(config.forced_bos_token_id))
+    if config.forced_eos_token_id is not None:
+        end = len(text.prompt) + text.longest
+        found.append(
+            hf.ForcedEOSTokenLogitsProcessor(end, text.ids(_listed(config.forced_eos_token_id)))
+        )
+    if config.remove_invalid_values:
+        found.append(hf.InfNanRemoveLogitsProcessor())
+    if config.exponential_decay_length_penalty is not None and text.eos_ids:
+        decay, start = config.exponential_decay_length_penalty, len(text.prompt)
+        found.append(hf.ExponentialDecayLengthPenalty(decay, text.ids(text.eos_ids), start))
+    return found
+
+
+def _suppressed(config: GenerationConfig, text: _Text) -> list[LogitsProcessor]:
+    found: list[LogitsProcessor] = []
+    if config.suppress_tokens:
+        found.append(hf.SuppressTokensLogitsProcessor(config.suppress_tokens))
+    if config.begin_suppress_tokens:
+        forced = len(text.prompt) == 1 and config.forced_bos_token_id is not None
+        begin = len(text.prompt) + forced  # a forced first token is not suppressed
+        found.append(hf.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, begin))
+    return found

@@ -1,0 +1,128 @@
+"""Runs one causal LM over ragged rows: the pass of a plan, and the lengths that follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core.tree import Tree
+from outpace.models.cache import SlotCache, Writing
+from outpace.models.masks import MaskMaker, chain_layout, chain_positions, tree_layout
+
+PREFILL_CHUNK = 512
+"""Prompt tokens per pass, so that masks and activations stay small."""
+
+
+class Runner:
+    """One model, its slot cache, and ``lengths``: how many tokens of each row are cached.
+
+    Rows 0..active-1 are in use and every pass covers all of them, but for a prefill, which covers
+    the rows that it is given. ``forward`` never changes a length: the caller commits what it
+    accepts.
+    """
+
+    def __init__(self, model: nn.Module, rows: int, max_length: int) -> None:
+        loaded: Any = model  # nn.Module says of no attribute what it is
+        self.model = loaded
+        self.config: Any = loaded.config.get_text_config()
+        self.max_length = max_length
+        self.cache = SlotCache(rows)
+        self.lengths: list[int] = []
+        self.passes = 0
+        # The model's own properties walk through its parameters each time.
+        self.device: torch.device = loaded.device
+        self.dtype: torch.dtype = loaded.dtype
+        self._mask = MaskMaker(self.config, self.dtype)
+
+    @property
+    def active(self) -> int:
+        return len(self.lengths)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def admit(self, count: int) -> None:
+        """Adds ``count`` empty rows after the active ones."""
+        if self.active + count > self.cache.rows:
+            raise AssertionError(f"{self.active} + {count} rows in a cache of {self.cache.rows}")
+        self.lengths += [0] * count
+
+    def retain(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows (ascending), renumbered from 0."""
+        for target, source in enumerate(rows):
+            if source != target:
+                self.cache.move_row(source, target, self.lengths[source])
+        self.lengths = [self.lengths[row] for row in rows]
+
+    def advance(self, counts: Sequence[int]) -> None:
+        """Commits: the first ``counts[b]`` columns of the last pass become part of row b."""
+        self.lengths = [have + new for have, new in zip(self.lengths, counts, strict=True)]
+
+    def advance_paths(self, pending: int, paths: Sequence[Sequence[int]]) -> None:
+        """Commits the last pass's pending tokens and, of its tree, each row's accepted path."""
+        for row, nodes in enumerate(paths):
+            root = self.lengths[row] + pending - 1
+            self.cache.move_path(row, root, nodes)
+            self.lengths[row] += pending + len(nodes)
+
+    # -- passes --------------------------------------------------------------------------------
+
+    def prefill(self, first: int, prompts: Sequence[Sequence[int]]) -> None:
+        """Caches the prompts into the rows from ``first`` on, and commits them."""
+        longest = max(len(prompt) for prompt in prompts)
+        for begin in range(0, longest, PREFILL_CHUNK):
+            chunks = [list(prompt[begin : begin + PREFILL_CHUNK]) for prompt in prompts]
+            width = max(len(chunk) for chunk in chunks)
+            padded = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
+            self.forward(torch.tensor(padded, device=self.device), keep=1, first=first)
+            for row, chunk in enumerate(chunks):
+                self.lengths[first + row] += len(chunk)
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: Tensor, keep: int, tree: Tree | None = None, first: int = 0, **options: Any
+    ) -> Any:
+        """Returns the model's output for the pending tokens and drafted nodes of consecutive rows.
+
+        tokens: ``[A, T]``: per row its pending tokens, then the nodes of ``tree`` (default: all
+        pending, one chain). keep: logits of this many last columns, ``[A, keep, V]``.
+        options: further arguments of the model, such as ``output_hidden_states``.
+        """
+        rows, columns = tokens.shape
+        lengths = self.lengths[first : first + rows]
+        self.cache.reserve(max(lengths) + columns)
+        writing = self._writing(first, lengths, columns)
+        self.cache.writing = writing
+        positions, mask = self._placed(writing, tree)
+        if writing.view > self.max_length:
+            # Only padding can stand beyond the context: a row that drafts less than others.
+            positions = positions.clamp(max=self.max_length - 1)
+        self.passes += 1
+        return self.model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=keep,
+            **options,
+        )
+
+    def _writing(self, first: int, lengths: list[int], columns: int) -> Writing:
+        starts = torch.tensor(lengths, device=self.device)
+        uniform = lengths[0] if min(lengths) == max(lengths) else None
+        return Writing(first, starts, uniform, columns, view=max(lengths) + columns)
+
+    def _placed(self, writing: Writing, tree: Tree | None) -> tuple[Tensor, Any]:
+        """The positions ``[A, T]`` and the mask of a pass."""
+        if tree is not None and not tree.is_chain:
+            pending = writing.columns - tree.size
+            layout = tree_layout(writing.starts, pending, tree, writing.view)
+            return layout.positions, self._mask(layout)
+        alone = writing.columns == 1 and writing.uniform_start is not None
+        if (alone or writing.uniform_start == 0) and self._mask.has_own:
+            return chain_positions(writing.starts, writing.columns), None
+        layout = chain_layout(writing.starts, writing.columns, writing.view)
+        return layout.positions, self._mask(layout)

@@ -1,0 +1,78 @@
+"""What comes back: finished texts and streamed pieces of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outpace.core.stats import Metrics
+from outpace.engine.request import FinishReason, Logprob, Request
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One generated text."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    logprobs: list[dict[int, Logprob]] | None
+    """Per token: its own log-probability and those of the most probable ones."""
+    seed: int
+    """With the same seed and options the same text comes out again."""
+    metrics: Metrics
+
+    @classmethod
+    def of(cls, request: Request, index: int) -> CompletionOutput:
+        """Returns the output of a request as it stands."""
+        return cls(
+            index=index,
+            text=request.text,
+            token_ids=list(request.output_ids),
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            logprobs=None if request.params.logprobs is None else list(request.logprobs),
+            seed=request.seed,
+            metrics=request.metrics,
+        )
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """All texts generated from one prompt; the properties are those of the first."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        return self.outputs[0].logprobs
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.outputs[0].finish_reason
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.outputs[0].metrics
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A streamed piece: text that no later token can change, and its tokens."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    metrics: Metrics

@@ -1,0 +1,206 @@
+"""The rule protocol, the draw that all rules share, and the helpers that most of them need."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Point, Proposal, Sampled, Verdict
+from outpace.core.rng import Role, inverse_cdf, uniform
+from outpace.core.tree import Tree
+from outpace.errors import ConfigError, IncompatibleRule
+from outpace.verify.evidence import Evidence, RuleNeeds
+
+
+class Drawn(Enum):
+    """How proposed tokens may have been drawn."""
+
+    POINT = "point"
+    IID = "sampled"
+    WITHOUT = "sampled without replacement"
+
+    @classmethod
+    def of(cls, proposal: Proposal) -> Drawn:
+        """Returns how the proposal's tokens were drawn."""
+        if isinstance(proposal.law, Point):
+            return cls.POINT
+        return cls.IID if proposal.law.with_replacement else cls.WITHOUT
+
+
+class Rule(ABC):
+    """A verification rule.
+
+    Subclasses state what they are and write `stop` and `next`. Both are pure, batched and ragged;
+    the padding nodes of a row (beyond ``proposal.counts``) must get probability 0.
+
+    A rule with options is a frozen dataclass. A rule that needs more than (p, proposal) says so in
+    ``needs``, and its round is verified by ``rule.given(evidence)``.
+    """
+
+    name: ClassVar[str]
+    lossless: ClassVar[bool]
+    takes: ClassVar[frozenset[Drawn]]
+    trees: ClassVar[bool]
+    """Whether a node may have several children."""
+    evidence: ClassVar[Evidence] = Evidence()
+    """What `given` has put here, in a copy of the rule."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    @property
+    def needs(self) -> RuleNeeds:
+        """What the rule asks of each round beyond p and the proposal."""
+        return RuleNeeds()
+
+    @abstractmethod
+    def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
+        """Returns ``[B, M]``: the probability that the walk ends at each node. Rows sum to 1.
+
+        p: ``[B, M, V]``, the target's law at the root and at each drafted node.
+        """
+
+    @abstractmethod
+    def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
+        """Returns ``[B, V]``: the law of the extra token if the walk of each row ended at ``node``.
+
+        node: ``[B]`` with 0 <= node <= counts.
+        """
+
+    def given(self, evidence: Evidence) -> Self:
+        """Returns the rule for one round: itself, with what it asked for in ``needs`` at hand."""
+        lacking = evidence.missing(self.needs)
+        if lacking is not None:
+            raise ConfigError(f"verify={self.name!r} needs evidence.{lacking} in every round.")
+        informed = copy.copy(self)
+        object.__setattr__(informed, "evidence", evidence)  # options are frozen, the copy is ours
+        return informed
+
+    def check(self, drawn: Drawn, tree: bool) -> None:
+        """Raises ``IncompatibleRule`` unless the rule can verify such a proposal."""
+        if drawn not in self.takes:
+            known = ", ".join(sorted(kind.value for kind in self.takes))
+            raise IncompatibleRule(
+                f"verify={self.name!r} takes proposals that are {known}; this drafter's are "
+                f"{drawn.value}: choose another rule or drafter."
+            )
+        if tree and not self.trees:
+            raise IncompatibleRule(
+                f"verify={self.name!r} takes chains only and this drafter proposes trees: choose "
+                f"another rule (for example 'recursive') or a chain."
+            )
+
+
+def draw(rule: Rule, p: Tensor, proposal: Proposal, seeds: Tensor, positions: Tensor) -> Verdict:
+    """Returns the verdict: one uniform picks the node to stop at, another the next token.
+
+    seeds, positions: ``[B]``, the keys of each row's streams for this round.
+    """
+    node = inverse_cdf(rule.stop(p, proposal), uniform(seeds, positions, Role.STOP, 1)[..., 0])
+    law = rule.next(p, proposal, node)
+    token = inverse_cdf(law, uniform(seeds, positions, Role.NEXT, 1)[..., 0])
+    return Verdict(node, token)
+
+
+def walk(realised: Tensor, proposal: Proposal) -> Verdict:
+    """Returns the verdict when each node's next token is already known: follow it while drafted.
+
+    The point case of every lossless rule: greedy decoding (``realised`` is the argmax) and the
+    coupled rule (``realised`` is drawn with keyed noise). realised: ``[B, M]``.
+    """
+    tree, rows = proposal.tree, torch.arange(realised.shape[0], device=realised.device)
+    parent_choice = realised.gather(1, tree.parents)
+    hit = (parent_choice == proposal.tokens) & proposal.valid
+    chain = tree.is_chain
+    node = hit.long().cumprod(1).sum(1) if chain else _deepest(_reached(hit, tree), tree)
+    return Verdict(node, realised[rows, node])
+
+
+def _reached(hit: Tensor, tree: Tree) -> Tensor:
+    """``[B, M]`` bool: nodes whose whole path was hit, of equal siblings the eldest only."""
+    root = torch.ones_like(hit[:, :1])
+    hits = torch.cat([root, hit & ~repeated(hit, tree)], 1)
+    return (hits[:, None, :] | ~tree.ancestors).all(-1)
+
+
+def repeated(chosen: Tensor, tree: Tree) -> Tensor:
+    """``[B, N]`` bool: chosen nodes that have a chosen elder sibling."""
+    same = tree.parents[:, :, None] == tree.parents[:, None, :]
+    return (same & chosen[:, None, :]).tril(-1).any(-1) & chosen
+
+
+def _deepest(reached: Tensor, tree: Tree) -> Tensor:
+    return torch.where(reached, tree.depth, -1).argmax(1)
+
+
+# -- helpers for stop and next -----------------------------------------------------------------
+
+
+def at_parent(p: Tensor, tree: Tree) -> Tensor:
+    """Returns ``[B, N, V]``: for each drafted node, the target's law that it is checked against."""
+    if tree.is_chain:
+        return p[:, :-1]
+    return p.gather(1, tree.parents[..., None].expand(-1, -1, p.shape[-1]))
+
+
+def of_token(laws: Tensor, tokens: Tensor) -> Tensor:
+    """Returns ``[B, N]``: each drafted token's probability in its row of ``laws`` [B, N, V]."""
+    return laws.gather(-1, tokens[..., None])[..., 0]
+
+
+def drafted_mass(proposal: Proposal, dtype: torch.dtype) -> Tensor:
+    """Returns ``[B, N]``: the probability with which each token was drafted, 1 for a point."""
+    if isinstance(proposal.law, Point):
+        return torch.ones_like(proposal.tokens, dtype=dtype)
+    return of_token(proposal.law.q, proposal.tokens).to(dtype)
+
+
+def ratio(p: Tensor, q: Tensor) -> Tensor:
+    """Returns min(1, p / q), and 0 for 0 / 0: a token that neither model can produce."""
+    return (p / q).nan_to_num(nan=0.0).clamp(max=1)
+
+
+def rows_of(laws: Tensor, node: Tensor) -> Tensor:
+    """Returns ``[B, V]``: each row's law at its node. laws: ``[B, M, V]``."""
+    return laws[torch.arange(node.shape[0], device=node.device), node]
+
+
+def normalised(mass: Tensor, fallback: Tensor) -> Tensor:
+    """Returns ``mass`` clamped at 0 and divided by its sum; ``fallback`` where nothing is left.
+
+    An empty residual means that p and q agree up to rounding, and then p itself is the law to use.
+    """
+    mass = mass.clamp(min=0)
+    total = mass.sum(-1, keepdim=True)
+    return torch.where(total > 0, mass / total.where(total > 0, torch.ones_like(total)), fallback)
+
+
+def proposed_mass(proposal: Proposal, vocabulary: int, dtype: torch.dtype) -> Tensor:
+    """Returns ``[B, N, V]``: the law of each drafted token, one-hot where it is a point."""
+    if isinstance(proposal.law, Sampled):
+        return proposal.law.q.to(dtype)
+    one_hot = torch.nn.functional.one_hot(proposal.tokens, vocabulary)
+    return one_hot.to(dtype)
+
+
+def first_failure(accept: Tensor, proposal: Proposal) -> Tensor:
+    """Returns ``[B, M]``, the law of where a chain stops when its tokens pass one after another.
+
+    accept: ``[B, N]``, the probability that each token passes, given that those before it did.
+    """
+    accept = torch.where(proposal.valid, accept, torch.zeros_like(accept))
+    one = accept.new_ones(accept.shape[0], 1)
+    reach = torch.cat([one, accept.cumprod(1)], 1)
+    fail = torch.cat([1 - accept, one], 1)
+    return reach * fail
+
+
+def stop_at(node: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """Returns ``[B, size]``: the law of a walk that is sure to end at ``node``."""
+    one_hot: Tensor = torch.nn.functional.one_hot(node, size)
+    return one_hot.to(dtype)

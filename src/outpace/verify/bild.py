@@ -1,0 +1,62 @@
+"""BiLD: let the small model run, and roll back where the large one disagrees strongly.
+
+Kim et al. 2023, "Speculative decoding with big little decoder" (arXiv 2302.07863).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Proposal
+from outpace.verify.base import Drawn, Rule, first_failure, normalised, rows_of
+from outpace.verify.evidence import RuleNeeds
+from outpace.verify.options import require
+from outpace.verify.siblings import at_drafted
+
+
+@dataclass(frozen=True)
+class BildRule(Rule):
+    """Stop before the first token that the target finds too surprising and would not choose itself.
+
+        x passes if -log p(x) <= rollback or x = argmax p
+        next = p (which is the argmax in greedy rows)
+
+    Lossy, and greedy in the paper: p above is the law before the argmax, which greedy rows must
+    bring as evidence (without it they are decoded exactly). rollback 0 is plain greedy decoding.
+    The other half of BiLD is the drafter's: it stops, without keeping the token, once max q <
+    ``fallback``.
+    """
+
+    rollback: float = 5.0
+    fallback: float = 0.6
+
+    name: ClassVar[str] = "bild"
+    lossless: ClassVar[bool] = False
+    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    trees: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self.name, "rollback", self.rollback, 0, float("inf"), above=False)
+        require(self.name, "fallback", self.fallback, 0, 1, above=False)
+
+    @property
+    def needs(self) -> RuleNeeds:
+        return RuleNeeds(soft=True)
+
+    def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
+        law = p if self.evidence.soft is None else self.evidence.soft
+        best = law.argmax(-1)[:, :-1] == proposal.tokens  # [B, N]
+        passes = (-at_drafted(law, proposal).log() <= self.rollback) | best
+        return first_failure(passes.double(), proposal)
+
+    def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
+        here = rows_of(p, node)
+        return normalised(here, fallback=here)
+
+    def keeps_drafting(self, q: Tensor) -> Tensor:
+        """Returns ``[B]`` bool: whether the drafter goes on, having seen its next law q [B, V]."""
+        return torch.ge(q.amax(-1), self.fallback)

@@ -1,0 +1,76 @@
+"""Confidence-modulated verification: a threshold that follows the drafter's confidence.
+
+Sen, Dasgupta and Waghela 2025, "Confidence-modulated speculative decoding for large language
+models" (CM-ASD, arXiv 2508.15371).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Proposal
+from outpace.errors import ConfigError
+from outpace.verify.base import Drawn, Rule, first_failure, normalised, proposed_mass, rows_of
+from outpace.verify.evidence import RuleNeeds
+from outpace.verify.options import require
+from outpace.verify.siblings import at_drafted
+
+
+@dataclass(frozen=True)
+class ConfidenceRule(Rule):
+    """Accept a token if the target gives it enough, where "enough" is less for a sure drafter.
+
+        C = mean of 1 - H(q) / log V, max q, and the margin between the two largest of q
+        x passes if p(x) >= strict + (loose - strict) C
+        next = p
+
+    Lossy. Greedy decoding stays exact for strict > 0. The paper gives the three signals and that
+    the threshold is monotone in them; the mean and the line are ours. A point without the
+    drafter's law counts as sure (C = 1).
+    """
+
+    strict: float = 0.3
+    loose: float = 0.05
+
+    name: ClassVar[str] = "confidence"
+    lossless: ClassVar[bool] = False
+    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    trees: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self.name, "strict", self.strict, 0, 1, above=True)
+        require(self.name, "loose", self.loose, 0, 1, above=True)
+        if self.loose > self.strict:
+            raise ConfigError(
+                f"verify='confidence': loose={self.loose} must not be above strict={self.strict}."
+            )
+
+    @property
+    def needs(self) -> RuleNeeds:
+        return RuleNeeds(draft_laws=True)
+
+    def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
+        q = self.evidence.draft
+        if q is None:
+            q = proposed_mass(proposal, p.shape[-1], p.dtype)
+        level = self.strict + (self.loose - self.strict) * confidence(q)
+        return first_failure((at_drafted(p, proposal) >= level).double(), proposal)
+
+    def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
+        here = rows_of(p, node)
+        return normalised(here, fallback=here)
+
+
+def confidence(q: Tensor) -> Tensor:
+    """Returns ``[...]`` in [0, 1]: how sure laws ``[..., V]`` are. 1 for a one-hot law."""
+    size = q.shape[-1]
+    if size < 2:
+        return torch.ones_like(q[..., 0], dtype=torch.float64)
+    order = 1 - torch.special.entr(q).sum(-1).double() / torch.tensor(float(size)).log().double()
+    top = q.topk(2, -1).values.double()
+    mean: Tensor = (order + top[..., 0] + top[..., 0] - top[..., 1]) / 3
+    return mean.clamp(0, 1)

@@ -1,0 +1,38 @@
+"""What some rules ask for beyond (p, proposal), and how they get it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RuleNeeds:
+    """What a rule asks of the round, declared once. Most rules ask for nothing."""
+
+    taps: tuple[int, ...] = ()
+    """Hidden states at every node, numbered as in transformers: 0 the embedding, -1 what the head
+    reads."""
+    second_pass: str | None = None
+    """Score the draft a second time: context, draft, this text, the draft again."""
+    soft: bool = False
+    """The laws of greedy rows before the argmax too. Without them such a rule uses p."""
+    draft_laws: bool = False
+    """The drafter's laws even where its tokens are points. Without them q is 1 at the token."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """One round's answer to `RuleNeeds`; fields that nobody asked for stay ``None``."""
+
+    taps: Tensor | None = None  # [B, M, H], the layers side by side, in the order asked for
+    second: Tensor | None = None  # [B, M, V], the target's laws at the nodes of the second copy
+    soft: Tensor | None = None  # [B, M, V]
+    draft: Tensor | None = None  # [B, N, V]
+
+    def missing(self, needs: RuleNeeds) -> str | None:
+        """Returns the name of a field that the rule cannot do without and that is not here."""
+        if needs.taps and self.taps is None:
+            return "taps"
+        return "second" if needs.second_pass is not None and self.second is None else None

@@ -1,0 +1,65 @@
+"""Joint acceptance: the longest prefix that the target finds likely enough as a whole.
+
+Qin et al. 2024, "Optimized multi-token joint decoding" (MTAD, MJSD; arXiv 2407.09722).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Proposal
+from outpace.verify.base import Drawn, Rule, drafted_mass, normalised, of_token, rows_of, stop_at
+from outpace.verify.evidence import RuleNeeds
+from outpace.verify.options import require
+from outpace.verify.siblings import at_drafted
+
+
+@dataclass(frozen=True)
+class JointRule(Rule):
+    """Accept the longest prefix whose joint likelihood ratio is above a threshold.
+
+        stop at the largest i with (p_1(x_1) ... p_i(x_i)) / (q_1(x_1) ... q_i(x_i)) > threshold
+        next = p
+
+    Shorter prefixes need not pass. Lossy, with no residual: meant for drafts of high joint
+    probability (beams), where it raises the likelihood of the text. q is the drafter's law also
+    where the draft is a point, if the engine has it, else 1; p is the law before the argmax in
+    greedy rows, if the engine has it.
+    """
+
+    threshold: float = 0.5
+
+    name: ClassVar[str] = "joint"
+    lossless: ClassVar[bool] = False
+    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    trees: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self.name, "threshold", self.threshold, 0, float("inf"), above=True)
+
+    @property
+    def needs(self) -> RuleNeeds:
+        return RuleNeeds(soft=True, draft_laws=True)
+
+    def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
+        law = p if self.evidence.soft is None else self.evidence.soft
+        draft = self.evidence.draft
+        q = drafted_mass(proposal, torch.float64)
+        if draft is not None:
+            q = of_token(draft, proposal.tokens).double()
+        gain = (at_drafted(law, proposal).log() - q.log()).nan_to_num(nan=float("-inf"))
+        likely = gain.cumsum(1).exp() > self.threshold
+        lengths = torch.arange(1, gain.shape[1] + 1, device=p.device)
+        longest = torch.where(likely & proposal.valid, lengths, 0)
+        node = torch.cat([torch.zeros_like(longest[:, :0].sum(1, keepdim=True)), longest], 1).amax(
+            1
+        )
+        return stop_at(node, p.shape[1], torch.float64)
+
+    def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
+        here = rows_of(p, node)
+        return normalised(here, fallback=here)

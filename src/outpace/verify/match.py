@@ -1,0 +1,59 @@
+"""Sample from the target; go on while what was sampled had been drafted.
+
+"Naive" multi-candidate sampling, and what Hugging Face's prompt look-up and vLLM's one-hot drafts
+do.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Proposal
+from outpace.verify.base import Drawn, Rule, at_parent, normalised, of_token, rows_of
+
+
+class MatchRule(Rule):
+    """The walk at a node draws y from p and goes to the child that is y, or stops with y.
+
+        stop_n = (product of p over the path to n) (1 - p(children of n))
+        next   = p without the children, renormalised
+
+    Exact for any proposal however drawn, chain or tree, since every emitted token is a draw from
+    the target. It accepts p(x) where the token rule accepts min(1, p / q), which is never less.
+    """
+
+    name: ClassVar[str] = "match"
+    lossless: ClassVar[bool] = True
+    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    trees: ClassVar[bool] = True
+
+    def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
+        tree = proposal.tree
+        child = _distinct(proposal)
+        mass = of_token(at_parent(p, tree), proposal.tokens) * child
+        one = torch.ones_like(p[:, :1, 0])
+        step = torch.cat([one, mass], 1)  # [B, M]
+        reach = torch.where(tree.ancestors, step[:, None, :], 1.0).prod(-1)
+        leave = (tree.child_of * mass[:, None, :]).sum(-1)
+        return reach * (1 - leave).clamp(min=0)
+
+    def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
+        here = rows_of(p, node)
+        if proposal.tokens.shape[1] == 0:
+            return here
+        drafted = (proposal.tree.parents == node[:, None]) & proposal.valid
+        taken = torch.zeros_like(here).scatter_reduce(
+            1, proposal.tokens, drafted.to(here.dtype), "amax"
+        )
+        return normalised(here * (1 - taken), fallback=here)
+
+
+def _distinct(proposal: Proposal) -> Tensor:
+    """``[B, N]`` bool: valid nodes but for those whose token an elder sibling has too."""
+    tokens, parents = proposal.tokens, proposal.tree.parents
+    same = (parents[:, :, None] == parents[:, None, :]) & (tokens[:, :, None] == tokens[:, None, :])
+    again = (same & proposal.valid[:, None, :]).tril(-1).any(-1)
+    return proposal.valid & ~again

@@ -1,0 +1,95 @@
+"""Recursive rejection sampling over siblings.
+
+SpecInfer's multi-step speculative sampling (Miao et al. 2023, arXiv 2305.09781); with and without
+replacement: Yang et al. 2024 (arXiv 2401.06706), Jeon et al. 2024 (arXiv 2402.14160).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Proposal, Sampled
+from outpace.verify.base import Drawn, Rule, drafted_mass, normalised, ratio, rows_of
+from outpace.verify.match import MatchRule
+from outpace.verify.siblings import (
+    as_match,
+    at_drafted,
+    children_law,
+    children_law_at,
+    excess,
+    in_turn,
+    possible_child,
+    quotient,
+    reach,
+    width,
+)
+
+
+class RecursiveRule(Rule):
+    """At each node try the children in turn, each against what its elder siblings left of p.
+
+        r_0 = p,  s_0 = q
+        a_i = min(1, r_{i-1}(x_i) / s_{i-1}(x_i)),  r_i = norm([r_{i-1} - s_{i-1}]_+)
+        s_i = q with replacement; q without x_1 ... x_i, renormalised, without
+        stop_n = (product over the path of the step to each node) (1 - a_1) ... (1 - a_k)
+        next   = r_k
+
+    Exact for siblings drawn with or without replacement, in the order of their nodes, and for
+    points (where it is the match rule). On a chain it is the token rule. As implemented, r_i is
+    norm([p - t_i q]_+) with t_0 = 0 and t_{i+1} = t_i + sum [p - t_i q]_+ / (q not yet removed).
+    A child that q cannot produce any more (q was exhausted) is passed over.
+    """
+
+    name: ClassVar[str] = "recursive"
+    lossless: ClassVar[bool] = True
+    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    trees: ClassVar[bool] = True
+
+    def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
+        if as_match(proposal):
+            return MatchRule().stop(p, proposal)
+        accept, _ = _in_order(p, proposal)
+        step, stay = in_turn(accept, proposal)
+        return reach(step, proposal.tree) * stay
+
+    def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
+        if as_match(proposal):
+            return MatchRule().next(p, proposal, node)
+        _, times = _in_order(p, proposal)
+        t = times.gather(1, node[:, None])[:, 0]
+        here = rows_of(p, node).double()
+        return normalised(excess(here, children_law_at(proposal, node), t), fallback=here)
+
+
+def _in_order(p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
+    """Returns a ``[B, N]`` of each child, and t ``[B, M]`` of each node after all its children."""
+    assert isinstance(proposal.law, Sampled)
+    tree, ranks = proposal.tree, width(proposal.tree)
+    at_child, drafted = at_drafted(p, proposal), drafted_mass(proposal, torch.float64)  # [B, N]
+    t = torch.zeros_like(p[..., 0], dtype=torch.float64)  # [B, M]
+    total, left = torch.ones_like(t), torch.ones_like(t)  # sum [p - t q]_+, q not yet removed
+    accept = torch.zeros_like(at_child)
+    p, q = (p.double(), children_law(proposal)) if ranks > 1 else (p, proposal.law.q)
+    remaining, there = q, drafted > 0
+    for rank in range(ranks):
+        over = (at_child - t.gather(1, tree.parents) * drafted).clamp(min=0)
+        fresh = ratio(over * quotient(left, total).gather(1, tree.parents), drafted)
+        accept = torch.where((tree.sibling_rank == rank) & there, fresh, accept)
+        index = possible_child(proposal, rank, there)  # [B, M]
+        t = torch.where(index >= 0, t + quotient(total, left), t)
+        if rank + 1 < ranks:
+            total = excess(p, q, t).sum(-1)
+            if not proposal.law.with_replacement:
+                remaining = _remove(remaining, proposal.tokens, index)
+                left, there = remaining.sum(-1), at_drafted(remaining, proposal) > 0
+    return accept, t
+
+
+def _remove(q: Tensor, tokens: Tensor, index: Tensor) -> Tensor:
+    """Returns q with the token of each node's child set to 0. index: ``[B, M]``, -1 for none."""
+    token = tokens.gather(1, index.clamp(min=0))[..., None]
+    kept = q.gather(-1, token) * (index < 0)[..., None]
+    return q.scatter(-1, token, kept)

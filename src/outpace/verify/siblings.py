@@ -1,0 +1,139 @@
+"""Helpers for rules that weigh siblings against each other.
+
+Over siblings drawn from q, what is left of p after subtracting q once or several times is always
+proportional to [p - t q]_+ for some t, so a rule only keeps the number t of each node and not a
+residual over the vocabulary. (Without replacement too: a token that was removed after it had been
+rejected has p <= t q already.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.tree import Tree
+from outpace.verify.base import rows_of
+
+TINY = 1e-300
+"""Smallest divisor: keeps quotients finite where the case they belong to has probability 0."""
+
+
+def as_match(proposal: Proposal) -> bool:
+    """Returns whether nothing was sampled, so that the match rule is the whole answer."""
+    return isinstance(proposal.law, Point) or proposal.tokens.shape[1] == 0
+
+
+def width(tree: Tree) -> int:
+    """Returns the largest number of children of a node. Waits for the device unless a chain."""
+    if tree.size == 0:
+        return 0
+    return 1 if tree.is_chain else int(tree.sibling_rank.max()) + 1
+
+
+def children(proposal: Proposal) -> Tensor:
+    """Returns ``[B, M]``: how many valid children each node has."""
+    return (proposal.tree.child_of & proposal.valid[:, None, :]).sum(-1)
+
+
+def child(proposal: Proposal, rank: int) -> Tensor:
+    """Returns ``[B, M]``: the drafted index (node - 1) of each node's child of this rank, or -1."""
+    tree = proposal.tree
+    chosen = tree.child_of & (proposal.valid & (tree.sibling_rank == rank))[:, None, :]  # [B, M, N]
+    return torch.where(chosen.any(-1), chosen.int().argmax(-1), -1)
+
+
+def possible_child(proposal: Proposal, rank: int, possible: Tensor) -> Tensor:
+    """Returns `child`, and -1 too where that child is not ``possible`` [B, N]."""
+    index = child(proposal, rank)
+    return torch.where(possible.gather(1, index.clamp(min=0)), index, -1)
+
+
+def children_law(proposal: Proposal) -> Tensor:
+    """Returns ``[B, M, V]`` float64: the law that each node's children were drawn from, else 0.
+
+    The proposal must be sampled. Siblings share their row of q, so the eldest child's row is taken.
+    """
+    assert isinstance(proposal.law, Sampled)
+    q = proposal.law.q.double()
+    first = child(proposal, 0)
+    index = first.clamp(min=0)[..., None].expand(-1, -1, q.shape[-1])
+    return q.gather(1, index) * (first >= 0)[..., None]
+
+
+def children_law_at(proposal: Proposal, node: Tensor) -> Tensor:
+    """Returns ``[B, V]`` float64: `children_law` at one node of each row."""
+    assert isinstance(proposal.law, Sampled)
+    first = child(proposal, 0).gather(1, node[:, None])  # [B, 1]
+    return rows_of(proposal.law.q, first[:, 0].clamp(min=0)).double() * (first >= 0)
+
+
+def at_drafted(p: Tensor, proposal: Proposal) -> Tensor:
+    """Returns ``[B, N]`` float64: what the target gives each drafted token, at its parent."""
+    rows = torch.arange(p.shape[0], device=p.device)[:, None]
+    return p[rows, proposal.tree.parents, proposal.tokens].double()
+
+
+def excess(p: Tensor, q: Tensor, t: Tensor) -> Tensor:
+    """Returns ``[..., V]``: [p - t q]_+. t: ``[...]``."""
+    return (p - t[..., None] * q).clamp(min=0)
+
+
+def quotient(a: Tensor, b: Tensor) -> Tensor:
+    """Returns a / b, finite where b is 0."""
+    return a / b.clamp(min=TINY)
+
+
+def in_turn(accept: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
+    """Returns the laws of leaving each node, when its children are tried in turn.
+
+    accept: ``[B, N]``, that a child passes, given that its elder siblings did not. The results are
+    the probability of going to each child, ``[B, N]``, and of staying at each node, ``[B, M]``.
+    """
+    tree = proposal.tree
+    fail = 1 - torch.where(proposal.valid, accept, 0.0)  # [B, N]
+    elder = (tree.parents[:, :, None] == tree.parents[:, None, :]).tril(-1)
+    before = torch.where(elder, fail[:, None, :], 1.0).prod(-1)
+    stay = torch.where(tree.child_of, fail[:, None, :], 1.0).prod(-1)
+    return (1 - fail) * before, stay
+
+
+def reach(step: Tensor, tree: Tree) -> Tensor:
+    """Returns ``[B, M]``: the chance to come to each node. step: ``[B, N]``, to each child."""
+    full = torch.cat([torch.ones_like(step[:, :1]), step], 1) if tree.size else step.new_ones(1)
+    return torch.where(tree.ancestors, full[..., None, :], 1.0).prod(-1)
+
+
+# -- equal drafts ------------------------------------------------------------------------------
+
+
+def merged(proposal: Proposal) -> tuple[Proposal, Tensor]:
+    """Returns the proposal with the children of equal nodes pooled, and who stands for each node.
+
+    Two nodes are equal if their paths have the same tokens; the eldest stands for all, ``[B, M]``,
+    and all their children hang from it. Children that were independent draws from the same law stay
+    so, since whether their parents were equal was settled before they were drawn.
+    """
+    tree, tokens, valid = proposal.tree, proposal.tokens, proposal.valid
+    stands = torch.arange(tree.size + 1, device=tokens.device).repeat(tokens.shape[0], 1)
+    if tree.is_chain:
+        return proposal, stands
+    parents = tree.parents.clone()
+    for node in range(1, tree.size + 1):
+        parents[:, node - 1] = stands.gather(1, tree.parents[:, node - 1 : node])[:, 0]
+        same = (parents[:, :node] == parents[:, node - 1 : node]) & valid[:, :node]
+        same &= (tokens[:, :node] == tokens[:, node - 1 : node]) & valid[:, node - 1 : node]
+        same[:, -1] = True
+        stands[:, node] = same.int().argmax(1) + 1
+    return Proposal(tokens, Tree(parents), proposal.counts, proposal.law), stands
+
+
+def reach_merged(step: Tensor, tree: Tree, stands: Tensor) -> Tensor:
+    """Returns ``[B, M]``: as `reach`, where going to a node means going to who stands for it."""
+    total = torch.zeros(stands.shape, dtype=step.dtype, device=step.device)
+    total[:, 0] = 1
+    depth = tree.depth[:, 1:]
+    for level in range(1, tree.size + 1 if tree.is_chain else int(depth.max()) + 1):
+        arriving = total.gather(1, tree.parents) * step * (depth == level)
+        total = total.scatter_add(1, stands[:, 1:], arriving)
+    return total

@@ -1,0 +1,71 @@
+"""Typical acceptance: keep what the target finds plausible.
+
+Cai et al. 2024, "Medusa: simple LLM inference acceleration framework with multiple decoding heads"
+(arXiv 2401.10774).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Proposal
+from outpace.core.tree import Tree
+from outpace.verify.base import Drawn, Rule, normalised, rows_of, stop_at
+from outpace.verify.options import require
+from outpace.verify.siblings import at_drafted
+
+
+@dataclass(frozen=True)
+class TypicalRule(Rule):
+    """Accept a token whose probability is above a threshold that falls with the target's entropy.
+
+        x passes if p(x) > min(posterior_threshold, posterior_alpha exp(-entropy of p))
+        stop at the deepest node whose whole path passes, of several at the likeliest
+        next = p
+
+    Lossy, and blind to q. Greedy decoding stays exact. Medusa's paper and vLLM have .09 and .3; a
+    helper of Medusa's code has them swapped, which accepts more and errs more.
+    """
+
+    posterior_threshold: float = 0.09
+    posterior_alpha: float = 0.3
+
+    name: ClassVar[str] = "typical"
+    lossless: ClassVar[bool] = False
+    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    trees: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("posterior_threshold", "posterior_alpha"):
+            require(self.name, name, getattr(self, name), 0, 1, above=False)
+
+    def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
+        tree = proposal.tree
+        entropy = torch.special.entr(p).sum(-1).double()  # [B, M]
+        level = (self.posterior_alpha * (-entropy).exp()).clamp(max=self.posterior_threshold)
+        at = at_drafted(p, proposal)
+        passes = (at > level.gather(1, tree.parents)) & proposal.valid
+        return stop_at(_deepest(passes, at, tree), p.shape[1], torch.float64)
+
+    def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
+        here = rows_of(p, node)
+        return normalised(here, fallback=here)
+
+
+def _deepest(passes: Tensor, at: Tensor, tree: Tree) -> Tensor:
+    """Returns ``[B]``: the deepest node whose whole path passes, of equally deep ones the
+    likeliest.
+
+    passes, at: ``[B, N]``, of each node: whether it passes, and its probability.
+    """
+    root = torch.ones_like(passes[:, :1])
+    reached = (torch.cat([root, passes], 1)[:, None, :] | ~tree.ancestors).all(-1)  # [B, M]
+    depth = torch.where(reached, tree.depth, -1)
+    longest = depth == depth.amax(1, keepdim=True)
+    step = torch.cat([root.double(), at], 1).log()
+    likely = torch.where(tree.ancestors, step[:, None, :], 0.0).sum(-1)
+    return torch.where(longest, likely, float("-inf")).argmax(1)

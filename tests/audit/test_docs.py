@@ -1,0 +1,96 @@
+"""The pages about rules: the example works, the tables are the gate's, the list is complete."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.audit.law import audit_law
+from outpace.audit.pytest_plugin import outpace_audit  # noqa: F401
+from outpace.audit.shapes import FAST
+from outpace.audit.table import HEAD, markdown
+from outpace.errors import ConfigError
+from outpace.verify.base import Drawn
+from outpace.verify.registry import rule_options, rules
+
+PAGES = Path(__file__).parents[2] / "docs" / "rules"
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
+
+
+def test_the_example_rule_passes_the_gate(outpace_audit: Any) -> None:  # noqa: F811
+    rule, test = blocks("adding.md")
+    scope: dict[str, Any] = {"__name__": "example"}
+    exec(rule, scope)
+    exec(test, scope)
+    scope["test_timid"](lambda rules: outpace_audit(rules, shapes=FAST[:3], pairs=10))
+    assert scope["TimidRule"](share=0.3).share == 0.3
+    with pytest.raises(ConfigError, match="share"):
+        scope["TimidRule"](share=2)
+
+
+def test_the_example_rule_may_come_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    from outpace.verify import registry
+
+    scope: dict[str, Any] = {"__name__": "example"}
+    exec(blocks("adding.md")[0], scope)
+
+    class Entry:
+        name, value = "timid", "my_package.timid:TimidRule"
+
+        @staticmethod
+        def load() -> Any:
+            return scope["TimidRule"]
+
+    monkeypatch.setattr(registry, "_registered", lambda: (Entry,))
+    assert registry.make_rule("timid", share=0.7).share == 0.7  # type: ignore[attr-defined]
+    Entry.name = "token"
+    with pytest.raises(ConfigError, match="name of another rule"):
+        registry.rules()
+
+
+def test_the_front_page_runs() -> None:
+    exec(blocks("README.md")[0].replace('drafters=["iid"]', 'drafters=["iid"], pairs=3'), {})
+
+
+def test_the_list_of_rules_is_right() -> None:
+    lines = (PAGES / "README.md").read_text().splitlines()
+    table = [line.split("|")[1:-1] for line in lines if re.match(r"\| `", line)]
+    found = {cells[0].strip(" `"): [cell.strip() for cell in cells[1:]] for cells in table}
+    assert list(found) == list(rules())
+    for name, rule in rules().items():
+        columns = [
+            rule.lossless,
+            *(kind in rule.takes for kind in (Drawn.POINT, Drawn.IID, Drawn.WITHOUT)),
+            rule.trees,
+        ]
+        assert [cell == "yes" for cell in found[name][:5]] == columns
+        listed = re.findall(r"`(\w+)`", found[name][5])
+        assert listed == list(rule_options(rule)), name
+
+
+def test_every_rule_has_its_section() -> None:
+    lossless = (PAGES / "lossless.md").read_text()
+    lossy = (PAGES / "lossy.md").read_text()
+    for name, rule in rules().items():
+        assert f"\n## {name}\n" in lossless if rule.lossless else f"- **{name}**" in lossy
+
+
+def test_the_table_is_the_gates() -> None:
+    report = audit_law(["token", "ears"], ["iid"], shapes=FAST[:3], pairs=5)
+    head, rule, token, ears = markdown(report).splitlines()
+    assert head == f"| {' | '.join(HEAD)} |"
+    assert rule.count("|") == token.count("|") == ears.count("|") == len(HEAD) + 1
+    assert token.startswith("| token | iid | 0 | 0 |")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["lossless.md", "lossy.md"])
+def test_the_tables_are_up_to_date(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.set_num_threads(1)
+    exec(blocks(page)[0], {})
+    assert capsys.readouterr().out.strip() in (PAGES / page).read_text()

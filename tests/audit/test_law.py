@@ -1,0 +1,122 @@
+"""The gate lets exact rules pass and catches every known defect."""
+
+import json
+
+import pytest
+import torch
+
+from outpace.audit.drafting import BUILT_IN
+from outpace.audit.law import audit_law
+from outpace.audit.shapes import FAST
+from outpace.audit.world import KINDS, make_world
+from outpace.errors import ConfigError, IncompatibleRule
+from outpace.verify.registry import rules
+from outpace.verify.token import TokenRule
+
+from .defects import DEFECTS, Defect, Siblings, iid_as_if_without
+
+LOSSLESS = [name for name, rule in rules().items() if rule.lossless]
+
+
+@pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_defect_is_caught(defect: Defect, seed: int) -> None:
+    report = audit_law(
+        [defect.rule], {"defect": defect.drafting}, shapes=defect.shapes, pairs=10, seed=seed
+    )
+    assert not report.passed
+    assert report.failures[0].worst_tv > 1e-7
+
+
+def test_the_written_out_siblings_are_exact_without_a_defect() -> None:
+    """So that it is the defect that is caught."""
+    siblings = [shape for shape in FAST if set(shape.parents) == {0}]
+    report = audit_law([Siblings()], ["without"], shapes=siblings, pairs=10)
+    assert report.passed, report.failures
+
+
+def test_our_own_rule_passes_over_siblings_that_cannot_have_been_drawn() -> None:
+    """Which makes repeated siblings harmless: independent draws, taken for distinct ones."""
+    siblings = [shape for shape in FAST if set(shape.parents) == {0}]
+    for rule in ("recursive", "traversal"):
+        assert audit_law([rule], {"repeated": iid_as_if_without}, shapes=siblings, pairs=10).passed
+
+
+def test_a_hundred_clean_runs_raise_no_alarm() -> None:
+    cheap = [name for name in LOSSLESS if name != "canonical"]
+    for seed in range(100):
+        way, shape = ("iid", "without", "point")[seed % 3], (FAST[1], FAST[3])[seed % 2]
+        report = audit_law(cheap, [way], shapes=[shape], pairs=10, seed=seed)
+        assert report.passed, report.failures
+
+
+@pytest.mark.slow
+def test_a_hundred_clean_runs_of_everything() -> None:
+    for seed in range(100):
+        assert audit_law(LOSSLESS, shapes=FAST[1:5], seed=seed, pairs=4).passed
+
+
+def test_the_report_is_json_and_says_what_was_seen() -> None:
+    report = audit_law(["token", "lenient"], ["iid"], shapes=FAST[:2], pairs=4)
+    found = json.loads(json.dumps(report.as_dict()))
+    assert found["passed"] is True
+    assert [row["rule"] for row in found["rows"]] == ["token"] * 2 + ["lenient"] * 2
+    token, lenient = report.rows[0], report.rows[2]
+    assert token.worst_tv <= 1e-12 < lenient.worst_tv
+    assert token.gap == pytest.approx(0, abs=1e-12)
+    assert lenient.gap < 0
+    assert lenient.accepted == lenient.one_step > token.one_step
+
+
+def test_a_lossy_rule_that_calls_itself_lossless_fails() -> None:
+    class Bold(TokenRule):
+        name = "bold"
+
+        def stop(self, p: torch.Tensor, proposal: object) -> torch.Tensor:
+            stop = super().stop(p, proposal)  # type: ignore[arg-type]
+            return torch.cat([stop[:, :1] / 2, stop[:, 1:] + stop[:, :1] / 2], 1)
+
+    assert not audit_law([Bold()], ["iid"], shapes=FAST[:1], pairs=10).passed
+
+
+def test_nan_fails() -> None:
+    class Undefined(TokenRule):
+        name = "undefined"
+        lossless = False
+
+        def next(self, p: torch.Tensor, *_: object) -> torch.Tensor:
+            return p[:, 0] * float("nan")
+
+    assert not audit_law([Undefined()], ["iid"], shapes=FAST[:1], pairs=3).passed
+
+
+def test_what_cannot_be_audited_is_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'iid'"):
+        audit_law(["token"], ["idd"])
+    with pytest.raises(ConfigError, match="did you mean 'token'"):
+        audit_law(["tokn"])
+    with pytest.raises(IncompatibleRule, match="without replacement"):
+        audit_law(["kseq"], ["without"], shapes=FAST[:1])
+
+
+@pytest.mark.parametrize("drafted", ["iid", "without", "stopping"])
+def test_drafts_are_laws(drafted: str) -> None:
+    world = make_world(2 * len(KINDS), 3, 2, seed=0)
+    drafts = BUILT_IN[drafted](world, [0, 1] if drafted == "stopping" else [0, 0, 1])
+    assert torch.allclose(drafts.chance.sum(-1), torch.ones(world.pairs).double())
+    assert (drafts.chance >= 0).all()
+
+
+def test_worlds_hold_the_hard_cases() -> None:
+    world = make_world(2 * len(KINDS), 4, 1, seed=0)
+    for law in (world.p, world.q, world.second):
+        assert torch.allclose(law.sum(-1), torch.ones(1).double())
+    p, q = world.p, world.q
+    assert (p == q).all(-1).any()
+    assert ((p * q).sum(-1) == 0).any()
+    assert (p.amax(-1) == 1).any()
+    assert (q == 0).any()
+    assert ((p[..., :, None] == p[..., None, :]).sum((-1, -2)) > 4).any()
+    again = make_world(2 * len(KINDS), 4, 1, seed=0)
+    assert again.p.equal(p)
+    assert not make_world(2 * len(KINDS), 4, 1, seed=1).p.equal(p)

@@ -1,0 +1,77 @@
+"""Bugs of other engines, each put into this one by a switch, to see that the gate catches them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from tests.audit_engine import mutations as m
+
+from outpace import LLM
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A bug: where it bites, how it gets in, and which audits object."""
+
+    name: str
+    patch: m.Patch
+    caught_by: tuple[str, ...]
+    """Of "text", "drafts", "contract" (all three: `audit model`), "diff", "options". The first is
+    what the fast test runs. Empty: harmless to exactness, so that nobody may object."""
+    setup: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def into(self, *engines: LLM) -> Iterator[None]:
+        """Puts the bug into engines that were built without it (many a bug would not survive the
+        probe at load)."""
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            for llm in engines:
+                self.patch(monkeypatch, llm)
+            yield
+
+
+TREE = {"method": "draft_tree", "branching": [2, 2], "tokens": 6}
+WINDOWED_TREE = {**TREE, "family": "mistral"}
+NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+STOPPING = {"stop": ["a", "b", "c", "d"]}
+
+ALL = ("diff", "text", "options")
+DEFECTS = [
+    Defect("cache one short after full acceptance", m.cache_off_by_one, ALL, {"noise": 0.05}),
+    Defect("rejected tokens stay in the cache", m.not_rolled_back, ALL),
+    Defect("accepted path of a tree not moved", m.path_not_moved, ALL, TREE),
+    Defect("rows not moved when others finish", m.rows_not_moved, ALL),
+    Defect("siblings see each other", m.siblings_seen, ALL, TREE),
+    Defect("positions by slot, not depth", m.positions_by_slot, ALL, TREE),
+    Defect("sliding window counted in slots", m.window_in_slots, ALL, WINDOWED_TREE),
+    Defect("one stream for all rows", m.shared_streams, ("text", "options")),
+    Defect("draft stream keyed by place", m.reused_draft_stream, ("drafts",), {"verify": "block"}),
+    Defect("one seed for all n texts", m.one_seed_for_n, ("options",)),
+    Defect("coupled noise keyed by round", m.noise_by_round, ("diff", "options"),
+           {"verify": "coupled"}),
+    Defect("stop strings looked for per block", m.strings_at_block_ends, ("contract", "options"),
+           params=STOPPING),
+    Defect("tokens after the end", m.beyond_the_end, ("contract", "options")),
+    Defect("padded vocabulary rows not cut", m.padding_not_cut, ("contract", "options"),
+           NGRAM),
+    Defect("penalties stale within a block", m.stale_penalties, ALL,
+           params={"frequency_penalty": 2.0, "repetition_penalty": 1.5}),
+    Defect("min_p ignored", m.min_p_ignored, ("options",), params={"min_p": 0.3}),
+    Defect("replacement drawn at the next position", m.next_position, ("text",)),
+    Defect("argmax at any temperature", m.greedy_at_any_temperature, ("text",)),
+    Defect("bonus from the unwarped law", m.unwarped_bonus, ("text",), {"noise": 0.05},
+           {"temperature": 0.5}),
+    Defect("log-probabilities of the raw law", m.raw_logprobs, ("options",)),
+    Defect("argmax told as a sample", m.argmax_told_as_sample, ("drafts", "text")),
+    Defect("drafter colder than its q", m.colder_than_told, ("drafts", "text")),
+    Defect("unlikely drafted tokens dropped", m.unlikely_dropped, ("drafts", "text")),
+    Defect("better of two chains kept", m.better_of_two, ("drafts", "text")),
+    Defect("siblings told as independent draws", m.told_with_replacement, ("drafts",),
+           {**TREE, "branching": [3, 1]}),
+    Defect("draft cache not rolled back", m.draft_cache_not_rolled_back, ()),
+]  # fmt: skip

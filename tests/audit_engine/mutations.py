@@ -1,0 +1,308 @@
+"""How each seeded defect gets into an engine that was built without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import outpace.api
+import outpace.engine.judge as judging
+import outpace.models.runner as running
+from outpace import LLM
+from outpace.core.law import Branches, LawMaker
+from outpace.core.proposal import Proposal, Sampled
+from outpace.core.rng import Role, inverse_cdf, uniform
+from outpace.draft.base import Picker, Rows
+from outpace.draft.model import DraftModel
+from outpace.engine.engine import Engine
+from outpace.engine.judge import Judge
+from outpace.engine.request import Request
+from outpace.models.cache import SlotCache
+from outpace.models.masks import Layout, tree_layout
+from outpace.verify.base import draw, normalised, rows_of, walk
+from outpace.verify.token import TokenRule
+
+Patch = Callable[[pytest.MonkeyPatch, LLM], None]
+
+# -- caches and masks --------------------------------------------------------------------------
+
+
+def cache_off_by_one(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    real = Engine._commit
+
+    def commit(self, pending, proposal, decisions):
+        real(self, pending, proposal, decisions)
+        for row, d in enumerate(decisions):
+            if d.drafted and len(d.path) == d.drafted:
+                for buffer in self.target.cache.buffers:
+                    buffer[row, :, self.target.lengths[row] - 1] = 0
+
+    monkeypatch.setattr(Engine, "_commit", commit)
+
+
+def not_rolled_back(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    real = Engine._commit
+
+    def commit(self, pending, proposal, decisions):
+        real(self, pending, proposal, decisions)
+        for row, d in enumerate(decisions):
+            if len(d.path) < d.drafted:
+                last = self.target.lengths[row] - 1
+                for buffer in self.target.cache.buffers:
+                    buffer[row, :, last] = buffer[row, :, last + 1]
+
+    monkeypatch.setattr(Engine, "_commit", commit)
+
+
+def path_not_moved(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    monkeypatch.setattr(SlotCache, "move_path", lambda self, row, start, nodes: None)
+
+
+def rows_not_moved(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    monkeypatch.setattr(SlotCache, "move_row", lambda self, source, target, length: None)
+
+
+def siblings_seen(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    def layout(starts, pending, tree, slots):
+        blind = replace(tree)
+        blind.__dict__["depth"] = tree.depth
+        blind.__dict__["ancestors"] = torch.ones_like(tree.ancestors).tril()
+        return tree_layout(starts, pending, blind, slots)
+
+    monkeypatch.setattr(running, "tree_layout", layout)
+
+
+def positions_by_slot(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    def layout(starts, pending, tree, slots):
+        right = tree_layout(starts, pending, tree, slots)
+        column = torch.arange(right.positions.shape[1])
+        return replace(right, positions=starts[:, None] + column)
+
+    monkeypatch.setattr(running, "tree_layout", layout)
+
+
+def window_in_slots(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    def within(self, window):
+        first = self.positions[:, :1]
+        slot = first + torch.arange(self.positions.shape[1])
+        distance = slot[:, :, None] - torch.arange(self.seen.shape[-1])
+        return self.seen & (distance < window)
+
+    monkeypatch.setattr(Layout, "within", within)
+
+
+def shared_streams(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    rows = Engine._rows
+
+    def shared(self):
+        right = rows(self)
+        return replace(right, seeds=right.seeds[:1].expand(len(right)))
+
+    monkeypatch.setattr(Engine, "_rows", shared)
+
+
+def reused_draft_stream(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    def by_place(self, rows, count):
+        self._rows = rows
+        self.sampled = not (rows.coupled or rows.law.all_greedy)
+        places = rows.positions[:, None] + torch.arange(count)
+        self._u = uniform(rows.seeds[:, None], places, Role.DRAFT, 1)[..., 0]
+
+    monkeypatch.setattr(Picker, "__init__", by_place)
+
+
+def one_seed_for_n(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    monkeypatch.setattr(outpace.api, "SEED_STEP", 0)
+
+
+def noise_by_round(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    realise = judging.realise
+
+    def by_round(laws, seeds, positions):
+        return realise(laws, seeds, positions[:, :1].expand_as(positions))
+
+    monkeypatch.setattr(judging, "realise", by_round)
+
+
+def strings_at_block_ends(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """A stop string is looked for once a block is out, in the text of the whole block."""
+    found = Request._strings_end
+
+    def extend(self, tokens):
+        for taken, token in enumerate(tokens, 1):
+            self.__dict__["_last_of_block"] = taken == len(tokens)
+            self.output_ids.append(token)
+            if self._ends(token):
+                return taken
+        return len(tokens)
+
+    def late(self, *begin):
+        return self.__dict__.get("_last_of_block", True) and found(self, *begin)
+
+    monkeypatch.setattr(Request, "extend", extend)
+    monkeypatch.setattr(Request, "_strings_end", late)
+
+
+def beyond_the_end(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    extend = Request.extend
+
+    def whole(self, tokens):
+        taken = extend(self, tokens)
+        self.output_ids += tokens[taken:]
+        return taken
+
+    monkeypatch.setattr(Request, "extend", whole)
+
+
+# -- laws --------------------------------------------------------------------------------------
+
+
+def padding_not_cut(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    monkeypatch.setattr(llm.engine, "vocabulary", llm.target.config.vocab_size)
+
+
+def stale_penalties(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    right = judging.branches_of
+
+    def ignored(proposal):
+        branches = right(proposal)
+        return Branches(branches.tokens, torch.zeros_like(branches.valid))
+
+    monkeypatch.setattr(judging, "branches_of", ignored)
+
+
+def min_p_ignored(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    init = LawMaker.__init__
+
+    def without(self, *args, **options):
+        init(self, *args, **options)
+        self._min_p = None
+
+    monkeypatch.setattr(LawMaker, "__init__", without)
+
+
+def next_position(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    def later(self, p, proposal, node):
+        return rows_of(p, torch.minimum(node + 1, proposal.counts))
+
+    monkeypatch.setattr(TokenRule, "next", later)
+
+
+def greedy_at_any_temperature(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    def best(self, scores, proposal, rows):
+        branches = judging.branches_of(proposal)
+        return walk(rows.law.best(scores.logits, branches, rows.history), proposal)
+
+    monkeypatch.setattr(Judge, "__call__", best)
+
+
+def unwarped_bonus(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    class Raw(TokenRule):
+        def __init__(self, raw):
+            self.raw = raw
+
+        def next(self, p, proposal, node):
+            warped = TokenRule.next(self, p, proposal, node)
+            bonus = (node == proposal.counts)[:, None]
+            return torch.where(bonus, rows_of(self.raw, node).to(p.dtype), warped)
+
+    def call(self, scores, proposal, rows):
+        branches = judging.branches_of(proposal)
+        p = rows.law(scores.logits, branches, rows.history)
+        raw = scores.logits[..., : p.shape[-1]].softmax(-1)
+        return draw(Raw(raw), p, proposal, rows.seeds, rows.positions)
+
+    monkeypatch.setattr(Judge, "__call__", call)
+
+
+def raw_logprobs(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    def raw(self, logits, branches, history):
+        return logits[..., : self.vocabulary].log_softmax(-1)
+
+    monkeypatch.setattr(LawMaker, "reported", raw)
+
+
+# -- drafters ----------------------------------------------------------------------------------
+
+
+def _repicked(choose: Callable[[Any, Any], Any]) -> Patch:
+    """A chain's tokens chosen otherwise than from the q that is handed over."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+        call = Picker.__call__
+
+        def pick(self, logits, drafted):
+            token, q = call(self, logits, drafted)
+            if q is None:
+                return token, q
+            return choose(q, self._u[:, drafted.shape[1]]), q
+
+        monkeypatch.setattr(Picker, "__call__", pick)
+
+    return patch
+
+
+argmax_told_as_sample = _repicked(lambda q, u: q.argmax(-1))
+colder_than_told = _repicked(lambda q, u: inverse_cdf(normalised(q**2, q), u))
+
+
+def unlikely_dropped(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    propose = DraftModel.propose
+
+    def shorter(self, rows, budgets):
+        made = propose(self, rows, budgets)
+        if not isinstance(made.law, Sampled):
+            return made
+        mass = made.law.q.gather(-1, made.tokens[..., None])[..., 0]
+        kept = (mass > 0.3).long().cumprod(1).sum(1)
+        return replace(made, counts=torch.minimum(made.counts, kept))
+
+    monkeypatch.setattr(DraftModel, "propose", shorter)
+
+
+def better_of_two(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    propose = DraftModel.propose
+
+    def better(self, rows: Rows, budgets: Any) -> Proposal:
+        lengths = list(self.runner.lengths)
+        one = propose(self, rows, budgets)
+        if not isinstance(one.law, Sampled):
+            return one
+        self.runner.lengths = lengths
+        two = propose(self, replace(rows, seeds=rows.seeds + 7777), budgets)
+        scores = [
+            made.law.q.gather(-1, made.tokens[..., None])[..., 0].prod(1) for made in (one, two)
+        ]
+        second = (scores[1] > scores[0])[:, None]
+        tokens = torch.where(second, two.tokens, one.tokens)
+        q = torch.where(second[..., None], two.law.q, one.law.q)
+        return replace(one, tokens=tokens, law=Sampled(q))
+
+    monkeypatch.setattr(DraftModel, "propose", better)
+
+
+def told_with_replacement(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    propose = type(llm.engine.drafter).propose
+
+    def told(self, rows, budgets):
+        made = propose(self, rows, budgets)
+        if not isinstance(made.law, Sampled):
+            return made
+        return replace(made, law=Sampled(made.law.q, with_replacement=True))
+
+    monkeypatch.setattr(type(llm.engine.drafter), "propose", told)
+
+
+def draft_cache_not_rolled_back(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """A drafter that reads rejected tokens for ever proposes badly, and truthfully."""
+    since = Rows.since
+
+    def at_least_one(self, row, start):
+        return since(self, row, start) or since(self, row, self.length(row) - 1)
+
+    monkeypatch.setattr(DraftModel, "observe", lambda self, rows, proposal, verdict: None)
+    monkeypatch.setattr(Rows, "since", at_least_one)

@@ -1,0 +1,79 @@
+"""``outpace audit``: verbs, exit codes and JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from outpace.audit.letters import letter_model, noised
+from outpace.cli.audit import app
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    target = letter_model()
+    target.save_pretrained(folder / "target")
+    noised(target, 0.3).save_pretrained(folder / "drafter")
+    return folder
+
+
+def models(pair: Path) -> list[str]:
+    return ["-m", str(pair / "target"), "--draft", str(pair / "drafter"), "-k", "2"]
+
+
+def test_model_reports_and_leaves_with_0(pair: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt_token_ids": [1, 2, 3]}\n{"prompt_token_ids": [4]}\n')
+    asked = ["model", *models(pair), "--samples", "8", "--prompts", str(prompts), "--json"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["ok"] is True
+    assert report["text"]["observations"] == 8 * 6
+    assert set(report["detectable"]) == {"sharper", "flatter"}
+
+
+def test_a_lossy_rule_leaves_with_1(pair: Path) -> None:
+    config = {
+        "model": str(pair / "drafter"),
+        "num_speculative_tokens": 3,
+        "verify": {"name": "lenient", "lenience": 0.1},
+    }
+    asked = ["model", "-m", str(pair / "target"), "--speculative-config", json.dumps(config)]
+    done = CliRunner().invoke(app, [*asked, "--samples", "600"])
+    assert done.exit_code == 1, done.output
+    assert "REFUTED" in done.output
+    assert "lossy by declaration" in done.output
+
+
+def test_diff_prints_its_tolerance(pair: Path) -> None:
+    done = CliRunner().invoke(app, ["diff", *models(pair), "--max-tokens", "12"])
+    assert done.exit_code == 0, done.output
+    assert "tolerance" in done.output
+    assert "OK" in done.output
+
+
+def test_options_prints_proofs_and_refusals() -> None:
+    asked = ["options", "--drafter", "draft_tree", "--rule", "token", "--json"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert {cell["state"] for cell in json.loads(done.stdout)["cells"]} == {"refused"}
+
+
+def test_law_is_the_enumeration() -> None:
+    done = CliRunner().invoke(app, ["law", "--rule", "match"])
+    assert done.exit_code == 0, done.output
+    assert "exact" in done.output
+
+
+def test_mistakes_are_named(pair: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n")
+    for options in (["--alpha", "2"], ["--prompts", str(empty)], ["--temperature", "0"]):
+        done = CliRunner().invoke(app, ["model", *models(pair), "--samples", "4", *options])
+        assert done.exit_code != 0
+        assert type(done.exception).__name__ in ("ConfigError", "PromptError", "ParamsError")

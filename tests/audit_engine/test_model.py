@@ -1,0 +1,71 @@
+"""`audit model` is quiet on clean engines and says what it could have seen."""
+
+from __future__ import annotations
+
+import pytest
+from tests.audit_engine.pairs import PROMPTS, pair_llm
+
+from outpace import SamplingParams
+from outpace.audit.model import Plan, audit_model
+from outpace.errors import ParamsError
+
+SETUPS = {
+    "chain": {},
+    "block": {"verify": "block"},
+    "match": {"verify": "match"},
+    "coupled": {"verify": "coupled"},
+    "tree": {"method": "draft_tree", "branching": [2, 2], "tokens": 6},
+    "traversal": {"method": "draft_tree", "branching": [2, 2], "tokens": 6, "verify": "traversal"},
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1},
+    "none": {"method": "none"},
+    "windowed": {"family": "mistral"},
+}
+SAMPLING = SamplingParams(temperature=0.8, top_p=0.95, frequency_penalty=0.5)
+
+
+FAST = ("chain", "block", "coupled", "tree")
+
+
+@pytest.mark.parametrize(
+    "setup", [s if s in FAST else pytest.param(s, marks=pytest.mark.slow) for s in SETUPS]
+)
+def test_a_clean_engine_raises_no_alarm(setup: str) -> None:
+    plan = Plan(PROMPTS, samples=24, power=False)
+    report = audit_model(pair_llm(**SETUPS[setup]), plan, SAMPLING)
+    assert report.ok, report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setup", ["chain", "block", "tree", "ngram"])
+def test_a_hundred_clean_runs_raise_no_alarm(setup: str) -> None:
+    """One false alarm is expected in a thousand runs; 100 of these make 400."""
+    llm = pair_llm(**SETUPS[setup])
+    for seed in range(100):
+        plan = Plan(PROMPTS, samples=24, power=False, seed=seed * 1000)
+        assert audit_model(llm, plan, SAMPLING).ok, seed
+
+
+def test_a_lossy_rule_is_caught() -> None:
+    lossy = pair_llm(verify={"name": "lenient", "lenience": 0.2})
+    plan = Plan(PROMPTS, samples=400, power=False)
+    report = audit_model(lossy, plan, SamplingParams(temperature=1.0))
+    assert report.text.alarm
+    assert not report.drafts.alarm
+    assert not report.lossless
+    assert report.samples < 400
+
+
+def test_more_samples_detect_smaller_deviations() -> None:
+    few, many = (
+        audit_model(pair_llm(), Plan(PROMPTS, samples=samples), SamplingParams(temperature=1.0))
+        for samples in (16, 96)
+    )
+    assert few.ok
+    assert many.ok
+    assert many.detectable["sharper"] < 0.25
+    assert (few.detectable["sharper"] or 1.0) > many.detectable["sharper"]
+
+
+def test_greedy_sampling_is_refused() -> None:
+    with pytest.raises(ParamsError, match="audit diff"):
+        audit_model(pair_llm(), Plan(PROMPTS), SamplingParams(temperature=0))

@@ -1,0 +1,38 @@
+"""Every sampling option is honoured or refused, and an option without a proof is a failure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from outpace import SamplingParams
+from outpace.audit.options import audit_options, cases, uncovered
+
+
+def test_every_field_of_sampling_params_has_a_case() -> None:
+    assert uncovered() == set()
+    assert {case.option for case in cases()} == {f.name for f in dataclasses.fields(SamplingParams)}
+
+
+def test_a_tree_honours_every_option_or_is_refused() -> None:
+    report = audit_options(["draft_tree"], ["token", "traversal"])
+    assert report.ok, [cell for cell in report.cells if cell.state == "BROKEN"] + report.missing
+    assert report.worst < 1e-12
+    assert report.accepted > 100
+    refused = {(cell.drafter, cell.rule) for cell in report.cells if cell.state == "refused"}
+    assert refused == {("draft_tree", "token")}
+
+
+def test_the_coupled_text_is_that_of_plain_forwards() -> None:
+    report = audit_options(["draft_tree"], ["coupled"], family="mistral")
+    assert report.ok, [cell for cell in report.cells if cell.state == "BROKEN"]
+    assert {cell.state for cell in report.cells} == {"honoured"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_every_drafter_with_every_rule(family: str) -> None:
+    report = audit_options(family=family)
+    assert report.ok, [cell for cell in report.cells if cell.state == "BROKEN"] + report.missing
+    assert {cell.state for cell in report.cells} == {"honoured", "refused"}

@@ -1,0 +1,108 @@
+"""The verbs: what they print and write, and that mistakes are one sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from outpace.bench.contest import Job
+from outpace.bench.pair import Pair
+from outpace.bench.peers import Models, peers
+from outpace.bench.results import Report
+from outpace.bench.specbench import read_answers
+from outpace.cli.bench import app
+from outpace.errors import ConfigError, OutpaceError
+
+
+def outpace(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_run_writes_everything_it_is_asked_for(pair: Pair, tmp_path: Path) -> None:
+    done = outpace(
+        "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--again",
+        "--vs", "hf,hf-assisted", "--num-prompts", "2", "--max-prompt-tokens", "8",
+        "--max-tokens", "6", "--warmup", "0", "--sweep", "1,2",
+        "--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html"),
+        "--png", str(tmp_path / "png"), "--markdown", str(tmp_path / "r.md"),
+        "--spec-bench", str(tmp_path / "answers"),
+    )  # fmt: skip
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "batch 1, temperature 0: 2 prompts, 6 new tokens each" in done.output
+    report = Report.from_json((tmp_path / "r.json").read_text())
+    methods = {m.name: m for m in report.cells[0].methods}
+    assert list(methods)[:3] == ["plain", "plain again", "draft_model"]
+    for name, found in methods.items():
+        if name != "plain":
+            assert found.identity is not None
+            assert found.identity.identical == 2, name
+    ours = methods["draft_model"]
+    assert ours.prediction is not None
+    assert ours.roof is not None
+    assert ours.split is not None
+    assert set(ours.over_peers) == {name for name in methods if name.startswith("hf")}
+    assert report.cells[0].sweep is not None
+    assert [p.k for p in report.cells[0].sweep.points] == [1, 2]
+    assert (tmp_path / "r.html").read_text().count("data:image/png") == 4
+    assert len(list((tmp_path / "png").iterdir())) == 4
+    assert "| draft_model |" in (tmp_path / "r.md").read_text()
+    answers = read_answers(tmp_path / "answers" / "draft_model-b1-t0.jsonl")
+    assert [a.new_tokens for a in answers] == [6, 6]
+    assert all(sum(a.accept_lengths) == 6 for a in answers)
+
+
+def test_cost_prints_and_writes_its_curves(pair: Pair, tmp_path: Path) -> None:
+    done = outpace(
+        "cost", "--model", pair.target, "--draft", pair.drafter, "--batch", "1,2", "--context",
+        "16", "--longest", "2", "--repeats", "1", "--json", str(tmp_path / "c.json"),
+        "--html", str(tmp_path / "c.html"),
+    )  # fmt: skip
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "batch 2, context 16" in done.output
+    curves = json.loads((tmp_path / "c.json").read_text())["curves"]
+    assert [[n for n, _ in curve["verify"]] for curve in curves] == [[1, 2, 3], [1, 2, 3]]
+    assert [k for k, _ in curves[0]["draft"]] == [1, 2]
+
+
+def test_a_missing_peer_is_named_with_its_remedy(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openvino_genai", None)
+    with pytest.raises(ConfigError, match=r"needs openvino_genai: pip install 'outpace\[peers\]'"):
+        peers(["plain", "openvino"], Models(pair.target, pair.drafter, "float32", "cpu"))
+
+
+def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:
+    pytest.importorskip("openvino_genai")
+    models = Models(pair.target, pair.drafter, "float32", "cpu")
+    job = Job(((3, 1, 4, 1, 5), (9, 2, 6)), 12, 0.0)
+    plain, *others = [c.run(job).texts for c in peers(["hf", "openvino"], models)]
+    assert len(others) == 3
+    assert all(texts == plain for texts in others)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--model", "TARGET"], "nothing to compare"),
+        (["run", "--model", "TARGET", "--vs", "hg"], "unknown peer 'hg'"),
+        (["run", "--model", "TARGET", "--vs", "hf-assisted"], "needs a draft model"),
+        (["run", "--model", "TARGET", "--vs", "llama.cpp"], "llama.cpp"),
+        (["run", "--prompts", "gsm9k"], "did you mean 'gsm8k'"),
+        (["run", "--batch", "x"], "--batch must be numbers"),
+        (["run", "--model", "TARGET", "--again", "--batch", "99"], "at least that many prompts"),
+        (["run", "--model", "TARGET", "--again", "--llm", "[]"], "JSON object"),
+        (["run", "--model", "TARGET", "--again", "--llm", '{"colour": 1}'], "colour"),
+        (["cost", "--model", "TARGET", "--context", "9999"], "leaves no room"),
+        (["pair", "make", "--out", "x", "--shape", "bench-100m"], "did you mean 'bench-200m'"),
+    ],
+)
+def test_mistakes_are_one_sentence(pair: Pair, arguments: list[str], message: str) -> None:
+    done = outpace(*[pair.target if a == "TARGET" else a for a in arguments])
+    assert isinstance(done.exception, OutpaceError)
+    assert message in str(done.exception)
+    assert str(done.exception).count("\n") == 0

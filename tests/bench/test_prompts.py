@@ -1,0 +1,115 @@
+"""Prompt files, named sets, Spec-Bench's formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outpace.bench.prompts import DATA, Prompt, batches, chosen, read_prompts, task_of
+from outpace.bench.specbench import (
+    Answer,
+    accept_lengths,
+    mean_accepted,
+    read_answers,
+    write_answers,
+)
+from outpace.errors import PromptError
+
+
+def write(path: Path, *lines: dict[str, object]) -> Path:
+    path.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+    return path
+
+
+def test_the_built_in_set_has_several_tasks() -> None:
+    prompts = read_prompts("builtin")
+    assert len({prompt.task for prompt in prompts}) >= 5
+    assert len({prompt.id for prompt in prompts}) == len(prompts) >= 12
+
+
+def test_spec_bench_questions_and_plain_prompts_are_read(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "q.jsonl",
+        {"question_id": 81, "category": "writing", "turns": ["Hello", "And now?"]},
+        {"id": "x", "task": "code", "prompt": "def f"},
+        {"prompt": "bare"},
+    )
+    assert read_prompts(str(file)) == [
+        Prompt("81", "writing", "Hello"),
+        Prompt("x", "code", "def f"),
+        Prompt("q/3", "q", "bare"),
+    ]
+
+
+def test_names_are_found_in_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompts").mkdir()
+    write(tmp_path / "prompts" / "gsm8k_test.jsonl", {"id": "1", "task": "m", "prompt": "2+2"})
+    assert read_prompts("gsm8k", tmp_path)[0].text == "2+2"
+    monkeypatch.setenv(DATA, str(tmp_path))
+    assert read_prompts("gsm8k")[0].text == "2+2"
+    with pytest.raises(PromptError, match="no prompt file"):
+        read_prompts("mbpp")
+
+
+def test_what_is_missing_or_broken_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DATA, raising=False)
+    with pytest.raises(PromptError, match="did you mean 'gsm8k'"):
+        read_prompts("gsm8")
+    with pytest.raises(PromptError, match="--data"):
+        read_prompts("gsm8k")
+    with pytest.raises(PromptError, match="line 2"):
+        read_prompts(str(write(tmp_path / "b.jsonl", {"prompt": "a"}, {"text": "b"})))
+    (tmp_path / "e.jsonl").write_text("")
+    with pytest.raises(PromptError, match="holds no prompt"):
+        read_prompts(str(tmp_path / "e.jsonl"))
+
+
+def test_few_prompts_are_taken_from_all_tasks() -> None:
+    prompts = [Prompt(f"{task}{i}", task, "") for task in "abc" for i in range(4)]
+    assert [p.id for p in chosen(prompts, 5)] == ["a0", "b0", "c0", "a1", "b1"]
+    assert len(chosen(prompts, None)) == 12
+
+
+def test_batches_are_full_and_of_one_task_where_possible() -> None:
+    prompts = [Prompt(f"{task}{i}", task, "") for i in range(2) for task in "ab"]
+    found = batches(prompts, 2)
+    assert [[p.id for p in batch] for batch in found] == [["a0", "a1"], ["b0", "b1"]]
+    assert [task_of(batch) for batch in found] == ["a", "b"]
+    assert task_of(batches(prompts, 3)[1]) == "mixed"
+    assert all(len(batch) == 3 for batch in batches(prompts, 3))
+    with pytest.raises(PromptError, match="at least that many"):
+        batches(prompts, 5)
+
+
+def test_answers_go_out_and_come_back(tmp_path: Path) -> None:
+    answers = [Answer("81", "writing", "target", "Aloha", 6, 0.5, 3, (1, 2, 3))]
+    path = tmp_path / "model_answer" / "ours.jsonl"
+    write_answers(path, answers)
+    assert read_answers(path) == answers
+    choice = json.loads(path.read_text())["choices"][0]
+    assert (choice["new_tokens"], choice["wall_time"]) == ([6], [0.5])
+    assert mean_accepted(answers) == 2.0
+
+
+def test_a_spec_bench_file_with_two_turns_is_summed(tmp_path: Path) -> None:
+    choice = {
+        "turns": ["a", "b"],
+        "new_tokens": [3, 4],
+        "wall_time": [1.0, 2.0],
+        "accept_lengths": [3, 2, 2],
+    }
+    path = write(tmp_path / "a.jsonl", {"question_id": 1, "choices": [choice]})
+    found = read_answers(path)[0]
+    assert (found.new_tokens, found.wall_time, found.text) == (7, 3.0, "a")
+    with pytest.raises(PromptError, match="no Spec-Bench answer file"):
+        read_answers(write(tmp_path / "n.jsonl", {"question_id": 1}))
+
+
+def test_accept_lengths_come_from_the_counters() -> None:
+    assert accept_lengths([3, 1], passes=5) == (1, 1, 2, 2, 3)
+    assert accept_lengths([], passes=2) == (1, 1)
+    assert sum(accept_lengths([3, 1], passes=5)) == 5 + 4

@@ -1,0 +1,110 @@
+"""Counters put together, predictions from times, the memory bound."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outpace import LLM
+from outpace.bench.contest import Job
+from outpace.bench.memory import peak_of, read_bandwidth
+from outpace.bench.meter import Meter
+from outpace.bench.ours import Ours
+from outpace.bench.pair import Pair
+from outpace.bench.roofline import bound_seconds, drafter_traffic, target_traffic
+from outpace.bench.rounds import acceptance, predicted_seconds, rounds_of, split, total_rounds
+from outpace.bench.theory import Times
+from outpace.core.stats import Metrics
+
+
+def metrics(*rounds: tuple[int, int]) -> Metrics:
+    """Rounds of (drafted, accepted) of one text."""
+    found = Metrics()
+    for drafted, accepted in rounds:
+        found.count_round(drafted, accepted, accepted + 1)
+        found.count_positions(drafted, accepted)
+    found.draft_seconds, found.verify_seconds, found.sample_seconds = 1.0, 2.0, 0.5
+    found.total_seconds = 3.5 + len(rounds)
+    return found
+
+
+def test_acceptance_is_summed_with_both_definitions_by_position() -> None:
+    found = acceptance([metrics((3, 3), (3, 1)), metrics((2, 0))])
+    assert (found.drafted, found.accepted, found.passes, found.emitted) == (8, 4, 3, 7)
+    assert found.rate == 0.5
+    assert found.length == pytest.approx(7 / 3)
+    assert found.per_position == pytest.approx([2 / 3, 1 / 3, 1 / 2])
+    assert found.conditional == pytest.approx([2 / 3, 1 / 2, 1.0])
+    assert acceptance([]).rate == 0.0
+
+
+def test_rounds_are_those_of_the_text_that_saw_most() -> None:
+    longest = metrics((3, 1), (3, 0), (1, 1), (0, 0))
+    assert rounds_of([longest, metrics((3, 3))]) == {3: 2, 1: 1, 0: 1}
+    assert rounds_of([]) == {}
+    assert total_rounds([[metrics((2, 1))], [metrics((2, 0))]]) == {2: 2}
+
+
+def test_a_tree_counts_with_its_nodes() -> None:
+    tree = Metrics()
+    for _ in range(2):
+        tree.count_round(7, 2, 3)
+        tree.count_positions(3, 2)
+    assert rounds_of([tree]) == {7: 2}
+
+
+def test_predicted_seconds() -> None:
+    times = Times({2: 0.2}, {1: 1.0, 3: 1.2})
+    assert predicted_seconds({2: 10, 0: 1}, times) == pytest.approx(10 * 1.4 + 1.0)
+
+
+def test_the_split_adds_up_to_the_wall() -> None:
+    found = split([(5.0, [metrics((1, 1))]), (4.0, [metrics((1, 1))])])
+    assert found is not None
+    assert (found.draft, found.verify, found.sample) == (2.0, 4.0, 1.0)
+    assert found.other == pytest.approx(2.0)
+    assert found.total == pytest.approx(9.0)
+    assert split([(5.0, [])]) is None
+
+
+def engine(pair: Pair) -> LLM:
+    config = {"model": pair.drafter, "num_speculative_tokens": 3}
+    return LLM(pair.target, speculative_config=config, max_num_seqs=2)
+
+
+def test_the_bound_counts_weights_once_and_caches_per_row(pair: Pair) -> None:
+    llm = engine(pair)
+    target, drafter = target_traffic(llm), drafter_traffic(llm)
+    assert drafter is not None
+    # The tied head is read whole; 2 kv_heads of 16 numbers in 4 and 1 layers, keys and values.
+    assert target.weights == 4 * pair.target_parameters
+    assert drafter.weights == 4 * pair.drafter_parameters
+    assert (target.per_cached_token, drafter.per_cached_token) == (1024, 256)
+    seconds = bound_seconds({2: 3}, 2, 100, 1e6, target, drafter)
+    moved = 3 * (target.weights + 200 * 1024) + 6 * (drafter.weights + 200 * 256)
+    assert seconds == pytest.approx(moved / 1e6)
+    assert drafter_traffic(LLM(pair.target, speculative_config={"method": "ngram"})) is None
+
+
+def test_the_meter_times_both_parts_and_leaves_nothing_behind(pair: Pair) -> None:
+    llm = engine(pair)
+    ours = Ours(llm, "ours")
+    job = Job(((1, 2, 3), (4, 5, 6)), 8, 0.0)
+    before = ours.run(job).texts
+    for temperature in (0.0, 0.8):
+        meter = Meter(llm, batch=2, context=20, temperature=temperature)
+        meter.sample([0, 2, 3], [1, 4], repeats=2)
+        times = meter.times
+        assert set(times.draft) == {2, 3}
+        assert set(times.verify) == {1, 4}
+        assert min(*times.draft.values(), *times.verify.values()) > 0
+        assert times.deepest() == 3
+    assert llm.engine.target.active == 0
+    assert ours.run(job).texts == before
+
+
+def test_memory_is_measured() -> None:
+    with peak_of() as peak:
+        torch.ones(1000)
+    assert peak.bytes > 10**7
+    assert read_bandwidth(torch.device("cpu"), megabytes=8, repeats=1) > 1e6

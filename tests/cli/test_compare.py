@@ -1,0 +1,112 @@
+"""``--compare``: what is run, and what is said about it. No speeds are asserted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace import LLM, SamplingParams
+from outpace.cli import compare
+from outpace.cli.compare import Comparison, Run, measure
+from outpace.core.stats import Metrics
+
+Invoke = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _few_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "REPEATS", 2)
+
+
+def test_the_text_comes_first_then_the_table(generate: Invoke, drafter: Path) -> None:
+    result = generate("w1", "--draft", drafter, "--compare", "--max-tokens", 8)
+    assert result.exit_code == 0, result.stderr
+    assert len(result.stdout.split()) <= 8
+    for words in ("speed-up", "acceptance rate", "target passes", "same text, token for token"):
+        assert words in result.stderr
+
+
+def test_json_holds_both_sides(generate: Invoke, drafter: Path) -> None:
+    result = generate("w1", "--draft", drafter, "-k", 3, "--compare", "--json", "--max-tokens", 8)
+    assert result.exit_code == 0, result.stderr
+    [line] = result.stdout.splitlines()
+    found = json.loads(line)
+    assert found["identical"] is True
+    assert found["plain"]["num_tokens"] == found["speculative"]["num_tokens"] == 8
+    assert found["plain"]["num_target_passes"] == 8
+    assert found["plain"]["num_draft_tokens"] == 0
+    assert found["speculative"]["num_draft_tokens"] > 0
+    assert found["speed_up_range"][0] <= found["speed_up_range"][1]
+    assert len(found["plain"]["seconds"]) == found["repeats"] == 2
+    assert found["outputs"][0]["prompt"] == "w1"
+
+
+def test_a_drafter_that_is_the_target_is_always_right(target: Path) -> None:
+    llm = LLM(target, speculative_config={"model": str(target), "num_speculative_tokens": 3})
+    told: list[str] = []
+    params = SamplingParams(max_tokens=8, temperature=0, stop="w")
+    found = measure(llm, ["w1", "w2 w3"], params, told.append)
+    assert found.total.acceptance_rate == 1
+    assert [len(text) for text in found.speculative[0].token_ids] == [8, 8]
+    assert len(told) == 2
+    assert "2 prompts" in found.what
+
+
+def test_sampled_texts_differ_by_design_and_coupled_ones_do_not(
+    target: Path, drafter: Path
+) -> None:
+    for rule, words in {"token": "differ by design", "coupled": "token for token"}.items():
+        llm = LLM(target, speculative_config={"model": str(drafter), "verify": rule})
+        params = SamplingParams(max_tokens=8, temperature=1.0, seed=1)
+        found = measure(llm, ["w1"], params, lambda text: None)
+        assert words in found.note
+        assert found.plain[0].token_ids != found.plain[1].token_ids, "one seed per repeat"
+
+
+def test_patience_ends_the_repeats(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "REPEATS", 9)
+    monkeypatch.setattr(compare, "PATIENCE", 0.0)
+    llm = LLM(target, speculative_config={"method": "ngram"})
+    found = measure(llm, ["w1"], SamplingParams(max_tokens=2), lambda text: None)
+    assert len(found.plain) == 1
+
+
+def runs(*texts: list[int], seconds: float = 1.0) -> list[Run]:
+    return [Run(seconds, Metrics(num_emitted_tokens=4, total_seconds=seconds), [t]) for t in texts]
+
+
+def comparison(**changes: Any) -> Comparison:
+    defaults: dict[str, Any] = {
+        "plain": runs([1, 2, 3], [1, 2, 3], seconds=2.0),
+        "speculative": runs([1, 2, 3], [1, 7, 3]),
+        "what": "greedy",
+        "expects_identity": True,
+        "lossless": True,
+        "dtype": "float32",
+    }
+    return Comparison(**{**defaults, **changes})
+
+
+def test_a_difference_that_should_not_be_is_told_with_its_place() -> None:
+    found = comparison()
+    assert not found.identical
+    assert found.note.startswith("The texts differ from token 2 on: in float32,")
+    assert (found.speed_up, found.spread) == (2.0, (2.0, 2.0))
+
+
+def test_a_lossy_rule_is_named_as_the_reason() -> None:
+    assert "the rule is lossy" in comparison(lossless=False).note
+    assert "another law" in comparison(lossless=False, expects_identity=False).note
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--method", "none"), ("--speculative-config", '{"method": "none"}')]
+)
+def test_there_must_be_something_to_compare(generate: Invoke, flags: tuple[str, ...]) -> None:
+    result = generate("w1", "--compare", *flags)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("outpace: --compare needs a drafter")

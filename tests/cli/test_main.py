@@ -1,0 +1,98 @@
+"""The executable itself: version, help, verbs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import outpace
+from outpace.cli import main
+from outpace.errors import ConfigError
+
+Run = Callable[..., Any]
+
+
+def test_version(run: Run) -> None:
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"outpace {outpace.__version__}\n"
+
+
+def test_help_lists_the_verbs(run: Run) -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    assert all(verb in result.stdout for verb in main.VERBS)
+    assert "--install-completion" in result.stdout
+
+
+def test_help_of_generate_has_examples_and_every_group(run: Run) -> None:
+    result = run("generate", "-h")
+    assert result.exit_code == 0
+    for word in ("Examples", "--draft", "--top-p", "--stop", "--compare", "Speculation"):
+        assert word in result.stdout
+
+
+@pytest.mark.parametrize("arguments", ["['--version']", "['--help']", "['audit', '--help']"])
+def test_help_does_not_load_torch(arguments: str) -> None:
+    script = f"""
+import sys
+from outpace.cli.main import app
+try:
+    app({arguments})
+except SystemExit as end:
+    assert not end.code
+assert "torch" not in sys.modules and "transformers" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_verb_is_corrected(run: Run) -> None:
+    result = run("generat")
+    assert result.exit_code == 2
+    assert "did you mean 'generate'?" in result.stderr
+
+
+def test_every_verb_can_be_loaded() -> None:
+    context = typer.Context(typer.main.get_command(main.app))
+    group: Any = context.command
+    for verb in main.VERBS:
+        assert group.get_command(context, verb).name == verb
+
+
+def test_a_verb_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    nested = typer.Typer()
+
+    @nested.command("law")
+    def law() -> None:
+        raise ConfigError("no law.")
+
+    @nested.command("other")
+    def other() -> None:
+        """Another verb of the verb."""
+
+    def hello(name: str = "you") -> None:
+        typer.echo(f"hello {name}")
+
+    module = SimpleNamespace(hello=hello, app=nested)
+    monkeypatch.setattr(main, "import_module", lambda name: module)
+    monkeypatch.setitem(main.VERBS, "hello", "somewhere:hello")
+    monkeypatch.setitem(main.VERBS, "audit", "somewhere:app")
+    runner = CliRunner()
+    assert runner.invoke(main.app, ["hello", "--name", "me"]).stdout == "hello me\n"
+    result = runner.invoke(main.app, ["audit", "law"])
+    assert (result.exit_code, result.stderr) == (2, "outpace: no law.\n")
+
+
+def test_completion_scripts_are_offered(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    result = run("--show-completion", "bash")
+    assert result.exit_code == 0
+    assert "complete" in result.stdout

@@ -1,0 +1,250 @@
+"""A user's mistakes: one sentence on stderr, exit code 2, nothing on stdout, no traceback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace import LLM, SamplingParams
+from outpace.errors import (
+    ConfigError,
+    ModelLoadError,
+    OutpaceError,
+    ParamsError,
+    PromptError,
+    VocabularyMismatch,
+)
+
+Run = Callable[..., Any]
+
+
+def assert_one_sentence(result: Any, words: str) -> None:
+    assert result.exit_code == 2, (result.stdout, result.stderr, result.exception)
+    assert result.stdout == ""
+    assert words in result.stderr
+    assert result.stderr.startswith("outpace: ")
+    assert result.stderr.count("\n") == 1
+
+
+# -- found before anything is loaded ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--max-tokens", "0"], "max_tokens must be at least 1, not 0"),
+        (["--max-tokens", "-3"], "max_tokens must be at least 1, not -3"),
+        (["--temperature", "-0.1"], "temperature must be in [0, inf), not -0.1"),
+        (["--temperature", "nan"], "temperature must be a number, not nan"),
+        (["--temperature", "inf"], "temperature must be in [0, inf), not inf"),
+        (["--top-p", "0"], "top_p must be in (0, 1], not 0.0"),
+        (["--top-p", "1.5"], "top_p must be in (0, 1], not 1.5"),
+        (["--top-p", "nan"], "top_p must be a number"),
+        (["--min-p", "2"], "min_p must be in [0, 1]"),
+        (["--typical-p", "0"], "typical_p must be in (0, 1]"),
+        (["--repetition-penalty", "0"], "repetition_penalty must be in"),
+        (["--presence-penalty", "nan"], "presence_penalty must be a number"),
+        (["--frequency-penalty", "9"], "frequency_penalty must be in [-2, 2]"),
+        (["--top-k", "-2"], "top_k must be 0 (off) or positive"),
+        (["--n", "0"], "n must be at least 1"),
+        (["--min-tokens", "-1"], "min_tokens must be 0 or positive"),
+        (["--seed", "9" * 30], "seed must fit"),
+        (["--stop", ""], "stop must be"),
+        (["--stop-token-id", "-1"], "stop_token_ids must hold token ids"),
+        (["--logit-bias", "{oops"], "--logit-bias is not JSON"),
+        (["--logit-bias", "[1]"], "--logit-bias must be a JSON object"),
+        (["--logit-bias", '{"x": 1}'], "--logit-bias must name tokens by their ids"),
+        (["--logit-bias", '{"1": NaN}'], "logit_bias of token 1 must be a number"),
+        (["--logit-bias", '{"1": "2"}'], "logit_bias of token 1 must be a number"),
+        (["--speculative-config", "{oops"], "--speculative-config is not JSON"),
+        (["--speculative-config", "[]"], "--speculative-config must be a JSON object"),
+        (["--speculative-config", "{}"], "names no method"),
+        (["--speculative-config", '{"method": "ngrm"}'], "did you mean 'ngram'?"),
+        (["--speculative-config", '{"method": 3}'], "method must be a drafter's name"),
+        (
+            ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 1.5}'],
+            "num_speculative_tokens must be",
+        ),
+        (["--speculative-config", '{"method": "ngram", "verify": 3}'], "verify must be"),
+        (
+            ["--speculative-config", "{}", "--draft", "x"],
+            "--speculative-config and --draft exclude",
+        ),
+        (["--speculative-config", "{}", "-k", "3"], "--speculative-config and -k exclude"),
+        (["--method", "ngrm"], "unknown method 'ngrm' (did you mean 'ngram'?)"),
+        (["--method", "ngram", "--verify", "tokn"], "did you mean 'token'?"),
+        (["--method", "draft_model"], "--method draft_model needs --draft"),
+        (["--method", "ngram", "-k", "0"], "-k must be at least 1, not 0"),
+        (["--method", "ngram", "-k", "-2"], "-k must be at least 1, not -2"),
+        (["--method", "none", "-k", "2"], "-k and --method none exclude each other"),
+        (["-k", "2"], "-k needs a drafter"),
+        (["--draft", "/nonexist"], "there is no folder '/nonexist'"),
+        (["--system", "w1"], "--system needs --chat"),
+        (["--logprobs", "1"], "--logprobs needs --json"),
+    ],
+)
+def test_options_are_refused_before_a_model_is_loaded(
+    generate: Run, monkeypatch: pytest.MonkeyPatch, flags: list[str], words: str
+) -> None:
+    def load(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("outpace.api.load", load)
+    assert_one_sentence(generate("w1", *flags), words)
+
+
+def test_prompts_are_refused_before_a_model_is_loaded(
+    generate: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("outpace.api.load", None)
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "bad.jsonl").write_text("w1\n")
+    file = "--prompt-file"
+    assert_one_sentence(generate(file, tmp_path / "latin.txt"), "byte 0xe9 at offset 3")
+    assert_one_sentence(generate(file, tmp_path / "bad.jsonl"), "line 1 is not JSON")
+    assert_one_sentence(generate(file, tmp_path / "none.txt"), "No such file")
+    assert_one_sentence(generate("w1", file, tmp_path / "none.txt"), "not both")
+    assert_one_sentence(generate(""), "the prompt is empty")
+    assert_one_sentence(generate("-", stdin=b""), "standard input is empty")
+    assert_one_sentence(generate("-", stdin=b"\xff"), "byte 0xff at offset 0")
+
+
+@pytest.mark.parametrize("flags", [["--temperature", "warm"], ["--n", "1.5"], ["--nonsense"]])
+def test_what_is_no_option_or_number_is_a_usage_error(generate: Run, flags: list[str]) -> None:
+    result = generate("w1", *flags)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert flags[0] in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+
+def test_models_that_are_not_there(run: Run, tmp_path: Path) -> None:
+    def load(model: Any) -> Any:
+        return run("generate", "w1", "--model", model)
+
+    assert_one_sentence(load("/nonexist"), "there is no folder '/nonexist'")
+    assert_one_sentence(load("./no/such/thing"), "there is no folder './no/such/thing'")
+    assert_one_sentence(
+        load("nobody/nothing"),
+        "'nobody/nothing' is neither a folder here nor a model that can be downloaded",
+    )
+    assert_one_sentence(load(tmp_path), "has no config.json")
+    assert_one_sentence(load(Path(__file__)), "is a file")
+
+
+def test_a_folder_without_weights(run: Run, copy_of_target: Path) -> None:
+    (copy_of_target / "model.safetensors").unlink()
+    result = run("generate", "w1", "--model", copy_of_target)
+    assert_one_sentence(result, "has a config.json but no weights")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", b"{oops", "is not a valid JSON file"),
+        ("config.json", b"[]", "cannot read the config.json"),
+        ("config.json", b'{"model_type": "frobnicator"}', "frobnicator"),
+        ("tokenizer.json", b"{oops", "cannot read the tokenizer"),
+        ("tokenizer.json", b"{}", "cannot read the tokenizer"),
+        ("model.safetensors", b"", "damaged or cut short"),
+        ("model.safetensors", None, "damaged or cut short"),
+    ],
+)
+def test_a_folder_with_a_broken_file(
+    run: Run, copy_of_target: Path, name: str, content: bytes | None, words: str
+) -> None:
+    file = copy_of_target / name
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    assert_one_sentence(run("generate", "w1", "--model", copy_of_target), words)
+
+
+def test_weights_that_are_not_there_are_not_made_up(copy_of_target: Path) -> None:
+    file = copy_of_target / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(ModelLoadError, match=r"lack 9 of those .*'model\.layers\.2\."):
+        LLM(copy_of_target)
+    file.write_text(json.dumps({**config, "intermediate_size": 64}))
+    with pytest.raises(ModelLoadError, match="the shapes of its weights"):
+        LLM(copy_of_target)
+
+
+def test_a_drafter_with_another_tokenizer(generate: Run, stranger: Path) -> None:
+    result = generate("w1", "--draft", stranger)
+    assert_one_sentence(result, "drafter and target have different tokenizers")
+
+
+def test_what_only_a_loaded_model_can_tell(generate: Run) -> None:
+    assert_one_sentence(
+        generate("w1 w2 w3", "--max-model-len", 3),
+        "the prompt has 3 tokens and the context holds 3",
+    )
+    assert_one_sentence(generate("w1", "--max-model-len", 1), "max_model_len must be in [2, 8192]")
+    assert_one_sentence(
+        generate("w1", "--stop-token-id", 99999), "stop_token_ids holds 99999: token ids are"
+    )
+    assert_one_sentence(
+        generate("w1", "--speculative-config", '{"method": "ngram", "lookup": 3}'),
+        "unknown key 'lookup' in speculative_config",
+    )
+    assert_one_sentence(generate("w1", "--dtype", "int3"), "unknown dtype 'int3'")
+    assert_one_sentence(generate("w1", "--device", "abacus"), "unknown device 'abacus'")
+
+
+# -- the same in Python ----------------------------------------------------------------------------
+
+
+def assert_told(kind: type[OutpaceError], words: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(kind) as caught:
+        call()
+    assert isinstance(caught.value, ValueError)
+    assert words in str(caught.value)
+
+
+def test_bad_configuration_in_python(target: Path, drafter: Path, stranger: Path) -> None:
+    def made(**config: Any) -> Callable[[], LLM]:
+        return lambda: LLM(target, speculative_config=config)
+
+    assert_told(ModelLoadError, "there is no folder", lambda: LLM("/nonexist"))
+    assert_told(ModelLoadError, "neither a folder here", lambda: LLM("nobody/nothing"))
+    assert_told(ModelLoadError, "there is no folder", made(model="/nonexist"))
+    assert_told(VocabularyMismatch, "different tokenizers", made(model=str(stranger)))
+    assert_told(ConfigError, "unknown key 'foo'", made(model=str(drafter), foo=1))
+    assert_told(ConfigError, "did you mean 'ngram'?", made(method="nngram"))
+    assert_told(ConfigError, "did you mean 'coupled'?", made(method="ngram", verify="coupld"))
+    assert_told(ConfigError, ">= 0, not -1", made(method="ngram", num_speculative_tokens=-1))
+    assert_told(ConfigError, "must be a dict", lambda: LLM(target, speculative_config=3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": 0},
+        {"max_tokens": -1},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"stop": [""]},
+    ],
+)
+def test_bad_sampling_options_in_python(options: dict[str, Any]) -> None:
+    assert_told(ParamsError, next(iter(options)), lambda: SamplingParams(**options))
+
+
+def test_bad_prompts_in_python(target: Path) -> None:
+    llm = LLM(target, max_model_len=8)
+    assert_told(PromptError, "the prompt is empty", lambda: llm.generate(""))
+    assert_told(PromptError, "no prompt was given", lambda: llm.generate([]))
+    assert_told(PromptError, "9 tokens and the context holds 8", lambda: llm.generate([1] * 9))
+    assert_told(PromptError, "prompt 2 of 2: ", lambda: llm.generate(["w1", ""]))
+    assert_told(PromptError, "not Unicode text", lambda: llm.stream("a\ud800"))
+    assert_told(PromptError, "[0, 96)", lambda: llm.generate([96]))
+    assert llm.generate("w1", SamplingParams(max_tokens=2))[0].token_ids, "it still works"

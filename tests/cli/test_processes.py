@@ -1,0 +1,77 @@
+"""What only a real process shows: Ctrl-C, broken pipes, piped prompts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+# A parent that ignores SIGINT (as background jobs of a shell do) would hand that down.
+SCRIPT = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from outpace.cli.main import run; run()"
+)
+
+
+SPEW = """
+import typer
+
+def spew():
+    while True:
+        typer.echo("text", nl=False)
+"""
+
+
+def start(
+    *arguments: object, stdin: int = subprocess.DEVNULL, script: str = SCRIPT, **variables: str
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables},
+    )
+
+
+def long_text(target: Path, drafter: Path) -> subprocess.Popen[bytes]:
+    flags = ("--max-tokens", 8000, "--ignore-eos", "--temperature", 1)
+    return start("generate", "w1 w2", "-m", target, "--draft", drafter, *flags)
+
+
+def test_ctrl_c_keeps_what_was_written(target: Path, drafter: Path) -> None:
+    process = long_text(target, drafter)
+    assert process.stdout is not None
+    first = process.stdout.read(20)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=300)
+    text = (first + rest).decode()
+    assert process.returncode == 130, errors.decode()
+    assert text.endswith("\n")
+    assert 1 < len(text.split()) < 8000
+    assert b"Traceback" not in errors
+    assert b"interrupted; " in errors
+    assert b"target passes" in errors
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "spew.py").write_text(SPEW)
+    script = f"from outpace.cli import main; main.VERBS['spew'] = 'spew:spew'; {SCRIPT}"
+    process = start("spew", script=script, PYTHONPATH=str(tmp_path))
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(4) == b"text"
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=300) == 1
+    assert errors == b""
+
+
+def test_an_empty_pipe_is_an_empty_prompt() -> None:
+    process = start("generate", stdin=subprocess.PIPE)
+    text, errors = process.communicate(b"", timeout=300)
+    assert (process.returncode, text) == (2, b"")
+    assert errors == b"outpace: standard input is empty: give some text to continue.\n"

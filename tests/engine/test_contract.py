@@ -1,0 +1,83 @@
+"""What every drafter under every lossless rule has to do. A new one of either joins by itself."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from models.families import CONTEXT, PROMPTS, drafter, plain, target
+from models.playing import greedy, ids
+from outpace import LLM, SamplingParams
+from outpace.draft.registry import drafters
+from outpace.errors import ConfigError, IncompatibleRule
+from outpace.verify.registry import rules
+
+LENGTH = 14
+LOSSLESS = [name for name, rule in rules().items() if rule.lossless]
+PAIRS = [(method, rule) for method in drafters() for rule in LOSSLESS]
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=LENGTH, ignore_eos=True, seed=11)
+PENALISED = SamplingParams(
+    temperature=0.8, top_p=0.9, repetition_penalty=1.3, max_tokens=LENGTH, ignore_eos=True, seed=12
+)
+MIXED = [SAMPLED, greedy(LENGTH), PENALISED, SAMPLED]
+
+
+@lru_cache(maxsize=1)
+def decoder(method: str, rule: str, rows: int = 4) -> LLM:
+    """An LLM, or a skipped test where the two do not go together."""
+    extra: list[dict[str, Any]] = [{}, {"model": drafter("llama")}]
+    config = {"method": method, "num_speculative_tokens": 5, "verify": rule}
+    problem: Exception | None = None
+    for options in extra:
+        try:
+            return LLM(
+                target("llama"),
+                speculative_config={**config, **options},
+                max_num_seqs=rows,
+                max_model_len=CONTEXT,
+            )
+        except IncompatibleRule as refusal:
+            pytest.skip(str(refusal))
+        except ConfigError as error:
+            problem = error
+    pytest.skip(f"{method} needs more than a smaller model: {problem}")
+
+
+@pytest.mark.parametrize(("method", "rule"), PAIRS)
+def test_greedy_text_is_that_of_generate(method: str, rule: str) -> None:
+    llm = decoder(method, rule)
+    expected = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
+    assert ids(llm.generate([PROMPTS[2]], greedy(LENGTH))) == [expected[2]]
+
+
+@pytest.mark.parametrize(("method", "rule"), PAIRS)
+def test_a_row_of_a_mixed_batch_is_what_it_is_alone(method: str, rule: str) -> None:
+    llm = decoder(method, rule)
+    together = ids(llm.generate(PROMPTS, MIXED))
+    alone = [ids(llm.generate([PROMPTS[row]], MIXED[row]))[0] for row in (0, 2)]
+    assert alone == [together[0], together[2]]
+
+
+@pytest.mark.parametrize(("method", "rule"), PAIRS)
+def test_counters_add_up(method: str, rule: str) -> None:
+    for output in decoder(method, rule).generate(PROMPTS, MIXED):
+        metrics = output.metrics
+        assert metrics.num_emitted_tokens == len(output.token_ids) == LENGTH
+        assert metrics.num_accepted_tokens <= metrics.num_draft_tokens
+        assert metrics.num_emitted_tokens <= metrics.num_accepted_tokens + metrics.num_target_passes
+        assert sum(metrics.accepted_per_position) == metrics.num_accepted_tokens
+
+
+@pytest.mark.parametrize("method", [name for name in drafters() if name != "none"])
+def test_something_is_drafted_and_accepted(method: str) -> None:
+    metrics = [output.metrics for output in default(method).generate(PROMPTS, greedy(40))]
+    assert (
+        0 < sum(m.num_accepted_tokens for m in metrics) < sum(m.num_draft_tokens for m in metrics)
+    )
+
+
+def default(method: str) -> LLM:
+    return decoder(method, drafters()[method].default_rule)

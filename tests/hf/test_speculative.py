@@ -1,0 +1,461 @@
+"""``model.generate`` with outpace.hf.speculative as custom_generate against plain ``generate``."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    SynthIDTextWatermarkLogitsProcessor,
+)
+
+from engine.texts import helper, ids_of, spelled, tokenizer, writer
+from models.families import VOCABULARY, build, drafter, noised, target
+from outpace.errors import ConfigError, PromptError, UnsupportedModel
+from outpace.hf import Speculative, speculative
+
+FAMILY = "llama"
+NEW = 16
+PAD = 0
+ONE = torch.tensor([[5, 6, 7, 5, 6]])
+RAGGED = torch.tensor(
+    [[PAD] * 4 + [5, 6, 7], [1, 2, 3, 4, 5, 6, 7], [PAD] * 6 + [9], [PAD, PAD, 3, 3, 3, 3, 3]]
+)
+MASK = (RAGGED != PAD).long()
+BATCHES = {"one": (ONE, torch.ones_like(ONE)), "ragged": (RAGGED, MASK)}
+METHODS = ("none", "ngram", "draft_model")
+
+
+def faster(method: str = "draft_model", k: int = 4, **options: Any) -> Speculative:
+    model = drafter(FAMILY) if method == "draft_model" else None
+    return speculative(model, method=method, num_speculative_tokens=k, **options)
+
+
+def generated(batch: str = "ragged", custom: Speculative | None = None, **options: Any) -> Any:
+    ids, mask = BATCHES[batch]
+    settings = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": PAD, **options}
+    return target(FAMILY).generate(ids, attention_mask=mask, custom_generate=custom, **settings)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_greedy_equals_generate(batch: str, method: str) -> None:
+    expected = generated(batch)
+    for k in (1, 5):
+        assert torch.equal(generated(batch, faster(method, k)), expected)
+
+
+def ends_of(sequences: Tensor) -> int:
+    """Some token in the middle of the first text, to stop at."""
+    return int(sequences[0, -NEW // 2])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_end_at_their_own_eos_and_are_padded(method: str) -> None:
+    end = ends_of(generated())
+    expected = generated(eos_token_id=end)
+    assert (expected[:, -1] == PAD).any(), "the rows should end at different places"
+    assert torch.equal(generated(custom=faster(method), eos_token_id=end), expected)
+
+
+GREEDY_OPTIONS: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.7},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "bad_words_ids": {"bad_words_ids": [[2], [34], [6, 7], [5, 5]]},
+    "min_new_tokens": {"min_new_tokens": 12, "eos_token_id": list(range(0, 64, 3))},
+    "min_length": {"min_length": 15, "eos_token_id": list(range(0, 64, 3))},
+    "suppress_tokens": {"suppress_tokens": list(range(0, 64, 5))},
+    "begin_suppress_tokens": {"begin_suppress_tokens": list(range(32))},
+    "sequence_bias": {"sequence_bias": {(7,): 3.0, (5, 6): -9.0}},
+    "forced_eos_token_id": {"forced_eos_token_id": 9},
+    "exponential_decay_length_penalty": {
+        "exponential_decay_length_penalty": (3, 1.5),
+        "eos_token_id": 11,
+    },
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 5.0},
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
+    "prefix_allowed_tokens_fn": {
+        "prefix_allowed_tokens_fn": lambda row, ids: list(range(row, 64, 2 + len(ids) % 3))
+    },
+    "watermarking_config": {"watermarking_config": {"greenlist_ratio": 0.5, "bias": 8.0}},
+    "renormalize_logits": {"renormalize_logits": True},
+    "max_length": {"max_new_tokens": None, "max_length": 12},
+}
+
+
+@pytest.mark.parametrize("name", GREEDY_OPTIONS)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_each_option_of_generate_acts_at_every_drafted_position(name: str, batch: str) -> None:
+    options = GREEDY_OPTIONS[name]
+    expected = generated(batch, **options)
+    if batch == "ragged" and name != "renormalize_logits":
+        assert not torch.equal(expected, generated(batch)), "the option should change something"
+    assert torch.equal(generated(batch, faster(), **options), expected)
+
+
+class EveryThird(LogitsProcessor):
+    """A caller's own: which tokens are allowed depends on how long the text is."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        allowed = torch.arange(scores.shape[1]) % 3 == input_ids.shape[1] % 3
+        return scores.masked_fill(~allowed, -math.inf)
+
+
+def test_a_callers_own_processor_sees_each_positions_own_history() -> None:
+    own = LogitsProcessorList([EveryThird()])
+    expected = generated(logits_processor=own)
+    assert torch.equal(generated(custom=faster(), logits_processor=own), expected)
+
+
+class Length(StoppingCriteria):
+    """Ends a row at a token that its own length decides, and remembers what it was shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        self.seen.append(input_ids.shape[1])
+        return (input_ids.sum(1) % 11 == 0) & (input_ids.shape[1] > 10)
+
+
+def test_a_callers_own_criterion_is_asked_after_every_token_and_cuts_inside_a_run() -> None:
+    expected = generated(stopping_criteria=StoppingCriteriaList([Length()]), eos_token_id=63)
+    length, custom = Length(), faster("draft_model", 8)
+    made = generated(
+        custom=custom, stopping_criteria=StoppingCriteriaList([length]), eos_token_id=63
+    )
+    assert torch.equal(made, expected)
+    for metrics, row in zip(custom.metrics, made, strict=True):
+        assert metrics.num_emitted_tokens <= len(row) - RAGGED.shape[1]
+    assert len(length.seen) == sum(metrics.num_emitted_tokens for metrics in custom.metrics)
+
+
+def test_max_time_ends_the_text() -> None:
+    timer = StoppingCriteriaList([MaxTimeCriteria(max_time=0.0)])
+    assert generated("one", faster("ngram"), stopping_criteria=timer).shape[1] == ONE.shape[1] + 1
+
+
+@pytest.mark.parametrize("stop", ["two", "e t", "four", "one"])
+def test_a_stop_string_criterion_ends_the_text_where_generate_ends_it(stop: str) -> None:
+    ids = torch.tensor([ids_of("go:")])
+    settings = {
+        "max_new_tokens": 30,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "logits_processor": LogitsProcessorList([spelled("one two three four")]),
+        "stopping_criteria": StoppingCriteriaList([StopStringCriteria(tokenizer(), stop)]),
+    }
+    expected = writer().generate(ids, **settings)
+    custom = speculative(helper(), num_speculative_tokens=8)
+    assert torch.equal(writer().generate(ids, custom_generate=custom, **settings), expected)
+    assert tokenizer().decode(expected[0]).endswith(stop)
+
+
+class Recorder:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Tensor] = []
+        self.ended = 0
+
+    def put(self, value: Tensor) -> None:
+        self.pieces.append(value)
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_the_streamer_is_given_what_generate_gives_it(batch: str) -> None:
+    end = ends_of(generated(batch))
+    plain, ours = Recorder(), Recorder()
+    generated(batch, streamer=plain, eos_token_id=end)
+    generated(batch, faster(), streamer=ours, eos_token_id=end)
+    assert ours.ended == plain.ended == 1
+    assert [piece.tolist() for piece in ours.pieces] == [piece.tolist() for piece in plain.pieces]
+
+
+def test_a_dict_comes_back_where_it_is_asked_for() -> None:
+    made = generated(custom=faster(), return_dict_in_generate=True)
+    assert torch.equal(made.sequences, generated())
+
+
+def test_num_return_sequences_gives_that_many_rows() -> None:
+    torch.manual_seed(3)
+    options = {"do_sample": True, "top_k": 0, "num_return_sequences": 3}
+    made = generated("ragged", faster(), **options)
+    assert made.shape[0] == 12
+    assert len({tuple(row) for row in made[:3].tolist()}) == 3
+    assert torch.equal(made[::3, : RAGGED.shape[1]], RAGGED)
+
+
+def test_torch_manual_seed_repeats_a_sampled_text() -> None:
+    custom = faster()
+    texts = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        texts.append(generated(custom=custom, do_sample=True).tolist())
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_greedy_draws_nothing_from_torchs_generator() -> None:
+    before = torch.get_rng_state()
+    generated(custom=faster())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_padding_may_stand_on_the_right() -> None:
+    right = torch.tensor([[5, 6, 7, PAD], [1, 2, 3, 4]])
+    settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
+    made = target(FAMILY).generate(
+        right, attention_mask=(right != PAD).long(), custom_generate=faster(), **settings
+    )
+    for row, prompt in enumerate([[5, 6, 7], [1, 2, 3, 4]]):
+        alone = target(FAMILY).generate(torch.tensor([prompt]), **settings)
+        assert torch.equal(made[row, 4:], alone[0, len(prompt) :])
+
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "plain": {"top_k": 0},
+    "warpers": {"temperature": 1.4, "top_k": 12, "top_p": 0.9, "min_p": 0.02},
+    "warpers out of our order": {"temperature": 1.3, "top_k": 0, "epsilon_cutoff": 0.01},
+    "penalty": {"top_k": 0, "repetition_penalty": 1.5, "no_repeat_ngram_size": 1},
+}
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_the_sampled_law_is_that_of_generate(name: str) -> None:
+    """Chi-square over pairs of tokens; a right implementation fails one seed in 10 000."""
+    options = {"do_sample": True, "max_new_tokens": 2, "pad_token_id": PAD, **SAMPLING[name]}
+    small = build(FAMILY, vocab_size=8, num_hidden_layers=1)
+    small = scaled(small, 0.5)
+    law = pair_law(small, torch.tensor([[1, 2]]), options)
+    custom = speculative(noised(small, 0.3), num_speculative_tokens=2)
+    torch.manual_seed(5)
+    ids = torch.tensor([[1, 2]])
+    options["num_return_sequences"] = 500
+    calls = [small.generate(ids, custom_generate=custom, **options) for _ in range(6)]
+    found = Counter(tuple(row[2:].tolist()) for made in calls for row in made)
+    count = found.total()
+    assert set(found) <= set(law), "an impossible text"
+    common = {pair for pair, mass in law.items() if mass * count >= 5}
+    observed = [found[pair] for pair in common]
+    expected = [law[pair] * count for pair in common]
+    rest = sum(found.values()) - sum(observed)
+    if count - sum(expected) > 1:
+        observed, expected = [*observed, rest], [*expected, count - sum(expected)]
+    assert stats.chisquare(observed, expected, sum_check=False).pvalue > 1e-4
+
+
+def scaled(model: Any, factor: float) -> Any:
+    with torch.no_grad():
+        model.lm_head.weight.mul_(factor)
+    return model
+
+
+def pair_law(model: Any, ids: Tensor, options: dict[str, Any]) -> dict[tuple[int, int], float]:
+    """The law of the next two tokens, from the scores that ``generate`` itself reports."""
+
+    def next_law(prompt: Tensor, skip: int) -> Tensor:
+        forced = prompt[0, ids.shape[1] :].tolist()
+
+        def only(row: int, history: Tensor) -> list[int]:
+            done = len(history) - ids.shape[1]
+            return [forced[done]] if done < len(forced) else list(range(model.config.vocab_size))
+
+        made = model.generate(
+            ids,
+            prefix_allowed_tokens_fn=only,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **options,
+        )
+        return made.scores[skip][0].double().softmax(-1)
+
+    first = next_law(ids, 0)
+    law = {}
+    for token in first.nonzero()[:, 0].tolist():
+        then = next_law(torch.cat([ids, torch.tensor([[token]])], 1), 1)
+        for after in then.nonzero()[:, 0].tolist():
+            law[token, after] = float(first[token] * then[after])
+    return law
+
+
+# -- what is kept between calls --------------------------------------------------------------------
+
+
+def test_a_second_call_uses_the_same_engine_and_a_larger_batch_a_larger_one() -> None:
+    custom = faster()
+    generated("one", custom)
+    first = custom._llm
+    generated("one", custom)
+    assert custom._llm is first
+    assert torch.equal(generated("ragged", custom), generated("ragged"))
+    assert custom._llm is not first
+    assert torch.equal(generated("one", custom), generated("one"))
+
+
+def test_one_callable_serves_several_models() -> None:
+    custom = speculative(method="ngram")
+    for name in ("llama", "gpt2"):
+        model = target(name)
+        settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
+        expected = model.generate(ONE, **settings)
+        assert torch.equal(model.generate(ONE, custom_generate=custom, **settings), expected)
+
+
+def test_training_mode_is_left_as_it_was() -> None:
+    model = build(FAMILY)
+    expected = model.generate(ONE, max_new_tokens=4, do_sample=False)
+    model.train()
+    model.model.layers[0].eval()
+    made = model.generate(
+        ONE, max_new_tokens=4, do_sample=False, custom_generate=speculative(method="ngram")
+    )
+    assert torch.equal(made, expected)
+    assert model.training
+    assert model.model.layers[1].training
+    assert not model.model.layers[0].training
+
+
+def test_an_interrupted_call_leaves_the_next_one_whole() -> None:
+    class Impatient(Recorder):
+        def put(self, value: Tensor) -> None:
+            super().put(value)
+            if len(self.pieces) > 3:
+                raise KeyboardInterrupt
+
+    custom = faster()
+    with pytest.raises(KeyboardInterrupt):
+        generated(custom=custom, streamer=Impatient())
+    assert torch.equal(generated(custom=custom), generated())
+
+
+def test_the_metrics_say_what_each_row_cost() -> None:
+    custom = faster()
+    generated(custom=custom)
+    assert len(custom.metrics) == 4
+    accepted = sum(metrics.num_accepted_tokens for metrics in custom.metrics)
+    assert 0 < accepted < sum(metrics.num_draft_tokens for metrics in custom.metrics)
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "beam": {"num_beams": 2},
+    "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 3},
+    "output_scores": {"return_dict_in_generate": True, "output_scores": True},
+    "output_logits": {"return_dict_in_generate": True, "output_logits": True},
+    "output_attentions": {"return_dict_in_generate": True, "output_attentions": True},
+    "output_hidden_states": {"return_dict_in_generate": True, "output_hidden_states": True},
+    "UnbatchedClassifierFreeGuidance": {"guidance_scale": 1.5},
+    "positions for 128": {"max_new_tokens": 500},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        generated("one", faster(), **REFUSED[name])
+
+
+def test_a_processor_that_counts_its_calls_is_refused() -> None:
+    class Countdown(LogitsProcessor):
+        def __init__(self) -> None:
+            self.left = 100
+
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            self.left -= 1
+            return scores + self.left * torch.arange(scores.shape[1])
+
+    countdown = Countdown()
+    with pytest.raises(ConfigError, match="Countdown gives other scores"):
+        generated("one", faster(), logits_processor=LogitsProcessorList([countdown]))
+    assert countdown.left == 100, "trying a processor must not use it up"
+
+
+def test_a_watermark_with_a_memory_is_refused() -> None:
+    synth = SynthIDTextWatermarkLogitsProcessor(
+        ngram_len=3, keys=[1, 2], sampling_table_size=16, sampling_table_seed=0,
+        context_history_size=8, device=torch.device("cpu"),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"SynthID.*state"):
+        generated("one", faster(), logits_processor=LogitsProcessorList([synth]))
+
+
+def test_generates_own_assistant_is_refused() -> None:
+    with pytest.raises(ConfigError, match="assist"):
+        generated("one", faster(), assistant_model=drafter(FAMILY))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"position_ids": torch.arange(5)[None] + 3}, "position_ids"),
+        ({"inputs_embeds": torch.zeros(1, 5, 32).double()}, "inputs_embeds"),
+    ],
+)
+def test_model_arguments_that_would_be_ignored_are_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        generated("one", faster(), **arguments)
+
+
+def test_an_unknown_option_or_method_is_refused_when_first_used() -> None:
+    with pytest.raises(ConfigError, match=r"ngramm.*did you mean 'ngram'"):
+        generated("one", speculative(method="ngramm"))
+    with pytest.raises(ConfigError, match="prompt_lookup_mox"):
+        generated("one", speculative(method="ngram", prompt_lookup_mox=3))
+    with pytest.raises(ConfigError, match="twice"):
+        speculative("a", model="b")
+
+
+def test_a_row_of_padding_only_is_refused() -> None:
+    ids = torch.tensor([[PAD, PAD], [1, 2]])
+    with pytest.raises(PromptError, match="row 0"):
+        target(FAMILY).generate(
+            ids, attention_mask=(ids != PAD).long(), custom_generate=faster(), max_new_tokens=2
+        )
+
+
+def test_a_model_that_cannot_be_decoded_speculatively_is_refused() -> None:
+    bloom = BloomForCausalLM(
+        BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=1, n_head=4)
+    )
+    with pytest.raises(UnsupportedModel, match="ALiBi"):
+        bloom.generate(ONE, custom_generate=speculative(method="ngram"), max_new_tokens=2)
+
+
+@pytest.mark.parametrize("rule", ["token", "match", "coupled"])
+def test_every_rule_can_be_named(rule: str) -> None:
+    assert torch.equal(generated(custom=faster(verify=rule)), generated())
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(64, 72), (72, 64)])
+def test_vocabularies_of_other_sizes_need_both_tokenizers(ours: int, theirs: int) -> None:
+    model, small = build(FAMILY, vocab_size=ours), build(FAMILY, vocab_size=theirs)
+    with pytest.raises(ConfigError, match="both"):
+        model.generate(ONE, custom_generate=speculative(small), max_new_tokens=4)
+
+    class Words:
+        def get_vocab(self) -> dict[str, int]:
+            return {str(token): token for token in range(60)}
+
+    custom = speculative(small, tokenizer=Words(), drafter_tokenizer=Words())
+    settings = {"max_new_tokens": NEW, "do_sample": False}
+    expected = model.generate(ONE, **settings)
+    assert torch.equal(model.generate(ONE, custom_generate=custom, **settings), expected)

@@ -1,0 +1,89 @@
+"""Faster linear layers: the same numbers, the same parameters, nobody's model behind his back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from outpace.models.linear import SMALLEST, RowLinear, speed_up
+from outpace.models.load import load
+
+ROWS = (1, 2, 3, 4, 6, 12, 13, 16, 64, 128, 129)
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def model(request: pytest.FixtureRequest) -> nn.Module:
+    torch.manual_seed(0)
+    if request.param == "llama":
+        config = LlamaConfig(
+            vocab_size=101,  # no multiple of a block
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+        )
+        return LlamaForCausalLM(config).eval()
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=101, n_embd=64, n_layer=2, n_head=4, **ends)
+    ).eval()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(64, 32), (31, 48), (33, 48), (100, 7)])
+def test_same_product_for_every_number_of_rows(shape: tuple[int, int], bias: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(shape[1], shape[0], bias=bias)
+    fast = RowLinear(plain.weight, plain.bias)
+    for rows in ROWS:
+        x = torch.randn(rows, shape[1])
+        torch.testing.assert_close(fast(x), plain(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(fast(x[None]), plain(x[None]), rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_model_keeps_its_numbers_and_its_parameters(model: nn.Module) -> None:
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    parameters = dict(model.named_parameters())
+    ids = torch.randint(0, 100, (1, 20))
+    before = {columns: model(ids[:, :columns]).logits for columns in (1, 5, 12, 20)}
+    count = speed_up(model, smallest=0)
+    assert count == sum(isinstance(module, RowLinear) for module in model.modules()) > 8
+    for columns, logits in before.items():
+        torch.testing.assert_close(model(ids[:, :columns]).logits, logits, rtol=1e-4, atol=1e-5)
+    assert dict(model.named_parameters()).keys() == parameters.keys()
+    assert all(model.get_parameter(name) is value for name, value in parameters.items())
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_other_dtypes_and_subclasses_stay(model: nn.Module) -> None:
+    class Own(nn.Linear):
+        pass
+
+    assert speed_up(model.double(), smallest=0) == 0
+    assert speed_up(nn.Sequential(Own(32, 32)), smallest=0) == 0
+    assert speed_up(nn.Sequential(nn.Linear(32, 32)), "off", smallest=0) == 0
+    assert speed_up(nn.Sequential(nn.Linear(32, 32))) == 0
+
+
+def test_a_model_handed_over_stays_as_it_is(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=SMALLEST // 16,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    model = LlamaForCausalLM(config)
+    load(model)
+    assert type(model.lm_head) is nn.Linear
+    model.save_pretrained(tmp_path)
+    assert type(load(tmp_path).model.lm_head) is RowLinear
+    assert type(load(tmp_path, cpu_kernels="off").model.lm_head) is nn.Linear

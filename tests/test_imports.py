@@ -1,0 +1,158 @@
+"""The rooms of the library, who may import whom, and that importing does nothing else."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import outpace
+
+ROOT = Path(outpace.__file__).parent
+
+# core <- verify, models, draft <- engine <- api <- audit, bench, serve, train <- cli.
+# draft knows models only where it runs one, and of verify only how draws are named and realised.
+_ENGINE = {"core", "verify", "models", "draft"}
+_API = {*_ENGINE, "engine", "config", "outputs", "bundled"}
+_FACE = {*_API, "api"}
+_TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "train"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "core": set(),
+    "verify": {"core"},
+    "models": {"core"},
+    "draft": {"config", "core", "models", "verify"},
+    "engine": _ENGINE,
+    "config": set(),
+    "outputs": {*_ENGINE, "engine"},
+    "bundled": {"models"},
+    "api": _API,
+    "hf": _FACE,
+    "audit": _TOOLS - {"serve", "train"},
+    "bench": _TOOLS - {"serve", "train"},
+    "serve": _TOOLS - {"train"},
+    "train": _TOOLS - {"serve"},
+    "cli": {*_TOOLS, "cli"},
+}
+MAY_IMPORT_TRANSFORMERS = {"models", "hf", "train", "audit", "bench", "bundled"}
+CORE_PACKAGES = {"torch", "numpy"}
+"""All that core may import besides the standard library and `outpace.errors`."""
+
+
+def room_of(module: str) -> str:
+    """Returns the part of ``outpace`` that a name belongs to; "" for the package itself.
+
+    The package's public names (``from outpace import LLM``) are the face: "api".
+    """
+    room = module.split(".")[1] if "." in module else ""
+    if room.startswith("__") or not room:
+        return ""
+    return room if (ROOT / room).is_dir() or (ROOT / f"{room}.py").is_file() else "api"
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields line and full name of every import in a file, those inside functions too."""
+    package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) + 1 - node.level]
+            source = ".".join([*(base if node.level else []), *filter(None, [node.module])])
+            # `from outpace import core` names a room as much as `import outpace.core` does.
+            deep = source == "outpace"
+            yield from ((node.lineno, f"{source}.{a.name}" if deep else source) for a in node.names)
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+IMPORTS = [(path, line, name) for path in FILES for line, name in imports_of(path)]
+
+
+def where(path: Path, line: int, name: str) -> str:
+    return f"{path.relative_to(ROOT.parent)}:{line} imports {name}"
+
+
+def test_each_room_imports_only_the_rooms_below_it() -> None:
+    wrong = []
+    for path, line, name in IMPORTS:
+        here, there = room_of(module_of(path)), room_of(name)
+        if name.partition(".")[0] != "outpace" or here in ("", there) or there in ("", "errors"):
+            continue
+        if there not in MAY_IMPORT.get(here, set()):
+            allowed = ", ".join(sorted(MAY_IMPORT.get(here, set()))) or "no other room"
+            wrong.append(f"{where(path, line, name)}; {here} may import: {allowed}")
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_every_room_is_in_the_table() -> None:
+    rooms = {room_of(module_of(path)) for path in FILES} - {""}
+    missing = rooms - set(MAY_IMPORT)
+    assert not missing, f"say in MAY_IMPORT what {sorted(missing)} may import"
+
+
+def test_the_table_has_no_cycle_below_the_tools() -> None:
+    order = ["errors", "core", "verify", "models", "draft", "engine", "api", "cli"]
+    upward = [
+        f"{low} may import {high}"
+        for index, low in enumerate(order)
+        for high in order[index + 1 :]
+        if high in MAY_IMPORT[low]
+    ]
+    assert not upward, upward
+
+
+def test_core_imports_torch_numpy_and_the_standard_library_only() -> None:
+    allowed = {*CORE_PACKAGES, *sys.stdlib_module_names}
+    wrong = [
+        where(path, line, name)
+        for path, line, name in IMPORTS
+        if room_of(module_of(path)) == "core"
+        and name.partition(".")[0] not in allowed
+        and not name.startswith(("outpace.core", "outpace.errors"))
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_only_models_and_the_faces_to_it_import_transformers() -> None:
+    wrong = [
+        where(path, line, name)
+        for path, line, name in IMPORTS
+        if name.partition(".")[0] == "transformers"
+        and room_of(module_of(path)) not in MAY_IMPORT_TRANSFORMERS
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", ["outpace", "outpace.core"])
+def test_importing_changes_nothing(package: str) -> None:
+    script = f"""
+import importlib, pkgutil, random, sys, warnings
+import numpy, torch
+warnings.simplefilter("error")
+def state():
+    return (
+        torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads(),
+        torch.get_num_interop_threads(), torch.is_grad_enabled(),
+        torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state()),
+        torch.are_deterministic_algorithms_enabled(), list(warnings.filters),
+    )
+before = state()
+package = importlib.import_module("{package}")
+if "{package}" == "outpace.core":
+    for module in pkgutil.iter_modules(package.__path__, "outpace.core."):
+        importlib.import_module(module.name)
+assert state() == before, "importing {package} changed global state"
+loaded = {{name.partition(".")[0] for name in sys.modules}}
+assert "transformers" not in loaded, "importing {package} loads transformers"
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,167 @@
+"""Every lossless rule emits the target's law, and some are never worse than others."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.audit.drafting import BUILT_IN, iid
+from outpace.audit.law import audit_law, measure
+from outpace.audit.shapes import FAST, FULL, Shape
+from outpace.audit.world import World, make_world
+from outpace.verify.base import Drawn, Rule
+from outpace.verify.registry import make_rule, rules
+
+LOSSLESS = [name for name, rule in rules().items() if rule.lossless]
+QUICK = [shape for shape in FAST if len(shape.parents) < 4]
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_the_joint_law_is_the_targets(name: str) -> None:
+    report = audit_law([name], shapes=QUICK, pairs=8, seed=1)
+    assert report.passed, report.failures
+    assert {row.drafted for row in report.rows} - {"stopping"} == {
+        {Drawn.POINT: "point", Drawn.IID: "iid", Drawn.WITHOUT: "without"}[drawn]
+        for drawn in rules()[name].takes
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_the_whole_matrix(name: str) -> None:
+    report = audit_law([name], fast=False, seed=1)
+    assert report.passed, report.failures
+
+
+@pytest.mark.parametrize("alphabet", [0, 1, 2, 3])
+def test_canonical_is_exact_however_short_the_alphabet(alphabet: int) -> None:
+    rule = make_rule("canonical", alphabet=alphabet)
+    siblings = [shape for shape in QUICK if not shape.is_chain]
+    report = audit_law([rule], ["iid"], shapes=siblings, pairs=6, seed=2)
+    assert report.passed, report.failures
+
+
+def pair_of(
+    better: str, worse: str, shape: Shape, drafted: str, seed: int
+) -> tuple[Tensor, Tensor]:
+    world = make_world(12, shape.vocabulary, shape.depth, seed)
+    drafts = BUILT_IN[drafted](world, list(shape.parents))
+    first, second = (measure(make_rule(name), world, drafts, shape) for name in (better, worse))
+    return first.accepted, second.accepted
+
+
+@pytest.mark.parametrize("shape", [s for s in FULL if s.is_chain], ids=lambda s: s.name)
+def test_block_never_accepts_less_than_token(shape: Shape) -> None:
+    block, token = pair_of("block", "token", shape, "iid", seed=3)
+    assert (block >= token - 1e-12).all()
+    assert shape.depth == 1 or (block > token + 1e-3).any()
+
+
+@pytest.mark.parametrize("drafted", ["iid", "without"])
+@pytest.mark.parametrize("shape", [*QUICK, FAST[-1]], ids=lambda s: s.name)
+def test_traversal_never_accepts_less_than_recursive(shape: Shape, drafted: str) -> None:
+    traversal, recursive = pair_of("traversal", "recursive", shape, drafted, seed=4)
+    assert (traversal >= recursive - 1e-12).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafted", ["iid", "without"])
+@pytest.mark.parametrize("shape", FULL, ids=lambda s: s.name)
+def test_traversal_against_recursive_everywhere(shape: Shape, drafted: str) -> None:
+    traversal, recursive = pair_of("traversal", "recursive", shape, drafted, seed=5)
+    assert (traversal >= recursive - 1e-12).all()
+
+
+@pytest.mark.parametrize("name", ["block", "recursive", "traversal", "kseq", "canonical"])
+def test_one_token_is_the_token_rule(name: str) -> None:
+    this, token = pair_of(name, "token", FAST[0], "iid", seed=6)
+    assert torch.allclose(this, token, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["recursive", "kseq", "canonical"])
+def test_on_a_chain_it_is_the_token_rule(name: str) -> None:
+    this, token = pair_of(name, "token", FAST[2], "iid", seed=6)
+    assert torch.allclose(this, token, atol=1e-12)
+
+
+# -- one step: the figures of the literature -----------------------------------------------------
+
+
+def one_step_world(pairs: int = 200, vocabulary: int = 5) -> World:
+    """Half of q is p and half another random law: drafters that agree with their target often."""
+    torch.manual_seed(0)
+    dirichlet = torch.distributions.Dirichlet(torch.full((vocabulary,), 0.7, dtype=torch.float64))
+    p = dirichlet.sample((pairs, vocabulary + 1))
+    q = (p + dirichlet.sample((pairs, vocabulary + 1))) / 2
+    return World(p, q, p, torch.zeros(*p.shape[:2], 1), depth=1)
+
+
+def one_step(rule: Rule, world: World, drafts: int, drafted: str) -> tuple[float, float]:
+    shape = Shape("siblings", (0,) * drafts, world.vocabulary)
+    found = measure(rule, world, BUILT_IN[drafted](world, list(shape.parents)), shape)
+    return float(found.one_step[-1].mean()), float(found.optimum.mean())
+
+
+def test_mean_acceptance_of_two_drafts_is_that_of_the_literature() -> None:
+    world = one_step_world()
+    found = {
+        (name, drafted): one_step(make_rule(name), world, 2, drafted)[0]
+        for name, drafted in [
+            ("match", "iid"),
+            ("recursive", "iid"),
+            ("kseq", "iid"),
+            ("canonical", "iid"),
+            ("recursive", "without"),
+        ]
+    }
+    published = [0.476, 0.854, 0.878, 0.942, 0.898]
+    for value, reference in zip(found.values(), published, strict=True):
+        assert value == pytest.approx(reference, abs=0.025)
+    assert one_step(make_rule("token"), world, 1, "iid")[0] == pytest.approx(0.733, abs=0.025)
+    best_iid = one_step(make_rule("match"), world, 2, "iid")[1]
+    best_without = one_step(make_rule("match"), world, 2, "without")[1]
+    assert best_iid == pytest.approx(0.942, abs=0.025)
+    assert best_without == pytest.approx(0.987, abs=0.025)
+    order = [found["match", "iid"], found["recursive", "iid"], found["kseq", "iid"]]
+    order += [found["recursive", "without"], found["canonical", "iid"] + 1e-9, best_without]
+    assert order == sorted(order)
+
+
+def test_three_drafts_keep_the_order() -> None:
+    world = one_step_world(pairs=20)
+    names = ["match", "recursive", "kseq", "canonical"]
+    values = [one_step(make_rule(name), world, 3, "iid") for name in names]
+    acceptances = [value for value, _ in values]
+    assert acceptances == sorted(acceptances)
+    assert acceptances[-1] <= values[0][1] + 1e-12
+    without, best = one_step(make_rule("recursive"), world, 3, "without")
+    assert acceptances[1] < without < best
+
+
+def test_canonical_with_two_drafts_reaches_the_optimum_in_every_case() -> None:
+    world, shape = one_step_world(), Shape("siblings", (0, 0), 5)
+    found = measure(make_rule("canonical"), world, iid(world, [0, 0]), shape)
+    assert torch.allclose(found.one_step[-1], found.optimum, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["recursive", "kseq", "traversal", "canonical"])
+@pytest.mark.parametrize("drafts", [2, 3])
+def test_no_rule_beats_the_optimum(name: str, drafts: int) -> None:
+    world, shape = make_world(20, 4, 1, seed=7), Shape("siblings", (0,) * drafts, 4)
+    for drafted in ("iid", "without") if name in ("recursive", "traversal") else ("iid",):
+        found = measure(make_rule(name), world, BUILT_IN[drafted](world, [0] * drafts), shape)
+        assert (found.one_step[-1] <= found.optimum + 1e-9).all()
+
+
+def test_kseq_keeps_its_guarantee() -> None:
+    world, shape = make_world(20, 4, 1, seed=8), Shape("siblings", (0, 0, 0), 4)
+    found = measure(make_rule("kseq"), world, iid(world, [0, 0, 0]), shape)
+    assert (found.one_step[-1] >= (1 - 1 / math.e) * found.optimum - 1e-12).all()
+
+
+def test_kseq_pools_chains_that_agree() -> None:
+    """Two chains with the same first token offer two candidates for the second."""
+    shape = Shape("2 chains of 2", (0, 1, 0, 3))
+    pooled, apart = pair_of("kseq", "recursive", shape, "iid", seed=9)
+    assert (pooled[-1].mean() > apart[-1].mean()).item()

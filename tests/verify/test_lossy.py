@@ -1,0 +1,244 @@
+"""Lossy rules do what their papers say, and are exact where their knob is at its exact end."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.audit.drafting import BUILT_IN, iid
+from outpace.audit.law import audit_law, measure
+from outpace.audit.shapes import FAST, Shape
+from outpace.audit.world import World
+from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.tree import Tree
+from outpace.errors import ConfigError
+from outpace.verify.base import Rule
+from outpace.verify.cascade import CascadeRule
+from outpace.verify.confidence import confidence
+from outpace.verify.evidence import Evidence
+from outpace.verify.judge import JudgeHead, JudgeRule
+from outpace.verify.registry import make_rule, rules
+
+LOSSY = [name for name, rule in rules().items() if not rule.lossless]
+
+
+def chain(tokens: list[int], q: Tensor | None = None) -> Proposal:
+    """One row; q: ``[N, V]``, or none for a point."""
+    law = Point() if q is None else Sampled(q[None])
+    size = len(tokens)
+    return Proposal(torch.tensor([tokens]), Tree.chain(1, size), torch.tensor([size]), law)
+
+
+def stops(rule: Rule, p: list[list[float]], proposal: Proposal) -> list[float]:
+    found: list[float] = rule.stop(torch.tensor([p]).double(), proposal)[0].tolist()
+    return found
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_every_lossy_rule_still_emits_a_law_and_not_the_targets(name: str) -> None:
+    report = audit_law([name], shapes=FAST[:3], pairs=10)
+    assert report.passed, report.failures
+    assert max(row.worst_tv for row in report.rows) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        make_rule("lenient", lenience=1),
+        make_rule("ears", tolerance=0),
+        make_rule("reflective", weight=0),
+        make_rule("judge", head=JudgeHead(torch.ones(4)), threshold=1),
+    ],
+    ids=lambda rule: rule.name,
+)
+def test_at_the_exact_end_of_its_knob_it_is_the_token_rule(rule: Rule) -> None:
+    report = audit_law([rule], shapes=FAST[:3], pairs=10, seed=1)
+    assert max(row.worst_tv for row in report.rows) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["lenient", "ears", "typical", "joint", "bild", "confidence"])
+def test_greedy_targets_stay_exact(name: str) -> None:
+    report = greedy_report(make_rule(name))
+    assert report < 1e-12
+
+
+def greedy_report(rule: Rule) -> float:
+    torch.manual_seed(0)
+    p = torch.nn.functional.one_hot(torch.randint(4, (12, 21)), 4).double()
+    q = torch.rand(12, 21, 4).double().softmax(-1)
+    world = World(p, q, p, torch.zeros(12, 21, 4), depth=2)
+    shape = Shape("chain 2", (0, 1), 4)
+    drafts = [BUILT_IN[way](world, [0, 1]) for way in ("iid", "point")]
+    return max(float(measure(rule, world, draft, shape).distance.max()) for draft in drafts)
+
+
+# -- figures: mean total variation and acceptance of one step, V = 4; the token rule has .753 -----
+
+
+def one_step_world(pairs: int = 400) -> World:
+    torch.manual_seed(1)
+    dirichlet = torch.distributions.Dirichlet(torch.full((4,), 0.7, dtype=torch.float64))
+    p = dirichlet.sample((pairs, 5))
+    return World(p, (p + dirichlet.sample((pairs, 5))) / 2, p, torch.zeros(pairs, 5, 1), depth=1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "distance", "acceptance"),
+    [
+        (make_rule("token"), 0.0, 0.753),
+        (make_rule("ears", tolerance=0.1), 0.022, 0.776),
+        (make_rule("ears", tolerance=0.3), 0.063, 0.816),
+        (make_rule("lenient", lenience=0.8), 0.057, 0.807),
+        (make_rule("lenient", lenience=0.5), 0.125, 0.875),
+        (make_rule("typical"), 0.148, 0.822),
+        (make_rule("typical", posterior_threshold=0.3, posterior_alpha=0.09), 0.179, 0.903),
+    ],
+    ids=str,
+)
+def test_knobs_cost_what_they_were_measured_to_cost(
+    rule: Rule, distance: float, acceptance: float
+) -> None:
+    world = one_step_world()
+    found = measure(rule, world, iid(world, [0]), Shape("chain 1", (0,), 4))
+    assert float(found.distance[-1].mean()) == pytest.approx(distance, abs=0.03)
+    assert float(found.one_step[-1].mean()) == pytest.approx(acceptance, abs=0.03)
+
+
+def test_lenience_never_raises_a_token_above_p_over_lenience() -> None:
+    world, rule = one_step_world(50), make_rule("lenient", lenience=0.5)
+    drafts, p = iid(world, [0]), world.p[:, 0]
+    tree, tokens = Tree.chain(4, 1), torch.arange(4)[:, None]
+    for pair in range(world.pairs):
+        q = world.q[pair, :1].expand(4, 1, 4)
+        proposal = Proposal(tokens, tree, torch.ones(4).long(), Sampled(q))
+        laws = p[pair].expand(4, 2, 4)
+        stop = rule.stop(laws, proposal)  # [4, 2]
+        refused = rule.next(laws, proposal, torch.zeros(4).long())
+        emitted = drafts.chance[pair] * stop[:, 1] + (drafts.chance[pair] * stop[:, 0]) @ refused
+        assert (emitted <= p[pair] / 0.5 + 1e-12).all()
+
+
+# -- one by one ----------------------------------------------------------------------------------
+
+
+def test_typical_takes_the_deepest_path_and_the_likelier_of_two() -> None:
+    p = torch.tensor(
+        [[0.5, 0.4, 0.1], [0.1, 0.1, 0.8], [0.05, 0.9, 0.05], [1 / 3] * 3, [1 / 3] * 3]
+    )
+    tokens = torch.tensor([[0, 1, 2, 1]])  # two paths of two tokens: 0, 2 and 1, 1
+    proposal = Proposal(tokens, Tree.uniform([0, 0, 1, 2], 1), torch.tensor([4]), Point())
+    assert make_rule("typical").stop(p[None], proposal)[0].tolist() == [0, 0, 0, 1, 0]  # .40 > .36
+    ragged = Proposal(tokens, proposal.tree, torch.tensor([2]), Point())
+    assert make_rule("typical").stop(p[None], ragged)[0].tolist() == [0, 1, 0, 0, 0]
+
+
+def test_joint_looks_past_a_failure() -> None:
+    p = [[0.2, 0.8], [0.9, 0.1], [0.5, 0.5]]
+    q = torch.tensor([[0.5, 0.5], [0.4, 0.6]])  # ratios .4 and 2.25: .4 fails, .9 passes
+    assert stops(make_rule("joint"), p, chain([0, 0], q)) == [0, 0, 1]
+    assert stops(make_rule("joint", threshold=0.95), p, chain([0, 0], q)) == [1, 0, 0]
+
+
+def test_joint_uses_the_drafters_law_of_points_when_it_has_it() -> None:
+    p = [[0.2, 0.8], [0.5, 0.5]]
+    draft = torch.tensor([[[0.3, 0.7]]])
+    assert stops(make_rule("joint"), p, chain([0])) == [1, 0]
+    assert stops(make_rule("joint").given(Evidence(draft=draft)), p, chain([0])) == [0, 1]
+
+
+def test_bild_rolls_back_only_what_surprises_and_never_the_argmax() -> None:
+    p = [[0.1, 0.5, 0.4], [0.004, 0.3, 0.696], [0.2, 0.2, 0.6]]
+    assert stops(make_rule("bild"), p, chain([0, 0])) == [0, 1, 0]  # -log .004 = 5.5
+    assert stops(make_rule("bild", rollback=6), p, chain([0, 0])) == [0, 0, 1]
+    assert stops(make_rule("bild", rollback=0), p, chain([1, 2])) == [0, 0, 1]
+    assert stops(make_rule("bild", rollback=0), p, chain([1, 1])) == [0, 1, 0]
+
+
+def test_bild_of_a_greedy_row_looks_at_the_law_before_the_argmax() -> None:
+    soft = torch.tensor([[[0.1, 0.5, 0.4], [0.2, 0.2, 0.6]]])
+    greedy = [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    assert stops(make_rule("bild"), greedy, chain([0])) == [1, 0]
+    assert stops(make_rule("bild").given(Evidence(soft=soft)), greedy, chain([0])) == [0, 1]
+
+
+def test_bild_stops_the_drafter_when_it_is_unsure() -> None:
+    q = torch.tensor([[0.7, 0.3], [0.5, 0.5]])
+    assert make_rule("bild").keeps_drafting(q).tolist() == [True, False]  # type: ignore[attr-defined]
+
+
+def test_confidence_is_one_for_sure_drafters_and_none_for_clueless_ones() -> None:
+    assert confidence(torch.tensor([1.0, 0.0, 0.0])).item() == pytest.approx(1)
+    assert confidence(torch.full((4,), 0.25)).item() == pytest.approx(0.25 / 3)
+    p = [[0.2, 0.8], [0.5, 0.5]]
+    sure, unsure = torch.tensor([[0.99, 0.01]]), torch.tensor([[0.5, 0.5]])
+    assert stops(make_rule("confidence"), p, chain([0], sure)) == [0, 1]
+    assert stops(make_rule("confidence"), p, chain([0], unsure)) == [1, 0]
+
+
+def test_a_judge_is_learnt_and_overrules_the_ratio() -> None:
+    torch.manual_seed(0)
+    truth = torch.tensor([2.0, -1.0, 0.5, 0.0])
+    states = torch.randn(500, 4)
+    head = JudgeHead.fit(states, states @ truth > 1.0)
+    agree = ((head.score(states) > 0.5) == (states @ truth > 1.0)).double().mean()
+    assert agree > 0.95
+    rule = JudgeRule(head=head).given(Evidence(taps=torch.stack([truth, truth, -truth])[None]))
+    p = [[0.1, 0.9]] * 3
+    assert stops(rule, p, chain([0, 0])) == pytest.approx([0, 0.9, 0.1])
+
+
+def test_a_judge_is_kept_in_a_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "head.pt")
+    JudgeHead(torch.tensor([1.0, 2.0]), 0.5).save(path)
+    rule = make_rule("judge", head=path)
+    assert isinstance(rule, JudgeRule)
+    assert isinstance(rule.head, JudgeHead)
+    assert rule.head.weight.tolist() == [1, 2]
+    for wrong in (str(tmp_path / "none.pt"), __file__):
+        with pytest.raises(ConfigError, match="no judge head"):
+            make_rule("judge", head=wrong)
+
+
+def test_a_judge_needs_examples_of_both_kinds() -> None:
+    with pytest.raises(ConfigError, match="both right and wrong"):
+        JudgeHead.fit(torch.randn(3, 2), torch.ones(3).bool())
+
+
+def test_a_rule_without_its_evidence_says_so() -> None:
+    with pytest.raises(ConfigError, match="taps"):
+        stops(JudgeRule(head=JudgeHead(torch.ones(2))), [[0.5, 0.5]] * 2, chain([0]))
+    with pytest.raises(ConfigError, match="second"):
+        stops(make_rule("reflective"), [[0.5, 0.5]] * 2, chain([0]))
+
+
+def test_reflection_fuses_logits_and_keeps_greedy_rows_greedy() -> None:
+    soft = torch.tensor([[[0.6, 0.4]]]).double()
+    second = torch.tensor([[[0.1, 0.9]]]).double()
+    rule = make_rule("reflective", weight=0.5).given(Evidence(second=second))
+    fused = rule.fused(soft)[0, 0]  # type: ignore[attr-defined]
+    odds = math.sqrt(0.6 * 0.1) / math.sqrt(0.4 * 0.9)
+    assert (fused[0] / fused[1]).item() == pytest.approx(odds)
+    rule = rule.given(Evidence(second=second, soft=soft))
+    assert rule.fused(torch.tensor([[[1.0, 0.0]]]))[0, 0].tolist() == [0, 1]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("defer", ["chow", "diff", "opt", "token"])
+def test_cascades_sample_exactly_from_their_mixture(defer: str) -> None:
+    torch.manual_seed(0)
+    p, q = torch.rand(30, 4).double().softmax(-1), (3 * torch.rand(30, 4).double()).softmax(-1)
+    rule = CascadeRule(defer=defer, alpha=0.3)
+    laws = torch.stack([p, p], 1)
+    mixtures = []
+    emitted = torch.zeros_like(p)
+    for token in range(4):
+        tokens = torch.full((30, 1), token)
+        proposal = Proposal(tokens, Tree.chain(30, 1), torch.ones(30).long(), Sampled(q[:, None]))
+        mixtures.append(rule.mixture(laws, proposal)[:, 0])
+        stop, refused = rule.stop(laws, proposal), rule.next(laws, proposal, tokens[:, 0] * 0)
+        emitted[:, token] += q[:, token] * stop[:, 1]
+        emitted += (q[:, token] * stop[:, 0])[:, None] * refused
+    assert torch.allclose(emitted, mixtures[0], atol=1e-12)
+    assert torch.allclose(mixtures[0].sum(-1), torch.ones(30).double())
+    assert not torch.allclose(mixtures[0], p)

@@ -1,0 +1,93 @@
+"""Rules are made by name, and nothing in an option is ignored."""
+
+import dataclasses
+import doctest
+
+import pytest
+import torch
+
+from outpace.errors import ConfigError, IncompatibleRule
+from outpace.verify import base, registry, selection, siblings, traversal
+from outpace.verify.base import Drawn, Rule
+from outpace.verify.evidence import Evidence
+from outpace.verify.judge import JudgeHead
+from outpace.verify.registry import make_rule, rule_options, rules
+
+LOSSLESS = {"token", "match", "coupled", "block", "recursive", "kseq", "traversal", "canonical"}
+
+
+def test_every_rule_says_whether_it_is_lossless() -> None:
+    assert {name for name, rule in rules().items() if rule.lossless} == LOSSLESS
+    assert all(rule.takes and rule.name == name for name, rule in rules().items())
+
+
+@pytest.mark.parametrize("name", [name for name in rules() if name != "judge"])
+def test_the_defaults_are_in_range(name: str) -> None:
+    rule = make_rule(name)
+    assert isinstance(rule, Rule)
+    assert make_rule(name, **rule_options(rules()[name])) == rule or not rule_options(rules()[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("tokn", {}, "did you mean 'token'"),
+        ("token", {"lenience": 1}, "has no options"),
+        ("lenient", {"leniense": 0.5}, "did you mean 'lenience'"),
+        ("lenient", {"lenience": 0}, r"\(0, 1\]"),
+        ("lenient", {"lenience": True}, "must be a number"),
+        ("ears", {"tolerance": -0.1}, r"\[0, 1\]"),
+        ("typical", {"posterior_alpha": "x"}, "posterior_alpha"),
+        ("joint", {"threshold": 0.0}, r"\(0, inf\)"),
+        ("bild", {"rollback": -1}, "rollback"),
+        ("bild", {"fallback": float("nan")}, "fallback"),
+        ("confidence", {"loose": 0.9}, "must not be above strict"),
+        ("judge", {}, "JudgeHead"),
+        ("judge", {"head": JudgeHead(torch.ones(2)), "threshold": 2}, "threshold"),
+        ("reflective", {"weight": 1.5}, "weight"),
+        ("cascade", {"defer": "optt"}, "did you mean 'opt'"),
+        ("canonical", {"alphabet": 2.5}, "whole number"),
+    ],
+)
+def test_a_bad_option_is_named(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_rule(name, **options)
+
+
+def test_rules_are_frozen() -> None:
+    rule = make_rule("ears", tolerance=0.2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        rule.tolerance = 0.3  # type: ignore[attr-defined]
+
+
+def test_given_leaves_the_rule_alone_and_insists_on_what_it_needs() -> None:
+    rule = make_rule("reflective")
+    with pytest.raises(ConfigError, match="second"):
+        rule.given(Evidence())
+    informed = rule.given(Evidence(second=torch.ones(1, 1, 2) / 2))
+    assert informed.evidence.second is not None
+    assert rule.evidence.second is None
+    judge = make_rule("judge", head=JudgeHead(torch.ones(2)))
+    with pytest.raises(ConfigError, match="taps"):
+        judge.given(Evidence())
+    assert make_rule("token").given(Evidence()) is not None
+
+
+@pytest.mark.parametrize("name", ["kseq", "canonical"])
+def test_rules_for_independent_drafts_refuse_others(name: str) -> None:
+    with pytest.raises(IncompatibleRule, match="without replacement"):
+        make_rule(name).check(Drawn.WITHOUT, tree=True)
+
+
+@pytest.mark.parametrize("name", [name for name, rule in rules().items() if not rule.trees])
+def test_chain_rules_refuse_trees(name: str) -> None:
+    rule = rules()[name]
+    head = {"head": JudgeHead(torch.ones(2))} if name == "judge" else {}
+    with pytest.raises(IncompatibleRule, match="chains"):
+        rule(**head).check(min(rule.takes, key=str), tree=True)
+
+
+def test_examples_in_docstrings() -> None:
+    for module in (base, registry, selection, siblings, traversal):
+        names = {"Tree": siblings.Tree, "torch": torch}
+        assert doctest.testmod(module, extraglobs=names).failed == 0
