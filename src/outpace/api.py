@@ -22,7 +22,7 @@ from outpace.engine.judge import Judge
 from outpace.engine.request import Request
 from outpace.errors import ConfigError, ParamsError, PromptError
 from outpace.models import generation
-from outpace.models.linear import Kernels
+from outpace.models.kernels import Kernels
 from outpace.models.load import Loaded, check_path, load
 from outpace.models.runner import Runner
 from outpace.outputs import Chunk, CompletionOutput, RequestOutput
@@ -42,8 +42,8 @@ class LLM:
     nothing for the bundled pair. speculative_config: see `SpeculativeConfig`; nothing means plain
     decoding, and the bundled drafter for the bundled model. max_num_seqs: rows decoded at once.
     generation_config: "auto" takes unset options from the model's own, "none" ignores it.
-    cpu_kernels: "auto" lets large layers of a float32 model on a CPU score several tokens in one
-    reading of their weights, "off" leaves them to torch.
+    cpu_kernels: "auto" exchanges the linear layers of a float32 or bfloat16 model on a CPU for the
+    fastest on this machine, "packed" and "blocked" for those of one kind, "off" for none.
 
     Raises subclasses of ``outpace.errors.OutpaceError``, which say what to do.
 

@@ -26,13 +26,13 @@ def test_a_run_writes_everything_it_is_asked_for(pair: Pair, tmp_path: Path) -> 
     done = outpace(
         "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--again",
         "--vs", "hf,hf-assisted", "--num-prompts", "2", "--max-prompt-tokens", "8",
-        "--max-tokens", "6", "--warmup", "0", "--sweep", "1,2",
+        "--max-tokens", "24", "--sweep", "1,2",
         "--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html"),
         "--png", str(tmp_path / "png"), "--markdown", str(tmp_path / "r.md"),
         "--spec-bench", str(tmp_path / "answers"),
     )  # fmt: skip
     assert done.exit_code == 0, (done.output, done.exception)
-    assert "batch 1, temperature 0: 2 prompts, 6 new tokens each" in done.output
+    assert "batch 1, temperature 0: 2 prompts, 24 new tokens each" in done.output
     report = Report.from_json((tmp_path / "r.json").read_text())
     methods = {m.name: m for m in report.cells[0].methods}
     assert list(methods)[:3] == ["plain", "plain again", "draft_model"]
@@ -51,8 +51,8 @@ def test_a_run_writes_everything_it_is_asked_for(pair: Pair, tmp_path: Path) -> 
     assert len(list((tmp_path / "png").iterdir())) == 4
     assert "| draft_model |" in (tmp_path / "r.md").read_text()
     answers = read_answers(tmp_path / "answers" / "draft_model-b1-t0.jsonl")
-    assert [a.new_tokens for a in answers] == [6, 6]
-    assert all(sum(a.accept_lengths) == 6 for a in answers)
+    assert [a.new_tokens for a in answers] == [24, 24]
+    assert all(sum(a.accept_lengths) == 24 for a in answers)
 
 
 def test_cost_prints_and_writes_its_curves(pair: Pair, tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from outpace.models.linear import SMALLEST, RowLinear, speed_up
+from outpace.models.kernels import SMALLEST_BLOCKED, packing_pays, speed_up
+from outpace.models.linear import RowLinear
 from outpace.models.load import load
+from outpace.models.packed import PackedLinear, weight_bytes
 
 ROWS = (1, 2, 3, 4, 6, 12, 13, 16, 64, 128, 129)
 
@@ -53,7 +55,7 @@ def test_a_model_keeps_its_numbers_and_its_parameters(model: nn.Module) -> None:
     parameters = dict(model.named_parameters())
     ids = torch.randint(0, 100, (1, 20))
     before = {columns: model(ids[:, :columns]).logits for columns in (1, 5, 12, 20)}
-    count = speed_up(model, smallest=0)
+    count = speed_up(model, "blocked", smallest=1)
     assert count == sum(isinstance(module, RowLinear) for module in model.modules()) > 8
     for columns, logits in before.items():
         torch.testing.assert_close(model(ids[:, :columns]).logits, logits, rtol=1e-4, atol=1e-5)
@@ -63,19 +65,61 @@ def test_a_model_keeps_its_numbers_and_its_parameters(model: nn.Module) -> None:
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_packed_weights_give_the_same_product_and_show_the_plain_weight(
+    dtype: torch.dtype, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(48, 31, bias=bias).to(dtype)
+    fast = PackedLinear(plain.weight, plain.bias)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {}
+    with torch.inference_mode():
+        for rows in ROWS:
+            x = torch.randn(2, rows, 48, dtype=dtype)
+            torch.testing.assert_close(fast(x), plain(x), **tolerance)
+    assert torch.equal(fast.weight, plain.weight)
+    assert fast.state_dict().keys() == plain.state_dict().keys()
+    assert weight_bytes(fast) == weight_bytes(plain)
+
+
+@torch.inference_mode()
+def test_a_packed_model_keeps_its_numbers_and_its_state(model: nn.Module) -> None:
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    ids = torch.randint(0, 100, (1, 20))
+    before = {columns: model(ids[:, :columns]).logits for columns in (1, 5, 12, 20)}
+    count = speed_up(model, "packed", smallest=1)
+    assert count == sum(isinstance(module, PackedLinear) for module in model.modules()) > 8
+    for columns, logits in before.items():
+        torch.testing.assert_close(model(ids[:, :columns]).logits, logits, rtol=1e-4, atol=1e-5)
+    kept = model.state_dict()
+    assert kept.keys() == state.keys()
+    assert all(torch.equal(kept[name], value) for name, value in state.items())
+
+
+def test_the_race_leaves_the_model_as_it_is(model: nn.Module) -> None:
+    state = {name: (value.data_ptr(), value.stride()) for name, value in model.state_dict().items()}
+    modules = list(model.modules())
+    packing_pays(model)
+    assert list(model.modules()) == modules
+    after = {name: (value.data_ptr(), value.stride()) for name, value in model.state_dict().items()}
+    assert after == state
+
+
 def test_other_dtypes_and_subclasses_stay(model: nn.Module) -> None:
     class Own(nn.Linear):
         pass
 
-    assert speed_up(model.double(), smallest=0) == 0
-    assert speed_up(nn.Sequential(Own(32, 32)), smallest=0) == 0
-    assert speed_up(nn.Sequential(nn.Linear(32, 32)), "off", smallest=0) == 0
-    assert speed_up(nn.Sequential(nn.Linear(32, 32))) == 0
+    for kernels in ("auto", "packed", "blocked"):
+        assert speed_up(model.double(), kernels, smallest=1) == 0
+        assert speed_up(nn.Sequential(Own(32, 32)), kernels, smallest=1) == 0
+        assert speed_up(nn.Sequential(nn.Linear(32, 32)), kernels) == 0, "too small to pay"
+    assert speed_up(nn.Sequential(nn.Linear(32, 32)), "off", smallest=1) == 0
 
 
 def test_a_model_handed_over_stays_as_it_is(tmp_path: Path) -> None:
     config = LlamaConfig(
-        vocab_size=SMALLEST // 16,
+        vocab_size=SMALLEST_BLOCKED // 16,
         hidden_size=16,
         intermediate_size=16,
         num_hidden_layers=1,
@@ -85,5 +129,7 @@ def test_a_model_handed_over_stays_as_it_is(tmp_path: Path) -> None:
     load(model)
     assert type(model.lm_head) is nn.Linear
     model.save_pretrained(tmp_path)
-    assert type(load(tmp_path).model.lm_head) is RowLinear
+    assert type(load(tmp_path, cpu_kernels="blocked").model.lm_head) is RowLinear
+    assert type(load(tmp_path, cpu_kernels="packed").model.lm_head) is PackedLinear
+    assert type(load(tmp_path).model.lm_head) in (RowLinear, PackedLinear)
     assert type(load(tmp_path, cpu_kernels="off").model.lm_head) is nn.Linear

@@ -19,6 +19,7 @@ from outpace.engine.judge import Decision, Judge, branches_of, to_host
 from outpace.engine.logprobs import logprobs_of
 from outpace.engine.request import Logprob, Request
 from outpace.engine.scoring import Scorer
+from outpace.models.packed import weight_bytes
 from outpace.models.runner import PREFILL_CHUNK, Runner
 from outpace.verify.base import Drawn
 
@@ -76,11 +77,10 @@ class Engine:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes of weights and caches. No layer keeps a second copy of its weights."""
+        """Bytes of weights and caches."""
         own = self.drafter.weight_bytes
-        weights = {w.data_ptr(): w.nbytes for w in self.target.model.parameters()}
         return {
-            "target_weights": sum(weights.values()),
+            "target_weights": weight_bytes(self.target.model),
             "target_cache": self.target.cache.nbytes,
             "drafter_weights": own,
             "drafter_cache": self.drafter.nbytes - own,

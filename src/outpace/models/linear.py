@@ -8,14 +8,9 @@ rows, because a block stays in the cache while it meets all of them. No weight i
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers.pytorch_utils import Conv1D
-
-Kernels = Literal["auto", "off"]
 
 BLOCK = 32
 """Outputs per block: 16 to 64 do alike; 32 x 4096 float32 weights fill half of a core's cache."""
@@ -28,11 +23,6 @@ BLOCKED_ROWS = 12
 
 WIDE_ROWS = 128
 """Rows up to which it pays to hand over the activations transposed."""
-
-
-SMALLEST = 1 << 20
-"""Weights (elements) from which exchanging a layer pays: smaller ones stay in the cache anyway, and
-the few more operations of a blocked product then cost more than the second reading."""
 
 
 class RowLinear(nn.Linear):
@@ -78,7 +68,7 @@ class RowLinear(nn.Linear):
         return (self._matrix() @ x.t().contiguous()).t().contiguous()
 
 
-class _RowConv1D(RowLinear):
+class RowConv1D(RowLinear):
     """GPT-2's layer: its parameter stays ``[K, N]``, over memory that now holds ``[N, K]``."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
@@ -87,40 +77,3 @@ class _RowConv1D(RowLinear):
 
     def _matrix(self) -> Tensor:
         return self.weight.t()
-
-
-def speed_up(model: nn.Module, kernels: Kernels = "auto", smallest: int = SMALLEST) -> int:
-    """Exchanges the larger linear layers of a model for `RowLinear`, in place; returns how many.
-
-    None where it does not pay: off a CPU, in other dtypes than float32, or without MKL. Parameters
-    stay the same objects under the same names, so that tied embeddings stay tied and ``state_dict``
-    does not change.
-    """
-    has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    if kernels == "off" or not has_mkl:
-        return 0
-    exchanged = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            fast = _fast(child, smallest)
-            if fast is not None:
-                setattr(parent, name, fast.train(child.training))
-                exchanged += 1
-    return exchanged
-
-
-def _fast(module: Any, smallest: int) -> RowLinear | None:
-    # Subclasses and hooked modules do more than a product.
-    if type(module) is nn.Linear and _suits(module, smallest):
-        return RowLinear(cast(nn.Parameter, module.weight), module.bias)
-    if type(module) is Conv1D and _suits(module, smallest):
-        return _RowConv1D(module.weight, module.bias)
-    return None
-
-
-def _suits(module: Any, smallest: int) -> bool:
-    weight = module.weight
-    plain = (
-        weight.numel() >= smallest and weight.device.type == "cpu" and weight.dtype == torch.float32
-    )
-    return bool(plain and not module._forward_hooks and not module._forward_pre_hooks)

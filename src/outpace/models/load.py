@@ -18,7 +18,8 @@ from transformers.utils import logging as transformers_logging
 
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.models import support
-from outpace.models.linear import Kernels, speed_up
+from outpace.models.kernels import Kernels, speed_up
+from outpace.models.packed import weight_bytes
 
 DTYPES = {
     "float32": torch.float32,
@@ -99,8 +100,7 @@ class Loaded:
     @property
     def nbytes(self) -> int:
         """Bytes of the weights."""
-        tensors = {t.data_ptr(): t.nbytes for t in self.model.parameters()}
-        return sum(tensors.values())
+        return weight_bytes(self.model)
 
 
 def load(
@@ -116,8 +116,8 @@ def load(
 
     dtype "auto": float32 on a CPU (narrow types are slower there), the checkpoint's own on a GPU.
     device "auto": CUDA where there is one. cpu_kernels "auto": linear layers of a model loaded here
-    are exchanged for ones that are faster on few rows; a model handed over stays as it is. Raises
-    ``ModelLoadError`` or ``UnsupportedModel``.
+    are exchanged for ones that are faster on few rows (`models.kernels`); a model handed over stays
+    as it is. Raises ``ModelLoadError`` or ``UnsupportedModel``.
     """
     if isinstance(model, Loaded):
         loaded = model
