@@ -16,12 +16,13 @@ from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.draft.base import Setup
 from outpace.draft.registry import find_drafter
-from outpace.engine.controller import make_controller
+from outpace.engine.controller import Constant, make_controller
 from outpace.engine.engine import Engine
 from outpace.engine.judge import Judge
 from outpace.engine.request import Request
 from outpace.errors import ConfigError, ParamsError, PromptError
 from outpace.models import generation
+from outpace.models.fixed import fixed_for
 from outpace.models.kernels import Kernels
 from outpace.models.load import Loaded, check_path, load
 from outpace.models.runner import Runner
@@ -34,6 +35,8 @@ BUNDLED = Path(__file__).parent / "bundled"
 
 Prompt = str | Sequence[int]
 
+_WARM_UP_DRAFT = 4
+
 
 class LLM:
     """A causal language model that generates faster with speculation, without other words.
@@ -44,6 +47,8 @@ class LLM:
     generation_config: "auto" takes unset options from the model's own, "none" ignores it.
     cpu_kernels: "auto" exchanges the linear layers of a float32 or bfloat16 model on a CPU for the
     fastest on this machine, "packed" and "blocked" for those of one kind, "off" for none.
+    compile: plays the short passes of target and drafter compiled (CPU) or as CUDA graphs (GPU);
+    loading then takes minutes, or seconds where torch has kept what it compiled.
 
     Raises subclasses of ``outpace.errors.OutpaceError``, which say what to do.
 
@@ -64,6 +69,7 @@ class LLM:
         generation_config: Literal["auto", "none"] = "auto",
         trust_remote_code: bool = False,
         cpu_kernels: Kernels = "auto",
+        compile: bool = False,
     ) -> None:
         if max_num_seqs < 1:
             raise ConfigError(f"max_num_seqs must be at least 1, not {max_num_seqs}.")
@@ -89,16 +95,19 @@ class LLM:
             generation.check(own)
         self._own = own
         self._defaults = {} if own is None else self.target.defaults
-        setup = Setup(self.target, max_num_seqs, self.max_model_len, options)
+        setup = Setup(self.target, max_num_seqs, self.max_model_len, options, compile)
         drafting, judge = drafter.build(setup), Judge(rule)
+        fixed = fixed_for(self.target.model) if compile else None
         self.engine = Engine(
-            Runner(self.target.model, max_num_seqs, self.max_model_len),
+            Runner(self.target.model, max_num_seqs, self.max_model_len, fixed),
             drafting,
             judge,
             make_controller(self.config.num_speculative_tokens, drafting, judge.coupled),
             self.target.vocabulary,
             self._reread(rule),
         )
+        if compile:
+            self._warm_up(rows=sorted({1, min(2, max_num_seqs)}))
 
     @property
     def tokenizer(self) -> Any:
@@ -109,6 +118,24 @@ class LLM:
     def memory(self) -> dict[str, int]:
         """Bytes held: target_weights, target_cache, drafter_weights, drafter_cache."""
         return self.engine.memory
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent on compiling or recording so far, in target and drafter together."""
+        return self.engine.compile_seconds
+
+    def _warm_up(self, rows: Sequence[int]) -> None:
+        """Compiles or records what most rounds will need: one row and several, with and without a
+        draft. The controller learns nothing from it."""
+        controller, self.engine.controller = self.engine.controller, Constant(_WARM_UP_DRAFT)
+        prompt = [0] * 8
+        for count in rows:
+            for speculative in ("off", None):
+                params = SamplingParams(
+                    temperature=0, max_tokens=8, ignore_eos=True, speculative=speculative
+                )
+                self.generate([prompt] * count, params)
+        self.engine.controller = controller
 
     # -- generating ----------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ def generate(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     max_model_len: opt.MaxModelLen = None,
+    compile_passes: opt.Compile = False,
     draft: opt.Draft = None,
     method: opt.Method = None,
     num_speculative_tokens: opt.NumSpeculativeTokens = None,
@@ -92,6 +93,7 @@ def generate(
         "dtype": dtype,
         "device": device,
         "max_model_len": max_model_len,
+        "compile": compile_passes,
     }
 
     from outpace.cli.loading import load_llm

@@ -77,6 +77,15 @@ Device = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Compile the models' passes (CPU) or record them as CUDA graphs (GPU): loading takes "
+        "minutes the first time, each pass less. For long runs.",
+        rich_help_panel=MODEL,
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(

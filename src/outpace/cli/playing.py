@@ -38,6 +38,8 @@ class Job:
 def play(llm: LLM, params: SamplingParams, job: Job) -> None:
     """Generates and prints; raises ``typer.Exit(130)`` after Ctrl-C in a streamed text."""
     prompts = [_prompt(llm, job, entry) for entry in job.entries]
+    if llm.compile_seconds:
+        typer.echo(f"compiled in {llm.compile_seconds:.1f} s", err=True)
     if job.compare and params.seed is None:
         # Both sides of the comparison need the same one.
         params = dataclasses.replace(params, seed=secrets.randbits(31))

@@ -82,6 +82,8 @@ class Setup:
     max_length: int
     options: Mapping[str, Any]
     """As `Drafter.read` returns them."""
+    compile: bool = False
+    """Play short passes compiled or recorded (`models.fixed`)."""
 
 
 class Drafter(ABC):
@@ -144,3 +146,8 @@ class Drafter(ABC):
     def nbytes(self) -> int:
         """Bytes of weights and caches that only the drafter needs."""
         return 0
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent on compiling or recording passes so far."""
+        return 0.0

@@ -16,6 +16,7 @@ from outpace.core.proposal import Point, Proposal, Sampled, Verdict
 from outpace.core.tree import Tree
 from outpace.draft.base import Drafter, Picker, Rows, Setup
 from outpace.errors import ConfigError
+from outpace.models.fixed import fixed_for
 from outpace.models.load import check_path, check_same_vocabulary, load
 from outpace.models.runner import PREFILL_CHUNK, Runner
 from outpace.verify.base import Drawn
@@ -60,12 +61,17 @@ class DraftModel(Drafter):
             device=options["device"] or target.device,
         )
         check_same_vocabulary(target, drafter)
-        runner = Runner(drafter.model, setup.rows, drafter.max_length)
+        fixed = fixed_for(drafter.model) if setup.compile else None
+        runner = Runner(drafter.model, setup.rows, drafter.max_length, fixed)
         return cls(runner, target.vocabulary, drafter.nbytes)
 
     @property
     def nbytes(self) -> int:
         return self.weight_bytes + self.runner.cache.nbytes
+
+    @property
+    def compile_seconds(self) -> float:
+        return self.runner.compile_seconds
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> None:
         self.runner.admit(len(prompts))

@@ -86,6 +86,11 @@ class Engine:
             "drafter_cache": self.drafter.nbytes - own,
         }
 
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent on compiling or recording passes so far."""
+        return self.target.compile_seconds + self.drafter.compile_seconds
+
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """Admits what fits, plays one round, and returns the requests that took part in it."""

@@ -43,6 +43,11 @@ class Writing:
         row = torch.arange(self.rows, device=self.starts.device)[:, None]
         return row, self.starts[:, None] + torch.arange(self.columns, device=self.starts.device)
 
+    def located(self) -> Writing:
+        """Returns itself with ``where`` at hand, which a compiled forward cannot work out."""
+        _ = self.where
+        return self
+
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's buffers ``[R, H, S, D]``, made when the first keys arrive."""

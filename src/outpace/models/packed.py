@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +21,24 @@ def available() -> bool:
     return has and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return result
+
+
+@cache
+def _compilable_product() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """The product as an operator that a compiler leaves alone: torch's own wants its weight to be a
+    constant of the graph."""
+
+    def shape(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+        return x.new_empty(*x.shape[:-1], packed.shape[0])
+
+    product = torch.library.custom_op("outpace::packed_linear", _product, mutates_args=())
+    product.register_fake(shape)
+    return product
+
+
 class PackedLinear(nn.Module):
     """A linear layer that keeps its weight in oneDNN's layout only, and so in one copy.
 
@@ -33,6 +53,7 @@ class PackedLinear(nn.Module):
         self.bias = bias
         self._dtype = weight.dtype
         self._shown_t = shown_t
+        self._compilable = _compilable_product()
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), HINT)
 
     @property
@@ -48,10 +69,8 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``[..., K]`` -> ``[..., N]``."""
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self._packed, self.bias, "none", [], ""
-        )
-        return result
+        product = self._compilable if torch.compiler.is_compiling() else _product
+        return product(x, self._packed, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from outpace.core.tree import Tree
 from outpace.models.cache import SlotCache, Writing
+from outpace.models.fixed import Fixed, Forward
 from outpace.models.masks import MaskMaker, chain_layout, chain_positions, tree_layout
 
 PREFILL_CHUNK = 512
@@ -24,7 +28,10 @@ class Runner:
     accepts.
     """
 
-    def __init__(self, model: nn.Module, rows: int, max_length: int) -> None:
+    def __init__(
+        self, model: nn.Module, rows: int, max_length: int, fixed: Fixed | None = None
+    ) -> None:
+        """fixed: how to play passes of all rows that come in the same shape again and again."""
         loaded: Any = model  # nn.Module says of no attribute what it is
         self.model = loaded
         self.config: Any = loaded.config.get_text_config()
@@ -36,10 +43,16 @@ class Runner:
         self.device: torch.device = loaded.device
         self.dtype: torch.dtype = loaded.dtype
         self._mask = MaskMaker(self.config, self.dtype)
+        self.fixed = fixed
 
     @property
     def active(self) -> int:
         return len(self.lengths)
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent on compiling or recording passes so far."""
+        return self.fixed.seconds if self.fixed is not None else 0.0
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -91,8 +104,11 @@ class Runner:
         options: further arguments of the model, such as ``output_hidden_states``.
         """
         rows, columns = tokens.shape
+        width = self._fixed_width(rows, columns, options)
+        if width is not None:
+            return self._forward_fixed(tokens, keep, tree, width)
         lengths = self.lengths[first : first + rows]
-        self.cache.reserve(max(lengths) + columns)
+        self._reserve(max(lengths) + columns)
         writing = self._writing(first, lengths, columns)
         self.cache.writing = writing
         positions, mask = self._placed(writing, tree)
@@ -109,6 +125,67 @@ class Runner:
             logits_to_keep=keep,
             **options,
         )
+
+    def _reserve(self, slots: int) -> None:
+        capacity = self.cache.capacity
+        self.cache.reserve(slots)
+        if self.fixed is not None and self.cache.capacity != capacity:
+            self.fixed.forget()
+
+    # -- passes of fixed shapes ----------------------------------------------------------------
+
+    def _fixed_width(self, rows: int, columns: int, options: Mapping[str, Any]) -> int | None:
+        # The first pass of all makes the cache's buffers, which is no part of any other.
+        if self.fixed is None or rows != self.active or options or not self.cache.layers:
+            return None
+        return self.fixed.width(columns)
+
+    def _forward_fixed(self, tokens: Tensor, keep: int, tree: Tree | None, width: int) -> Any:
+        """`forward` for all active rows, padded to ``width`` columns."""
+        assert self.fixed is not None
+        rows, columns = tokens.shape
+        needed = max(self.lengths) + width
+        self._reserve(needed)
+        view = self.fixed.slots(needed, self.cache.capacity)
+        starts = torch.tensor(self.lengths, device=self.device)
+        inputs = [pad(tokens, (0, width - columns)), starts]
+        pending = columns
+        if tree is not None and not tree.is_chain:
+            pending -= tree.size
+            inputs.append(pad(tree.parents, (0, width - columns)))  # children of the root
+        self.passes += 1
+        run = partial(self._pass, view, pending)
+        logits = self.fixed.play((rows, width, view, pending, len(inputs)), run, inputs)
+        return CausalLMOutputWithPast(logits=logits[:, columns - keep : columns])
+
+    def _pass(
+        self,
+        view: int,
+        pending: int,
+        forward: Forward,
+        tokens: Tensor,
+        starts: Tensor,
+        parents: Tensor | None = None,
+    ) -> Tensor:
+        """The logits ``[A, T, V]``, with nothing decided on the host but shapes."""
+        columns = tokens.shape[1]
+        self.cache.writing = Writing(0, starts, None, columns, view).located()
+        if parents is None:
+            layout = chain_layout(starts, columns, view)
+        else:
+            layout = tree_layout(starts, pending, Tree(parents), view)
+        output = forward(
+            input_ids=tokens,
+            position_ids=layout.positions.clamp(max=self.max_length - 1),
+            attention_mask=self._mask(layout),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=0,
+        )
+        logits: Tensor = output.logits
+        return logits
+
+    # -- plans ---------------------------------------------------------------------------------
 
     def _writing(self, first: int, lengths: list[int], columns: int) -> Writing:
         starts = torch.tensor(lengths, device=self.device)
