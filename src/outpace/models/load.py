@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.models import support
+from outpace.models.attention import use_grouped
 from outpace.models.kernels import Kernels, speed_up
 from outpace.models.packed import weight_bytes
 
@@ -126,6 +127,7 @@ def load(
     else:
         loaded = _from_path(str(model), tokenizer, dtype, device, trust_remote_code)
         speed_up(loaded.model, cpu_kernels)
+        use_grouped(loaded.model)
     support.check(loaded.model)
     support.probe(loaded.model)
     return loaded

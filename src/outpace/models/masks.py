@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.tree import Tree
+from outpace.models.attention import BOOLEAN
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +87,7 @@ class MaskMaker:
         if layer_types and not self.by_layer_type:
             window = None
         self.window: int | None = window
-        self.boolean = config._attn_implementation == "sdpa"
+        self.boolean = config._attn_implementation in BOOLEAN
         self.dtype = dtype
 
     @property

@@ -9,6 +9,7 @@ from torch import nn
 
 from outpace.core.tree import Tree
 from outpace.errors import UnsupportedModel
+from outpace.models.attention import BOOLEAN
 from outpace.models.runner import Runner
 
 RECURRENT = frozenset({"linear_attention", "conv", "mamba", "recurrent", "hybrid", "moe_mamba"})
@@ -17,7 +18,7 @@ RECURRENT_MODELS = frozenset(
 )
 ALIBI = frozenset({"bloom", "mpt"})
 WINDOWED = frozenset({"full_attention", "sliding_attention"})
-MASKABLE = frozenset({"sdpa", "eager"})
+MASKABLE = BOOLEAN | {"eager"}
 
 
 def check_config(config: Any) -> None:

@@ -1,0 +1,75 @@
+"""Attention with fewer key heads than query heads, without copying keys for each of them.
+
+Given a mask, transformers repeats the keys and values of grouped-query models for every query head
+before it calls torch's kernel: in each layer a copy of what is cached, in every pass that scores a
+draft. The queries that share a key head can as well stand below one another as more queries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "sdpa_grouped"
+"""What the configuration of a model calls this attention."""
+
+BOOLEAN = frozenset({"sdpa", NAME})
+"""Attention functions that take masks as booleans."""
+
+ELSEWHERE = ("position_bias", "softcap", "cache")
+"""Arguments that only transformers' own function understands."""
+
+
+def use_grouped(model: nn.Module) -> bool:
+    """Switches a model with grouped queries over; returns whether that was done."""
+    loaded: Any = model
+    config = loaded.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", 1)
+    grouped = (getattr(config, "num_key_value_heads", None) or heads) < heads
+    if not (grouped and config._attn_implementation == "sdpa"):
+        return False
+    if not (loaded._supports_attention_backend and loaded._can_set_attn_implementation()):
+        return False
+    AttentionInterface.register(NAME, grouped_attention)
+    # Masks that the model makes itself, for a prompt, are those that torch's kernel takes.
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    loaded.set_attn_implementation(NAME)
+    return True
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Returns ``[B, T, H, D]``, and no weights.
+
+    query: ``[B, H, T, D]``; key, value: ``[B, G, S, D]`` with G dividing H; attention_mask:
+    ``[B, 1, T, S]``. What it cannot do in its own way it leaves to transformers.
+    """
+    rows, heads, columns, _ = query.shape
+    groups = key.shape[1]
+    shared = attention_mask is not None and attention_mask.shape[1] == 1
+    if not shared or heads == groups or any(options.get(name) is not None for name in ELSEWHERE):
+        found: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+        return found
+    assert attention_mask is not None
+    each = heads // groups
+    below = query.reshape(rows, groups, each * columns, -1)
+    mask = attention_mask.expand(rows, each, columns, -1).reshape(rows, 1, each * columns, -1)
+    seen = scaled_dot_product_attention(
+        below, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
+    )
+    return seen.reshape(rows, heads, columns, -1).transpose(1, 2).contiguous(), None
