@@ -21,7 +21,7 @@ QUICK = [shape for shape in FAST if len(shape.parents) < 4]
 def test_the_joint_law_is_the_targets(name: str) -> None:
     report = audit_law([name], shapes=QUICK, pairs=8, seed=1)
     assert report.passed, report.failures
-    assert {row.drafted for row in report.rows} - {"stopping"} == {
+    assert {row.drafted for row in report.rows} - {"stopping", "unsure"} == {
         {Drawn.POINT: "point", Drawn.IID: "iid", Drawn.WITHOUT: "without"}[drawn]
         for drawn in rules()[name].takes
     }
