@@ -24,8 +24,11 @@ check: $(STAMP)  ## style and types
 test: check  ## everything CI runs
 	$(BIN)/pytest -q -n 2 -m "not slow"
 
-audit: $(STAMP)  ## the whole exactness gate
+audit: $(STAMP)  ## the whole exactness gate, on tiny models and the bundled pair
 	$(BIN)/outpace audit law --full
+	$(BIN)/outpace audit options
+	$(BIN)/outpace audit diff
+	$(BIN)/outpace audit model --samples 160 -k 4 --temperature 0.8 --top-p 0.95
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -15,7 +15,7 @@ import outpace
 ROOT = Path(outpace.__file__).parent
 
 # core <- verify, models, draft <- engine <- api <- audit, bench, serve, train <- cli.
-# draft knows models only where it runs one, and of verify only how draws are named and realised.
+# draft knows models only where it runs one.
 _ENGINE = {"core", "verify", "models", "draft"}
 _API = {*_ENGINE, "engine", "config", "outputs", "bundled"}
 _FACE = {*_API, "api"}
@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "verify": {"core"},
     "models": {"core"},
-    "draft": {"config", "core", "models", "verify"},
+    "draft": {"config", "core", "models"},
     "engine": _ENGINE,
     "config": set(),
     "outputs": {*_ENGINE, "engine"},

@@ -1,18 +1,20 @@
 """The pages about rules: the example works, the tables are the gate's, the list is complete."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from outpace.audit.law import audit_law
+from outpace.audit.law import _rules, audit_law
 from outpace.audit.pytest_plugin import outpace_audit  # noqa: F401
 from outpace.audit.shapes import FAST
 from outpace.audit.table import HEAD, markdown
+from outpace.core.proposal import Drawn
 from outpace.errors import ConfigError
-from outpace.verify.base import Drawn
+from outpace.verify.evidence import RuleNeeds
 from outpace.verify.registry import rule_options, rules
 
 PAGES = Path(__file__).parents[2] / "docs" / "rules"
@@ -57,9 +59,24 @@ def test_the_front_page_runs() -> None:
     exec(blocks("README.md")[0].replace('drafters=["iid"]', 'drafters=["iid"], pairs=3'), {})
 
 
-def test_the_list_of_rules_is_right() -> None:
+def tables() -> tuple[list[list[str]], list[list[str]]]:
+    """The cells of the front page's tables: of the rules, and of what a rule may ask for."""
     lines = (PAGES / "README.md").read_text().splitlines()
-    table = [line.split("|")[1:-1] for line in lines if re.match(r"\| `", line)]
+    rows = [line.split("|")[1:-1] for line in lines if re.match(r"\| `", line)]
+    return [row for row in rows if len(row) == 8], [row for row in rows if len(row) == 3]
+
+
+def test_what_rules_ask_for_is_right() -> None:
+    needs, asked = tables()[1], {cells[0].strip(" `"): cells[7] for cells in tables()[0]}
+    names = [field.name for field in fields(RuleNeeds)]
+    assert {cells[0].strip(" `") for cells in needs} == set(names)
+    for rule in _rules(None):
+        unlike = [name for name in names if getattr(rule.needs, name) != getattr(RuleNeeds(), name)]
+        assert set(re.findall(r"`(\w+)`", asked[rule.name])) == set(unlike), rule.name
+
+
+def test_the_list_of_rules_is_right() -> None:
+    table, _ = tables()
     found = {cells[0].strip(" `"): [cell.strip() for cell in cells[1:]] for cells in table}
     assert list(found) == list(rules())
     for name, rule in rules().items():

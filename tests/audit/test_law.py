@@ -99,10 +99,10 @@ def test_what_cannot_be_audited_is_refused() -> None:
         audit_law(["kseq"], ["without"], shapes=FAST[:1])
 
 
-@pytest.mark.parametrize("drafted", ["iid", "without", "stopping"])
+@pytest.mark.parametrize("drafted", ["iid", "without", "stopping", "unsure"])
 def test_drafts_are_laws(drafted: str) -> None:
     world = make_world(2 * len(KINDS), 3, 2, seed=0)
-    drafts = BUILT_IN[drafted](world, [0, 1] if drafted == "stopping" else [0, 0, 1])
+    drafts = BUILT_IN[drafted](world, [0, 1] if drafted in ("stopping", "unsure") else [0, 0, 1])
     assert torch.allclose(drafts.chance.sum(-1), torch.ones(world.pairs).double())
     assert (drafts.chance >= 0).all()
 

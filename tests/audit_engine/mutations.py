@@ -16,7 +16,8 @@ from outpace import LLM
 from outpace.core.law import Branches, LawMaker
 from outpace.core.proposal import Proposal, Sampled
 from outpace.core.rng import Role, inverse_cdf, uniform
-from outpace.draft.base import Picker, Rows
+from outpace.draft.base import Rows
+from outpace.draft.chains import Chains
 from outpace.draft.model import DraftModel
 from outpace.engine.engine import Engine
 from outpace.engine.judge import Judge
@@ -106,13 +107,14 @@ def shared_streams(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 
 def reused_draft_stream(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    def by_place(self, rows, count):
-        self._rows = rows
-        self.sampled = not (rows.coupled or rows.law.all_greedy)
-        places = rows.positions[:, None] + torch.arange(count)
+    begin = Chains.__init__
+
+    def by_place(self, rows, counts):
+        begin(self, rows, counts)
+        places = rows.positions[:, None] + torch.arange(max(counts))
         self._u = uniform(rows.seeds[:, None], places, Role.DRAFT, 1)[..., 0]
 
-    monkeypatch.setattr(Picker, "__init__", by_place)
+    monkeypatch.setattr(Chains, "__init__", by_place)
 
 
 def one_seed_for_n(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -233,15 +235,13 @@ def _repicked(choose: Callable[[Any, Any], Any]) -> Patch:
     """A chain's tokens chosen otherwise than from the q that is handed over."""
 
     def patch(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-        call = Picker.__call__
+        draw = Chains._draw
 
-        def pick(self, logits, drafted):
-            token, q = call(self, logits, drafted)
-            if q is None:
-                return token, q
-            return choose(q, self._u[:, drafted.shape[1]]), q
+        def chosen(self, q):
+            token = draw(self, q)
+            return choose(q, self._u[:, self.length, None]) if self._sampled else token
 
-        monkeypatch.setattr(Picker, "__call__", pick)
+        monkeypatch.setattr(Chains, "_draw", chosen)
 
     return patch
 

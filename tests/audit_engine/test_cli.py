@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from outpace.audit.letters import letter_model, noised
 from outpace.cli.audit import app
+from outpace.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,30 @@ def test_diff_prints_its_tolerance(pair: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "tolerance" in done.output
     assert "OK" in done.output
+
+
+def test_diff_does_not_call_a_lossy_rule_a_bug(pair: Path) -> None:
+    config = {
+        "model": str(pair / "drafter"),
+        "num_speculative_tokens": 3,
+        "verify": {"name": "bild", "rollback": 50, "fallback": 0},
+    }
+    asked = ["diff", "-m", str(pair / "target"), "--speculative-config", json.dumps(config)]
+    done = CliRunner().invoke(app, [*asked, "--max-tokens", "12", "--json"])
+    assert done.exit_code == 1, done.output
+    report = json.loads(done.stdout)
+    assert (report["ok"], report["rule"], report["lossless"]) == (False, "bild", False)
+    assert {found["mode"] for found in report["differences"]} == {"greedy"}
+    said = CliRunner().invoke(app, [*asked, "--max-tokens", "12"]).output
+    assert "verify=bild is lossy by declaration" in said
+    assert "BUG" not in said
+
+
+def test_options_do_not_call_what_does_not_exist_refused() -> None:
+    for flag, name, meant in (("--rule", "tokn", "token"), ("--drafter", "ngrm", "ngram")):
+        done = CliRunner().invoke(app, ["options", flag, name])
+        assert isinstance(done.exception, ConfigError)
+        assert f"did you mean '{meant}'" in str(done.exception)
 
 
 def test_options_prints_proofs_and_refusals() -> None:

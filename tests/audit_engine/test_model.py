@@ -7,7 +7,10 @@ from tests.audit_engine.pairs import PROMPTS, pair_llm
 
 from outpace import SamplingParams
 from outpace.audit.model import Plan, audit_model
+from outpace.engine.judge import Judge
 from outpace.errors import ParamsError
+from outpace.verify.evidence import RuleNeeds
+from outpace.verify.token import TokenRule
 
 SETUPS = {
     "chain": {},
@@ -33,6 +36,25 @@ def test_a_clean_engine_raises_no_alarm(setup: str) -> None:
     plan = Plan(PROMPTS, samples=24, power=False)
     report = audit_model(pair_llm(**SETUPS[setup]), plan, SAMPLING)
     assert report.ok, report
+
+
+class Cautious(TokenRule):
+    """Ends chains where the drafter's law has no likely token."""
+
+    name = "cautious"
+
+    @property
+    def needs(self) -> RuleNeeds:
+        return RuleNeeds(keeps_drafting=lambda q: q.amax(-1) >= 0.4)
+
+
+def test_ending_chains_by_the_next_law_alone_keeps_the_text_and_the_claims_true() -> None:
+    llm = pair_llm()
+    fixed = audit_model(llm, Plan(PROMPTS, samples=96, power=False), SAMPLING)
+    llm.engine.judge = Judge(Cautious())
+    report = audit_model(llm, Plan(PROMPTS, samples=96, power=False), SAMPLING)
+    assert report.ok, report
+    assert 50 < report.drafts.observations < fixed.drafts.observations
 
 
 @pytest.mark.slow

@@ -10,7 +10,9 @@ from outpace.audit.drafting import BUILT_IN, iid
 from outpace.audit.law import audit_law, measure
 from outpace.audit.shapes import FAST, FULL, Shape
 from outpace.audit.world import World, make_world
-from outpace.verify.base import Drawn, Rule
+from outpace.core.proposal import Drawn, Point, Proposal
+from outpace.core.tree import Tree
+from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule, rules
 
 LOSSLESS = [name for name, rule in rules().items() if rule.lossless]
@@ -21,7 +23,7 @@ QUICK = [shape for shape in FAST if len(shape.parents) < 4]
 def test_the_joint_law_is_the_targets(name: str) -> None:
     report = audit_law([name], shapes=QUICK, pairs=8, seed=1)
     assert report.passed, report.failures
-    assert {row.drafted for row in report.rows} - {"stopping"} == {
+    assert {row.drafted for row in report.rows} - {"stopping", "unsure"} == {
         {Drawn.POINT: "point", Drawn.IID: "iid", Drawn.WITHOUT: "without"}[drawn]
         for drawn in rules()[name].takes
     }
@@ -137,6 +139,20 @@ def test_three_drafts_keep_the_order() -> None:
     assert acceptances[-1] <= values[0][1] + 1e-12
     without, best = one_step(make_rule("recursive"), world, 3, "without")
     assert acceptances[1] < without < best
+
+
+@pytest.mark.parametrize(("drafts", "published"), [(2, 0.659), (3, 0.828)])
+def test_the_likeliest_drafts_told_as_points_lie_between(drafts: int, published: float) -> None:
+    world = one_step_world()
+    tokens = world.q[:, 0].topk(drafts, -1).indices
+    tree = Tree.uniform([0] * drafts, world.pairs)
+    counts = torch.full((world.pairs,), drafts)
+    proposal = Proposal(tokens, tree, counts, Point())
+    p = world.p[:, :1].expand(-1, drafts + 1, -1)
+    accepted = 1 - make_rule("recursive").stop(p, proposal)[:, 0].mean().item()
+    assert accepted == pytest.approx(published, abs=0.025)
+    low, high = (one_step(make_rule(name), world, drafts, "iid")[0] for name in ("match", "kseq"))
+    assert low < accepted < high
 
 
 def test_canonical_with_two_drafts_reaches_the_optimum_in_every_case() -> None:

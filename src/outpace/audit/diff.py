@@ -46,10 +46,12 @@ class Difference:
     """Greatest difference between the two rows of logits."""
     plain_text: str = ""
     speculative_text: str = ""
+    lossy: bool = False
+    """Whether the rule is meant to change texts."""
 
     @property
     def bug(self) -> bool:
-        """Whether rounding cannot explain it."""
+        """Whether rounding cannot explain it. With a lossy rule it need not be ours."""
         return not self.gap <= self.tolerance
 
     @property
@@ -57,11 +59,12 @@ class Difference:
         """The finding in words."""
         if not self.bug:
             return f"near-tie (gap {self.gap:.2g} below tolerance {self.tolerance:.2g})"
-        if None in (self.plain, self.speculative):
-            return "BUG: one text goes on where the other ends"
         if self.scoring > self.tolerance:
             return f"BUG: drafted tokens are scored differently, by {self.scoring:.2g}"
-        return f"BUG: gap {self.gap:.2g} above tolerance {self.tolerance:.2g}"
+        blame = "lossy rule" if self.lossy else "BUG"
+        if None in (self.plain, self.speculative):
+            return f"{blame}: one text goes on where the other ends"
+        return f"{blame}: gap {self.gap:.2g} above tolerance {self.tolerance:.2g}"
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class DiffReport:
     """What was compared and found. ``ok`` is the verdict."""
 
     method: str
+    rule: str
+    lossless: bool
     noise: Noise
     texts: dict[str, int]
     """Texts compared in each mode."""
@@ -111,7 +116,10 @@ def audit_diff(
             difference = triage.first_difference(number, *pair)
             if difference is not None:
                 found.append(difference)
-    return DiffReport(llm.config.method, noise, texts, tokens, found, skipped)
+    rule = llm.engine.judge.rule
+    return DiffReport(
+        llm.config.method, rule.name, rule.lossless, noise, texts, tokens, found, skipped
+    )
 
 
 def _params(mode: Mode, params: SamplingParams, number: int) -> SamplingParams:
@@ -180,6 +188,7 @@ class _Triage:
             scoring=float((rows[0] - rows[1]).abs().max()),
             plain_text=self._decode(wanted),
             speculative_text=self._decode(got),
+            lossy=not self.llm.engine.judge.rule.lossless,
         )
 
     def _rows(self, common: list[int]) -> tuple[Tensor, Tensor]:

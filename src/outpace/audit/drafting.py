@@ -11,6 +11,9 @@ from torch import Tensor
 from outpace.audit.world import World
 from outpace.core.proposal import Law, Point, Sampled
 
+SURE = 0.6
+"""Probability of a likely token, of chains that end where there is none."""
+
 
 @dataclass(frozen=True, eq=False)
 class Drafts:
@@ -24,7 +27,7 @@ class Drafts:
     law: Law  # what the drafter says of its tokens, q being [G R, N, V]
     each: bool = False
     """Whether the verifier must be exact for each proposal alone (points), or only on average."""
-    counts: Tensor | None = None  # [R], if the drafter itself decides how much it drafts
+    counts: Tensor | None = None  # [G, R] or [R], if the drafter itself decides how much it drafts
 
 
 Drafting = Callable[[World, list[int]], Drafts]
@@ -72,15 +75,27 @@ def stopping(world: World, parents: list[int]) -> Drafts:
     drafts = iid(world, parents)
     before = (drafts.tokens != 0).long().cumprod(1).sum(1)
     counts = (before + 1).clamp(max=len(parents))
-    law = drafts.law
+    return _ended(world, drafts, counts.expand(world.pairs, -1))
+
+
+def unsure(world: World, parents: list[int]) -> Drafts:
+    """Returns chains that end before a token would be drawn from a law without a likely one."""
+    drafts = iid(world, parents)
+    sure = laws_at_parents(world, drafts.tokens, parents).amax(-1) >= SURE  # [G, R, N]
+    return _ended(world, drafts, sure.long().cumprod(-1).sum(-1))
+
+
+def _ended(world: World, drafts: Drafts, counts: Tensor) -> Drafts:
+    """The same chains, ended after ``counts`` tokens, ``[G, R]``."""
+    law, tokens = drafts.law, drafts.tokens
     assert isinstance(law, Sampled)
     # Of the proposals that agree up to their ends only one may count, the one that ends in zeros.
-    beyond = torch.arange(len(parents)) >= counts[:, None]
-    first = ((drafts.tokens == 0) | ~beyond).all(1)
+    beyond = torch.arange(tokens.shape[1]) >= counts[..., None]  # [G, R, N]
+    first = ((tokens == 0) | ~beyond).all(-1)
     q = law.q.view(world.pairs, -1, *law.q.shape[1:])
-    drawn = q.gather(-1, drafts.tokens[None, :, :, None].expand(*q.shape[:-1], 1))[..., 0]
+    drawn = q.gather(-1, tokens[None, :, :, None].expand(*q.shape[:-1], 1))[..., 0]
     chance = torch.where(beyond, 1.0, drawn).prod(-1) * first
-    return Drafts(drafts.tokens, chance, law, counts=counts)
+    return Drafts(tokens, chance, law, counts=counts)
 
 
 BUILT_IN: dict[str, Drafting] = {
@@ -88,7 +103,10 @@ BUILT_IN: dict[str, Drafting] = {
     "iid": iid,
     "without": without,
     "stopping": stopping,
+    "unsure": unsure,
 }
+ENDING = (stopping, unsure)
+"""Those that decide how much they draft themselves: chains only."""
 
 
 def laws_at_parents(world: World, tokens: Tensor, parents: list[int]) -> Tensor:

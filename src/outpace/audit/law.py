@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 
-from outpace.audit.drafting import BUILT_IN, Drafting, Drafts
+from outpace.audit.drafting import BUILT_IN, ENDING, Drafting, Drafts
 from outpace.audit.oracle import best_acceptance, point_acceptance
 from outpace.audit.shapes import FAST, FULL, Shape
 from outpace.audit.world import World, make_world
-from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.proposal import Drawn, Point, Proposal, Sampled
 from outpace.core.tree import Tree
 from outpace.errors import ConfigError, IncompatibleRule, did_you_mean
-from outpace.verify.base import Drawn, Rule
+from outpace.verify.base import Rule
 from outpace.verify.evidence import Evidence
 from outpace.verify.judge import JudgeHead, JudgeRule
 from outpace.verify.registry import make_rule, rules
@@ -109,7 +109,7 @@ def audit_law(
         key = (shape.vocabulary, shape.depth)
         worlds.setdefault(key, make_world(pairs, *key, seed=seed))
         for name, way in ways.items():
-            if way is BUILT_IN["stopping"] and (not shape.is_chain or shape.depth < 2):
+            if way in ENDING and (not shape.is_chain or shape.depth < 2):
                 continue
             drafts = way(worlds[key], list(shape.parents))
             for rule in chosen:

@@ -25,10 +25,10 @@ from outpace.api import LLM
 from outpace.audit.checks import Bench, Case, Trial
 from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model, noised
 from outpace.core.params import SamplingParams
-from outpace.draft.registry import drafters
+from outpace.draft.registry import drafters, find_drafter
 from outpace.errors import OutpaceError
 from outpace.verify.judge import JudgeHead
-from outpace.verify.registry import rules
+from outpace.verify.registry import find_rule, rules
 
 END = LetterTokenizer.eos_token_id
 TOKENS = 7
@@ -126,13 +126,23 @@ def audit_options(
     rule_names: Sequence[str] | None = None,
     family: str = "llama",
 ) -> OptionsReport:
-    """Returns the table for these drafters and rules (default: all that are registered)."""
+    """Returns the table for these drafters and rules (default: all that are registered).
+
+    Raises ``ConfigError`` for a name that nobody has: what does not exist is not refused.
+    """
+    chosen = list(methods or [*drafters(), REPLACING])
+    named = list(rule_names or rules())
+    for method in chosen:
+        if method != REPLACING:
+            find_drafter(method)
+    for rule in named:
+        find_rule(rule)
     target = letter_model(family)
     bench = Bench(target, LetterTokenizer(), cases(), TOKENS)
     cells: list[Cell] = []
     trials: list[Trial] = []
-    for method in methods or [*drafters(), REPLACING]:
-        for rule in rule_names or list(rules()):
+    for method in chosen:
+        for rule in named:
             cells += _judged(bench, method, rule, trials)
     return OptionsReport(
         cells,

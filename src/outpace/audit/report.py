@@ -84,7 +84,7 @@ def _reading(reading: Reading) -> tuple[str, str, str, str]:
 
 def _model_sentences(report: ModelReport) -> Iterable[str]:
     if not report.lossless:
-        yield f"verify={report.rule} is lossy by declaration: it is meant to change the law."
+        yield _declared(report.rule)
     yield from (f"BUG: {breach}" for breach in report.breaches)
     noise = report.noise
     if noise.excessive:
@@ -99,6 +99,10 @@ def _model_sentences(report: ModelReport) -> Iterable[str]:
     caught = ", ".join(f"{way} {_variation(tv)}" for way, tv in report.detectable.items())
     yield f"Would have caught with 90 % power a total variation per token of: {caught}."
     yield "OK" if report.ok else "FAILED"
+
+
+def _declared(rule: str) -> str:
+    return f"verify={rule} is lossy by declaration: it is meant to change the law."
 
 
 def _variation(value: float | None) -> str:
@@ -117,6 +121,8 @@ def diff_findings(report: DiffReport) -> Group:
     ]
     if report.skipped:
         lines.append(f"not run: {report.skipped}")
+    if not report.lossless:
+        lines.append(_declared(report.rule))
     noise = report.noise
     lines.append(
         f"logits scored as drafted and read plainly differ by up to {noise.measured:.2g}; "

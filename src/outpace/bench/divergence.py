@@ -31,6 +31,13 @@ class Divergence:
     unseen: float
     """Mean draft mass that was not enumerated: the mean is known to within this."""
 
+    @property
+    def phrase(self) -> str:
+        """In words."""
+        within = f" (to within {self.unseen:.3f})" if self.unseen >= 0.0005 else ""
+        many = "state" if self.states == 1 else "states"
+        return f"mean total variation {self.mean:.3f} per token over {self.states} {many}{within}"
+
 
 @dataclass
 class Watch:
@@ -39,6 +46,8 @@ class Watch:
     limit: int = 64
     found: list[float] = field(default_factory=list)
     unseen: list[float] = field(default_factory=list)
+    blocked: bool = False
+    """Whether a draft was met that cannot be measured."""
 
     def divergence(self) -> Divergence | None:
         """Returns what was found, None if no round drafted anything."""
@@ -64,10 +73,14 @@ def _watched(rule: Rule, watch: Watch) -> Rule:
 
     def stop(p: Tensor, proposal: Proposal) -> Tensor:
         for row in range(p.shape[0]):
-            if len(watch.found) < watch.limit and _can(rule, proposal, row):
-                variation, unseen = one_step(rule, p[row], proposal, row)
-                watch.found.append(variation)
-                watch.unseen.append(unseen)
+            if len(watch.found) >= watch.limit or not int(proposal.counts[row]):
+                continue
+            if _peeks(rule) and isinstance(proposal.law, Sampled):
+                watch.blocked = True
+                continue
+            variation, unseen = one_step(rule, p[row], proposal, row)
+            watch.found.append(variation)
+            watch.unseen.append(unseen)
         return rule.stop(p, proposal)
 
     shown = copy.copy(rule)
@@ -77,11 +90,10 @@ def _watched(rule: Rule, watch: Watch) -> Rule:
     return shown
 
 
-def _can(rule: Rule, proposal: Proposal, row: int) -> bool:
-    """Whether one step can be written down: something was drafted, and what the rule knows about a
-    token it knows about those that might have been drafted instead."""
-    peeks = bool(rule.needs.taps) or rule.needs.second_pass is not None
-    return int(proposal.counts[row]) > 0 and not (peeks and isinstance(proposal.law, Sampled))
+def _peeks(rule: Rule) -> bool:
+    """Whether the rule knows something about a drafted token that it would not know about others
+    that might have been drawn instead."""
+    return bool(rule.needs.taps) or rule.needs.second_pass is not None
 
 
 def one_step(rule: Rule, p: Tensor, proposal: Proposal, row: int) -> tuple[float, float]:

@@ -70,11 +70,7 @@ def notes(cell: Cell) -> Iterator[str]:
                 f"{parts.measured:.2f}, {parts.reached:.0%} of that."
             )
         if method.divergence is not None:
-            yield (
-                f"{method.name} is lossy: mean total variation {method.divergence.mean:.3f} per "
-                f"token over {method.divergence.states} states (to within "
-                f"{method.divergence.unseen:.3f})."
-            )
+            yield f"{method.name} is lossy: {method.divergence.phrase}."
 
 
 def title(cell: Cell) -> str:

@@ -41,7 +41,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the report as one JSON
 def law(
     rule: Rules = None,
     drafter: Drafters = None,
-    full: Annotated[bool, typer.Option("--full", help="All shapes of drafts: minutes.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="All shapes of drafts.")] = False,
     as_json: Json = False,
 ) -> None:
     """Enumerate every outcome of every rule on small vocabularies: total variation to 1e-12."""

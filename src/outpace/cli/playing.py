@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from outpace.api import LLM, Prompt
+from outpace.bench.replay import replay
 from outpace.cli import report
 from outpace.cli.compare import measure
 from outpace.cli.prompts import Entry
@@ -40,18 +41,23 @@ def play(llm: LLM, params: SamplingParams, job: Job) -> None:
     prompts = [_prompt(llm, job, entry) for entry in job.entries]
     if llm.compile_seconds:
         typer.echo(f"compiled in {llm.compile_seconds:.1f} s", err=True)
-    if job.compare and params.seed is None:
-        # Both sides of the comparison need the same one.
+    streamed = not job.as_json and len(prompts) == 1 and params.n == 1 and job.stream
+    sampled = not llm.resolve(params).greedy
+    if params.seed is None and (job.compare or (streamed and sampled)):
+        # Both sides of a comparison need the same one; and one that is told gives the text again.
         params = dataclasses.replace(params, seed=secrets.randbits(31))
     if job.as_json:
         _write_json(llm, params, job, prompts)
         return
-    if len(prompts) == 1 and params.n == 1 and job.stream:
+    if streamed:
         _stream(llm, params, job, prompts[0])
     else:
         _print_all(llm, params, job, prompts)
     if job.compare:
         _compare(llm, params, prompts)
+    lossy = replay(llm, prompts, params)
+    if lossy is not None:
+        typer.echo(lossy.sentence, err=True)
 
 
 def _prompt(llm: LLM, job: Job, entry: Entry) -> Prompt:
@@ -65,11 +71,7 @@ def _prompt(llm: LLM, job: Job, entry: Entry) -> Prompt:
 
 
 def _stream(llm: LLM, params: SamplingParams, job: Job, prompt: Prompt) -> None:
-    sampled = not llm.resolve(params).greedy
-    if sampled and params.seed is None:
-        # Drawn here so that it can be told: with it the same text comes out again.
-        params = dataclasses.replace(params, seed=secrets.randbits(31))
-    seed = params.seed if sampled else None
+    seed = None if llm.resolve(params).greedy else params.seed
     chunks = llm.stream(prompt, params)
     _show_prompt(job, job.entries[0])
     metrics = Metrics()
@@ -110,15 +112,18 @@ def _show_prompt(job: Job, entry: Entry) -> None:
 
 def _write_json(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Prompt]) -> None:
     records = []
-    for entry, output in zip(job.entries, llm.generate_each(prompts, params), strict=True):
+    outputs = llm.generate_each(prompts, params)  # checks all prompts, generates on the way
+    lossy = replay(llm, prompts, params)
+    divergence = {} if lossy is None else {"divergence": lossy.as_dict()}
+    for entry, output in zip(job.entries, outputs, strict=True):
         for record in _records(llm, entry, output):
             if job.compare:
                 records.append(record)
             else:
-                _line(record)
+                _line(record | divergence)
     if job.compare:
         comparison = measure(llm, prompts, params, lambda text: None)
-        _line({"outputs": records, **comparison.as_dict()})
+        _line({"outputs": records, **comparison.as_dict(), **divergence})
 
 
 def _records(llm: LLM, entry: Entry, output: RequestOutput) -> list[dict[str, Any]]:

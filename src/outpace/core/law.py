@@ -114,9 +114,12 @@ class LawMaker:
         return self.adjusted(logits, branches, history).argmax(-1)
 
     def reported(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
-        """Returns ``[B, M, V]`` log-probabilities to report: of the law, or, for a greedy row, of
-        its law before the argmax."""
-        return self._truncated(self.adjusted(logits, branches, history)).log()
+        """Returns ``[B, M, V]`` log-probabilities to report, those of the `soft` laws."""
+        return self.soft(logits, branches, history).log()
+
+    def soft(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
+        """Returns the laws ``[B, M, V]``, those of greedy rows before the argmax."""
+        return self._truncated(self.adjusted(logits, branches, history))
 
     def adjusted(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
         """Returns the scores ``[B, M, V]`` before temperature and truncation."""

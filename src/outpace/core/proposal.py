@@ -1,8 +1,10 @@
-"""What crosses the seams: a drafter's proposal, a verifier's verdict, a drafter's needs."""
+"""What crosses the seams: a drafter's proposal, a rule's verdict, and what each side asks for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -43,6 +45,9 @@ class Proposal:
     tree: Tree
     counts: Tensor  # [B]
     law: Law
+    soft: Tensor | None = None  # [B, N, V]
+    """The drafter's laws before any argmax, if the rule asked for them (`Brief.laws`). Not what
+    the tokens were drawn from, where they are points."""
 
     @property
     def valid(self) -> Tensor:
@@ -56,6 +61,21 @@ class Proposal:
         tokens = torch.zeros(rows, 0, dtype=torch.long, device=device)
         counts = torch.zeros(rows, dtype=torch.long, device=device)
         return cls(tokens, Tree.chain(rows, 0, device), counts, Point())
+
+
+class Drawn(Enum):
+    """How proposed tokens may have been drawn."""
+
+    POINT = "point"
+    IID = "sampled"
+    WITHOUT = "sampled without replacement"
+
+    @classmethod
+    def of(cls, proposal: Proposal) -> Drawn:
+        """Returns how the proposal's tokens were drawn."""
+        if isinstance(proposal.law, Point):
+            return cls.POINT
+        return cls.IID if proposal.law.with_replacement else cls.WITHOUT
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,3 +97,22 @@ class Needs:
 
     taps: tuple[int, ...] = ()  # hidden states of these layers, delivered in `observe`
     laws: bool = False  # the target's law at each node, delivered in `observe`
+
+
+@dataclass(frozen=True)
+class Brief:
+    """What the rule asks of the drafter, declared once."""
+
+    coupled: bool = False
+    """Draw with the noise that the target's own token at that position is drawn with."""
+    laws: bool = False
+    """Hand over the laws before any argmax in `Proposal.soft`, if the tokens come from any."""
+    keeps_drafting: Callable[[Tensor], Tensor] | None = None
+    """End a chain before drawing from a law that this says no to: laws before any argmax ``[B, V]``
+    to bool ``[B]``. Since nothing but the law decides, it does not make the law of what is drawn
+    false. Unset: chains end with their budgets."""
+
+    @property
+    def wants_laws(self) -> bool:
+        """Whether anybody looks at laws before the argmax."""
+        return self.laws or self.keeps_drafting is not None

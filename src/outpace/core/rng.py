@@ -66,6 +66,15 @@ def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     return -torch.log(-torch.log(uniform(seeds, positions, Role.TOKEN, vocabulary)))
 
 
+def realise(laws: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Returns ``[B, M]``: the token that keyed noise picks from each law.
+
+    laws: ``[B, M, V]``; seeds: ``[B]``; positions: ``[B, M]``, where each token will stand.
+    """
+    noise = gumbel(seeds[:, None], positions, laws.shape[-1])
+    return (laws.double().log() + noise).argmax(-1)
+
+
 def inverse_cdf(law: Tensor, u: Tensor) -> Tensor:
     """Returns the index that ``u`` picks from an unnormalised law; never one of mass 0.
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from outpace.config import COMMON
-from outpace.core.law import Branches, History, LawMaker
-from outpace.core.proposal import Needs, Proposal, Verdict
-from outpace.core.rng import Role, inverse_cdf, uniform
+from outpace.core.law import History, LawMaker
+from outpace.core.proposal import Brief, Drawn, Needs, Proposal, Verdict
 from outpace.errors import ConfigError, did_you_mean
 from outpace.models.load import Loaded
-from outpace.verify.base import Drawn
-from outpace.verify.coupled import realise
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +24,13 @@ class Rows:
     law: LawMaker
     seeds: Tensor  # [B]
     positions: Tensor  # [B] committed tokens
-    coupled: bool = False
-    """Draw with the noise that the target's own token at that position is drawn with."""
+    brief: Brief = field(default_factory=Brief)
+    """What the rule asks of the drafter."""
+
+    @property
+    def coupled(self) -> bool:
+        """Whether tokens are drawn with the noise of the target's own."""
+        return self.brief.coupled
 
     def __len__(self) -> int:
         return len(self.history.outputs)
@@ -44,33 +45,6 @@ class Rows:
     def length(self, row: int) -> int:
         """Returns how many tokens of a row are committed."""
         return len(self.history.prompts[row]) + len(self.history.outputs[row])
-
-
-class Picker:
-    """Draws the drafted tokens of one round from their laws, as the rows' options ask.
-
-    Greedy and coupled rows' tokens are given once the law is (`Point`); all others are sampled.
-    """
-
-    def __init__(self, rows: Rows, count: int) -> None:
-        self._rows = rows
-        self.sampled = not (rows.coupled or rows.law.all_greedy)
-        if self.sampled:
-            self._u = uniform(rows.seeds, rows.positions, Role.DRAFT, count)
-
-    def __call__(self, logits: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the next token of a chain ``[B]`` and, if it was sampled, its law ``[B, V]``.
-
-        logits: ``[B, V']`` after the tokens ``drafted`` so far, ``[B, i]``.
-        """
-        rows, step = self._rows, drafted.shape[1]
-        branches = Branches(drafted[:, None], torch.ones_like(drafted[:, None], dtype=torch.bool))
-        if rows.law.all_greedy:
-            return rows.law.best(logits[:, None], branches, rows.history)[:, 0], None
-        q = rows.law(logits[:, None], branches, rows.history)
-        if rows.coupled:
-            return realise(q, rows.seeds, rows.positions[:, None] + step)[:, 0], None
-        return inverse_cdf(q[:, 0], self._u[:, step]), q[:, 0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Point, Proposal, Sampled, Verdict
+from outpace.core.proposal import Drawn, Proposal, Verdict
 from outpace.core.tree import Tree
-from outpace.draft.base import Drafter, Picker, Rows, Setup
+from outpace.draft.base import Drafter, Rows, Setup
+from outpace.draft.chains import Chains
 from outpace.errors import ConfigError
 from outpace.models.fixed import fixed_for
 from outpace.models.load import check_path, check_same_vocabulary, load
 from outpace.models.runner import PREFILL_CHUNK, Runner
-from outpace.verify.base import Drawn
 
 CATCH_UP = 16
 """Unseen tokens that are fed beside other rows' in one pass; more are cached row by row first."""
@@ -28,9 +28,9 @@ CATCH_UP = 16
 class DraftModel(Drafter):
     """Draws each token from the model's law under the request's own options, left to right.
 
-    Nothing leaves the device while it drafts. Its cache is fed whatever the row has that it has not
-    seen, so that nothing special happens after a full acceptance, a rejection or rounds without it.
-    Rows beyond its context propose nothing.
+    Nothing leaves the device while it drafts, unless the rule ends chains early. Its cache is fed
+    whatever the row has that it has not seen, so that nothing special happens after a full
+    acceptance, a rejection or rounds without it. Rows beyond its context propose nothing.
     """
 
     name: ClassVar[str] = "draft_model"
@@ -81,27 +81,16 @@ class DraftModel(Drafter):
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         counts = self._affordable(rows, budgets)
-        width = max(counts)
-        if width == 0:
+        if not any(counts):
             return Proposal.empty(len(rows), rows.seeds.device)
         live = [count > 0 for count in counts]
         logits = self._catch_up(rows, live)  # [B, V]
-        pick = Picker(rows, width)
-        drafted = torch.empty(len(rows), 0, dtype=torch.long, device=logits.device)
-        laws: list[Tensor] = []
-        while True:
-            token, law = pick(logits, drafted)
-            drafted = torch.cat([drafted, token[:, None]], 1)
-            if law is not None:
-                laws.append(law)
-            if drafted.shape[1] == width:
-                break
-            output = self.runner.forward(token[:, None], keep=1)
+        chains = Chains(rows, counts)
+        while chains.grow(logits):
+            output = self.runner.forward(chains.tokens[:, -1:], keep=1)
             self.runner.advance([int(row) for row in live])
             logits = self._fitted(output.logits[:, -1])
-        tree = self._chain(len(rows), width)
-        law_of_all = Sampled(torch.stack(laws, 1)) if pick.sampled else Point()
-        return Proposal(drafted, tree, torch.tensor(counts, device=drafted.device), law_of_all)
+        return chains.proposal(self._chain(len(rows), chains.length))
 
     def observe(self, rows: Rows, proposal: Proposal, verdict: Verdict) -> None:
         lengths = self.runner.lengths

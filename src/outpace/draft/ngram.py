@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from outpace.core.proposal import Point, Proposal
+from outpace.core.proposal import Drawn, Point, Proposal
 from outpace.core.tree import Tree
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.errors import ConfigError
-from outpace.verify.base import Drawn
 
 
 class _Index:

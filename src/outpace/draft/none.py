@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from outpace.core.proposal import Proposal
+from outpace.core.proposal import Drawn, Proposal
 from outpace.draft.base import Drafter, Rows, Setup
-from outpace.verify.base import Drawn
 
 
 class NoDrafter(Drafter):

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from outpace.core.law import Branches
-from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.proposal import Drawn, Point, Proposal, Sampled
 from outpace.core.rng import Role, gumbel, inverse_cdf, uniform
 from outpace.core.tree import Tree
 from outpace.draft.base import Rows, Setup
 from outpace.draft.model import DraftModel
 from outpace.errors import ConfigError
 from outpace.models.runner import Runner
-from outpace.verify.base import Drawn
 
 
 @dataclass(frozen=True)

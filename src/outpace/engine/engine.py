@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.law import History, LawMaker
-from outpace.core.proposal import Proposal
+from outpace.core.proposal import Drawn, Proposal
 from outpace.draft.base import Drafter, Rows
 from outpace.engine.controller import Controller, Outcome, affordable
 from outpace.engine.cost import Seconds
@@ -21,7 +21,6 @@ from outpace.engine.request import Logprob, Request
 from outpace.engine.scoring import Scorer
 from outpace.models.packed import weight_bytes
 from outpace.models.runner import PREFILL_CHUNK, Runner
-from outpace.verify.base import Drawn
 
 
 class Engine:
@@ -171,7 +170,7 @@ class Engine:
             [request.output_ids for request in self.running],
         )
         positions = torch.tensor([request.length for request in self.running], device=device)
-        return Rows(history, self._law, self._seeds, positions, self.judge.coupled)
+        return Rows(history, self._law, self._seeds, positions, self.judge.brief)
 
     def _propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if not any(budgets):

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from outpace.core.law import Branches
-from outpace.core.proposal import Proposal, Verdict
+from outpace.core.proposal import Brief, Proposal, Verdict
+from outpace.core.rng import realise
 from outpace.draft.base import Rows
 from outpace.engine.scoring import Scores
 from outpace.verify.base import Rule, draw, walk
-from outpace.verify.coupled import CoupledRule, realise
+from outpace.verify.coupled import CoupledRule
 from outpace.verify.evidence import Evidence, RuleNeeds
 
 
@@ -32,6 +33,12 @@ class Judge:
     def coupled(self) -> bool:
         return isinstance(self.rule, CoupledRule)
 
+    @property
+    def brief(self) -> Brief:
+        """What the rule asks of the drafter."""
+        needs = self.rule.needs
+        return Brief(self.coupled, needs.draft_laws, needs.keeps_drafting)
+
     def __call__(self, scores: Scores, proposal: Proposal, rows: Rows) -> Verdict:
         """Returns the verdict on a proposal, given what the target's pass says about it."""
         logits, branches = scores.logits, branches_of(proposal)
@@ -41,20 +48,21 @@ class Judge:
         if self.coupled:
             positions = rows.positions[:, None] + proposal.tree.depth
             return walk(realise(p, rows.seeds, positions), proposal)
-        rule = self._informed(scores, branches, rows)
+        rule = self._informed(scores, proposal, branches, rows)
         return draw(rule, p, proposal, rows.seeds, rows.positions)
 
-    def _informed(self, scores: Scores, branches: Branches, rows: Rows) -> Rule:
+    def _informed(self, scores: Scores, proposal: Proposal, branches: Branches, rows: Rows) -> Rule:
         """The rule with the evidence that it asked for; most rules ask for none."""
         needs = self.rule.needs
         if needs == RuleNeeds():
             return self.rule
         soft = second = None
         if needs.soft:
-            soft = rows.law.reported(scores.logits, branches, rows.history).exp()
+            soft = rows.law.soft(scores.logits, branches, rows.history)
         if scores.second is not None:
-            second = rows.law.reported(scores.second, branches, rows.history).exp()
-        return self.rule.given(Evidence(taps=scores.taps, second=second, soft=soft))
+            second = rows.law.soft(scores.second, branches, rows.history)
+        draft = proposal.soft if needs.draft_laws else None
+        return self.rule.given(Evidence(scores.taps, second, soft, draft))
 
 
 @dataclass(frozen=True)

@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from enum import Enum
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Point, Proposal, Sampled, Verdict
+from outpace.core.proposal import Drawn, Point, Proposal, Sampled, Verdict
 from outpace.core.rng import Role, inverse_cdf, uniform
 from outpace.core.tree import Tree
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.verify.evidence import Evidence, RuleNeeds
-
-
-class Drawn(Enum):
-    """How proposed tokens may have been drawn."""
-
-    POINT = "point"
-    IID = "sampled"
-    WITHOUT = "sampled without replacement"
-
-    @classmethod
-    def of(cls, proposal: Proposal) -> Drawn:
-        """Returns how the proposal's tokens were drawn."""
-        if isinstance(proposal.law, Point):
-            return cls.POINT
-        return cls.IID if proposal.law.with_replacement else cls.WITHOUT
 
 
 class Rule(ABC):
@@ -93,6 +77,11 @@ class Rule(ABC):
             raise IncompatibleRule(
                 f"verify={self.name!r} takes chains only and this drafter proposes trees: choose "
                 f"another rule (for example 'recursive') or a chain."
+            )
+        if tree and self.needs.keeps_drafting is not None:
+            raise IncompatibleRule(
+                f"verify={self.name!r} decides where a chain of drafts ends, and this drafter "
+                "proposes trees, whose shape is given beforehand: choose another rule or a chain."
             )
 
 

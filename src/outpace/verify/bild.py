@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Proposal
-from outpace.verify.base import Drawn, Rule, first_failure, normalised, rows_of
+from outpace.core.proposal import Drawn, Proposal
+from outpace.verify.base import Rule, first_failure, normalised, rows_of
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.options import require
 from outpace.verify.siblings import at_drafted
@@ -27,8 +27,8 @@ class BildRule(Rule):
 
     Lossy, and greedy in the paper: p above is the law before the argmax, which greedy rows must
     bring as evidence (without it they are decoded exactly). rollback 0 is plain greedy decoding.
-    The other half of BiLD is the drafter's: it stops, without keeping the token, once max q <
-    ``fallback``.
+    The other half of BiLD is the drafter's: its chain ends, without that token, where max q <
+    ``fallback`` (q before the argmax, too). Look-up has no q, and is taken to be sure.
     """
 
     rollback: float = 5.0
@@ -45,11 +45,11 @@ class BildRule(Rule):
 
     @property
     def needs(self) -> RuleNeeds:
-        return RuleNeeds(soft=True)
+        return RuleNeeds(soft=True, keeps_drafting=self.keeps_drafting)
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         law = p if self.evidence.soft is None else self.evidence.soft
-        best = law.argmax(-1)[:, :-1] == proposal.tokens  # [B, N]
+        best = p.argmax(-1)[:, :-1] == proposal.tokens  # [B, N]
         passes = (-at_drafted(law, proposal).log() <= self.rollback) | best
         return first_failure(passes.double(), proposal)
 
@@ -58,5 +58,5 @@ class BildRule(Rule):
         return normalised(here, fallback=here)
 
     def keeps_drafting(self, q: Tensor) -> Tensor:
-        """Returns ``[B]`` bool: whether the drafter goes on, having seen its next law q [B, V]."""
+        """Returns ``[B]`` bool: whether the drafter is sure enough of its next law q [B, V]."""
         return torch.ge(q.amax(-1), self.fallback)

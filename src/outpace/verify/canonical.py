@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Proposal
+from outpace.core.proposal import Drawn, Proposal
 from outpace.errors import ConfigError
-from outpace.verify.base import Drawn, Rule, normalised, of_token, ratio, rows_of
+from outpace.verify.base import Rule, normalised, of_token, ratio, rows_of
 from outpace.verify.match import MatchRule
 from outpace.verify.selection import Pairing, best_pairing
 from outpace.verify.siblings import (

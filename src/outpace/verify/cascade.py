@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Proposal, Sampled
-from outpace.verify.base import Drawn, Rule
+from outpace.core.proposal import Drawn, Proposal, Sampled
+from outpace.verify.base import Rule
 from outpace.verify.options import require, require_one_of
 from outpace.verify.token import TokenRule
 

@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Proposal
+from outpace.core.proposal import Drawn, Proposal
 from outpace.errors import ConfigError
-from outpace.verify.base import Drawn, Rule, first_failure, normalised, proposed_mass, rows_of
+from outpace.verify.base import Rule, first_failure, normalised, proposed_mass, rows_of
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.options import require
 from outpace.verify.siblings import at_drafted

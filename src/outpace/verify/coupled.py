@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
-from outpace.core.rng import gumbel
-from outpace.verify.base import Drawn
+from outpace.core.proposal import Drawn
 from outpace.verify.match import MatchRule
 
 
@@ -23,18 +20,9 @@ class CoupledRule(MatchRule):
     the acceptance is at least (1 - d) / (1 + d) for d = TV(p, q); the token rule's is 1 - d.
 
     Without the noise, `stop` and `next` are those of "match": what the walk does on average. With
-    it every node's token is fixed by `realise`, and the walk is deterministic.
+    it every node's token is fixed by `rng.realise`, and the walk is deterministic.
     """
 
     name: ClassVar[str] = "coupled"
     lossless: ClassVar[bool] = True
     takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.POINT})
-
-
-def realise(laws: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Returns ``[B, M]``: the token that keyed noise picks from each law.
-
-    laws: ``[B, M, V]``; seeds: ``[B]``; positions: ``[B, M]``, where each token will stand.
-    """
-    noise = gumbel(seeds[:, None], positions, laws.shape[-1])
-    return (laws.double().log() + noise).argmax(-1)

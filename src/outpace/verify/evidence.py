@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -19,7 +20,10 @@ class RuleNeeds:
     soft: bool = False
     """The laws of greedy rows before the argmax too. Without them such a rule uses p."""
     draft_laws: bool = False
-    """The drafter's laws even where its tokens are points. Without them q is 1 at the token."""
+    """The drafter's laws before any argmax, even where its tokens are points. A drafter without
+    laws (prompt look-up) has none to give, and then q is 1 at the token."""
+    keeps_drafting: Callable[[Tensor], Tensor] | None = None
+    """Whether a chain goes on, from its next law alone: see `Brief`. Chains only."""
 
 
 @dataclass(frozen=True, eq=False)

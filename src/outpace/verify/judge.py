@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Proposal
+from outpace.core.proposal import Drawn, Proposal
 from outpace.errors import ConfigError
-from outpace.verify.base import Drawn, Rule, drafted_mass, first_failure, ratio
+from outpace.verify.base import Rule, drafted_mass, first_failure, ratio
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.options import require
 from outpace.verify.siblings import at_drafted

@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Proposal
-from outpace.verify.base import Drawn, Rule, drafted_mass, first_failure, ratio
+from outpace.core.proposal import Drawn, Proposal
+from outpace.verify.base import Rule, drafted_mass, first_failure, ratio
 from outpace.verify.options import require
 from outpace.verify.siblings import at_drafted
 from outpace.verify.token import residual_next

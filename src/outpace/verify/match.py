@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Proposal
-from outpace.verify.base import Drawn, Rule, at_parent, normalised, of_token, rows_of
+from outpace.core.proposal import Drawn, Proposal
+from outpace.verify.base import Rule, at_parent, normalised, of_token, rows_of
 
 
 class MatchRule(Rule):

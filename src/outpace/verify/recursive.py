@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Proposal, Sampled
-from outpace.verify.base import Drawn, Rule, drafted_mass, normalised, ratio, rows_of
+from outpace.core.proposal import Drawn, Proposal, Sampled
+from outpace.verify.base import Rule, drafted_mass, normalised, ratio, rows_of
 from outpace.verify.match import MatchRule
 from outpace.verify.siblings import (
     as_match,

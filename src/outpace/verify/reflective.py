@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Proposal
+from outpace.core.proposal import Drawn, Proposal
 from outpace.errors import ConfigError
-from outpace.verify.base import Drawn, Rule, normalised
+from outpace.verify.base import Rule, normalised
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.options import require
 from outpace.verify.token import TokenRule

@@ -66,6 +66,14 @@ def _registered() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=GROUP))
 
 
+def find_rule(name: str) -> type[Rule]:
+    """Returns the rule of this name; ``ConfigError`` with a suggestion if there is none."""
+    known = rules()
+    if name not in known:
+        raise ConfigError(f"unknown verify rule {name!r}{did_you_mean(name, known)}.")
+    return known[name]
+
+
 def make_rule(name: str, **options: object) -> Rule:
     """Returns the rule of this name with these options.
 
@@ -75,17 +83,15 @@ def make_rule(name: str, **options: object) -> Rule:
     >>> make_rule("lenient", lenience=0.5)
     LenientRule(lenience=0.5)
     """
-    known = rules()
-    if name not in known:
-        raise ConfigError(f"unknown verify rule {name!r}{did_you_mean(name, known)}.")
-    allowed = rule_options(known[name])
+    kind = find_rule(name)
+    allowed = rule_options(kind)
     for option in options:
         if not allowed:
             raise ConfigError(f"verify={name!r} has no options, and {option!r} was given.")
         if option not in allowed:
             hint = did_you_mean(option, allowed)
             raise ConfigError(f"verify={name!r} has no option {option!r}{hint}.")
-    return known[name](**options)
+    return kind(**options)
 
 
 def rule_options(rule: type[Rule]) -> dict[str, object]:

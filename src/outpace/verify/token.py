@@ -9,9 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from outpace.core.proposal import Point, Proposal
+from outpace.core.proposal import Drawn, Point, Proposal
 from outpace.verify.base import (
-    Drawn,
     Rule,
     at_parent,
     first_failure,

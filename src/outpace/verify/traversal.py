@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Proposal, Sampled
+from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.core.tree import Tree
-from outpace.verify.base import Drawn, Rule, drafted_mass, normalised, rows_of
+from outpace.verify.base import Rule, drafted_mass, normalised, rows_of
 from outpace.verify.block import BlockRule
 from outpace.verify.match import MatchRule
 from outpace.verify.siblings import (

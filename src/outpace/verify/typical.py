@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Proposal
+from outpace.core.proposal import Drawn, Proposal
 from outpace.core.tree import Tree
-from outpace.verify.base import Drawn, Rule, normalised, rows_of, stop_at
+from outpace.verify.base import Rule, normalised, rows_of, stop_at
 from outpace.verify.options import require
 from outpace.verify.siblings import at_drafted
 

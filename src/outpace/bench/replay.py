@@ -1,0 +1,78 @@
+"""How far a lossy rule is from the target's law on given prompts: a short run, watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from outpace.api import LLM, Prompt
+from outpace.bench.divergence import Divergence, watching
+from outpace.core.params import SamplingParams
+from outpace.engine.controller import REPRODUCIBLE, make_controller
+
+TEXTS = 4
+TOKENS = 64
+"""Of all texts together."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a lossy rule did to the law, or why that is not known."""
+
+    rule: str
+    divergence: Divergence | None
+    blocked: bool = False
+    """Whether something was drafted that could not be measured."""
+
+    @property
+    def sentence(self) -> str:
+        """What is to be said beside the speed."""
+        if self.divergence is not None:
+            return f"verify={self.rule} is lossy: {self.divergence.phrase}"
+        if self.blocked:
+            return (
+                f"verify={self.rule} is lossy, by how much is not known: what it looks at is only "
+                "computed for tokens that were drafted, and these were drawn (greedy texts can be "
+                "measured)"
+            )
+        return f"verify={self.rule} is lossy, but nothing was drafted: nothing was changed"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the object that ``--json`` shows."""
+        found = {"unmeasured": self.sentence} if self.divergence is None else {}
+        known = {} if self.divergence is None else asdict(self.divergence)
+        return {"rule": self.rule, **known, **found}
+
+
+def replay(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> Replay | None:
+    """Returns what the engine's rule does to the law of the first `TEXTS` prompts, under the same
+    options and seed; None for a lossless rule, at no cost.
+
+    Other rounds are not affected: a controller does not learn from watched ones, which take longer.
+    """
+    rule = llm.engine.judge.rule
+    if rule.lossless:
+        return None
+    listed = list(prompts[:TEXTS])
+    limit = max(1, TOKENS // len(listed))
+    wanted = llm.resolve(params).max_tokens or limit
+    short = replace(params, n=1, logprobs=None, max_tokens=min(limit, wanted))
+    with _drafting(llm), watching(llm) as watch:
+        llm.generate(listed, short)
+    return Replay(rule.name, watch.divergence(), blocked=watch.blocked)
+
+
+@contextmanager
+def _drafting(llm: LLM) -> Iterator[None]:
+    """Drafts as much as the engine is told to; under "auto", as much as for texts with a seed."""
+    engine, count = llm.engine, llm.config.num_speculative_tokens
+    if count == "auto":
+        count = sum(engine.drafter.levels or [REPRODUCIBLE])
+    controller = engine.controller
+    engine.controller = make_controller(count, engine.drafter, invariant=False)
+    try:
+        yield
+    finally:
+        engine.controller = controller

@@ -1,0 +1,85 @@
+"""The chains that a round drafts, a token of each at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outpace.core.law import Branches
+from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.rng import Role, inverse_cdf, realise, uniform
+from outpace.core.tree import Tree
+from outpace.draft.base import Rows
+
+
+class Chains:
+    """Draws the drafted tokens of one round from their laws, as the rows' options and the rule ask.
+
+    Greedy and coupled rows' tokens are given once the law is (`Point`); all others are sampled.
+    Nothing leaves the device, but for a rule that decides from each law whether a chain goes on.
+    """
+
+    def __init__(self, rows: Rows, counts: Sequence[int]) -> None:
+        """counts: how many tokens each row may draft; some row at least one."""
+        self.counts = list(counts)
+        self.tokens = rows.seeds.new_empty(len(rows), 0)  # [B, N]
+        self._rows = rows
+        self._sampled = not (rows.coupled or rows.law.all_greedy)
+        self._laws: list[Tensor] = []  # [B, 1, V] each, of what was sampled
+        self._soft: list[Tensor] = []  # [B, 1, V] each, before any argmax
+        if self._sampled:
+            self._u = uniform(rows.seeds, rows.positions, Role.DRAFT, max(counts))  # [B, N]
+
+    @property
+    def length(self) -> int:
+        """How many tokens the longest chain has."""
+        return self.tokens.shape[1]
+
+    def grow(self, logits: Tensor) -> bool:
+        """Draws one token more, if the rule lets any chain go on; returns whether another is due.
+
+        logits: ``[B, V']``, after the tokens so far.
+        """
+        rows, tokens = self._rows, self.tokens[:, None]
+        here = logits[:, None], Branches(tokens, torch.ones_like(tokens).bool()), rows.history
+        soft = rows.law.soft(*here) if rows.brief.wants_laws else None  # [B, 1, V]
+        if soft is not None and not self._goes_on(soft):
+            return False
+        if rows.law.all_greedy:
+            token = rows.law.best(*here)
+        elif soft is None or rows.law.any_greedy:
+            token = self._draw(rows.law(*here))
+        else:
+            token = self._draw(soft)
+        self.tokens = torch.cat([self.tokens, token], 1)
+        return self.length < max(self.counts)
+
+    def _goes_on(self, soft: Tensor) -> bool:
+        """Ends the chains that the rule has seen enough of; returns whether any is left."""
+        keeps_drafting = self._rows.brief.keeps_drafting
+        if keeps_drafting is not None:
+            pairs = zip(self.counts, keeps_drafting(soft[:, 0]).tolist(), strict=True)
+            self.counts = [count if on else min(count, self.length) for count, on in pairs]
+        if self.length == max(self.counts):
+            return False
+        self._soft.append(soft)
+        return True
+
+    def _draw(self, q: Tensor) -> Tensor:
+        """Returns the next token of each chain, ``[B, 1]``, from its law ``[B, 1, V]``."""
+        rows = self._rows
+        if not self._sampled:
+            return realise(q, rows.seeds, rows.positions[:, None] + self.length)
+        self._laws.append(q)
+        return inverse_cdf(q, self._u[:, self.length, None])
+
+    def proposal(self, tree: Tree) -> Proposal:
+        """Returns what was drafted. tree: the chain of this `length`."""
+        if not self.length:
+            return Proposal.empty(len(self._rows), self.tokens.device)
+        law = Sampled(torch.cat(self._laws, 1)) if self._sampled else Point()
+        soft = torch.cat(self._soft, 1) if self._rows.brief.laws else None
+        counts = torch.tensor(self.counts, device=self.tokens.device)
+        return Proposal(self.tokens, tree, counts, law, soft)
