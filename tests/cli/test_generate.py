@@ -149,7 +149,8 @@ def test_every_sampling_flag_arrives(
         --temperature 0.5 --top-p 0.9 --top-k 7 --min-p 0.1 --typical-p 0.8 --seed -3 --n 2
         --repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --max-tokens 9
         --min-tokens 2 --stop a --stop b --stop-token-id 4 --stop-token-id 5 --ignore-eos
-        --logprobs 1 --json --dtype float64 --device cpu --max-model-len 99 --compile --method ngram -k 4
+        --logprobs 1 --json --dtype float64 --device cpu --max-model-len 99 --compile
+        --method ngram -k 4
         --verify match
     """)
     result = run("generate", "w1", "-m", target, *flags, "--logit-bias", '{"3": -1.5, "4": 2}')
