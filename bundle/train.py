@@ -309,6 +309,8 @@ def main() -> None:
     add("--compile", action=argparse.BooleanOptionalAction, default=True, help="use torch.compile")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    # Lets oneDNN multiply, which on some processors is twice as fast as MKL and hardly less exact.
+    torch.set_float32_matmul_precision("medium")
     torch.manual_seed(options.seed)
     Run(options).train()
 
