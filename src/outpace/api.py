@@ -25,6 +25,7 @@ from outpace.models import generation
 from outpace.models.fixed import fixed_for
 from outpace.models.kernels import Kernels
 from outpace.models.load import Loaded, check_path, load
+from outpace.models.quantize import Quantization
 from outpace.models.runner import Runner
 from outpace.outputs import Chunk, CompletionOutput, RequestOutput
 from outpace.verify.base import Rule
@@ -45,10 +46,13 @@ class LLM:
     nothing for the bundled pair. speculative_config: see `SpeculativeConfig`; nothing means plain
     decoding, and the bundled drafter for the bundled model. max_num_seqs: rows decoded at once.
     generation_config: "auto" takes unset options from the model's own, "none" ignores it.
-    cpu_kernels: "auto" exchanges the linear layers of a float32 or bfloat16 model on a CPU for the
+    cpu_kernels: "auto" exchanges the linear layers of float32 or bfloat16 models on a CPU for the
     fastest on this machine, "packed" and "blocked" for those of one kind, "off" for none.
     compile: plays the short passes of target and drafter compiled (CPU) or as CUDA graphs (GPU);
     loading then takes minutes, or seconds where torch has kept what it compiled.
+    quantization: "int8", or "int4" on a GPU: quantises the linear layers of a model loaded here,
+    which then is another model, a little off the original, and speculation exact with respect to
+    it. A drafter is quantised by its own "quantization" in speculative_config.
 
     Raises subclasses of ``outpace.errors.OutpaceError``, which say what to do.
 
@@ -70,6 +74,7 @@ class LLM:
         trust_remote_code: bool = False,
         cpu_kernels: Kernels = "auto",
         compile: bool = False,
+        quantization: Quantization | None = None,
     ) -> None:
         if max_num_seqs < 1:
             raise ConfigError(f"max_num_seqs must be at least 1, not {max_num_seqs}.")
@@ -88,6 +93,7 @@ class LLM:
             device=device,
             trust_remote_code=trust_remote_code,
             cpu_kernels=cpu_kernels,
+            quantization=quantization,
         )
         self.max_model_len = _context(max_model_len, self.target)
         own: Any = self.target.model.generation_config if generation_config == "auto" else None
@@ -95,7 +101,7 @@ class LLM:
             generation.check(own)
         self._own = own
         self._defaults = {} if own is None else self.target.defaults
-        setup = Setup(self.target, max_num_seqs, self.max_model_len, options, compile)
+        setup = Setup(self.target, max_num_seqs, self.max_model_len, options, compile, cpu_kernels)
         drafting, judge = drafter.build(setup), Judge(rule)
         fixed = fixed_for(self.target.model) if compile else None
         self.engine = Engine(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from outpace.bench.contest import Job
@@ -16,6 +17,7 @@ from outpace.bench.results import Report
 from outpace.bench.specbench import read_answers
 from outpace.cli.bench import app
 from outpace.errors import ConfigError, OutpaceError
+from outpace.models.load import load
 
 
 def outpace(*arguments: str) -> Result:
@@ -74,6 +76,43 @@ def test_a_missing_peer_is_named_with_its_remedy(
     monkeypatch.setitem(sys.modules, "openvino_genai", None)
     with pytest.raises(ConfigError, match=r"needs openvino_genai: pip install 'outpace\[peers\]'"):
         peers(["plain", "openvino"], Models(pair.target, pair.drafter, "float32", "cpu"))
+
+
+@pytest.mark.parametrize("whose", ["quantization", "drafter_quantization"])
+def test_a_peer_that_does_not_quantise_is_refused(pair: Pair, whose: str) -> None:
+    models = Models(pair.target, pair.drafter, "float32", "cpu", **{whose: "int8"})
+    with pytest.raises(ConfigError, match="leave 'hf' out of --vs"):
+        peers(["hf"], models)
+
+
+def test_openvino_multiplies_by_the_same_integers(pair: Pair) -> None:
+    """With its own rounding of activations off, what is left to differ is the last bits."""
+    ov = pytest.importorskip("openvino")
+    from outpace.bench.openvino import converted
+
+    ids = torch.arange(24)[None]
+    options = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    path = f"{converted(pair.target, 'int8')}/openvino_model.xml"
+    compiled = ov.Core().compile_model(
+        path, "CPU", {**options, "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    )
+    request = compiled.create_infer_request()
+    ones, beam = torch.ones_like(ids).numpy(), torch.zeros(1, dtype=torch.int32).numpy()
+    request.infer(
+        {
+            "input_ids": ids.numpy(),
+            "attention_mask": ones,
+            "position_ids": ids.numpy(),
+            "beam_idx": beam,
+        }
+    )
+    theirs = torch.tensor(request.get_tensor("logits").data)
+    with torch.inference_mode():
+        plain, ours = (
+            load(pair.target, quantization=kind).model(input_ids=ids).logits
+            for kind in (None, "int8")
+        )
+    assert (theirs - ours).std() < 0.1 * (plain - ours).std()
 
 
 def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:

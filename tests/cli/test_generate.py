@@ -150,8 +150,7 @@ def test_every_sampling_flag_arrives(
         --repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --max-tokens 9
         --min-tokens 2 --stop a --stop b --stop-token-id 4 --stop-token-id 5 --ignore-eos
         --logprobs 1 --json --dtype float64 --device cpu --max-model-len 99 --compile
-        --method ngram -k 4
-        --verify match
+        --method ngram -k 4 --verify match --quantization int8
     """)
     result = run("generate", "w1", "-m", target, *flags, "--logit-bias", '{"3": -1.5, "4": 2}')
     assert result.exit_code == 130
@@ -182,6 +181,7 @@ def test_every_sampling_flag_arrives(
         },
         "dtype": "float64",
         "device": "cpu",
+        "quantization": "int8",
         "max_model_len": 99,
         "compile": True,
     }

@@ -9,10 +9,13 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from outpace import LLM
+from outpace.errors import ConfigError
 from outpace.models.kernels import SMALLEST_BLOCKED, packing_pays, speed_up
 from outpace.models.linear import RowLinear
 from outpace.models.load import load
-from outpace.models.packed import PackedLinear, weight_bytes
+from outpace.models.packed import PackedLinear
+from outpace.models.weights import weight_bytes
 
 ROWS = (1, 2, 3, 4, 6, 12, 13, 16, 64, 128, 129)
 
@@ -117,6 +120,13 @@ def test_other_dtypes_and_subclasses_stay(model: nn.Module) -> None:
     assert speed_up(nn.Sequential(nn.Linear(32, 32)), "off", smallest=1) == 0
 
 
+def test_an_unknown_kernel_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"unknown cpu_kernels 'packd' \(did you mean 'packed'\?\)"
+    ):
+        speed_up(nn.Sequential(), "packd")  # type: ignore[arg-type]
+
+
 def test_a_model_handed_over_stays_as_it_is(tmp_path: Path) -> None:
     config = LlamaConfig(
         vocab_size=SMALLEST_BLOCKED // 16,
@@ -133,3 +143,18 @@ def test_a_model_handed_over_stays_as_it_is(tmp_path: Path) -> None:
     assert type(load(tmp_path, cpu_kernels="packed").model.lm_head) is PackedLinear
     assert type(load(tmp_path).model.lm_head) in (RowLinear, PackedLinear)
     assert type(load(tmp_path, cpu_kernels="off").model.lm_head) is nn.Linear
+
+
+def test_a_drafter_gets_the_kernels_that_were_asked_for(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=2048,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    for kernels, kind in {"packed": PackedLinear, "off": nn.Linear}.items():
+        llm = LLM(tmp_path, speculative_config={"model": str(tmp_path)}, cpu_kernels=kernels)
+        assert type(llm.target.model.lm_head) is kind
+        assert type(llm.engine.drafter.runner.model.lm_head) is kind

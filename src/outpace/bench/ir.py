@@ -6,6 +6,7 @@ variables and has four inputs: input_ids, attention_mask, position_ids, beam_idx
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,27 @@ def save_ir(model_path: str, out: Path) -> None:
     ov.save_model(graph, out / "openvino_model.xml", compress_to_fp16=False)
     model.config.save_pretrained(out)
     _save_tokenizer(ov, model_path, out)
+
+
+def save_quantised(plain: Path, out: Path) -> None:
+    """Writes an IR again with 8-bit weights: one scale per output channel, symmetric, as ours."""
+    ov = extra("openvino", "the OpenVINO peer", INSTALL)
+    ops = extra("openvino.opset13", "the OpenVINO peer", INSTALL)
+    graph = ov.Core().read_model(plain / "openvino_model.xml")
+    for node in graph.get_ops():
+        if node.get_type_name() != "MatMul":
+            continue
+        weight = node.input_value(1).get_node()
+        if weight.get_type_name() != "Constant" or len(weight.data.shape) != 2:
+            continue
+        axis = 1 if node.get_attributes()["transpose_b"] else 0  # that of the inputs
+        scale = np.maximum(np.abs(weight.data).max(axis, keepdims=True), 1e-30) / 127
+        integers = np.rint(weight.data / scale).astype(np.int8)
+        wide = ops.convert(ops.constant(integers), "f32")
+        scaled = ops.multiply(wide, ops.constant(scale.astype(np.float32)))
+        node.input(1).replace_source_output(scaled.output(0))
+    shutil.copytree(plain, out, dirs_exist_ok=True)
+    ov.save_model(graph, out / "openvino_model.xml", compress_to_fp16=False)
 
 
 def _save_tokenizer(ov: Any, model_path: str, out: Path) -> None:

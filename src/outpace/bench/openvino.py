@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from outpace.bench.contest import Contestant, Job, Outcome
-from outpace.bench.ir import INSTALL, save_ir
+from outpace.bench.ir import INSTALL, save_ir, save_quantised
 from outpace.bench.library import extra
-from outpace.bench.peers import Models
+from outpace.bench.peers import Models, drafter_of
 from outpace.errors import ConfigError
 
 COUNTS = (3, 5)
@@ -61,33 +61,41 @@ def contestants(models: Models) -> list[Contestant]:
             "the OpenVINO peer is converted in float32 for the CPU, and this run is "
             f"{models.dtype} on {models.device}: leave 'openvino' out of --vs."
         )
-    found: list[Contestant] = [OpenVino(_pipeline(models.target, None), None)]
+    found: list[Contestant] = [OpenVino(_pipeline(models, speculative=False), None)]
     if models.drafter is not None:
-        speculative = _pipeline(models.target, models.drafter)
+        speculative = _pipeline(models, speculative=True)
         found += [OpenVino(speculative, count) for count in COUNTS]
     return found
 
 
-def _pipeline(target: str, drafter: str | None) -> Any:
+def _pipeline(models: Models, speculative: bool) -> Any:
+    """A pipeline. With 8-bit weights it also rounds activations to 8 bits, in groups, unasked."""
     genai, _ = _packages()
     options: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": "f32",
         "KV_CACHE_PRECISION": "f32",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
     }
-    folder = converted(target)
+    folder = converted(models.target, models.quantization)
     try:
-        if drafter is None:
+        if not speculative:
             return genai.LLMPipeline(folder, "CPU", **options)
-        draft = genai.draft_model(converted(drafter), "CPU", **options)
+        small = converted(drafter_of(models, "openvino"), models.drafter_quantization)
+        draft = genai.draft_model(small, "CPU", **options)
         return genai.LLMPipeline(folder, "CPU", draft_model=draft, **options)
     except RuntimeError as error:
         first = str(error).strip().splitlines()[-1]
         raise ConfigError(f"OpenVINO GenAI does not load the converted model: {first}") from error
 
 
-def converted(model: str) -> str:
+def converted(model: str, quantization: str | None = None) -> str:
     """Returns the folder of a model's IR, made on first use and kept among temporary files."""
+    if quantization is not None:
+        plain = converted(model)
+        folder = Path(f"{plain}-{quantization}")
+        if not (folder / "openvino_detokenizer.xml").exists():
+            save_quantised(Path(plain), folder)
+        return str(folder)
     stamp = Path(model, "config.json").stat().st_mtime_ns if Path(model).is_dir() else 0
     key = hashlib.sha256(f"{Path(model).resolve()} {stamp}".encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / "outpace-openvino" / key

@@ -9,6 +9,9 @@ from importlib import import_module
 from outpace.bench.contest import Contestant
 from outpace.errors import ConfigError, did_you_mean
 
+QUANTISING = frozenset({"openvino"})
+"""Peers that quantise as a run asks, to 8-bit weights per output channel."""
+
 
 @dataclass(frozen=True)
 class Models:
@@ -18,6 +21,8 @@ class Models:
     drafter: str | None
     dtype: str
     device: str
+    quantization: str | None = None
+    drafter_quantization: str | None = None
 
 
 HOMES = {
@@ -36,6 +41,12 @@ def peers(names: Sequence[str], models: Models) -> list[Contestant]:
             continue  # our own plain decoding always runs: it is what all are compared with
         if name not in HOMES:
             raise ConfigError(f"unknown peer {name!r}{did_you_mean(name, ['plain', *HOMES])}.")
+        quantised = models.quantization or models.drafter_quantization
+        if quantised is not None and name not in QUANTISING:
+            raise ConfigError(
+                f"peer {name!r} runs the weights as they are, and this run quantises them to "
+                f"{quantised}: leave {name!r} out of --vs."
+            )
         module, _, function = HOMES[name].partition(":")
         make: Callable[[Models], list[Contestant]] = getattr(import_module(module), function)
         found += make(models)

@@ -27,8 +27,14 @@ class Traffic:
         return self.weights + batch * context * self.per_cached_token
 
 
-def traffic_of(config: Any, itemsize: int) -> Traffic:
+BYTES: dict[str | None, float] = {"int8": 1, "int4": 0.5}
+"""Of a quantised weight."""
+
+
+def traffic_of(config: Any, itemsize: int, quantization: str | None = None) -> Traffic:
     """Returns the traffic of a model with this configuration and bytes per number.
+
+    Quantised, its weights take less; the vectors that stay as they are do not count.
 
     Counted on a model without storage, so that what an engine does to its weights (packing,
     copying) does not change the bound that it is measured against.
@@ -36,7 +42,7 @@ def traffic_of(config: Any, itemsize: int) -> Traffic:
     text = config.get_text_config()
     with torch.device("meta"):
         model = transformers().AutoModelForCausalLM.from_config(config)
-    weights = _numbers(model) * itemsize
+    weights = int(_numbers(model) * BYTES.get(quantization, itemsize))
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return Traffic(weights, 2 * text.num_hidden_layers * heads * size * itemsize)
@@ -58,7 +64,7 @@ def _numbers(model: nn.Module) -> int:
 def target_traffic(llm: LLM) -> Traffic:
     """Returns the traffic of an engine's target."""
     model = llm.target.model
-    return traffic_of(model.config, llm.target.dtype.itemsize)
+    return traffic_of(model.config, llm.target.dtype.itemsize, llm.target.quantization)
 
 
 def drafter_traffic(llm: LLM) -> Traffic | None:
@@ -71,7 +77,8 @@ def drafter_traffic(llm: LLM) -> Traffic | None:
         if isinstance(model, nn.Module)
         else transformers().AutoConfig.from_pretrained(str(model))
     )
-    return traffic_of(config, llm.target.dtype.itemsize)
+    quantization = llm.config.options.get("quantization")
+    return traffic_of(config, llm.target.dtype.itemsize, quantization)
 
 
 def bound_seconds(

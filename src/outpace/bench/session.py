@@ -83,6 +83,8 @@ def _models(engines: Engines, llm: LLM) -> Models:
         drafter=None if drafter is None else str(drafter),
         dtype=str(llm.target.dtype).removeprefix("torch."),
         device=str(llm.target.device),
+        quantization=llm.target.quantization,
+        drafter_quantization=llm.config.options.get("quantization"),
     )
 
 
@@ -118,6 +120,7 @@ def run(
     facts |= {
         "model": Path(llm.target.name).name,
         "dtype": str(llm.target.dtype).removeprefix("torch."),
+        "quantization": llm.target.quantization or "none",
         "repeats": str(plan.pace.repeats),
         "warmup": str(plan.pace.warmup),
         "seed": str(plan.seed),

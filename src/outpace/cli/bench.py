@@ -11,7 +11,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from outpace.cli.options import Device, Draft, Dtype, Method, Model, NumSpeculativeTokens, Verify
+from outpace.cli.options import (
+    Device,
+    Draft,
+    Dtype,
+    Method,
+    Model,
+    NumSpeculativeTokens,
+    Quantize,
+    Verify,
+)
 from outpace.errors import OutpaceError
 
 app = typer.Typer(
@@ -132,6 +141,7 @@ def run_benchmark(
     seed: Annotated[int, typer.Option(help="Of sampled texts.")] = 0,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    quantization: Quantize = None,
     llm: EngineOptions = None,
     json: JsonFile = None,
     html: HtmlFile = None,
@@ -164,7 +174,7 @@ def run_benchmark(
     engines = session.Engines(
         model=model,
         configs=_configs(config, draft, method, num_speculative_tokens, verify, model is None),
-        options={"dtype": dtype, "device": device, **session.parse_config(llm or "{}")},
+        options=_options(dtype, device, quantization, llm),
         vs=tuple(name.strip() for name in vs.split(",") if name.strip()),
         again=again,
     )
@@ -192,6 +202,7 @@ def cost(
     repeats: Annotated[int, typer.Option(help="Samples of each; the median counts.")] = 7,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    quantization: Quantize = None,
     llm: EngineOptions = None,
     json: JsonFile = None,
     html: HtmlFile = None,
@@ -207,7 +218,7 @@ def cost(
     engines = session.Engines(
         model=model,
         configs=_configs(config, draft, method, None, None, model is None),
-        options={"dtype": dtype, "device": device, **session.parse_config(llm or "{}")},
+        options=_options(dtype, device, quantization, llm),
     )
     console = Console()
     with console.status("measuring") as status, quiet():
@@ -236,6 +247,14 @@ def _configs(
         return tuple(parse_config(text) for text in configs)
     found = speculation(None, draft, method, count, verify, bundled)
     return () if found is None else (found,)
+
+
+def _options(dtype: str, device: str, quantization: str | None, llm: str | None) -> dict[str, Any]:
+    """The arguments of `LLM` but for the model and how to speculate."""
+    from outpace.bench.session import parse_config
+
+    named = {"dtype": dtype, "device": device, "quantization": quantization}
+    return {**named, **parse_config(llm or "{}")}
 
 
 def _bar(console: Console) -> Progress:

@@ -20,6 +20,7 @@ def generate(
     model: opt.Model = None,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
+    quantization: opt.Quantize = None,
     max_model_len: opt.MaxModelLen = None,
     compile_passes: opt.Compile = False,
     draft: opt.Draft = None,
@@ -92,6 +93,7 @@ def generate(
         "speculative_config": config,
         "dtype": dtype,
         "device": device,
+        "quantization": quantization,
         "max_model_len": max_model_len,
         "compile": compile_passes,
     }

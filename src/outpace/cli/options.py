@@ -86,6 +86,16 @@ Compile = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        "--quantization",
+        metavar="KIND",
+        help="int8, or int4 on a GPU: quantise the model as it is loaded. Speculation is then "
+        "exact with respect to the quantised model. Unset: not at all.",
+        rich_help_panel=MODEL,
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(

@@ -13,6 +13,7 @@ from outpace.config import COMMON
 from outpace.core.law import History, LawMaker
 from outpace.core.proposal import Brief, Drawn, Needs, Proposal, Verdict
 from outpace.errors import ConfigError, did_you_mean
+from outpace.models.kernels import Kernels
 from outpace.models.load import Loaded
 
 
@@ -58,6 +59,7 @@ class Setup:
     """As `Drafter.read` returns them."""
     compile: bool = False
     """Play short passes compiled or recorded (`models.fixed`)."""
+    cpu_kernels: Kernels = "auto"
 
 
 class Drafter(ABC):

@@ -35,7 +35,9 @@ class DraftModel(Drafter):
 
     name: ClassVar[str] = "draft_model"
     draws: frozenset[Drawn] = frozenset({Drawn.IID})
-    options: ClassVar[Mapping[str, Any]] = dict.fromkeys(("model", "tokenizer", "dtype", "device"))
+    options: ClassVar[Mapping[str, Any]] = dict.fromkeys(
+        ("model", "tokenizer", "dtype", "device", "quantization")
+    )
 
     def __init__(self, runner: Runner, vocabulary: int, weight_bytes: int = 0) -> None:
         self.runner = runner
@@ -52,13 +54,18 @@ class DraftModel(Drafter):
 
     @classmethod
     def build(cls, setup: Setup) -> DraftModel:
-        """Loads ``model``, on the target's device and in its dtype unless told otherwise."""
+        """Loads ``model``, on the target's device and in its dtype unless told otherwise.
+
+        A quantised drafter may disagree more often; the text is the target's all the same.
+        """
         target, options = setup.target, setup.options
         drafter = load(
             options["model"],
             tokenizer=options["tokenizer"],
             dtype=options["dtype"] or target.dtype,
             device=options["device"] or target.device,
+            cpu_kernels=setup.cpu_kernels,
+            quantization=options["quantization"],
         )
         check_same_vocabulary(target, drafter)
         fixed = fixed_for(drafter.model) if setup.compile else None

@@ -19,8 +19,8 @@ from outpace.engine.judge import Decision, Judge, branches_of, to_host
 from outpace.engine.logprobs import logprobs_of
 from outpace.engine.request import Logprob, Request
 from outpace.engine.scoring import Scorer
-from outpace.models.packed import weight_bytes
 from outpace.models.runner import PREFILL_CHUNK, Runner
+from outpace.models.weights import weight_bytes
 
 
 class Engine:

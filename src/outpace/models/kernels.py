@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from outpace.errors import ConfigError, did_you_mean
 from outpace.models import packed
+from outpace.models.layers import linear_layers, matrix_of
 from outpace.models.linear import RowConv1D, RowLinear
 from outpace.models.packed import PackedLinear
 
 Kernels = Literal["auto", "packed", "blocked", "off"]
+KERNELS: tuple[Kernels, ...] = ("auto", "packed", "blocked", "off")
+
+Dtypes = Collection[torch.dtype]
+BLOCKED_DTYPES: Dtypes = frozenset({torch.float32})
 
 SMALLEST_BLOCKED = 1 << 20
 """Elements of a weight from which blocks pay: smaller ones stay in the cache anyway, and the few
@@ -42,55 +47,43 @@ def speed_up(model: nn.Module, kernels: Kernels = "auto", smallest: int | None =
     them. None are exchanged off a CPU or in dtypes for which neither is known to pay. smallest:
     elements of a weight from which on it is exchanged; default: what suits the kernel.
     """
+    if kernels not in KERNELS:
+        raise ConfigError(f"unknown cpu_kernels {kernels!r}{did_you_mean(kernels, KERNELS)}.")
     if kernels == "off":
         return 0
     if packed.available() and (kernels == "packed" or (kernels == "auto" and packing_pays(model))):
-        return _exchange(model, partial(_packed, smallest=smallest or SMALLEST_PACKED))
+        return _exchange(model, _packed, packed.DTYPES, smallest or SMALLEST_PACKED)
     has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
     if kernels == "packed" or not has_mkl:
         return 0
-    return _exchange(model, partial(_blocked, smallest=smallest or SMALLEST_BLOCKED))
+    return _exchange(model, _blocked, BLOCKED_DTYPES, smallest or SMALLEST_BLOCKED)
 
 
-def _exchange(model: nn.Module, fast: Callable[[Any], nn.Module | None]) -> int:
+def _exchange(
+    model: nn.Module, make: Callable[[Any], nn.Module], dtypes: Dtypes, smallest: int
+) -> int:
     exchanged = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            found = fast(child)
-            if found is not None:
-                setattr(parent, name, found.train(child.training))
-                exchanged += 1
+    for parent, name in linear_layers(model):
+        layer: Any = getattr(parent, name)
+        if _suits(layer, dtypes, smallest):
+            setattr(parent, name, make(layer).train(layer.training))
+            exchanged += 1
     return exchanged
 
 
-def _blocked(module: Any, smallest: int) -> RowLinear | None:
-    if not _suits(module, smallest, {torch.float32}):
-        return None
-    kind = RowLinear if type(module) is nn.Linear else RowConv1D
-    return kind(module.weight, module.bias)
-
-
-def _packed(module: Any, smallest: int) -> PackedLinear | None:
-    if not _suits(module, smallest, packed.DTYPES):
-        return None
-    return PackedLinear(_matrix(module), module.bias, shown_t=type(module) is Conv1D)
-
-
-def _suits(module: Any, smallest: int, dtypes: Collection[torch.dtype]) -> bool:
-    # Subclasses and hooked modules do more than a product.
-    if type(module) not in (nn.Linear, Conv1D):
-        return False
-    if module._forward_hooks or module._forward_pre_hooks:
-        return False
-    weight = module.weight
+def _suits(layer: Any, dtypes: Dtypes, smallest: int) -> bool:
+    weight = layer.weight
     known = weight.device.type == "cpu" and weight.dtype in dtypes
     return bool(known and weight.numel() >= smallest)
 
 
-def _matrix(module: Any) -> Tensor:
-    """``[N, K]``, contiguous."""
-    weight: Tensor = module.weight.detach()
-    return weight if type(module) is nn.Linear else weight.t().contiguous()
+def _blocked(layer: Any) -> RowLinear:
+    kind = RowLinear if type(layer) is nn.Linear else RowConv1D
+    return kind(layer.weight, layer.bias)
+
+
+def _packed(layer: Any) -> PackedLinear:
+    return PackedLinear(matrix_of(layer), layer.bias, shown_t=type(layer) is Conv1D)
 
 
 # -- the race ----------------------------------------------------------------------------------
@@ -103,21 +96,22 @@ def packing_pays(model: nn.Module) -> bool:
     oneDNN's on the AMD processor that it was tried on, and on the Intel one a little faster.
     """
     by_shape: dict[Any, list[Any]] = defaultdict(list)
-    for module in model.modules():
-        if _suits(module, SMALLEST_PACKED, packed.DTYPES):
-            by_shape[module.weight.shape].append(module)
+    for parent, name in linear_layers(model):
+        layer: Any = getattr(parent, name)
+        if _suits(layer, packed.DTYPES, SMALLEST_PACKED):
+            by_shape[layer.weight.shape].append(layer)
     if not by_shape:
         return False
     commonest = max(by_shape.values(), key=lambda group: sum(m.weight.numel() for m in group))
     racers = commonest[: 1 + RACE_ELEMENTS // commonest[0].weight.numel()]
-    ours = [PackedLinear(_matrix(module), None) for module in racers]
+    ours = [PackedLinear(matrix_of(module), None) for module in racers]
     return _relative(ours, [_plain(module) for module in racers]) < MARGIN
 
 
 def _plain(module: Any) -> nn.Module:
     """What the layer would be without packing; the layer itself stays as it is."""
-    if _suits(module, SMALLEST_BLOCKED, {torch.float32}):
-        return RowLinear(nn.Parameter(_matrix(module), requires_grad=False), None)
+    if _suits(module, BLOCKED_DTYPES, SMALLEST_BLOCKED):
+        return RowLinear(nn.Parameter(matrix_of(module), requires_grad=False), None)
     return module  # type: ignore[no-any-return]
 
 

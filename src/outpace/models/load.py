@@ -20,7 +20,9 @@ from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.models import support
 from outpace.models.attention import use_grouped
 from outpace.models.kernels import Kernels, speed_up
-from outpace.models.packed import weight_bytes
+from outpace.models.quantize import Quantization, quantize
+from outpace.models.quantize import check as check_quantization
+from outpace.models.weights import weight_bytes
 
 DTYPES = {
     "float32": torch.float32,
@@ -42,6 +44,8 @@ class Loaded:
     name: str
     same_tokens: bool = False
     """Known to share the tokens of whatever it is used with."""
+    quantization: Quantization | None = None
+    """How its linear layers were quantised when it was loaded."""
 
     @property
     def config(self) -> Any:
@@ -112,24 +116,36 @@ def load(
     device: str | torch.device = "auto",
     trust_remote_code: bool = False,
     cpu_kernels: Kernels = "auto",
+    quantization: Quantization | None = None,
 ) -> Loaded:
     """Returns the model, checked: it is a causal LM whose drafts can be scored and rolled back.
 
     dtype "auto": float32 on a CPU (narrow types are slower there), the checkpoint's own on a GPU.
     device "auto": CUDA where there is one. cpu_kernels "auto": linear layers of a model loaded here
     are exchanged for ones that are faster on few rows (`models.kernels`); a model handed over stays
-    as it is. Raises ``ModelLoadError`` or ``UnsupportedModel``.
+    as it is. quantization: see `models.quantize`. Raises ``ConfigError``, ``ModelLoadError`` or
+    ``UnsupportedModel``.
     """
+    if quantization is not None and isinstance(model, (Loaded, nn.Module)):
+        raise ConfigError(
+            "quantization changes a model's layers, and a model that you loaded stays as it is: "
+            "give its path or hub name instead."
+        )
     if isinstance(model, Loaded):
         loaded = model
     elif isinstance(model, nn.Module):
         loaded = Loaded(model.eval(), tokenizer, type(model).__name__)
     else:
-        loaded = _from_path(str(model), tokenizer, dtype, device, trust_remote_code)
-        speed_up(loaded.model, cpu_kernels)
+        loaded = _from_path(str(model), tokenizer, dtype, device, trust_remote_code, quantization)
+        if quantization is None:
+            speed_up(loaded.model, cpu_kernels)
         use_grouped(loaded.model)
     support.check(loaded.model)
     support.probe(loaded.model)
+    if quantization is not None:
+        # After the probe, which then need not tell rounding from a mask that is ignored.
+        quantize(loaded.model, quantization)
+        support.probe(loaded.model, coarse=True)
     return loaded
 
 
@@ -164,17 +180,23 @@ def _is_hub_name(name: str) -> bool:
 
 
 def _from_path(
-    path: str, tokenizer: Any, dtype: str | torch.dtype, device: str | torch.device, trust: bool
+    path: str,
+    tokenizer: Any,
+    dtype: str | torch.dtype,
+    device: str | torch.device,
+    trust: bool,
+    quantization: Quantization | None,
 ) -> Loaded:
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
+    check_quantization(quantization, where, kind)
     check_path(path)
     config = _config(path, trust)
     support.check_config(config)
     # Before the weights, which are what takes long.
     known = _tokenizer(path, trust) if tokenizer is None else tokenizer
     model = _weights(path, config, kind, trust)
-    return Loaded(model.to(where).eval(), known, path)
+    return Loaded(model.to(where).eval(), known, path, quantization=quantization)
 
 
 def _config(path: str, trust: bool) -> Any:

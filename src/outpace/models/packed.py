@@ -78,10 +78,3 @@ class PackedLinear(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = self.weight
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """Returns the bytes of a model's weights, packed ones included and shared ones once."""
-    plain = {tensor.data_ptr(): tensor.nbytes for tensor in model.parameters()}
-    packed = sum(m.packed_bytes for m in model.modules() if isinstance(m, PackedLinear))
-    return sum(plain.values()) + packed
