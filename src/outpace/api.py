@@ -95,7 +95,9 @@ class LLM:
             Runner(self.target.model, max_num_seqs, self.max_model_len),
             drafting,
             judge,
-            make_controller(self.config.num_speculative_tokens, drafting, judge.coupled),
+            make_controller(
+                self.config.num_speculative_tokens, drafting, judge.coupled, self.target.nbytes
+            ),
             self.target.vocabulary,
             self._reread(rule),
         )

@@ -54,6 +54,9 @@ class Picker:
 
     def __init__(self, rows: Rows, count: int) -> None:
         self._rows = rows
+        self._valid = torch.ones(
+            len(rows), 1, count, dtype=torch.bool, device=rows.seeds.device
+        )  # [B, 1, K]
         self.sampled = not (rows.coupled or rows.law.all_greedy)
         if self.sampled:
             self._u = uniform(rows.seeds, rows.positions, Role.DRAFT, count)
@@ -64,7 +67,7 @@ class Picker:
         logits: ``[B, V']`` after the tokens ``drafted`` so far, ``[B, i]``.
         """
         rows, step = self._rows, drafted.shape[1]
-        branches = Branches(drafted[:, None], torch.ones_like(drafted[:, None], dtype=torch.bool))
+        branches = Branches(drafted[:, None], self._valid[..., :step])
         if rows.law.all_greedy:
             return rows.law.best(logits[:, None], branches, rows.history)[:, 0], None
         q = rows.law(logits[:, None], branches, rows.history)

@@ -40,7 +40,7 @@ class DraftModel(Drafter):
         self.runner = runner
         self._vocabulary = vocabulary
         self.weight_bytes = weight_bytes
-        self._chains: dict[tuple[int, int], Tree] = {}
+        self._trees: dict[tuple[int, int], Tree] = {}
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> None:
@@ -93,7 +93,7 @@ class DraftModel(Drafter):
             output = self.runner.forward(token[:, None], keep=1)
             self.runner.advance([int(row) for row in live])
             logits = self._fitted(output.logits[:, -1])
-        tree = self._chain(len(rows), width)
+        tree = self._tree(len(rows), width)
         law_of_all = Sampled(torch.stack(laws, 1)) if pick.sampled else Point()
         return Proposal(drafted, tree, torch.tensor(counts, device=drafted.device), law_of_all)
 
@@ -103,11 +103,15 @@ class DraftModel(Drafter):
             # The last drafted token was never fed, so it is not cached even if it was accepted.
             lengths[row] = min(lengths[row], rows.length(row) + accepted)
 
-    def _chain(self, rows: int, width: int) -> Tree:
-        """The tree of a chain: few shapes come again and again, with all that a tree derives."""
-        if (rows, width) not in self._chains:
-            self._chains[rows, width] = Tree.chain(rows, width, self.runner.device)
-        return self._chains[rows, width]
+    def _tree(self, rows: int, nodes: int) -> Tree:
+        """The first nodes of a draft: few shapes come again and again, with all that a tree
+        derives."""
+        if (rows, nodes) not in self._trees:
+            self._trees[rows, nodes] = self._shaped(rows, nodes)
+        return self._trees[rows, nodes]
+
+    def _shaped(self, rows: int, nodes: int) -> Tree:
+        return Tree.chain(rows, nodes, self.runner.device)
 
     def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
         room = [self.runner.max_length - rows.length(row) for row in range(len(rows))]
