@@ -106,9 +106,10 @@ def shared_streams(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 
 def reused_draft_stream(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    begin = Picker.__init__
+
     def by_place(self, rows, count):
-        self._rows = rows
-        self.sampled = not (rows.coupled or rows.law.all_greedy)
+        begin(self, rows, count)
         places = rows.positions[:, None] + torch.arange(count)
         self._u = uniform(rows.seeds[:, None], places, Role.DRAFT, 1)[..., 0]
 

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 from outpace.engine.acceptance import Counts, expected
 
-SCORED = 0.05
-"""Price of scoring one more token, in passes of the target: between what it costs on a CPU (.04 to
-.07, docs/performance.md) and on a GPU, where it is less."""
+STARTED = 0.1
+"""Price of drafting at all, in passes of the target: catching up, masks, weighing the draft."""
 
-SHARE = 0.015
+SCORED = 0.04
+"""Price of scoring one more token: less than on a small CPU, more than on a GPU. What both were
+chosen from is in docs/decisions/0004-static-prices.md."""
+
+SHARE = 0.01
 """Of all that was spent, what drafting may have lost."""
 
-CREDIT = 1.0
+CREDIT = 0.6
 """Passes of the target that it may have lost beyond that."""
 
 RESERVE = 4.0
@@ -29,8 +32,8 @@ class Prices:
     of its passes, that is the bytes of its weights over those of the target's: a clock would say
     something else on every machine and in every run.
 
-    >>> Prices({0: 0, 4: 4}, drafter=0.2).round(4, 4)
-    2.0
+    >>> round(Prices({0: 0, 4: 4}, drafter=0.2).round(4, 4), 2)
+    2.06
     """
 
     ladder: Mapping[int, int]
@@ -38,7 +41,7 @@ class Prices:
 
     def round(self, nodes: int, levels: int) -> float:
         """Returns the price of a round that drafts so many nodes in so many levels."""
-        return 1 + self.drafter * levels + SCORED * nodes
+        return 1 + (STARTED + self.drafter * levels + SCORED * nodes if nodes else 0.0)
 
 
 class Ledger:
