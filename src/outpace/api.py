@@ -27,6 +27,7 @@ from outpace.models.kernels import Kernels
 from outpace.models.load import Loaded, check_path, load
 from outpace.models.quantize import Quantization
 from outpace.models.runner import Runner
+from outpace.models.weights import pass_bytes
 from outpace.outputs import Chunk, CompletionOutput, RequestOutput
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
@@ -108,7 +109,12 @@ class LLM:
             Runner(self.target.model, max_num_seqs, self.max_model_len, fixed),
             drafting,
             judge,
-            make_controller(self.config.num_speculative_tokens, drafting, judge.coupled),
+            make_controller(
+                self.config.num_speculative_tokens,
+                drafting,
+                judge.coupled,
+                pass_bytes(self.target.model),
+            ),
             self.target.vocabulary,
             self._reread(rule),
         )

@@ -69,7 +69,28 @@ def test_sibling_rank_counts_the_elder_siblings(batch: list[list[int]]) -> None:
     assert tree_of(batch).sibling_rank.tolist() == expected
 
 
-TABLES = ["ancestors", "depth", "paths", "child_of", "sibling_rank"]
+@given(batches())
+def test_children_by_rank_and_nodes_with_several(batch: list[list[int]]) -> None:
+    tree, size = tree_of(batch), len(batch[0])
+    of = [[[c for c, up in enumerate(row) if up == n] for n in range(size + 1)] for row in batch]
+    tree_width = max(len(listed) for row in of for listed in row)
+    assert tree.width == tree_width
+    assert tree.height == int(tree.depth.max())
+    for rank in range(tree_width):
+        expected = [[listed[rank] if rank < len(listed) else -1 for listed in row] for row in of]
+        assert tree.child[rank].tolist() == expected
+    before: list[tuple[int, int]] = []
+    for rank, fork in enumerate(tree.forks, 1):
+        found = list(zip(fork.row.tolist(), fork.node.tolist(), strict=True))
+        assert found == [
+            (b, n) for b, row in enumerate(of) for n, listed in enumerate(row) if len(listed) > rank
+        ]
+        if before:
+            assert [before[at] for at in fork.among.tolist()] == found
+        before = found
+
+
+TABLES = ["ancestors", "depth", "paths", "child_of", "sibling_rank", "elder"]
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -79,6 +100,7 @@ def test_a_chain_equals_the_tree_with_the_same_parents(table: str, length: int) 
     general = Tree(chain.parents)
     assert (chain.is_chain, general.is_chain) == (True, False)
     assert torch.equal(getattr(chain, table), getattr(general, table))
+    assert (chain.width, chain.height) == (general.width, general.height) == (length > 0, length)
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -13,7 +13,6 @@ from outpace.engine.acceptance import Acceptance, expected
 from outpace.engine.controller import (
     FIRST,
     MOST,
-    REPRODUCIBLE,
     Auto,
     Constant,
     Controller,
@@ -184,10 +183,19 @@ def test_wishes_and_what_is_left_bind_every_controller() -> None:
 
 def test_a_seeded_sampled_text_does_not_depend_on_times() -> None:
     seeded = {"temperature": 1, "seed": 7}
-    assert Auto().budgets([request(**seeded)]) == [REPRODUCIBLE]
+    widths = []
+    for seconds in (1e-6, 1.0, 1e6):
+        play = Simulation(Auto(drafter=0.1), crowded_at(seconds), lambda *_: 0.6)
+        widths.append(play.play([request(**seeded)], 60).widths)
+    assert widths[0] == widths[1] == widths[2]
+    assert max(widths[0]) > 1
     assert Auto(invariant=True).budgets([request(**seeded)]) == [0]  # a plain round comes first
     assert Auto().budgets([request(temperature=1)]) == [0]
     assert Auto().budgets([request(temperature=0, seed=7)]) == [0]
+
+
+def crowded_at(seconds: float) -> Cost:
+    return lambda rows, width: seconds * (1 + width**3)
 
 
 def test_trees_are_cut_between_levels() -> None:

@@ -15,7 +15,7 @@ from outpace.models.kernels import SMALLEST_BLOCKED, packing_pays, speed_up
 from outpace.models.linear import RowLinear
 from outpace.models.load import load
 from outpace.models.packed import PackedLinear
-from outpace.models.weights import weight_bytes
+from outpace.models.weights import pass_bytes, weight_bytes
 
 ROWS = (1, 2, 3, 4, 6, 12, 13, 16, 64, 128, 129)
 
@@ -158,3 +158,11 @@ def test_a_drafter_gets_the_kernels_that_were_asked_for(tmp_path: Path) -> None:
         llm = LLM(tmp_path, speculative_config={"model": str(tmp_path)}, cpu_kernels=kernels)
         assert type(llm.target.model.lm_head) is kind
         assert type(llm.engine.drafter.runner.model.lm_head) is kind
+
+
+@torch.inference_mode()
+def test_what_a_pass_reads_does_not_depend_on_the_kernels(model: nn.Module) -> None:
+    read = pass_bytes(model)
+    assert 0 < read <= weight_bytes(model)
+    speed_up(model, "packed", smallest=1)
+    assert pass_bytes(model) == read

@@ -10,11 +10,13 @@ from typing import Any
 from outpace.api import LLM, Prompt
 from outpace.bench.divergence import Divergence, watching
 from outpace.core.params import SamplingParams
-from outpace.engine.controller import REPRODUCIBLE, make_controller
+from outpace.engine.controller import Constant
 
 TEXTS = 4
 TOKENS = 64
 """Of all texts together."""
+CHAIN = 5
+"""Tokens of a draft where the engine chooses how many."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,12 @@ def replay(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> Repla
 
 @contextmanager
 def _drafting(llm: LLM) -> Iterator[None]:
-    """Drafts as much as the engine is told to; under "auto", as much as for texts with a seed."""
+    """Drafts as much as the engine is told to; under "auto", a fixed amount."""
     engine, count = llm.engine, llm.config.num_speculative_tokens
     if count == "auto":
-        count = sum(engine.drafter.levels or [REPRODUCIBLE])
+        count = sum(engine.drafter.levels or [CHAIN])
     controller = engine.controller
-    engine.controller = make_controller(count, engine.drafter, invariant=False)
+    engine.controller = Constant(count)
     try:
         yield
     finally:

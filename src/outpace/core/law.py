@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
+from outpace.core.tally import Tally
 from outpace.core.truncation import NEVER, keep_min_p, keep_top_k, keep_top_p, keep_typical
 from outpace.errors import ParamsError
 
@@ -52,7 +53,9 @@ class RowOptions:
 
 
 class LawMaker:
-    """Makes the laws of B rows. Immutable; build a new one when the rows change.
+    """Makes the laws of B rows; build a new one when the rows change.
+
+    What it keeps from call to call is how often each row's committed tokens occur.
 
     Raises ``ParamsError`` for options that name tokens outside the vocabulary and, when called, for
     options that leave a committed history without any token to go on with.
@@ -93,6 +96,10 @@ class LawMaker:
             self._repetition is not None
             or self._presence is not None
             or self._frequency is not None
+        )
+        self._prompts, self._outputs = (
+            Tally(len(self.rows) if self._looks_back else 0, vocabulary, self.device)
+            for _ in range(2)
         )
 
     def __call__(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
@@ -178,23 +185,15 @@ class LawMaker:
 
     # -- options that look back ----------------------------------------------------------------
 
-    def _counts(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        table = torch.zeros(len(self.rows), self.vocabulary, device=self.device)
-        for row, ids in enumerate(sequences):
-            if ids:
-                index = torch.tensor(ids, device=self.device)
-                table[row] = torch.bincount(index, minlength=self.vocabulary)[: self.vocabulary]
-        return table
-
     def _penalised(self, scores: Tensor, branches: Branches, history: History) -> Tensor:
-        output = self._counts(history.outputs)[:, None, :].repeat(1, scores.shape[1], 1)
+        output = self._outputs(history.outputs)[:, None, :].repeat(1, scores.shape[1], 1)
         # What stands where `valid` is false may be anything, and a smaller vocabulary than the
         # target's may lack a token.
         known = branches.valid & (branches.tokens < self.vocabulary)
         tokens = branches.tokens.where(known, torch.zeros_like(branches.tokens))
         output.scatter_add_(2, tokens, known.to(output.dtype))
         if self._repetition is not None:
-            seen = (output > 0) | (self._counts(history.prompts)[:, None, :] > 0)
+            seen = (output > 0) | (self._prompts(history.prompts)[:, None, :] > 0)
             penalty = self._repetition.to(scores.dtype)
             scaled = torch.where(scores < 0, scores * penalty, scores / penalty)
             scores = torch.where(seen, scaled, scores)

@@ -10,18 +10,19 @@ has by then conditioned on it. The coupled rule wants exactly that reuse and has
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import torch
 from torch import Tensor
+
+from outpace.core.urn import Urn
 
 # The odd constants of SplitMix64 (Steele, Lea and Flood 2014, variant 13 of Stafford's mixers), as
 # signed 64-bit integers, since torch multiplies int64 modulo 2**64.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
-
-_UNITS = 2.0**61  # into which a law is cut by `inverse_cdf`: as many as int64 holds, with room
 
 
 class Role(IntEnum):
@@ -35,9 +36,14 @@ class Role(IntEnum):
 
 
 def _mix(x: Tensor) -> Tensor:
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX_1
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX_2
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
+    x = _folded(x, 30).mul_(_MIX_1)
+    x = _folded(x, 27).mul_(_MIX_2)
+    return _folded(x, 31)
+
+
+def _folded(x: Tensor, by: int) -> Tensor:
+    """x xor x shifted to the right, as if it were unsigned."""
+    return (x >> by).bitwise_and_((1 << (64 - by)) - 1).bitwise_xor_(x)
 
 
 def uniform(seeds: Tensor, positions: Tensor, role: Role, count: int) -> Tensor:
@@ -49,10 +55,16 @@ def uniform(seeds: Tensor, positions: Tensor, role: Role, count: int) -> Tensor:
     >>> bool((uniform(s, t, Role.STOP, 1) == uniform(s, t, Role.STOP, 4)[:, :1]).all())
     True
     """
-    key = _mix(_mix(seeds * _GOLDEN + _MIX_1) ^ (positions * 8 + int(role)) * _GOLDEN)
+    return uniforms(seeds, positions, (role,), count)[..., 0, :]
+
+
+def uniforms(seeds: Tensor, positions: Tensor, roles: Sequence[Role], count: int) -> Tensor:
+    """Returns ``[..., R, count]``: `uniform` for each of R roles, at the price of one."""
+    role = torch.tensor(roles, device=seeds.device)
+    place = (positions[..., None] * 8 + role) * _GOLDEN
+    key = _mix(_mix(seeds * _GOLDEN + _MIX_1)[..., None] ^ place)
     index = torch.arange(1, count + 1, device=seeds.device) * _GOLDEN
-    bits = _mix(_mix(key[..., None] + index))
-    return _unit(bits)
+    return _unit(_mix(_mix(key[..., None] + index)))
 
 
 def _unit(bits: Tensor) -> Tensor:
@@ -83,9 +95,4 @@ def inverse_cdf(law: Tensor, u: Tensor) -> Tensor:
     >>> inverse_cdf(torch.tensor([0.0, 0.25, 0.75]), torch.tensor(0.2)).item()
     1
     """
-    # In whole units, because a parallel sum of floats (CUDA) need neither rise nor repeat itself.
-    total = law.sum(-1, keepdim=True, dtype=torch.float64)
-    cumulative = (law.double() / total).mul_(_UNITS).long().cumsum(-1)
-    units = cumulative[..., -1:]
-    threshold = torch.minimum((u[..., None] * units).long(), units - 1)
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+    return Urn(law).draw(u[..., None])[..., 0]

@@ -14,6 +14,15 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
+class Fork:
+    """F nodes with several children, over all rows."""
+
+    row: Tensor  # [F]
+    node: Tensor  # [F]
+    among: Tensor  # [F], where they were in the list of those with fewer children
+
+
+@dataclass(frozen=True, eq=False)
 class Tree:
     """Parents of the drafted nodes of B rows.
 
@@ -84,7 +93,44 @@ class Tree:
         return self.parents[:, None, :] == nodes[None, :, None]
 
     @cached_property
+    def elder(self) -> Tensor:
+        """``[B, N, N]`` bool: [b, n, e] is true where drafted node e is an elder sibling of n."""
+        return (self.parents[:, :, None] == self.parents[:, None, :]).tril(-1)
+
+    @cached_property
     def sibling_rank(self) -> Tensor:
         """``[B, N]``: how many elder siblings each drafted node has."""
-        same = self.parents[:, :, None] == self.parents[:, None, :]
-        return same.tril(-1).sum(-1)
+        return self.elder.sum(-1)
+
+    # -- what waits for the device, once for a tree, unless it is a chain ------------------------
+
+    @cached_property
+    def width(self) -> int:
+        """The largest number of children of a node."""
+        if self.is_chain or not self.size:
+            return min(1, self.size)
+        return int(self.sibling_rank.max()) + 1
+
+    @cached_property
+    def height(self) -> int:
+        """The depth of the deepest node."""
+        return self.size if self.is_chain else int(self.depth.max())
+
+    @cached_property
+    def child(self) -> Tensor:
+        """``[W, B, M]``: the drafted index (node - 1) of each node's child of each rank, or -1."""
+        ranks = torch.arange(self.width, device=self.parents.device)[:, None, None, None]
+        chosen = self.child_of & (self.sibling_rank[:, None, :] == ranks)  # [W, B, M, N]
+        return torch.where(chosen.any(-1), chosen.int().argmax(-1), -1)
+
+    @cached_property
+    def forks(self) -> list[Fork]:
+        """The nodes with more than 1, 2, ... children, each a part of those before."""
+        count = self.child_of.sum(-1)  # [B, M]
+        row, node = (count > 1).nonzero(as_tuple=True)
+        found = [Fork(row, node, torch.arange(len(row), device=row.device))]
+        for rank in range(2, self.width):
+            last = found[-1]
+            (among,) = (count[last.row, last.node] > rank).nonzero(as_tuple=True)
+            found.append(Fork(last.row[among], last.node[among], among))
+        return found

@@ -82,6 +82,8 @@ class Drafter(ABC):
     """Nodes at each depth of a tree of fixed shape; None for chains."""
     weight_bytes: int = 0
     """Of ``nbytes``, those of weights."""
+    pass_bytes: int = 0
+    """Of weights, those that one of its passes reads."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> dict[str, Any]:

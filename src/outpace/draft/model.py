@@ -20,6 +20,7 @@ from outpace.errors import ConfigError
 from outpace.models.fixed import fixed_for
 from outpace.models.load import check_path, check_same_vocabulary, load
 from outpace.models.runner import PREFILL_CHUNK, Runner
+from outpace.models.weights import pass_bytes
 
 CATCH_UP = 16
 """Unseen tokens that are fed beside other rows' in one pass; more are cached row by row first."""
@@ -43,7 +44,8 @@ class DraftModel(Drafter):
         self.runner = runner
         self._vocabulary = vocabulary
         self.weight_bytes = weight_bytes
-        self._chains: dict[tuple[int, int], Tree] = {}
+        self.pass_bytes = pass_bytes(runner.model)
+        self._trees: dict[tuple[int, int], Tree] = {}
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> None:
@@ -97,7 +99,7 @@ class DraftModel(Drafter):
             output = self.runner.forward(chains.tokens[:, -1:], keep=1)
             self.runner.advance([int(row) for row in live])
             logits = self._fitted(output.logits[:, -1])
-        return chains.proposal(self._chain(len(rows), chains.length))
+        return chains.proposal(self._tree(len(rows), chains.length))
 
     def observe(self, rows: Rows, proposal: Proposal, verdict: Verdict) -> None:
         lengths = self.runner.lengths
@@ -105,11 +107,15 @@ class DraftModel(Drafter):
             # The last drafted token was never fed, so it is not cached even if it was accepted.
             lengths[row] = min(lengths[row], rows.length(row) + accepted)
 
-    def _chain(self, rows: int, width: int) -> Tree:
-        """The tree of a chain: few shapes come again and again, with all that a tree derives."""
-        if (rows, width) not in self._chains:
-            self._chains[rows, width] = Tree.chain(rows, width, self.runner.device)
-        return self._chains[rows, width]
+    def _tree(self, rows: int, nodes: int) -> Tree:
+        """The first nodes of a draft: few shapes come again and again, with all that a tree
+        derives."""
+        if (rows, nodes) not in self._trees:
+            self._trees[rows, nodes] = self._shaped(rows, nodes)
+        return self._trees[rows, nodes]
+
+    def _shaped(self, rows: int, nodes: int) -> Tree:
+        return Tree.chain(rows, nodes, self.runner.device)
 
     def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
         room = [self.runner.max_length - rows.length(row) for row in range(len(rows))]

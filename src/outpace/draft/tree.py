@@ -16,8 +16,9 @@ from torch import Tensor
 
 from outpace.core.law import Branches
 from outpace.core.proposal import Drawn, Point, Proposal, Sampled
-from outpace.core.rng import Role, gumbel, inverse_cdf, uniform
+from outpace.core.rng import Role, gumbel, uniform
 from outpace.core.tree import Tree
+from outpace.core.urn import Urn
 from outpace.draft.base import Rows, Setup
 from outpace.draft.model import DraftModel
 from outpace.errors import ConfigError
@@ -98,25 +99,20 @@ class Siblings:
             noise = gumbel(rows.seeds[:, None], rows.positions[:, None] + depth, q.shape[-1])
             return (q.double().log() + noise).topk(count, -1).indices.flatten(1), None
         u = self._u[:, first : first + q.shape[1] * count].view(*q.shape[:2], count)
-        if self._with_replacement:
-            tokens = inverse_cdf(q[:, :, None].expand(-1, -1, count, -1), u)
-        else:
-            tokens = self._without_replacement(q, u)
+        urn = Urn(q)
+        tokens = urn.draw(u) if self._with_replacement else _one_by_one(urn, u)
         return tokens.flatten(1), q.repeat_interleave(count, 1)
 
-    @staticmethod
-    def _without_replacement(q: Tensor, u: Tensor) -> Tensor:
-        """``[B, W, count]``. Once a law has no token left, its further children are token 0 with
-        nothing behind them: their probability given their elders is 0, so no rule accepts them."""
-        count = u.shape[-1]
-        left, drawn = q.clone(), []
-        for child in range(count):
-            empty = left.sum(-1, keepdim=True) <= 0
-            token = inverse_cdf(left.masked_fill(empty, 1.0), u[:, :, child])
-            token = token.masked_fill(empty[..., 0], 0)
-            drawn.append(token)
-            left.scatter_(-1, token[..., None], 0.0)
-        return torch.stack(drawn, -1)
+
+def _one_by_one(urn: Urn, u: Tensor) -> Tensor:
+    """``[B, W, count]``, without replacement. Once a law has no token left, its further children
+    are token 0 with nothing behind them: their probability given their elders is 0, so no rule
+    accepts them."""
+    drawn = [urn.draw(u[..., :1])]
+    for child in range(1, u.shape[-1]):
+        urn.remove(drawn[-1])
+        drawn.append(urn.draw(u[..., child : child + 1]))
+    return torch.cat(drawn, -1)
 
 
 class DraftTree(DraftModel):
@@ -180,7 +176,7 @@ class DraftTree(DraftModel):
         branching = self.shape.branching[: self.shape.levels_for(max(counts))]
         pick = Siblings(rows, self.shape.size, self._with_replacement)
         tokens = torch.zeros(len(rows), 0, dtype=torch.long, device=device)
-        tree = Tree.chain(len(rows), 0, device)
+        tree = self._tree(len(rows), 0)
         laws: list[Tensor] = []
         width = 1
         for level, count in enumerate(branching, 1):
@@ -188,12 +184,15 @@ class DraftTree(DraftModel):
             tokens = torch.cat([tokens, children], 1)
             laws += [] if law is None else [law]
             width *= count
-            tree = Tree.uniform(self.shape.parents[: tokens.shape[1]], len(rows), device)
+            tree = self._tree(len(rows), tokens.shape[1])
             if level < len(branching):
                 output = self.runner.forward(tokens, keep=width, tree=tree)
                 logits = self._fitted(output.logits)
         drawn = Sampled(torch.cat(laws, 1), self._with_replacement) if pick.sampled else Point()
         return Proposal(tokens, tree, torch.tensor(counts, device=device), drawn)
+
+    def _shaped(self, rows: int, nodes: int) -> Tree:
+        return Tree.uniform(self.shape.parents[:nodes], rows, self.runner.device)
 
     @staticmethod
     def _leading_to(tokens: Tensor, tree: Tree, width: int) -> Branches:

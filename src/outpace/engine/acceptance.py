@@ -43,12 +43,19 @@ class Counts:
             return prior
         return (self.accepted[depth] + prior * weight) / (self.tested[depth] + weight)
 
+    def chances(self, depths: int) -> list[float]:
+        """Returns the chance at each depth 1..depths, given that those before were accepted. A
+        depth that was hardly tried takes after the one before it."""
+        found: list[float] = []
+        for depth in range(depths):
+            found.append(self.rate(depth, found[-1] if found else PRIOR, PRIOR_WEIGHT))
+        return found
+
 
 class Acceptance:
     """Chances by depth of one drafter, over all requests and for each.
 
-    A depth that was hardly tried takes after the one before it, and a request after the others,
-    moved by as much as it differs from them at lesser depths.
+    A request takes after the others, moved by as much as it differs from them at lesser depths.
     """
 
     def __init__(self) -> None:
@@ -65,10 +72,9 @@ class Acceptance:
 
     def chances(self, request: Counts, depths: int) -> list[float]:
         """Returns the chance at each depth 1..depths, given that those before were accepted."""
-        shared, own = PRIOR, 1.0  # the estimate for all at the depth before; own, relative to it
+        own = 1.0  # relative to the estimate for all, at the depth before
         found = []
-        for depth in range(depths):
-            shared = self._all.rate(depth, shared, PRIOR_WEIGHT)
+        for depth, shared in enumerate(self._all.chances(depths)):
             chance = request.rate(depth, min(1.0, shared * own), SHARED_WEIGHT)
             own = chance / shared if shared else 1.0
             found.append(chance)

@@ -13,6 +13,7 @@ from outpace.draft.base import Drafter
 from outpace.draft.none import NoDrafter
 from outpace.engine.acceptance import Acceptance, Counts, expected
 from outpace.engine.cost import CostModel, Place, Seconds
+from outpace.engine.ledger import Ledger, Prices
 from outpace.engine.request import Request
 
 
@@ -79,9 +80,6 @@ of the weights. Acceptance that would repay more is rare."""
 FIRST = 4
 """Nodes of the first draft of all rows together, before anything is known."""
 
-REPRODUCIBLE = 5
-"""Nodes of a chain where the text must not depend on measured times."""
-
 SHARE = 0.015
 """Of all time, what may be lost on trying drafts where plain decoding seems best."""
 
@@ -103,6 +101,7 @@ class _Row:
     """What is known of a request."""
 
     counts: Counts
+    ledger: Ledger
     begun: bool = False  # a request's first round reads the prompt, too
     drafting: bool = False  # in its last round: only then is the drafter up to date
 
@@ -116,18 +115,24 @@ class Auto(Controller):
 
     Where plain decoding is best a draft is tried now and then, as long as all that such trials lost
     stays under ``SHARE`` of the time. Times differ from run to run, and what is drafted changes
-    which random numbers a sampled text meets: rows with a seed of their own get a fixed budget,
-    unless ``invariant`` says that the rule's texts do not depend on the draft.
+    which random numbers a sampled text meets: rows with a seed of their own go by their own
+    history alone (`Ledger`), unless ``invariant`` says that the rule's texts do not depend on the
+    draft.
     """
 
-    def __init__(self, ladder: Mapping[int, int] | None = None, invariant: bool = False) -> None:
-        """ladder: the widths to choose from, in nodes, and the levels of each; default: chains."""
+    def __init__(
+        self,
+        ladder: Mapping[int, int] | None = None,
+        invariant: bool = False,
+        drafter: float = 0.0,
+    ) -> None:
+        """ladder: the widths to choose from, in nodes, and the levels of each; default: chains.
+        drafter: bytes of weights that its pass reads, over those of the target's."""
         self.costs = CostModel()
         self.acceptance = Acceptance()
         self._ladder = dict(ladder or {width: width for width in range(MOST + 1)})
         self._widths = sorted(self._ladder)
-        # A tree's shape was somebody's choice already.
-        self._reproducible = self._widths[-1] if ladder else self._at_most(REPRODUCIBLE)
+        self._prices = Prices(self._ladder, drafter)
         self._invariant = invariant
         self._rows: WeakKeyDictionary[Request, _Row] = WeakKeyDictionary()
         self._trial = False  # the present round is one
@@ -151,7 +156,7 @@ class Auto(Controller):
             return wished
         if request.params.seed is None or request.params.greedy or self._invariant:
             return None
-        return self._reproducible
+        return self._row(request).ledger.width(request.remaining)
 
     def _at_most(self, nodes: int) -> int:
         """The widest draft of at most so many nodes, or the narrowest there is."""
@@ -226,6 +231,7 @@ class Auto(Controller):
             self.costs.add(place, width, seconds)
         for row, (request, outcome) in zip(rows, pairs, strict=True):
             row.begun, row.drafting = True, outcome.drafted > 0
+            row.ledger.enter(outcome.drafted, outcome.depth, outcome.emitted)
             # A text that has ended was cut somewhere in its draft.
             if outcome.depth and request.finish_reason is None:
                 self.acceptance.learn(row.counts, outcome.depth, outcome.accepted)
@@ -238,7 +244,8 @@ class Auto(Controller):
 
     def _row(self, request: Request) -> _Row:
         if request not in self._rows:
-            self._rows[request] = _Row(self.acceptance.new())
+            counts = self.acceptance.new()
+            self._rows[request] = _Row(counts, Ledger(self._prices, counts))
         return self._rows[request]
 
 
@@ -253,13 +260,17 @@ def tree_ladder(levels: Sequence[int]) -> dict[int, int]:
     return dict(zip(accumulate([0, *levels]), range(len(levels) + 1), strict=True))
 
 
-def make_controller(count: int | Literal["auto"], drafter: Drafter, invariant: bool) -> Controller:
+def make_controller(
+    count: int | Literal["auto"], drafter: Drafter, invariant: bool, pass_bytes: int
+) -> Controller:
     """Returns the controller that num_speculative_tokens asks for.
 
-    invariant: the texts of the rule do not depend on what is drafted.
+    invariant: the texts of the rule do not depend on what is drafted. pass_bytes: of weights
+    that a pass of the target reads.
     """
     if count != "auto":
         return Constant(count)
     if isinstance(drafter, NoDrafter):
         return Constant(0)
-    return Auto(None if drafter.levels is None else tree_ladder(drafter.levels), invariant)
+    ladder = None if drafter.levels is None else tree_ladder(drafter.levels)
+    return Auto(ladder, invariant, drafter.pass_bytes / pass_bytes)

@@ -156,13 +156,17 @@ class SlotCache(Cache):
 
     def move_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Moves a row's slots ``start + node`` to ``start + 1, start + 2, ...`` in path order."""
-        source = [start + node for node in nodes]
-        target = list(range(start + 1, start + 1 + len(source)))
-        if source == target:
+        moving = [at for at, node in enumerate(nodes, 1) if at != node]
+        if not moving:
             return
-        for buffer in self.buffers:
-            # Indexing copies before it writes, so that source and target may overlap.
-            buffer[row, :, target] = buffer[row, :, source]
+        first = moving[0]  # whatever comes before is where it belongs
+        buffers = self.buffers
+        source = torch.tensor(nodes[first - 1 :], device=buffers[0].device) + start
+        for buffer in buffers:
+            slots = buffer[row]  # [H, S, D]
+            # Selecting copies before it is written, so that source and target may overlap.
+            moved = slots.index_select(1, source)
+            slots.narrow(1, start + first, len(source)).copy_(moved)
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copies the first ``length`` slots of one row to another."""

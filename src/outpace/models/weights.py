@@ -1,4 +1,4 @@
-"""What a model's weights take in memory."""
+"""What a model's weights take in memory, and what a pass reads of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,20 @@ def weight_bytes(model: nn.Module) -> int:
     parameters = {id(parameter): parameter for parameter in model.parameters()}
     packed = sum(int(getattr(module, "packed_bytes", 0)) for module in model.modules())
     return sum(map(_nbytes, parameters.values())) + packed
+
+
+def pass_bytes(model: nn.Module) -> int:
+    """Returns the bytes of weights that one pass reads: the same on every machine, whatever kernels
+    its layers use there. A table of embeddings is only looked up in.
+    """
+    return sum(map(_read, model.modules()))
+
+
+def _read(module: nn.Module) -> int:
+    if isinstance(module, nn.Embedding):
+        return 0
+    own = sum(_nbytes(parameter) for parameter in module.parameters(recurse=False))
+    return own + int(getattr(module, "packed_bytes", 0))
 
 
 def _nbytes(tensor: Tensor) -> int:

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from outpace.core.proposal import Drawn, Point, Proposal, Sampled, Verdict
-from outpace.core.rng import Role, inverse_cdf, uniform
+from outpace.core.rng import Role, inverse_cdf, uniforms
 from outpace.core.tree import Tree
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.verify.evidence import Evidence, RuleNeeds
+
+
+@dataclass(eq=False)
+class _Work:
+    """What `stop` and `next` of one round share; computed when the first of them asks."""
+
+    p: Tensor
+    proposal: Proposal
+    found: Any = None
 
 
 class Rule(ABC):
     """A verification rule.
 
     Subclasses state what they are and write `stop` and `next`. Both are pure, batched and ragged;
-    the padding nodes of a row (beyond ``proposal.counts``) must get probability 0.
+    the padding nodes of a row (beyond ``proposal.counts``) must get probability 0. What both need
+    goes into `weigh`, and they get it from `weighed`.
 
     A rule with options is a frozen dataclass. A rule that needs more than (p, proposal) says so in
     ``needs``, and its round is verified by ``rule.given(evidence)``.
@@ -33,6 +44,8 @@ class Rule(ABC):
     """Whether a node may have several children."""
     evidence: ClassVar[Evidence] = Evidence()
     """What `given` has put here, in a copy of the rule."""
+    _work: ClassVar[_Work | None] = None
+    """What `prepared` has put here, in a copy of the rule."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -61,8 +74,31 @@ class Rule(ABC):
         lacking = evidence.missing(self.needs)
         if lacking is not None:
             raise ConfigError(f"verify={self.name!r} needs evidence.{lacking} in every round.")
+        return self._with("evidence", evidence)
+
+    def weigh(self, p: Tensor, proposal: Proposal) -> Any:
+        """Returns what `stop` and `next` both need of these laws; most rules share nothing."""
+        return None
+
+    def weighed(self, p: Tensor, proposal: Proposal) -> Any:
+        """Returns what `weigh` does; in a rule that is prepared for this round, the second time for
+        nothing."""
+        work = self._work
+        if work is None or work.p is not p or work.proposal is not proposal:
+            return self.weigh(p, proposal)
+        if work.found is None:
+            work.found = self.weigh(p, proposal)
+        return work.found
+
+    def prepared(self, p: Tensor, proposal: Proposal) -> Self:
+        """Returns the rule for one round, in which `weigh` runs once at most."""
+        if type(self).weigh is Rule.weigh:
+            return self
+        return self._with("_work", _Work(p, proposal))
+
+    def _with(self, name: str, value: object) -> Self:
         informed = copy.copy(self)
-        object.__setattr__(informed, "evidence", evidence)  # options are frozen, the copy is ours
+        object.__setattr__(informed, name, value)  # options are frozen, the copy is ours
         return informed
 
     def check(self, drawn: Drawn, tree: bool) -> None:
@@ -90,9 +126,10 @@ def draw(rule: Rule, p: Tensor, proposal: Proposal, seeds: Tensor, positions: Te
 
     seeds, positions: ``[B]``, the keys of each row's streams for this round.
     """
-    node = inverse_cdf(rule.stop(p, proposal), uniform(seeds, positions, Role.STOP, 1)[..., 0])
-    law = rule.next(p, proposal, node)
-    token = inverse_cdf(law, uniform(seeds, positions, Role.NEXT, 1)[..., 0])
+    u = uniforms(seeds, positions, (Role.STOP, Role.NEXT), 1)[..., 0]  # [B, 2]
+    rule = rule.prepared(p, proposal)
+    node = inverse_cdf(rule.stop(p, proposal), u[:, 0])
+    token = inverse_cdf(rule.next(p, proposal, node), u[:, 1])
     return Verdict(node, token)
 
 
@@ -166,7 +203,8 @@ def normalised(mass: Tensor, fallback: Tensor) -> Tensor:
     """
     mass = mass.clamp(min=0)
     total = mass.sum(-1, keepdim=True)
-    return torch.where(total > 0, mass / total.where(total > 0, torch.ones_like(total)), fallback)
+    some = total > 0
+    return torch.where(some, mass.div_(total.where(some, 1.0)), fallback)
 
 
 def proposed_mass(proposal: Proposal, vocabulary: int, dtype: torch.dtype) -> Tensor:

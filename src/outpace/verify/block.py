@@ -11,14 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.verify.base import Rule, drafted_mass, normalised, rows_of
 from outpace.verify.match import MatchRule
 from outpace.verify.siblings import (
     TINY,
     as_match,
     at_drafted,
-    children_law,
     children_law_at,
     excess,
     quotient,
@@ -46,12 +45,10 @@ class BlockRule(Rule):
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):
             return MatchRule().stop(p, proposal)
-        joint = joint_ratio(p, proposal)  # [B, M]
-        q = children_law(proposal)
-        # S_i / a_i, which does not lose p where a_i is small
-        left = excess(p.double(), q, 1 / joint.clamp(min=TINY)).sum(-1) * joint
-        pass_ = quotient(left, left + 1 - joint)
-        pass_ = torch.where((left <= 0) & (joint >= 1), 1.0, pass_)
+        assert isinstance(proposal.law, Sampled)
+        joint = self.weighed(p, proposal)  # [B, M]
+        pass_ = torch.ones_like(joint)
+        pass_[:, 1:-1] = _pass(joint[:, 1:-1], p[:, 1:-1], proposal.law.q[:, 1:])
         nodes = torch.arange(joint.shape[1], device=p.device)
         last = proposal.counts[:, None]
         pass_ = torch.where(nodes == last, joint, pass_).where(nodes <= last, 0.0)
@@ -59,13 +56,23 @@ class BlockRule(Rule):
         overruled = (1 - pass_).flip(1).cumprod(1).flip(1)[:, 1:]  # nothing later passed
         return pass_ * torch.cat([overruled, torch.ones_like(pass_[:, :1])], 1)
 
+    def weigh(self, p: Tensor, proposal: Proposal) -> Tensor:
+        return joint_ratio(p, proposal)
+
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         if as_match(proposal):
             return MatchRule().next(p, proposal, node)
         here = rows_of(p, node).double()
-        joint = joint_ratio(p, proposal).gather(1, node[:, None])
+        joint = self.weighed(p, proposal).gather(1, node[:, None])
         q = children_law_at(proposal, node)
         return normalised(excess(here, q, 1 / joint[:, 0].clamp(min=TINY)), fallback=here)
+
+
+def _pass(joint: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """Returns h of the nodes before the last: all ``[B, L]``, p and q ``[B, L, V]`` after them."""
+    # S_i / a_i, which does not lose p where a_i is small
+    left = excess(p.double(), q.double(), 1 / joint.clamp(min=TINY)).sum(-1) * joint
+    return torch.where((left <= 0) & (joint >= 1), 1.0, quotient(left, left + 1 - joint))
 
 
 def joint_ratio(p: Tensor, proposal: Proposal) -> Tensor:

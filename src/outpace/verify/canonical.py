@@ -25,7 +25,6 @@ from outpace.verify.siblings import (
     children_law,
     merged,
     reach_merged,
-    width,
 )
 
 
@@ -71,19 +70,21 @@ class CanonicalRule(Rule):
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):
             return MatchRule().stop(p, proposal)
-        pooled, stands = merged(proposal)
-        chance, induced = self._choose(p.double(), children_law(pooled), pooled)
+        pooled, stands, chance, induced = self.weighed(p, proposal)
         law = of_token(induced.gather(1, _as_rows(pooled.tree.parents, p)), pooled.tokens)
         step = chance * ratio(at_drafted(p, pooled), law)
-        leave = (pooled.tree.child_of * step[:, None, :]).sum(-1)
+        leave: Tensor = (pooled.tree.child_of * step[:, None, :]).sum(-1)
         return reach_merged(step, pooled.tree, stands) * (1 - leave).clamp(min=0)
+
+    def weigh(self, p: Tensor, proposal: Proposal) -> tuple[Proposal, Tensor, Tensor, Tensor]:
+        pooled, stands = merged(proposal)
+        return pooled, stands, *self._choose(p.double(), children_law(pooled), pooled)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         if as_match(proposal):
             return MatchRule().next(p, proposal, node)
-        pooled, _ = merged(proposal)
         # All nodes, so that both functions solve the same programmes and come to the same weights.
-        _, induced = self._choose(p.double(), children_law(pooled), pooled)
+        induced: Tensor = self.weighed(p, proposal)[3]
         here = rows_of(p, node).double()
         return normalised(here - rows_of(induced, node), fallback=here)
 
@@ -92,7 +93,7 @@ class CanonicalRule(Rule):
         tree, count = proposal.tree, children(proposal)
         chance = ((tree.sibling_rank == 0) & proposal.valid).double()
         induced = q
-        for rank in range(1, width(tree)):
+        for rank in range(1, tree.width):
             meets = count > rank  # [B, M]
             pairing = best_pairing(
                 p.flatten(0, 1),

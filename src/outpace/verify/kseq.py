@@ -10,14 +10,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.verify.base import Rule, drafted_mass, normalised, ratio, rows_of
 from outpace.verify.match import MatchRule
 from outpace.verify.siblings import (
     as_match,
     at_drafted,
     children,
-    children_law,
     children_law_at,
     in_turn,
     merged,
@@ -49,39 +48,45 @@ class KSeqRule(Rule):
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):
             return MatchRule().stop(p, proposal)
-        pooled, stands = merged(proposal)
-        rho = density(p.double(), children_law(pooled), children(pooled))
+        pooled, stands, rho = self.weighed(p, proposal)
         drafted = drafted_mass(pooled, torch.float64) * rho.gather(1, pooled.tree.parents)
         step, stay = in_turn(ratio(at_drafted(p, pooled), drafted), pooled)
         return reach_merged(step, pooled.tree, stands) * stay
 
+    def weigh(self, p: Tensor, proposal: Proposal) -> tuple[Proposal, Tensor, Tensor]:
+        pooled, stands = merged(proposal)
+        return pooled, stands, density(p, pooled)
+
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         if as_match(proposal):
             return MatchRule().next(p, proposal, node)
-        pooled, _ = merged(proposal)
+        pooled, _, rho = self.weighed(p, proposal)
         here, q = rows_of(p, node).double(), children_law_at(pooled, node)
-        count = children(pooled).gather(1, node[:, None])[:, 0]
-        rho = density(here, q, count)
+        count, rho = (x.gather(1, node[:, None])[:, 0] for x in (children(pooled), rho))
         passing = torch.minimum(q, here / rho[..., None])
         beta = passing.sum(-1)
         times = quotient(_any(beta, count), beta)
         return normalised(here - passing * times[..., None], fallback=here)
 
 
-def density(p: Tensor, q: Tensor, count: Tensor, steps: int = 40) -> Tensor:
-    """Returns ``[...]``: rho of each node, never below the root, for which the rule is exact.
-
-    p, q: ``[..., V]``; count: ``[...]``, how many drafts there are.
-    """
-    low, high = torch.ones_like(p[..., 0]), count.clamp(min=1).to(p.dtype)
-    if not bool((count > 1).any()):
-        return high
+def density(p: Tensor, proposal: Proposal, steps: int = 40) -> Tensor:
+    """Returns ``[B, M]``: rho of each node, never below the root, for which the rule is exact."""
+    assert isinstance(proposal.law, Sampled)
+    rho = torch.ones_like(p[..., 0], dtype=torch.float64)
+    if proposal.tree.width < 2:
+        return rho
+    fork = proposal.tree.forks[0]
+    count = children(proposal)[fork.row, fork.node]  # [F]
+    here = p[fork.row, fork.node].double()  # [F, V]
+    q = proposal.law.q[fork.row, proposal.tree.child[0][fork.row, fork.node]].double()
+    low, high = torch.ones_like(here[..., 0]), count.clamp(min=1).to(here.dtype)
     for _ in range(steps):
         middle = (low + high) / 2
-        beta = torch.minimum(q, p / middle[..., None]).sum(-1)
+        beta = torch.minimum(q, here / middle[..., None]).sum(-1)
         below = _any(beta, count) > middle * beta
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return high
+    rho[fork.row, fork.node] = high
+    return rho
 
 
 def _any(beta: Tensor, count: Tensor) -> Tensor:

@@ -17,14 +17,13 @@ from outpace.verify.match import MatchRule
 from outpace.verify.siblings import (
     as_match,
     at_drafted,
-    children_law,
     children_law_at,
+    drawable,
     excess,
     in_turn,
     possible_child,
     quotient,
     reach,
-    width,
 )
 
 
@@ -51,14 +50,17 @@ class RecursiveRule(Rule):
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):
             return MatchRule().stop(p, proposal)
-        accept, _ = _in_order(p, proposal)
+        accept, _ = self.weighed(p, proposal)
         step, stay = in_turn(accept, proposal)
         return reach(step, proposal.tree) * stay
+
+    def weigh(self, p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
+        return _in_order(p, proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         if as_match(proposal):
             return MatchRule().next(p, proposal, node)
-        _, times = _in_order(p, proposal)
+        _, times = self.weighed(p, proposal)
         t = times.gather(1, node[:, None])[:, 0]
         here = rows_of(p, node).double()
         return normalised(excess(here, children_law_at(proposal, node), t), fallback=here)
@@ -66,30 +68,49 @@ class RecursiveRule(Rule):
 
 def _in_order(p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
     """Returns a ``[B, N]`` of each child, and t ``[B, M]`` of each node after all its children."""
-    assert isinstance(proposal.law, Sampled)
-    tree, ranks = proposal.tree, width(proposal.tree)
+    tree = proposal.tree
     at_child, drafted = at_drafted(p, proposal), drafted_mass(proposal, torch.float64)  # [B, N]
     t = torch.zeros_like(p[..., 0], dtype=torch.float64)  # [B, M]
     total, left = torch.ones_like(t), torch.ones_like(t)  # sum [p - t q]_+, q not yet removed
     accept = torch.zeros_like(at_child)
-    p, q = (p.double(), children_law(proposal)) if ranks > 1 else (p, proposal.law.q)
-    remaining, there = q, drafted > 0
-    for rank in range(ranks):
+    there = drawable(proposal, drafted)
+    open_ = _Open(p, proposal) if tree.width > 1 else None
+    for rank in range(tree.width):
         over = (at_child - t.gather(1, tree.parents) * drafted).clamp(min=0)
         fresh = ratio(over * quotient(left, total).gather(1, tree.parents), drafted)
         accept = torch.where((tree.sibling_rank == rank) & there, fresh, accept)
         index = possible_child(proposal, rank, there)  # [B, M]
         t = torch.where(index >= 0, t + quotient(total, left), t)
-        if rank + 1 < ranks:
-            total = excess(p, q, t).sum(-1)
-            if not proposal.law.with_replacement:
-                remaining = _remove(remaining, proposal.tokens, index)
-                left, there = remaining.sum(-1), at_drafted(remaining, proposal) > 0
+        if open_ is not None and rank + 1 < tree.width:
+            open_.subtract(rank, index, t, total, left)
     return accept, t
 
 
-def _remove(q: Tensor, tokens: Tensor, index: Tensor) -> Tensor:
-    """Returns q with the token of each node's child set to 0. index: ``[B, M]``, -1 for none."""
-    token = tokens.gather(1, index.clamp(min=0))[..., None]
-    kept = q.gather(-1, token) * (index < 0)[..., None]
-    return q.scatter(-1, token, kept)
+class _Open:
+    """The laws at those nodes that still have children to come: all that is read of the
+    vocabulary."""
+
+    def __init__(self, p: Tensor, proposal: Proposal) -> None:
+        assert isinstance(proposal.law, Sampled)
+        self._proposal, self._with_replacement = proposal, proposal.law.with_replacement
+        fork = proposal.tree.forks[0]
+        eldest = proposal.tree.child[0][fork.row, fork.node]
+        self._p = p[fork.row, fork.node].double()  # [F, V]
+        self._q = proposal.law.q[fork.row, eldest].double()
+        self._left = self._q if self._with_replacement else self._q.clone()
+
+    def subtract(self, rank: int, index: Tensor, t: Tensor, total: Tensor, left: Tensor) -> None:
+        """Sets ``total`` and ``left`` [B, M] of the nodes that have a child after this rank.
+
+        index: ``[B, M]``, each node's child of this rank, -1 for none; t: ``[B, M]``.
+        """
+        fork = self._proposal.tree.forks[rank]
+        if rank:
+            self._p, self._q, self._left = (x[fork.among] for x in (self._p, self._q, self._left))
+        at = (fork.row, fork.node)
+        total[at] = excess(self._p, self._q, t[at]).sum(-1)
+        if not self._with_replacement:
+            gone = index[at]
+            token = self._proposal.tokens[fork.row, gone.clamp(min=0)][:, None]
+            kept = self._left.gather(1, token) * (gone < 0)[:, None]
+            left[at] = self._left.scatter_(1, token, kept).sum(-1)

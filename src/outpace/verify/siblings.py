@@ -24,13 +24,6 @@ def as_match(proposal: Proposal) -> bool:
     return isinstance(proposal.law, Point) or proposal.tokens.shape[1] == 0
 
 
-def width(tree: Tree) -> int:
-    """Returns the largest number of children of a node. Waits for the device unless a chain."""
-    if tree.size == 0:
-        return 0
-    return 1 if tree.is_chain else int(tree.sibling_rank.max()) + 1
-
-
 def children(proposal: Proposal) -> Tensor:
     """Returns ``[B, M]``: how many valid children each node has."""
     return (proposal.tree.child_of & proposal.valid[:, None, :]).sum(-1)
@@ -38,15 +31,32 @@ def children(proposal: Proposal) -> Tensor:
 
 def child(proposal: Proposal, rank: int) -> Tensor:
     """Returns ``[B, M]``: the drafted index (node - 1) of each node's child of this rank, or -1."""
-    tree = proposal.tree
-    chosen = tree.child_of & (proposal.valid & (tree.sibling_rank == rank))[:, None, :]  # [B, M, N]
-    return torch.where(chosen.any(-1), chosen.int().argmax(-1), -1)
+    return _only(proposal.tree.child[rank], proposal.valid)
 
 
 def possible_child(proposal: Proposal, rank: int, possible: Tensor) -> Tensor:
     """Returns `child`, and -1 too where that child is not ``possible`` [B, N]."""
-    index = child(proposal, rank)
-    return torch.where(possible.gather(1, index.clamp(min=0)), index, -1)
+    return _only(proposal.tree.child[rank], proposal.valid & possible)
+
+
+def _only(index: Tensor, kept: Tensor) -> Tensor:
+    """The index of a child, or -1 for none, where that child is ``kept`` [B, N]; else -1."""
+    return torch.where((index >= 0) & kept.gather(1, index.clamp(min=0)), index, -1)
+
+
+def drawable(proposal: Proposal, drafted: Tensor) -> Tensor:
+    """Returns ``[B, N]`` bool: the nodes whose token could be drawn after those of their elders.
+
+    drafted: ``[B, N]``, the mass of each token in its row of q. Drawn without replacement, a token
+    can come once only; what comes after q is exhausted is no draw.
+    """
+    assert isinstance(proposal.law, Sampled)
+    some = drafted > 0
+    if proposal.law.with_replacement or proposal.tree.is_chain:
+        return some
+    tokens, valid = proposal.tokens, proposal.valid
+    same = proposal.tree.elder & (tokens[:, :, None] == tokens[:, None, :])
+    return some & ~(same & valid[:, None, :]).any(-1)
 
 
 def children_law(proposal: Proposal) -> Tensor:
@@ -65,7 +75,7 @@ def children_law_at(proposal: Proposal, node: Tensor) -> Tensor:
     """Returns ``[B, V]`` float64: `children_law` at one node of each row."""
     assert isinstance(proposal.law, Sampled)
     first = child(proposal, 0).gather(1, node[:, None])  # [B, 1]
-    return rows_of(proposal.law.q, first[:, 0].clamp(min=0)).double() * (first >= 0)
+    return rows_of(proposal.law.q, first[:, 0].clamp(min=0)).double().mul_(first >= 0)
 
 
 def at_drafted(p: Tensor, proposal: Proposal) -> Tensor:
@@ -76,7 +86,7 @@ def at_drafted(p: Tensor, proposal: Proposal) -> Tensor:
 
 def excess(p: Tensor, q: Tensor, t: Tensor) -> Tensor:
     """Returns ``[..., V]``: [p - t q]_+. t: ``[...]``."""
-    return (p - t[..., None] * q).clamp(min=0)
+    return torch.addcmul(p, t[..., None], q, value=-1).clamp_(min=0)
 
 
 def quotient(a: Tensor, b: Tensor) -> Tensor:
@@ -92,8 +102,7 @@ def in_turn(accept: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
     """
     tree = proposal.tree
     fail = 1 - torch.where(proposal.valid, accept, 0.0)  # [B, N]
-    elder = (tree.parents[:, :, None] == tree.parents[:, None, :]).tril(-1)
-    before = torch.where(elder, fail[:, None, :], 1.0).prod(-1)
+    before = torch.where(tree.elder, fail[:, None, :], 1.0).prod(-1)
     stay = torch.where(tree.child_of, fail[:, None, :], 1.0).prod(-1)
     return (1 - fail) * before, stay
 
@@ -133,7 +142,7 @@ def reach_merged(step: Tensor, tree: Tree, stands: Tensor) -> Tensor:
     total = torch.zeros(stands.shape, dtype=step.dtype, device=step.device)
     total[:, 0] = 1
     depth = tree.depth[:, 1:]
-    for level in range(1, tree.size + 1 if tree.is_chain else int(depth.max()) + 1):
+    for level in range(1, tree.height + 1):
         arriving = total.gather(1, tree.parents) * step * (depth == level)
         total = total.scatter_add(1, stands[:, 1:], arriving)
     return total

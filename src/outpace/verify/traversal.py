@@ -20,8 +20,8 @@ from outpace.verify.siblings import (
     TINY,
     as_match,
     at_drafted,
-    children_law,
     children_law_at,
+    drawable,
     excess,
     quotient,
 )
@@ -53,7 +53,11 @@ class TraversalRule(Rule):
             return MatchRule().stop(p, proposal)
         if proposal.tree.is_chain:
             return BlockRule().stop(p, proposal)
-        return _traverse(p, proposal)[0]
+        stop: Tensor = self.weighed(p, proposal)[0]
+        return stop
+
+    def weigh(self, p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
+        return _traverse(p, proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         if as_match(proposal):
@@ -61,7 +65,7 @@ class TraversalRule(Rule):
         if proposal.tree.is_chain:
             return BlockRule().next(p, proposal, node)
         here = rows_of(p, node).double()
-        t = _traverse(p, proposal)[1].gather(1, node[:, None])[:, 0]
+        t = self.weighed(p, proposal)[1].gather(1, node[:, None])[:, 0]
         return normalised(excess(here, children_law_at(proposal, node), t), fallback=here)
 
 
@@ -78,30 +82,40 @@ class _State:
 
 def _traverse(p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
     """Returns stop and t, both ``[B, M]``."""
+    assert isinstance(proposal.law, Sampled)
     tree = proposal.tree
     at_child = at_drafted(p, proposal)  # [B, N]
     drafted = drafted_mass(proposal, torch.float64)
-    q = children_law(proposal)
+    there = drawable(proposal, drafted)
+    rest_of_q = _after(proposal, there) if not proposal.law.with_replacement else None
     one = torch.ones_like(p[..., 0], dtype=torch.float64)
     state = _State(one, one * 0, one, one, one < 0)
     stop, alive = one * 0, one[:, :1]
-    levels = int(tree.depth.max())
     order = leaves_first(tree)
     for step in range(tree.size):
         node = order[:, step : step + 1]  # [B, 1]
-        there = at_drafted(q, proposal) > 0  # q has not run out of the token
-        _from_top(state, at_child * there, drafted, tree, levels)
+        _from_top(state, at_child * there, drafted, tree)
         valid = (node <= proposal.counts[:, None]) & there.gather(1, node - 1)
         accept = torch.where(valid, state.accept.gather(1, node), 0.0)
         stop = stop.scatter(1, node, alive * accept)
         alive = alive * (1 - accept)
-        q = _cut(state, p, q, proposal, node, valid)
+        _cut(state, p, rest_of_q, proposal, node, valid)
     return torch.cat([alive, stop[:, 1:]], 1), state.t
 
 
-def _from_top(state: _State, at: Tensor, drafted: Tensor, tree: Tree, levels: int) -> None:
+def _after(proposal: Proposal, there: Tensor) -> Tensor:
+    """``[B, N]``: the mass of q that is left once a node and its elder siblings are gone."""
+    assert isinstance(proposal.law, Sampled)
+    tokens, tree = proposal.tokens, proposal.tree
+    # Whoever is not to go stands in with the node's own token, which goes anyway.
+    gone = torch.where(tree.elder & (proposal.valid & there)[:, None, :], tokens[:, None, :], -1)
+    gone = torch.where(gone < 0, tokens[:, :, None], gone)  # [B, N, N]
+    return proposal.law.q.scatter(-1, gone, 0.0).sum(-1, dtype=torch.float64)
+
+
+def _from_top(state: _State, at: Tensor, drafted: Tensor, tree: Tree) -> None:
     """Sets ``accept`` of all nodes that still have all their children."""
-    for level in range(1, levels + 1):
+    for level in range(1, tree.height + 1):
         t, total, left, above = (
             x.gather(1, tree.parents) for x in (state.t, state.total, state.left, state.accept)
         )
@@ -112,34 +126,30 @@ def _from_top(state: _State, at: Tensor, drafted: Tensor, tree: Tree, levels: in
 
 
 def _cut(
-    state: _State, p: Tensor, q: Tensor, proposal: Proposal, node: Tensor, valid: Tensor
-) -> Tensor:
-    """Subtracts a rejected node from its parent. Returns q without its token where it must go."""
+    state: _State, p: Tensor, after: Tensor | None, proposal: Proposal, node: Tensor, valid: Tensor
+) -> None:
+    """Subtracts a rejected node ``[B, 1]`` from its parent, whose q has then ``after`` [B, N] left,
+    where it does not keep all."""
     assert isinstance(proposal.law, Sampled)
     parent = proposal.tree.parents.gather(1, node - 1)  # [B, 1]
     a, t, total, left = (
         x.gather(1, parent) for x in (state.accept, state.t, state.total, state.left)
     )
-    after = t + quotient(total, a * left)
+    times = t + quotient(total, a * left)
     drawn_from = rows_of(proposal.law.q, node[:, 0] - 1).double()
-    rest = excess(rows_of(p, parent[:, 0]).double(), drawn_from, after[:, 0]).sum(-1, keepdim=True)
+    rest = excess(rows_of(p, parent[:, 0]).double(), drawn_from, times[:, 0]).sum(-1, keepdim=True)
     share = quotient(a * rest, total)  # sum [a P - Q]_+
     sure = a >= 1  # the root, and nodes that cannot be rejected any more
     accept = torch.where(sure, 1.0, quotient(share, share + 1 - a))
     valid = valid & (a > TINY)
-    for name, value in (("accept", accept), ("t", after), ("total", rest)):
+    found = {"accept": accept, "t": times, "total": rest}
+    if after is not None:
+        found["left"] = after.gather(1, node - 1)
+    for name, value in found.items():
         old = getattr(state, name)
-        setattr(
-            state, name, old.scatter(1, parent, torch.where(valid, value, old.gather(1, parent)))
-        )
+        now = torch.where(valid, value, old.gather(1, parent))
+        setattr(state, name, old.scatter(1, parent, now))
     state.cut = state.cut.scatter(1, parent, valid | state.cut.gather(1, parent))
-    if proposal.law.with_replacement:
-        return q
-    rows = torch.arange(q.shape[0], device=q.device)
-    where = (rows, parent[:, 0], proposal.tokens.gather(1, node - 1)[:, 0])
-    q = q.index_put(where, q[where].where(~valid[:, 0], 0.0))
-    state.left = state.left.scatter(1, parent, rows_of(q, parent[:, 0]).sum(-1, keepdim=True))
-    return q
 
 
 def leaves_first(tree: Tree) -> Tensor:
@@ -152,7 +162,7 @@ def leaves_first(tree: Tree) -> Tensor:
     """
     paths = torch.where(tree.paths < 0, tree.size + 1, tree.paths)  # [B, M, N]
     order = torch.arange(tree.size + 1, device=paths.device).repeat(tree.rows, 1)
-    for level in reversed(range(int(tree.depth.max()))):
+    for level in reversed(range(tree.height)):
         key = paths[..., level].gather(1, order)
         order = order.gather(1, key.argsort(dim=1, stable=True))
     return order

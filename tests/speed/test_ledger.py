@@ -1,0 +1,138 @@
+"""The choice of how much to draft where it must be the same on every machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from outpace.api import LLM
+from outpace.core.params import SamplingParams
+from outpace.engine.acceptance import Acceptance, expected
+from outpace.engine.controller import Auto, tree_ladder
+from outpace.engine.ledger import CREDIT, SHARE, Ledger, Prices
+
+from .test_engine import CONFIGS, PROMPTS, llama
+
+CHAINS = {width: width for width in range(11)}
+
+
+@dataclass
+class Text:
+    """A text of so many tokens, written with a ledger under a chance of acceptance."""
+
+    tokens: int
+    drafter: float
+    chance: Callable[[int], float]
+    seed: int = 0
+    ladder: Mapping[int, int] = field(default_factory=lambda: CHAINS)
+    spent: float = 0.0
+    widths: list[int] = field(default_factory=list)
+
+    def write(self) -> Text:
+        dice, written, acceptance = random.Random(self.seed), 0, Acceptance()
+        prices, counts = Prices(self.ladder, self.drafter), acceptance.new()
+        ledger = Ledger(prices, counts)
+        while written < self.tokens:
+            width = ledger.width(self.tokens - written)
+            levels, accepted = self.ladder[width], 0
+            while accepted < levels and dice.random() < self.chance(written):
+                accepted += 1
+            emitted = min(accepted + 1, self.tokens - written)
+            ledger.enter(width, levels, emitted)
+            if levels:
+                acceptance.learn(counts, levels, accepted)
+            written += emitted
+            self.spent += prices.round(width, levels)
+            self.widths.append(width)
+        return self
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize("drafter", [0.0, 0.02, 0.14, 0.4])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_useless_drafter_is_hardly_asked_and_costs_what_was_granted(
+    chance: float, drafter: float, seed: int
+) -> None:
+    text = Text(1000, drafter, lambda _: chance, seed).write()
+    dearest = Prices(CHAINS, drafter).round(10, 10) - 1
+    assert text.spent - 1000 <= CREDIT + SHARE * text.spent + dearest
+    assert text.spent / 1000 < 1.03
+    assert sum(text.widths) / len(text.widths) < 0.4
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.75, 0.9])
+@pytest.mark.parametrize("drafter", [0.0, 0.02, 0.14])
+def test_a_good_drafter_keeps_its_length(chance: float, drafter: float) -> None:
+    tokens = expected([chance] * 10)
+    best = max(tokens[width] / Prices(CHAINS, drafter).round(width, width) for width in CHAINS)
+    spent = sum(Text(1000, drafter, lambda _: chance, seed).write().spent for seed in range(12))
+    assert 12 * 1000 / spent > 0.93 * best
+
+
+def test_the_worst_case_is_bounded_too() -> None:
+    """Everything is accepted until the ledger believes it, then nothing any more."""
+    dearest = Prices(CHAINS, 0.14).round(10, 10) - 1
+    for turn in (0, 1, 3, 10, 60, 300):
+        text = Text(1500, 0.14, lambda written, turn=turn: float(written < turn)).write()
+        assert text.spent - 1500 <= CREDIT + SHARE * text.spent + dearest
+
+
+def test_a_drafter_that_gets_better_is_found_out() -> None:
+    text = Text(1200, 0.14, lambda written: 0.9 if written > 400 else 0.0).write()
+    assert sum(text.widths[300:400]) <= 15
+    assert sum(text.widths[-60:]) / 60 > 2.5
+
+
+def test_trees_are_cut_between_levels() -> None:
+    ladder = tree_ladder([3, 6, 6])
+    good = Text(300, 0.1, lambda _: 0.95, ladder=ladder).write()
+    bad = Text(300, 0.1, lambda _: 0.0, ladder=ladder).write()
+    assert set(good.widths) <= set(ladder)
+    assert max(good.widths) == 15
+    assert sum(bad.widths) / len(bad.widths) < 0.3
+
+
+def test_no_draft_reaches_beyond_the_text() -> None:
+    ledger = Ledger(Prices(CHAINS), Acceptance().new())
+    assert ledger.width(1) == 0
+    assert ledger.width(2) == 1
+
+
+SEEDED = [
+    SamplingParams(temperature=1.0, max_tokens=48, seed=3),
+    SamplingParams(temperature=0.7, top_k=20, max_tokens=31, seed=4),
+    SamplingParams(temperature=1.0, max_tokens=40),  # goes by the clock
+    SamplingParams(temperature=0, max_tokens=25),
+]
+
+
+@pytest.mark.parametrize("method", CONFIGS)
+def test_a_seeded_text_is_the_same_in_any_batch_and_at_any_speed(method: str) -> None:
+    llm = LLM(llama(2), speculative_config=CONFIGS[method])
+    assert isinstance(llm.engine.controller, Auto)
+    alone = [llm.generate([PROMPTS[i]], SEEDED[i])[0] for i in (0, 1)]
+    assert len({output.metrics.num_draft_tokens > 0 for output in alone}) == 1
+    for order in ([0, 1, 2, 3], [3, 1, 2, 0]):
+        outputs = llm.generate([PROMPTS[i] for i in order], [SEEDED[i] for i in order])
+        texts = dict(zip(order, outputs, strict=True))
+        for i in (0, 1):
+            assert texts[i].token_ids == alone[i].token_ids
+            assert texts[i].metrics.num_draft_tokens == alone[i].metrics.num_draft_tokens
+
+
+def test_the_price_of_a_drafter_is_its_weights_over_the_targets() -> None:
+    target, small = llama(4), llama(1)
+    llm = LLM(target, speculative_config={"model": small})
+    controller = llm.engine.controller
+    assert isinstance(controller, Auto)
+    weights = [
+        sum(w.nbytes for name, w in model.named_parameters() if "embed_tokens" not in name)
+        for model in (small, target)
+    ]
+    assert controller._prices.drafter == weights[0] / weights[1]
+    assert (
+        LLM(target, speculative_config={"method": "ngram"}).engine.controller._prices.drafter == 0
+    )  # type: ignore[attr-defined]
