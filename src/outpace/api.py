@@ -20,7 +20,7 @@ from outpace.engine.controller import Constant, make_controller
 from outpace.engine.engine import Engine
 from outpace.engine.judge import Judge
 from outpace.engine.request import Request
-from outpace.errors import ConfigError, ParamsError, PromptError
+from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError
 from outpace.models import generation
 from outpace.models.fixed import fixed_for
 from outpace.models.kernels import Kernels
@@ -48,7 +48,8 @@ class LLM:
     decoding, and the bundled drafter for the bundled model. max_num_seqs: rows decoded at once.
     generation_config: "auto" takes unset options from the model's own, "none" ignores it.
     cpu_kernels: "auto" exchanges the linear layers of float32 or bfloat16 models on a CPU for the
-    fastest on this machine, "packed" and "blocked" for those of one kind, "off" for none.
+    fastest on this machine, "packed" and "blocked" for those of one kind, "off" for none; models
+    that you loaded and quantised ones stay as they are.
     compile: plays the short passes of target and drafter compiled (CPU) or as CUDA graphs (GPU);
     loading then takes minutes, or seconds where torch has kept what it compiled.
     quantization: "int8", or "int4" on a GPU: quantises the linear layers of a model loaded here,
@@ -119,7 +120,7 @@ class LLM:
             self._reread(rule),
         )
         if compile:
-            self._warm_up(rows=sorted({1, min(2, max_num_seqs)}))
+            self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
 
     @property
     def tokenizer(self) -> Any:
@@ -136,11 +137,23 @@ class LLM:
         """Seconds spent on compiling or recording so far, in target and drafter together."""
         return self.engine.compile_seconds
 
+    def _prepare(self, rows: Sequence[int]) -> None:
+        """Compiles or records what most rounds will need; ``ConfigError`` if that cannot be."""
+        try:
+            self._warm_up(rows)
+        except OutpaceError:
+            raise
+        except Exception as error:  # compilers raise all sorts
+            first = str(error).strip().split("\n")[0][:300]
+            raise ConfigError(
+                f"{self.target.name} cannot be compiled or recorded ({type(error).__name__}: "
+                f"{first}): leave compile out."
+            ) from error
+
     def _warm_up(self, rows: Sequence[int]) -> None:
-        """Compiles or records what most rounds will need: one row and several, with and without a
-        draft. The controller learns nothing from it."""
+        """Plays one row and several, with and without a draft. The controller learns nothing."""
         controller, self.engine.controller = self.engine.controller, Constant(_WARM_UP_DRAFT)
-        prompt = [0] * 8
+        prompt = [0] * min(8, self.max_model_len - 1)
         for count in rows:
             for speculative in ("off", None):
                 params = SamplingParams(

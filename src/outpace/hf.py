@@ -30,6 +30,9 @@ from outpace.models.calls import check_config, unpadded
 from outpace.models.load import Loaded, check_same_vocabulary, load
 from outpace.models.processors import AsGenerate, RowProcessors, check, of_row, split
 
+_OF_LOADING = ("dtype", "device", "quantization")
+"""Options of a drafter that are done with once it is loaded."""
+
 
 def speculative(
     drafter: str | os.PathLike[str] | nn.Module | None = None,
@@ -143,6 +146,8 @@ class Speculative:
             config = dict(self._config)
             if self._drafter is not None:
                 config["model"] = self._drafter_for(target)
+                for name in _OF_LOADING:  # done
+                    config.pop(name, None)
             llm = LLM(
                 target,  # type: ignore[arg-type]
                 speculative_config=config,
@@ -154,12 +159,14 @@ class Speculative:
 
     def _drafter_for(self, target: Loaded) -> Loaded:
         """The drafter, loaded once. Vocabularies of other sizes need proof that they agree."""
-        if self._loaded is None or self._loaded.device != target.device:
+        own_device = self._config.get("device")
+        if self._loaded is None or not (own_device or self._loaded.device == target.device):
             self._loaded = load(
                 self._drafter,  # type: ignore[arg-type]
                 tokenizer=self._tokenizers[1],
-                dtype=target.dtype,
-                device=target.device,
+                dtype=self._config.get("dtype") or target.dtype,
+                device=own_device or target.device,
+                quantization=self._config.get("quantization"),
             )
         theirs = self._tokenizers[1] or self._loaded.tokenizer
         check_same_vocabulary(

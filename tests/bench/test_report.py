@@ -160,7 +160,11 @@ def test_cost_reports_go_out_and_come_back(tmp_path: Path) -> None:
     assert len(list((tmp_path / "png").iterdir())) == 2
     title, header, rows = cost_rows(found.curves[0])
     assert "at most 2.50x (K=4)" in title
-    assert header == ["tokens", "1", "4", "5"]
-    assert rows[1] == ["over one", "1.00", "", "1.20"]
+    assert header == ["tokens", "scored, ms", "over one", "drafted, ms"]
+    assert rows == [
+        ["1", "50.00", "1.00", "10.00"],
+        ["4", "", "", "40.00"],
+        ["5", "60.00", "1.20", ""],
+    ]
     with pytest.raises(ConfigError, match="no report"):
         read_cost(tmp_path / "c.html")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from outpace import LLM
 from outpace.models.fixed import SLOTS, WIDTHS, Fixed, Pass
 from outpace.models.runner import Runner
 
-from .families import CONTEXT, FAMILIES, drafter, target
+from .families import CONTEXT, FAMILIES, VOCABULARY, drafter, target
 from .playing import greedy, ids
 from .test_trees import TOLERANCE, Rows
 
@@ -98,6 +100,37 @@ def test_compiled_texts_are_the_same(family: str, tmp_path: Path) -> None:
     for prompts in (PROMPTS, PROMPTS[:1]):
         expected, found = (ids(llm.generate(prompts, greedy(40))) for llm in (plain, compiled))
         assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("options", [{"cpu_kernels": "packed"}, {"quantization": "int8"}])
+def test_packed_and_quantised_layers_are_compiled_too(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    options = {"max_num_seqs": 1, "max_model_len": 8, "dtype": "float32", **options}
+    plain, compiled = (LLM(tmp_path, compile=on, **options) for on in (False, True))
+    expected, found = (ids(llm.generate(PROMPTS[:2], greedy(4))) for llm in (plain, compiled))
+    assert found == expected
+
+
+def test_only_rounds_are_played_in_fixed_shapes() -> None:
+    llm = LLM(target("llama"), max_num_seqs=1, max_model_len=CONTEXT)
+    found = fix(llm.engine.target)
+    for length in range(1, 30):
+        llm.generate([[1] * length], greedy(3))
+    assert {width for _, width in found.shapes} <= {1, 2}
+    assert len(found._known) <= 2
 
 
 @pytest.mark.gpu

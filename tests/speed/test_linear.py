@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,8 +114,8 @@ def test_other_dtypes_and_subclasses_stay(model: nn.Module) -> None:
     class Own(nn.Linear):
         pass
 
+    assert speed_up(model.double(), smallest=1) == 0
     for kernels in ("auto", "packed", "blocked"):
-        assert speed_up(model.double(), kernels, smallest=1) == 0
         assert speed_up(nn.Sequential(Own(32, 32)), kernels, smallest=1) == 0
         assert speed_up(nn.Sequential(nn.Linear(32, 32)), kernels) == 0, "too small to pay"
     assert speed_up(nn.Sequential(nn.Linear(32, 32)), "off", smallest=1) == 0
@@ -125,6 +126,29 @@ def test_an_unknown_kernel_is_named() -> None:
         ConfigError, match=r"unknown cpu_kernels 'packd' \(did you mean 'packed'\?\)"
     ):
         speed_up(nn.Sequential(), "packd")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kernels", ["packed", "blocked"])
+def test_a_kernel_that_was_asked_for_is_used_or_refused(
+    kernels: Any, model: nn.Module, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"cpu_kernels '{kernels}' is for .* leave it at 'auto'"):
+        speed_up(model.double(), kernels)
+    with pytest.raises(ConfigError, match="a model that you loaded stays as it is"):
+        load(model, cpu_kernels=kernels)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="and quantization exclude each other"):
+        load(tmp_path, cpu_kernels=kernels, quantization="int8")
+    with pytest.raises(ConfigError, match="unknown cpu_kernels"):
+        load(tmp_path, cpu_kernels="pakced", quantization="int8")  # type: ignore[arg-type]
+
+
+def test_a_layer_in_two_places_stays_one() -> None:
+    layer = nn.Linear(256, 256)
+    both = nn.Sequential(layer, nn.Sequential(layer))
+    assert speed_up(both, "packed") == 1
+    assert both[0] is both[1][0] is not layer
+    assert weight_bytes(both) == weight_bytes(nn.Sequential(layer))
 
 
 def test_a_model_handed_over_stays_as_it_is(tmp_path: Path) -> None:

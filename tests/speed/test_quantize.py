@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 from transformers.pytorch_utils import Conv1D
 
 from outpace import LLM, SamplingParams
@@ -96,8 +103,8 @@ def test_the_processor_is_asked_for_exact_products(monkeypatch: pytest.MonkeyPat
     assert int8_levels() in (127, 63)
     product = quantising._product
 
-    def saturating(x: Any, packed: Any, scale: Any, zero: Any, levels: int) -> Any:
-        return product(x, packed, scale, zero, levels) - int(levels == 127)
+    def saturating(x: Any, middle: int, packed: Any, scale: Any, zero: Any) -> Any:
+        return product(x, middle, packed, scale, zero) - int(middle == 128)
 
     monkeypatch.setattr(quantising, "_product", saturating)
     assert int8_levels() == 63
@@ -178,7 +185,7 @@ def test_torchao_tensors_count_what_they_hold() -> None:
     [
         ({"quantization": "int7"}, "did you mean 'int8'"),
         ({"quantization": "int4"}, "on a GPU only: use 'int8'"),
-        ({"quantization": "int8", "dtype": "float64"}, "not in float64: leave dtype out"),
+        ({"quantization": "int8", "dtype": "float64"}, "not in float64: use dtype 'float32'"),
         ({"quantization": "int8", "dtype": "bfloat16"}, "not in bfloat16"),
     ],
 )
@@ -204,9 +211,24 @@ def test_a_processor_without_the_products_is_refused(
         load(pair[0], quantization="int8")
 
 
-def test_a_model_without_linear_layers_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="no plain linear layers"):
-        quantize(nn.Sequential(nn.Embedding(3, 3)), "int8")
+def test_a_model_whose_weights_are_elsewhere_is_refused() -> None:
+    experts = MixtralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=8,
+    )
+    for model in (nn.Sequential(nn.Embedding(3, 3)), MixtralForCausalLM(experts)):
+        with pytest.raises(UnsupportedModel, match="outside plain linear layers"):
+            quantize(model, "int8")
+
+
+@torch.inference_mode()
+def test_no_rows_give_no_rows() -> None:
+    assert Int8Linear(nn.Linear(64, 32), 127)(torch.zeros(0, 64)).shape == (0, 32)
 
 
 def test_a_gpu_without_torchao_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

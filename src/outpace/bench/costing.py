@@ -40,21 +40,20 @@ def cost_report(
 
 
 def cost_rows(curve: Curve) -> tuple[str, list[str], list[list[str]]]:
-    """Returns a title, a header and rows: one column per number of tokens."""
+    """Returns a title, a header and rows: one row per number of tokens."""
     verify, draft = dict(curve.verify), dict(curve.draft)
-    columns = sorted({*verify, *draft})
-    rows = [
-        ["scored, ms", *(_ms(verify.get(n)) for n in columns)],
-        ["over one", *(f"{verify[n] / verify[1]:.2f}" if n in verify else "" for n in columns)],
-    ]
-    if draft:
-        rows.append(["drafted, ms", *(_ms(draft.get(n)) for n in columns)])
+    header = ["tokens", "scored, ms", "over one", *(["drafted, ms"] if draft else [])]
+    rows = []
+    for count in sorted({*verify, *draft}):
+        over = f"{verify[count] / verify[1]:.2f}" if count in verify else ""
+        row = [str(count), _ms(verify.get(count)), over, _ms(draft.get(count))]
+        rows.append(row[: len(header)])
     best = ", ".join(f"{b.alpha:g}: {b.speedup:.2f}x K={b.k}" for b in curve.best)
     title = (
         f"batch {curve.batch}, context {curve.context}; at most {curve.ceiling:.2f}x "
         f"(K={curve.ceiling_k}); by acceptance {best}"
     )
-    return title, ["tokens", *map(str, columns)], rows
+    return title, header, rows
 
 
 def _ms(seconds: float | None) -> str:

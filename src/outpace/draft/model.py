@@ -18,6 +18,7 @@ from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.errors import ConfigError
 from outpace.models.fixed import fixed_for
+from outpace.models.kernels import Kernels
 from outpace.models.load import check_path, check_same_vocabulary, load
 from outpace.models.runner import PREFILL_CHUNK, Runner
 from outpace.models.weights import pass_bytes
@@ -66,7 +67,7 @@ class DraftModel(Drafter):
             tokenizer=options["tokenizer"],
             dtype=options["dtype"] or target.dtype,
             device=options["device"] or target.device,
-            cpu_kernels=setup.cpu_kernels,
+            cpu_kernels=_kernels(setup),
             quantization=options["quantization"],
         )
         check_same_vocabulary(target, drafter)
@@ -153,3 +154,10 @@ class DraftModel(Drafter):
         if missing > 0:
             return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         return logits[..., : self._vocabulary]
+
+
+def _kernels(setup: Setup) -> Kernels:
+    """Those asked for, where the drafter's layers are outpace's to choose."""
+    given = setup.options["model"]
+    ours = isinstance(given, (str, os.PathLike)) and setup.options["quantization"] is None
+    return setup.cpu_kernels if ours else "auto"

@@ -141,7 +141,7 @@ class Engine:
     # -- the round -----------------------------------------------------------------------------
 
     def _round(self) -> None:
-        times = [perf_counter()]
+        times, compiled = [perf_counter()], self.compile_seconds
         rows = self._rows()
         budgets = affordable(self.running, self.controller.budgets(self.running))
         proposal = self._propose(rows, budgets)
@@ -157,7 +157,10 @@ class Engine:
             self.drafter.observe(rows, proposal, verdict)
         emitted = self._emit(decisions, reported)
         times.append(perf_counter())
-        self._count(decisions, emitted, times)
+        outcomes = self._count(decisions, emitted, times)
+        if self.compile_seconds == compiled:  # compiling is no price of a round
+            seconds = Seconds(*(b - a for a, b in itertools.pairwise(times)))
+            self.controller.record(self.running, outcomes, seconds)
 
     def _rows(self) -> Rows:
         device = self.target.device
@@ -209,7 +212,8 @@ class Engine:
 
     def _count(
         self, decisions: Sequence[Decision], emitted: Sequence[int], times: Sequence[float]
-    ) -> None:
+    ) -> list[Outcome]:
+        """Counts the round for each request; returns what came of it."""
         draft, verify, sample = (b - a for a, b in itertools.pairwise(times))
         taken_of = zip(decisions, emitted, strict=True)
         accepted = [min(taken, len(decision.path)) for decision, taken in taken_of]
@@ -223,8 +227,7 @@ class Engine:
             metrics.verify_seconds += verify
             metrics.sample_seconds += sample
             metrics.total_seconds += draft + verify + sample
-        outcomes = [
+        return [
             Outcome(decision.drafted, decision.depth, kept, taken)
             for decision, kept, taken in zip(decisions, accepted, emitted, strict=True)
         ]
-        self.controller.record(self.running, outcomes, Seconds(draft, verify, sample))

@@ -1,7 +1,7 @@
 """Passes in few shapes that come again: compiled on a CPU, recorded as CUDA graphs on a GPU.
 
-A short pass is padded to one of a few widths and sees one of a few numbers of slots, so that
-nothing about it but the numbers in its inputs changes from round to round. What is done then is
+A pass sees one of a few numbers of slots and, recorded, is padded to one of a few widths, so that
+little about it but the numbers in its inputs changes from round to round. What is done then is
 done without Python: that is what both ways save.
 """
 
@@ -17,7 +17,11 @@ import torch
 from torch import Tensor, nn
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
-"""Columns of a pass; wider ones (prompts) are played as they come."""
+"""Columns of a pass; wider ones are played as they come."""
+
+PENDING = 2
+"""Committed tokens that such a pass feeds at most: more are a prompt, or a model that catches up,
+and come in any number."""
 
 SLOTS = 256
 """A pass sees slots in multiples of this."""
@@ -48,8 +52,8 @@ class Fixed(ABC):
         return min(-(-needed // SLOTS) * SLOTS, capacity)
 
     def play(self, key: Hashable, run: Pass, inputs: Sequence[Tensor]) -> Tensor:
-        """Returns ``run(forward, *inputs)``. key: all that shapes the pass; what comes back is
-        overwritten by the next pass of the same key."""
+        """Returns ``run(forward, *inputs)``, good until the next pass. key: all that shapes the
+        pass."""
         if key in self._known:
             return self._play(key, run, inputs)
         self._known.add(key)
@@ -150,6 +154,7 @@ class Recorded(Fixed):
         # They write to where the buffers were.
         self._known.clear()
         self._recordings.clear()
+        self._pool = None  # one without graphs cannot be recorded into
 
 
 def fixed_for(model: nn.Module) -> Fixed:

@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ConfigError, did_you_mean
 from outpace.models import packed
-from outpace.models.layers import linear_layers, matrix_of
+from outpace.models.layers import exchange, linear_layers, matrix_of
 from outpace.models.linear import RowConv1D, RowLinear
 from outpace.models.packed import PackedLinear
 
@@ -39,36 +39,48 @@ MARGIN = 0.9
 """Of the other products' time, what packed ones may take to be chosen: no coin decides a tie."""
 
 
+def check(kernels: str) -> None:
+    """Raises ``ConfigError`` for a kernel that does not exist."""
+    if kernels not in KERNELS:
+        raise ConfigError(f"unknown cpu_kernels {kernels!r}{did_you_mean(kernels, KERNELS)}.")
+
+
 def speed_up(model: nn.Module, kernels: Kernels = "auto", smallest: int | None = None) -> int:
     """Exchanges the linear layers of a model for faster ones, in place; returns how many.
 
     "auto" packs the weights (`PackedLinear`) where a short race says that it pays on this machine,
-    and otherwise reads large ones in blocks (`RowLinear`); "packed" and "blocked" ask for one of
-    them. None are exchanged off a CPU or in dtypes for which neither is known to pay. smallest:
+    and otherwise reads large ones in blocks (`RowLinear`), where they can be used. "packed" and
+    "blocked" ask for one of them and raise ``ConfigError`` where that cannot be. smallest:
     elements of a weight from which on it is exchanged; default: what suits the kernel.
     """
-    if kernels not in KERNELS:
-        raise ConfigError(f"unknown cpu_kernels {kernels!r}{did_you_mean(kernels, KERNELS)}.")
+    check(kernels)
     if kernels == "off":
         return 0
-    if packed.available() and (kernels == "packed" or (kernels == "auto" and packing_pays(model))):
+    if kernels == "packed" or (kernels == "auto" and packing_pays(model)):
+        _check_asked(model, kernels, packed.DTYPES, packed.available())
         return _exchange(model, _packed, packed.DTYPES, smallest or SMALLEST_PACKED)
     has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    if kernels == "packed" or not has_mkl:
+    _check_asked(model, kernels, BLOCKED_DTYPES, has_mkl)
+    if not has_mkl:
         return 0
     return _exchange(model, _blocked, BLOCKED_DTYPES, smallest or SMALLEST_BLOCKED)
+
+
+def _check_asked(model: nn.Module, kernels: Kernels, dtypes: Dtypes, available: bool) -> None:
+    weights: list[Any] = list(model.parameters())
+    known = [w for w in weights if w.device.type == "cpu" and w.dtype in dtypes]
+    if kernels != "auto" and not (available and known):
+        names = " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        raise ConfigError(
+            f"cpu_kernels {kernels!r} is for {names} models on a CPU that torch has such products "
+            "for: leave it at 'auto'."
+        )
 
 
 def _exchange(
     model: nn.Module, make: Callable[[Any], nn.Module], dtypes: Dtypes, smallest: int
 ) -> int:
-    exchanged = 0
-    for parent, name in linear_layers(model):
-        layer: Any = getattr(parent, name)
-        if _suits(layer, dtypes, smallest):
-            setattr(parent, name, make(layer).train(layer.training))
-            exchanged += 1
-    return exchanged
+    return exchange(model, lambda layer: make(layer) if _suits(layer, dtypes, smallest) else None)
 
 
 def _suits(layer: Any, dtypes: Dtypes, smallest: int) -> bool:
@@ -95,6 +107,8 @@ def packing_pays(model: nn.Module) -> bool:
     The weights of the model's commonest shape race. MKL's product is two to five times slower than
     oneDNN's on the AMD processor that it was tried on, and on the Intel one a little faster.
     """
+    if not packed.available():
+        return False
     by_shape: dict[Any, list[Any]] = defaultdict(list)
     for parent, name in linear_layers(model):
         layer: Any = getattr(parent, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,6 +20,21 @@ def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str]]:
         and not child._forward_hooks
         and not child._forward_pre_hooks
     ]
+
+
+def exchange(model: nn.Module, make: Callable[[Any], nn.Module | None]) -> int:
+    """Puts what ``make`` returns in the place of each plain linear layer, unless that is nothing;
+    returns how many were exchanged. A layer that stands in two places stays one."""
+    made: dict[int, tuple[Any, nn.Module | None]] = {}  # with the layer, so that no id comes twice
+    for parent, name in linear_layers(model):
+        layer: Any = getattr(parent, name)
+        if id(layer) not in made:
+            found = make(layer)
+            made[id(layer)] = layer, found.train(layer.training) if found is not None else None
+        _, found = made[id(layer)]
+        if found is not None:
+            setattr(parent, name, found)
+    return sum(found is not None for _, found in made.values())
 
 
 def matrix_of(layer: Any) -> Tensor:

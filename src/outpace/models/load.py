@@ -20,6 +20,7 @@ from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.models import support
 from outpace.models.attention import use_grouped
 from outpace.models.kernels import Kernels, speed_up
+from outpace.models.kernels import check as check_kernels
 from outpace.models.quantize import Quantization, quantize
 from outpace.models.quantize import check as check_quantization
 from outpace.models.weights import weight_bytes
@@ -126,6 +127,16 @@ def load(
     as it is. quantization: see `models.quantize`. Raises ``ConfigError``, ``ModelLoadError`` or
     ``UnsupportedModel``.
     """
+    check_kernels(cpu_kernels)
+    if quantization is not None and cpu_kernels in ("packed", "blocked"):
+        raise ConfigError(
+            f"cpu_kernels {cpu_kernels!r} and quantization exclude each other: leave one out."
+        )
+    if cpu_kernels in ("packed", "blocked") and isinstance(model, (Loaded, nn.Module)):
+        raise ConfigError(
+            f"cpu_kernels {cpu_kernels!r} changes a model's layers, and a model that you loaded "
+            "stays as it is: give its path or hub name instead."
+        )
     if quantization is not None and isinstance(model, (Loaded, nn.Module)):
         raise ConfigError(
             "quantization changes a model's layers, and a model that you loaded stays as it is: "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from outpace.models.opaque import opaque
 
 HINT = 8
 """Rows that the layout is made for: with it the product was as fast as any at 1 to 512 rows."""
@@ -26,17 +26,8 @@ def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return result
 
 
-@cache
-def _compilable_product() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """The product as an operator that a compiler leaves alone: torch's own wants its weight to be a
-    constant of the graph."""
-
-    def shape(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-        return x.new_empty(*x.shape[:-1], packed.shape[0])
-
-    product = torch.library.custom_op("outpace::packed_linear", _product, mutates_args=())
-    product.register_fake(shape)
-    return product
+def _shape(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], packed.shape[0])
 
 
 class PackedLinear(nn.Module):
@@ -53,7 +44,7 @@ class PackedLinear(nn.Module):
         self.bias = bias
         self._dtype = weight.dtype
         self._shown_t = shown_t
-        self._compilable = _compilable_product()
+        self._compilable = opaque("packed_linear", _product, _shape)
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), HINT)
 
     @property
@@ -70,7 +61,8 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: ``[..., K]`` -> ``[..., N]``."""
         product = self._compilable if torch.compiler.is_compiling() else _product
-        return product(x, self._packed, self.bias)
+        result: Tensor = product(x, self._packed, self.bias)
+        return result
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"

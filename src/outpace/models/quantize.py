@@ -19,9 +19,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ConfigError, UnsupportedModel, did_you_mean
-from outpace.models.layers import linear_layers, matrix_of
+from outpace.models.layers import exchange, linear_layers, matrix_of
+from outpace.models.opaque import opaque
 
 Quantization = Literal["int8", "int4"]
 QUANTIZATIONS = ("int8", "int4")
@@ -49,6 +51,7 @@ class Int8Linear(nn.Module):
         self.register_buffer("zero", torch.zeros(len(scale), dtype=torch.int32))
         self.bias: Any = layer.bias
         self._packed = _pack(integers)
+        self._compilable = opaque("int8_linear", _product, _shape)
         self.packed_bytes = integers.nbytes + self.scale.nbytes + self.zero.nbytes
 
     scale: Tensor
@@ -62,11 +65,14 @@ class Int8Linear(nn.Module):
         steps = flat / step
         high = steps.round()
         halves = torch.cat([high, (steps - high).mul_(finer)])  # [2 R, K], within the levels
-        y = _product(halves, self._packed, self.scale, self.zero, self.levels)  # [2 R, N]
+        middle = self.levels + 1  # what zero is as an unsigned byte, which is what the kernels take
+        bytes_ = halves.add_(middle + 0.5).to(torch.uint8)  # cutting off behind the point rounds
+        product = self._compilable if torch.compiler.is_compiling() else _product
+        y: Tensor = product(bytes_, middle, self._packed, self.scale, self.zero)  # [2 R, N]
         y = y[:rows].add_(y[rows:].div_(finer)).mul_(step)
         if self.bias is not None:
             y = y.add_(self.bias)
-        return y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], self.out_features)
 
 
 def _pack(integers: Tensor) -> Tensor:
@@ -75,17 +81,16 @@ def _pack(integers: Tensor) -> Tensor:
     return packed
 
 
-def _product(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor, levels: int) -> Tensor:
-    """x: ``[R, K]``, rounded to integers, times the weight's and its channels' scales, ``[R, N]``.
-
-    Overwrites x.
-    """
-    middle = levels + 1  # what zero is as an unsigned byte, which is what the kernels take
-    bytes_ = x.add_(middle + 0.5).to(torch.uint8)  # cutting off what follows the point rounds
+def _product(x: Tensor, middle: int, packed: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """Returns bytes x ``[R, K]`` less middle, times the weight and its channels' scales."""
     y: Tensor = torch.ops.onednn.qlinear_pointwise(
-        bytes_, 1.0, middle, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
+        x, 1.0, middle, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
     )
     return y
+
+
+def _shape(x: Tensor, middle: int, packed: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    return scale.new_empty(x.shape[0], scale.shape[0])
 
 
 def int8_levels() -> int:
@@ -97,8 +102,8 @@ def int8_levels() -> int:
     try:
         packed = _pack(torch.full((32, 64), 127, dtype=torch.int8))
         for levels in (127, 63):
-            x = torch.full((2, 64), float(levels))
-            if bool((_product(x, packed, ones, zero, levels) == 127 * 64 * levels).all()):
+            x = torch.full((2, 64), 2 * levels + 1, dtype=torch.uint8)
+            if bool((_product(x, levels + 1, packed, ones, zero) == 127 * 64 * levels).all()):
                 return levels
     except (RuntimeError, AttributeError):
         return 0
@@ -132,7 +137,7 @@ def _check_cpu(quantization: str, dtype: torch.dtype | str) -> None:
     if dtype != torch.float32:
         raise ConfigError(
             "quantization 'int8' on a CPU computes in float32, not in "
-            f"{str(dtype).removeprefix('torch.')}: leave dtype out."
+            f"{str(dtype).removeprefix('torch.')}: use dtype 'float32'."
         )
     if int8_levels() == 0:
         raise ConfigError(
@@ -146,25 +151,51 @@ def quantize(model: nn.Module, quantization: Quantization) -> None:
     """Exchanges the linear layers of a model for quantised ones, in place.
 
     Embeddings stay; a head that is tied to one gets integers of its own. Raises
-    ``UnsupportedModel`` where there is nothing to exchange.
+    ``UnsupportedModel`` where most of what a pass reads is in other layers.
     """
-    layers = linear_layers(model)
-    if not layers:
-        raise UnsupportedModel(
-            f"{type(model).__name__} has no plain linear layers to quantise: leave quantization "
-            "out."
-        )
+    _check_layers(model)
     if next(model.parameters()).device.type != "cpu":
         return _by_torchao(model, quantization)
     levels = int8_levels()
-    for parent, name in layers:
-        setattr(parent, name, Int8Linear(getattr(parent, name), levels).eval())
+    exchange(model, lambda layer: Int8Linear(layer, levels))
+
+
+def _check_layers(model: nn.Module) -> None:
+    layers: list[Any] = [getattr(parent, name) for parent, name in linear_layers(model)]
+    ours = sum({id(layer): layer.weight.numel() for layer in layers}.values())
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    others = {id(w): w.numel() for w in model.parameters() if id(w) not in tables}
+    for layer in layers:
+        others.pop(id(layer.weight), None)
+    if ours <= sum(others.values()):
+        raise UnsupportedModel(
+            f"{type(model).__name__} keeps {sum(others.values()):,} of its weights outside plain "
+            f"linear layers (in those {ours:,}), as mixtures of experts do, and only these can be "
+            "quantised: leave quantization out."
+        )
 
 
 def _by_torchao(model: nn.Module, quantization: Quantization) -> None:
+    dtype = next(model.parameters()).dtype
+    if dtype != torch.bfloat16 and (quantization == "int4" or dtype != torch.float16):
+        raise ConfigError(
+            f"quantization {quantization!r} on a GPU computes in 16 bits, not in "
+            f"{str(dtype).removeprefix('torch.')}: use dtype 'bfloat16'."
+        )
+    if any(type(module) is Conv1D for module in model.modules()):
+        raise UnsupportedModel(
+            f"{type(model).__name__} has GPT-2's kind of linear layers, which torchao does not "
+            "quantise: leave quantization out, or run it on a CPU."
+        )
     torchao = _torchao()
     schemes = {"int8": torchao.Int8WeightOnlyConfig, "int4": torchao.Int4WeightOnlyConfig}
-    torchao.quantize_(model, schemes[quantization]())
+    try:
+        torchao.quantize_(model, schemes[quantization]())
+    except ImportError as error:
+        raise ConfigError(
+            f"torchao needs another package for quantization {quantization!r} ({error}): install "
+            "it, or leave quantization out."
+        ) from error
 
 
 def _torchao() -> Any:

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from outpace.core.tree import Tree
 from outpace.models.cache import SlotCache, Writing
-from outpace.models.fixed import Fixed, Forward
+from outpace.models.fixed import PENDING, Fixed, Forward
 from outpace.models.masks import MaskMaker, chain_layout, chain_positions, tree_layout
 
 PREFILL_CHUNK = 512
@@ -104,7 +104,7 @@ class Runner:
         options: further arguments of the model, such as ``output_hidden_states``.
         """
         rows, columns = tokens.shape
-        width = self._fixed_width(rows, columns, options)
+        width = self._fixed_width(rows, columns, tree, options)
         if width is not None:
             return self._forward_fixed(tokens, keep, tree, width)
         lengths = self.lengths[first : first + rows]
@@ -134,11 +134,14 @@ class Runner:
 
     # -- passes of fixed shapes ----------------------------------------------------------------
 
-    def _fixed_width(self, rows: int, columns: int, options: Mapping[str, Any]) -> int | None:
+    def _fixed_width(
+        self, rows: int, columns: int, tree: Tree | None, options: Mapping[str, Any]
+    ) -> int | None:
         # The first pass of all makes the cache's buffers, which is no part of any other.
         if self.fixed is None or rows != self.active or options or not self.cache.layers:
             return None
-        return self.fixed.width(columns)
+        pending = columns - (0 if tree is None else tree.size)
+        return self.fixed.width(columns) if pending <= PENDING else None
 
     def _forward_fixed(self, tokens: Tensor, keep: int, tree: Tree | None, width: int) -> Any:
         """`forward` for all active rows, padded to ``width`` columns."""
@@ -149,13 +152,13 @@ class Runner:
         view = self.fixed.slots(needed, self.cache.capacity)
         starts = torch.tensor(self.lengths, device=self.device)
         inputs = [pad(tokens, (0, width - columns)), starts]
-        pending = columns
+        pending = 0  # all that shapes a chain is its width
         if tree is not None and not tree.is_chain:
-            pending -= tree.size
+            pending = columns - tree.size
             inputs.append(pad(tree.parents, (0, width - columns)))  # children of the root
         self.passes += 1
         run = partial(self._pass, view, pending)
-        logits = self.fixed.play((rows, width, view, pending, len(inputs)), run, inputs)
+        logits = self.fixed.play((rows, width, view, pending), run, inputs)
         return CausalLMOutputWithPast(logits=logits[:, columns - keep : columns])
 
     def _pass(

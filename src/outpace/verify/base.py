@@ -156,8 +156,7 @@ def _reached(hit: Tensor, tree: Tree) -> Tensor:
 
 def repeated(chosen: Tensor, tree: Tree) -> Tensor:
     """``[B, N]`` bool: chosen nodes that have a chosen elder sibling."""
-    same = tree.parents[:, :, None] == tree.parents[:, None, :]
-    return (same & chosen[:, None, :]).tril(-1).any(-1) & chosen
+    return (tree.elder & chosen[:, None, :]).any(-1) & chosen
 
 
 def _deepest(reached: Tensor, tree: Tree) -> Tensor:

@@ -1,0 +1,36 @@
+"""ms of a pass's parts by tokens scored: ``python docs/measure/parts.py MODEL [COLUMNS ...]``."""
+
+import sys
+import warnings
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from outpace import LLM
+from outpace.core.tree import Tree
+
+warnings.simplefilter("ignore")
+PASSES, CONTEXT = 20, 128
+KINDS = {"linear": "products", "mm": "products", "scaled_dot_product": "attention"}
+
+
+def kind_of(name):
+    return next((kind for part, kind in KINDS.items() if part in name), "rest")
+
+
+llm = LLM(sys.argv[1], generation_config="none", max_num_seqs=1)
+runner = llm.engine.target
+runner.admit(1)
+runner.lengths = [CONTEXT]
+print("| tokens | products | attention | rest |")
+for columns in map(int, sys.argv[2:] or ("1", "6")):
+    tokens, tree = torch.full((1, columns), 7), Tree.chain(1, columns - 1)
+    for _ in range(5):
+        runner.forward(tokens, keep=columns, tree=tree)
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        for _ in range(PASSES):
+            runner.forward(tokens, keep=columns, tree=tree)
+    spent = dict.fromkeys(("products", "attention", "rest"), 0.0)
+    for event in found.key_averages():
+        spent[kind_of(event.key)] += event.self_cpu_time_total / PASSES / 1e3
+    print(f"| {columns} | {' | '.join(f'{ms:.1f}' for ms in spent.values())} |")
