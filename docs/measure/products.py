@@ -78,6 +78,10 @@ call = lambda x, p: p(x)
 KERNELS = {
     "F.linear": (lambda w: w, linear),
     "blocks": (lambda w: RowLinear(nn.Parameter(w), None), call),
+    "oneDNN, plain": (
+        lambda w: w,
+        lambda x, w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""),
+    ),
     "oneDNN, packed": (lambda w: PackedLinear(w, None), call),
     "fp16 weights, FBGEMM": (
         lambda w: torch.ops.quantized.linear_prepack_fp16(w, None),

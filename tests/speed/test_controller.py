@@ -194,6 +194,18 @@ def test_a_seeded_sampled_text_does_not_depend_on_times() -> None:
     assert Auto().budgets([request(temperature=0, seed=7)]) == [0]
 
 
+def test_a_round_without_a_price_teaches_all_but_times() -> None:
+    timed, untimed = Auto(), Auto()
+    rows = [request(temperature=1.0, seed=7), request(temperature=1.0, seed=7)]
+    outcome = Outcome(4, 4, 1, 2)
+    for _ in range(20):
+        timed.record(rows[:1], [outcome], Seconds(0, 1, 0))
+        untimed.record(rows[1:], [outcome], None)
+    assert timed.budgets(rows[:1]) == untimed.budgets(rows[1:])
+    assert timed.costs.places
+    assert not untimed.costs.places
+
+
 def crowded_at(seconds: float) -> Cost:
     return lambda rows, width: seconds * (1 + width**3)
 

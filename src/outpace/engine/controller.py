@@ -35,9 +35,10 @@ class Controller(ABC):
         """Returns how many nodes to draft for each request, 0 to decode plainly."""
 
     def record(
-        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds
+        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:
-        """Is told what the last round drafted, what came of it and what it took.
+        """Is told what the last round drafted, what came of it and what it took; no seconds if
+        that says nothing about the next one.
 
         The requests are as the round has left them.
         """
@@ -216,25 +217,31 @@ class Auto(Controller):
     # -- learning ------------------------------------------------------------------------------
 
     def record(
-        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds
+        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:
-        pairs = list(zip(requests, outcomes, strict=True))
-        place = Place.of(len(pairs), max(row.length - outcome.emitted for row, outcome in pairs))
-        width = max(outcome.drafted for outcome in outcomes)
-        rows = [self._row(request) for request in requests]
-        # Models that have to catch up first take longer than they will the next time.
-        steady = all(
-            row.begun and (row.drafting or not outcome.drafted)
-            for row, outcome in zip(rows, outcomes, strict=True)
-        )
-        if steady:
-            self.costs.add(place, width, seconds)
-        for row, (request, outcome) in zip(rows, pairs, strict=True):
+        if seconds is not None:
+            self._learn_times(requests, outcomes, seconds)
+        for request, outcome in zip(requests, outcomes, strict=True):
+            row = self._row(request)
             row.begun, row.drafting = True, outcome.drafted > 0
             row.ledger.enter(outcome.drafted, outcome.depth, outcome.emitted)
             # A text that has ended was cut somewhere in its draft.
             if outcome.depth and request.finish_reason is None:
                 self.acceptance.learn(row.counts, outcome.depth, outcome.accepted)
+
+    def _learn_times(
+        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds
+    ) -> None:
+        pairs = list(zip(requests, outcomes, strict=True))
+        place = Place.of(len(pairs), max(row.length - outcome.emitted for row, outcome in pairs))
+        width = max(outcome.drafted for outcome in outcomes)
+        # Models that have to catch up first take longer than they will the next time.
+        steady = all(
+            row.begun and (row.drafting or not outcome.drafted)
+            for row, outcome in zip(map(self._row, requests), outcomes, strict=True)
+        )
+        if steady:
+            self.costs.add(place, width, seconds)
         self._total += seconds.total
         plain = self.costs.measured(place).get(0)
         if self._trial and width and plain is not None:

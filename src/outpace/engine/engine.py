@@ -158,9 +158,9 @@ class Engine:
         emitted = self._emit(decisions, reported)
         times.append(perf_counter())
         outcomes = self._count(decisions, emitted, times)
-        if self.compile_seconds == compiled:  # compiling is no price of a round
-            seconds = Seconds(*(b - a for a, b in itertools.pairwise(times)))
-            self.controller.record(self.running, outcomes, seconds)
+        seconds = Seconds(*(b - a for a, b in itertools.pairwise(times)))
+        steady = self.compile_seconds == compiled  # compiling is no price of a round
+        self.controller.record(self.running, outcomes, seconds if steady else None)
 
     def _rows(self) -> Rows:
         device = self.target.device
