@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ConfigError, did_you_mean
@@ -119,7 +119,9 @@ def packing_pays(model: nn.Module) -> bool:
     commonest = max(by_shape.values(), key=lambda group: sum(m.weight.numel() for m in group))
     racers = commonest[: 1 + RACE_ELEMENTS // commonest[0].weight.numel()]
     ours = [PackedLinear(matrix_of(module), None) for module in racers]
-    return _relative(ours, [_plain(module) for module in racers]) < MARGIN
+    width, dtype = ours[0].in_features, racers[0].weight.dtype
+    inputs = [torch.ones(rows, width, dtype=dtype) for rows in (1, 6)]
+    return _relative(ours, [_plain(module) for module in racers], inputs) < MARGIN
 
 
 def _plain(module: Any) -> nn.Module:
@@ -130,10 +132,10 @@ def _plain(module: Any) -> nn.Module:
 
 
 @torch.inference_mode()
-def _relative(ours: Sequence[PackedLinear], theirs: Sequence[nn.Module]) -> float:
-    """Returns how long ours take, relative to theirs: medians of turns, 1 and 6 rows."""
-    width, dtype = ours[0].in_features, ours[0].weight.dtype
-    inputs = [torch.ones(rows, width, dtype=dtype) for rows in (1, 6)]
+def _relative(
+    ours: Sequence[nn.Module], theirs: Sequence[nn.Module], inputs: Sequence[Tensor]
+) -> float:
+    """Returns how long ours take for the inputs, relative to theirs: medians of turns."""
     took: tuple[list[float], list[float]] = ([], [])
     for _ in range(1 + RACE_TURNS):
         for layers, times in zip((ours, theirs), took, strict=True):
