@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -459,3 +460,18 @@ def test_vocabularies_of_other_sizes_need_both_tokenizers(ours: int, theirs: int
     settings = {"max_new_tokens": NEW, "do_sample": False}
     expected = model.generate(ONE, **settings)
     assert torch.equal(model.generate(ONE, custom_generate=custom, **settings), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [({"dtype": "float64"}, torch.float64), ({"dtype": "float32", "quantization": "int8"}, None)],
+)
+def test_the_drafters_own_options_reach_it(
+    options: dict[str, Any], weights: torch.dtype | None, tmp_path: Path
+) -> None:
+    drafter(FAMILY).save_pretrained(tmp_path)
+    custom = speculative(tmp_path, num_speculative_tokens=3, **options)
+    assert torch.equal(generated("one", custom), generated("one"))
+    head = custom._llm.engine.drafter.runner.model.lm_head  # type: ignore[union-attr]
+    assert type(head).__name__ == ("Int8Linear" if weights is None else "Linear")
+    assert weights is None or head.weight.dtype == weights
