@@ -23,8 +23,13 @@ from outpace.errors import ConfigError, UnsupportedModel
 from outpace.models import quantize as quantising
 from outpace.models.layers import linear_layers
 from outpace.models.load import load
+from outpace.models.native import native
+from outpace.models.native_linear import NativeLinear, native_int8
 from outpace.models.quantize import Int8Linear, int8_levels, quantize
-from outpace.models.weights import weight_bytes
+from outpace.models.weights import pass_bytes, weight_bytes
+
+LEVELS = [levels for levels in (127, 63) if levels <= int8_levels()]
+"""Those that this processor multiplies exactly."""
 
 SHAPES = [(64, 32), (33, 48), (100, 7), (512, 1024)]
 
@@ -60,7 +65,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(folder / "target"), str(folder / "drafter")
 
 
-@pytest.mark.parametrize("levels", [127, 63])
+@pytest.mark.parametrize("levels", LEVELS)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.inference_mode()
@@ -76,7 +81,7 @@ def test_a_row_has_the_same_bits_in_any_company(
     assert torch.equal(layer(x.view(4, 4, -1)).view(16, -1), alone)
 
 
-@pytest.mark.parametrize("levels", [127, 63])
+@pytest.mark.parametrize("levels", LEVELS)
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.inference_mode()
 def test_only_the_weights_are_rounded(shape: tuple[int, int], levels: int) -> None:
@@ -95,7 +100,7 @@ def test_only_the_weights_are_rounded(shape: tuple[int, int], levels: int) -> No
 
 @torch.inference_mode()
 def test_a_row_of_zeros_gives_the_bias() -> None:
-    layer = Int8Linear(nn.Linear(8, 4), 127)
+    layer = Int8Linear(nn.Linear(8, 4), LEVELS[0])
     assert torch.equal(layer(torch.zeros(2, 8)), layer.bias.expand(2, 4))
 
 
@@ -114,19 +119,23 @@ def test_the_processor_is_asked_for_exact_products(monkeypatch: pytest.MonkeyPat
 def test_gpt2_layers_are_quantised_as_they_are_laid_out() -> None:
     layer = Conv1D(24, 16)
     x = torch.randn(3, 16)
-    torch.testing.assert_close(Int8Linear(layer, 127)(x), layer(x), rtol=0, atol=5e-3)
+    torch.testing.assert_close(Int8Linear(layer, LEVELS[0])(x), layer(x), rtol=0, atol=5e-3)
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, **ends))
     count = len(linear_layers(model))
     quantize(model, "int8")
-    assert sum(isinstance(module, Int8Linear) for module in model.modules()) == count == 9
+    kinds = (Int8Linear, NativeLinear)
+    assert sum(isinstance(module, kinds) for module in model.modules()) == count == 9
     assert type(model.transformer.wte) is nn.Embedding
 
 
 @pytest.mark.parametrize("drafted", ["int8", None])
+@pytest.mark.parametrize("compiler", [True, False])
 def test_speculation_leaves_a_quantised_text_alone(
-    pair: tuple[str, str], drafted: str | None
+    pair: tuple[str, str], drafted: str | None, compiler: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not compiler:
+        monkeypatch.setattr(quantising, "native", lambda: None)
     target, drafter = pair
     config = {"model": drafter, "quantization": drafted, "num_speculative_tokens": 4}
     llm = LLM(target, quantization="int8", speculative_config=config)
@@ -167,7 +176,8 @@ def test_memory_counts_integers_as_bytes(pair: tuple[str, str]) -> None:
     channels = sum(layer.out_features for layer in linear)
     own = {id(layer.weight) for layer in linear if layer is not model.lm_head}
     floats = sum(p.numel() for p in model.parameters() if id(p) not in own)
-    expected = integers + 8 * channels + 4 * floats  # a channel has a scale and a zero point
+    # A channel has a scale, and a zero point where the products are oneDNN's.
+    expected = integers + (8 if native() is None else 4) * channels + 4 * floats
     assert llm.memory["target_weights"] == llm.target.nbytes == expected
     assert llm.memory["drafter_weights"] == expected
     assert expected < weight_bytes(model) / 2.5
@@ -207,6 +217,7 @@ def test_a_processor_without_the_products_is_refused(
     pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quantising, "int8_levels", lambda: 0)
+    monkeypatch.setattr(quantising, "native", lambda: None)
     with pytest.raises(ConfigError, match="this processor"):
         load(pair[0], quantization="int8")
 
@@ -227,8 +238,26 @@ def test_a_model_whose_weights_are_elsewhere_is_refused() -> None:
 
 
 @torch.inference_mode()
+def test_our_own_products_round_nothing_but_the_weights() -> None:
+    library = native()
+    if library is None:
+        pytest.skip("no C++ compiler here")
+    for shape in SHAPES:
+        plain = nn.Linear(shape[1], shape[0])
+        layer = native_int8(library, plain)
+        assert layer.scale is not None
+        rounded = layer.weight.double() * layer.scale.double()[:, None]
+        assert bool(((rounded - plain.weight).abs() <= 0.51 * layer.scale[:, None]).all())
+        x = torch.randn(40, shape[1])
+        exact = x.double() @ rounded.t() + plain.bias.double()
+        for rows in (1, 5, 40):
+            torch.testing.assert_close(layer(x[:rows]), exact[:rows].float(), rtol=1e-5, atol=2e-5)
+        assert pass_bytes(layer) == pass_bytes(Int8Linear(plain, LEVELS[0]))
+
+
+@torch.inference_mode()
 def test_no_rows_give_no_rows() -> None:
-    assert Int8Linear(nn.Linear(64, 32), 127)(torch.zeros(0, 64)).shape == (0, 32)
+    assert Int8Linear(nn.Linear(64, 32), LEVELS[0])(torch.zeros(0, 64)).shape == (0, 32)
 
 
 def test_a_gpu_without_torchao_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,11 +112,24 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        while len(self.layers) <= layer_idx:
-            self.layers.append(SlotLayer(self))
-        layer: Any = self.layers[layer_idx]
-        keys, values = layer.update(key_states, value_states)
+        keys, values = self._layer(layer_idx).update(key_states, value_states)
         return keys, values
+
+    def room(self, layer_idx: int, heads: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns a layer's buffers ``[.., heads, S, dim]``, from the first row of the pass on, for
+        a layer that writes by itself; like: of the dtype and device that they should have."""
+        layer = self._layer(layer_idx)
+        if not layer.is_initialized:
+            head = like.new_empty(1, heads, 1, dim)
+            layer.lazy_initialization(head, head)
+        first = self.writing.first
+        return (layer.keys[first:], layer.values[first:]) if first else (layer.keys, layer.values)
+
+    def _layer(self, index: int) -> SlotLayer:
+        while len(self.layers) <= index:
+            self.layers.append(SlotLayer(self))
+        layer: Any = self.layers[index]
+        return layer  # type: ignore[no-any-return]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.writing.uniform_start or 0

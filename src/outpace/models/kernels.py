@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import median
 from time import perf_counter
 from typing import Any, Literal
@@ -16,27 +16,34 @@ from outpace.errors import ConfigError, did_you_mean
 from outpace.models import packed
 from outpace.models.layers import exchange, linear_layers, matrix_of
 from outpace.models.linear import RowConv1D, RowLinear
+from outpace.models.native import native
+from outpace.models.native_linear import DTYPES as NATIVE_DTYPES
+from outpace.models.native_linear import native_linear
 from outpace.models.packed import PackedLinear
 
-Kernels = Literal["auto", "packed", "blocked", "off"]
-KERNELS: tuple[Kernels, ...] = ("auto", "packed", "blocked", "off")
+Kernels = Literal["auto", "native", "packed", "blocked", "off"]
+KERNELS: tuple[Kernels, ...] = ("auto", "native", "packed", "blocked", "off")
+ASKED = frozenset({"native", "packed", "blocked"})
+"""Those that are used or refused, never left out."""
+NATIVE = frozenset({"auto", "native"})
+"""Those with which whole layers may be played by our own code."""
 
 Dtypes = Collection[torch.dtype]
 BLOCKED_DTYPES: Dtypes = frozenset({torch.float32})
 
-SMALLEST_BLOCKED = 1 << 20
-"""Elements of a weight from which blocks pay: smaller ones stay in the cache anyway, and the few
-more operations of a blocked product then cost more than the second reading."""
-
-SMALLEST_PACKED = 1 << 14
-"""The same for packing, which takes no more operations than the plain product."""
+SMALLEST = {"native": 1 << 16, "packed": 1 << 14, "blocked": 1 << 20}
+"""Elements of a weight from which a kernel pays: smaller ones stay in the cache anyway. A blocked
+product takes a few more operations than the plain one."""
 
 RACE_ELEMENTS = 1 << 24
 """Elements of the weights that race: more than a cache holds."""
 
+RACE_ROWS = (1, 6)
 RACE_TURNS = 5
-MARGIN = 0.9
-"""Of the other products' time, what packed ones may take to be chosen: no coin decides a tie."""
+HANDICAP = {"native": 1.0, "blocked": 1.2, "packed": 1.2}
+"""What a kernel's time is multiplied by. Native products can be part of whole layers that are
+played at once (`models.block`), which saves as much; and a packed weight can only be shown as a
+copy, and is held a second time where it is an embedding too."""
 
 
 def check(kernels: str) -> None:
@@ -48,39 +55,53 @@ def check(kernels: str) -> None:
 def speed_up(model: nn.Module, kernels: Kernels = "auto", smallest: int | None = None) -> int:
     """Exchanges the linear layers of a model for faster ones, in place; returns how many.
 
-    "auto" packs the weights (`PackedLinear`) where a short race says that it pays on this machine,
-    and otherwise reads large ones in blocks (`RowLinear`), where they can be used. "packed" and
-    "blocked" ask for one of them and raise ``ConfigError`` where that cannot be. smallest:
-    elements of a weight from which on it is exchanged; default: what suits the kernel.
+    "auto" takes what wins a short race on this machine: products of our own (`NativeLinear`, where
+    there is a C++ compiler), oneDNN's on packed weights (`PackedLinear`), or MKL's, on large
+    weights in blocks (`RowLinear`). "native", "packed" and "blocked" ask for one of them and raise
+    ``ConfigError`` where that cannot be. smallest: elements of a weight from which on it is
+    exchanged; default: what suits the kernel.
     """
     check(kernels)
     if kernels == "off":
         return 0
-    if kernels == "packed" or (kernels == "auto" and packing_pays(model)):
-        _check_asked(model, kernels, packed.DTYPES, packed.available())
-        return _exchange(model, _packed, packed.DTYPES, smallest or SMALLEST_PACKED)
-    has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    _check_asked(model, kernels, BLOCKED_DTYPES, has_mkl)
-    if not has_mkl:
+    known = _known()
+    if kernels != "auto":
+        _check_asked(model, kernels, known)
+    chosen = fastest(model) if kernels == "auto" else kernels
+    if chosen not in known:
         return 0
-    return _exchange(model, _blocked, BLOCKED_DTYPES, smallest or SMALLEST_BLOCKED)
+    make, dtypes = known[chosen]
+    least = smallest or SMALLEST[chosen]
+    return exchange(model, lambda layer: make(layer) if _suits(layer, dtypes, least) else None)
 
 
-def _check_asked(model: nn.Module, kernels: Kernels, dtypes: Dtypes, available: bool) -> None:
-    weights: list[Any] = list(model.parameters())
-    known = [w for w in weights if w.device.type == "cpu" and w.dtype in dtypes]
-    if kernels != "auto" and not (available and known):
+Kernel = tuple[Callable[[Any], nn.Module], Dtypes]
+"""What makes such a layer of a plain one, and the dtypes that it can be made of."""
+
+
+def _known() -> Mapping[str, Kernel]:
+    """Returns the kernels that there are here."""
+    found: dict[str, Kernel] = {}
+    library = native()
+    if library is not None:
+        found["native"] = lambda layer: native_linear(library, layer), NATIVE_DTYPES
+    if packed.available():
+        found["packed"] = _packed, packed.dtypes()
+    if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        found["blocked"] = _blocked, BLOCKED_DTYPES
+    return found
+
+
+def _check_asked(model: nn.Module, kernels: str, known: Mapping[str, Kernel]) -> None:
+    if kernels not in known:
+        lacks = "a C++ compiler" if kernels == "native" else "a build of torch that has them"
+        raise ConfigError(f"cpu_kernels {kernels!r} needs {lacks}: leave it at 'auto'.")
+    dtypes = known[kernels][1]
+    if not any(w.device.type == "cpu" and w.dtype in dtypes for w in model.parameters()):
         names = " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         raise ConfigError(
-            f"cpu_kernels {kernels!r} is for {names} models on a CPU that torch has such products "
-            "for: leave it at 'auto'."
+            f"cpu_kernels {kernels!r} is for {names} models on a CPU: leave it at 'auto'."
         )
-
-
-def _exchange(
-    model: nn.Module, make: Callable[[Any], nn.Module], dtypes: Dtypes, smallest: int
-) -> int:
-    return exchange(model, lambda layer: make(layer) if _suits(layer, dtypes, smallest) else None)
 
 
 def _suits(layer: Any, dtypes: Dtypes, smallest: int) -> bool:
@@ -101,48 +122,57 @@ def _packed(layer: Any) -> PackedLinear:
 # -- the race ----------------------------------------------------------------------------------
 
 
-def packing_pays(model: nn.Module) -> bool:
-    """Returns whether packed weights are clearly faster here, for one row and for a few.
+def fastest(model: nn.Module) -> str:
+    """Returns the kernel that is fastest here for one row and for a few; "off" if there is none.
 
-    The weights of the model's commonest shape race. MKL's product is two to five times slower than
-    oneDNN's on the AMD processor that it was tried on, and on the Intel one a little faster.
+    The weights of the model's commonest shape race. What wins differs: MKL's product takes from
+    half to five times as long as oneDNN's on AMD's processors, on one of Intel's a little less.
     """
-    if not packed.available():
-        return False
+    known = {
+        name: make
+        for name, (make, dtypes) in _known().items()
+        if any(_suits(layer, dtypes, SMALLEST[name]) for layer in _layers(model))
+    }
+    if len(known) < 2:
+        return next(iter(known), "off")
+    racers = _commonest(model)
+    width, dtype = matrix_of(racers[0]).shape[1], racers[0].weight.dtype
+    inputs = [torch.ones(rows, width, dtype=dtype) for rows in RACE_ROWS]
+    lanes = {name: [make(_copy(layer)) for layer in racers] for name, make in known.items()}
+    took = _race(lanes, inputs)
+    return min(took, key=lambda name: took[name] * HANDICAP[name])
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    return [getattr(parent, name) for parent, name in linear_layers(model)]
+
+
+def _commonest(model: nn.Module) -> Sequence[Any]:
+    """Returns layers of the shape that holds the most weights, as many as fill a cache."""
     by_shape: dict[Any, list[Any]] = defaultdict(list)
-    for parent, name in linear_layers(model):
-        layer: Any = getattr(parent, name)
-        if _suits(layer, packed.DTYPES, SMALLEST_PACKED):
-            by_shape[layer.weight.shape].append(layer)
-    if not by_shape:
-        return False
-    commonest = max(by_shape.values(), key=lambda group: sum(m.weight.numel() for m in group))
-    racers = commonest[: 1 + RACE_ELEMENTS // commonest[0].weight.numel()]
-    ours = [PackedLinear(matrix_of(module), None) for module in racers]
-    width, dtype = ours[0].in_features, racers[0].weight.dtype
-    inputs = [torch.ones(rows, width, dtype=dtype) for rows in (1, 6)]
-    return _relative(ours, [_plain(module) for module in racers], inputs) < MARGIN
+    for layer in _layers(model):
+        by_shape[layer.weight.shape].append(layer)
+    most = max(by_shape.values(), key=lambda group: sum(layer.weight.numel() for layer in group))
+    return most[: 1 + RACE_ELEMENTS // most[0].weight.numel()]
 
 
-def _plain(module: Any) -> nn.Module:
-    """What the layer would be without packing; the layer itself stays as it is."""
-    if _suits(module, BLOCKED_DTYPES, SMALLEST_BLOCKED):
-        return RowLinear(nn.Parameter(matrix_of(module), requires_grad=False), None)
-    return module  # type: ignore[no-any-return]
+def _copy(layer: Any) -> nn.Linear:
+    """Returns a layer for a kernel to be made of, which may change it: the model's stays."""
+    matrix = matrix_of(layer)
+    copy = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, device="meta")
+    copy.weight = nn.Parameter(matrix, requires_grad=False)
+    return copy
 
 
 @torch.inference_mode()
-def _relative(
-    ours: Sequence[nn.Module], theirs: Sequence[nn.Module], inputs: Sequence[Tensor]
-) -> float:
-    """Returns how long ours take for the inputs, relative to theirs: medians of turns."""
-    took: tuple[list[float], list[float]] = ([], [])
+def _race(lanes: Mapping[str, Sequence[nn.Module]], inputs: Sequence[Tensor]) -> dict[str, float]:
+    """Returns how many seconds the layers of each lane take for the inputs: medians of turns."""
+    took: dict[str, list[float]] = {name: [] for name in lanes}
     for _ in range(1 + RACE_TURNS):
-        for layers, times in zip((ours, theirs), took, strict=True):
+        for name, layers in lanes.items():
             begin = perf_counter()
             for layer in layers:
                 for x in inputs:
                     layer(x)
-            times.append(perf_counter() - begin)
-    mine, other = (median(times[1:]) for times in took)  # the first turn warms up
-    return mine / other
+            took[name].append(perf_counter() - begin)
+    return {name: median(times[1:]) for name, times in took.items()}  # the first turn warms up

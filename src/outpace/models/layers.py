@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -41,3 +42,13 @@ def matrix_of(layer: Any) -> Tensor:
     """Returns a layer's weight ``[N, K]``, contiguous."""
     weight: Tensor = layer.weight.detach()
     return weight.t().contiguous() if type(layer) is Conv1D else weight
+
+
+SMALLEST_SCALE = 1e-30
+"""A row of zeros is divided by this instead of by zero."""
+
+
+def to_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns a weight ``[N, K]`` rounded to 8-bit integers, and the scale ``[N]`` of each row."""
+    scale = matrix.abs().amax(1).clamp(min=SMALLEST_SCALE) / 127
+    return (matrix / scale[:, None]).round().to(torch.int8), scale

@@ -19,8 +19,10 @@ from transformers.utils import logging as transformers_logging
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.models import support
 from outpace.models.attention import use_grouped
-from outpace.models.kernels import Kernels, speed_up
+from outpace.models.block import play_blocks
+from outpace.models.kernels import ASKED, NATIVE, Kernels, speed_up
 from outpace.models.kernels import check as check_kernels
+from outpace.models.native_linear import share_products
 from outpace.models.quantize import Quantization, quantize
 from outpace.models.quantize import check as check_quantization
 from outpace.models.weights import weight_bytes
@@ -128,11 +130,11 @@ def load(
     ``UnsupportedModel``.
     """
     check_kernels(cpu_kernels)
-    if quantization is not None and cpu_kernels in ("packed", "blocked"):
+    if quantization is not None and cpu_kernels in ASKED:
         raise ConfigError(
             f"cpu_kernels {cpu_kernels!r} and quantization exclude each other: leave one out."
         )
-    if cpu_kernels in ("packed", "blocked") and isinstance(model, (Loaded, nn.Module)):
+    if cpu_kernels in ASKED and isinstance(model, (Loaded, nn.Module)):
         raise ConfigError(
             f"cpu_kernels {cpu_kernels!r} changes a model's layers, and a model that you loaded "
             "stays as it is: give its path or hub name instead."
@@ -156,7 +158,12 @@ def load(
     if quantization is not None:
         # After the probe, which then need not tell rounding from a mask that is ignored.
         quantize(loaded.model, quantization)
-        support.probe(loaded.model, coarse=True)
+    ours = not isinstance(model, (Loaded, nn.Module))
+    if ours and cpu_kernels in NATIVE:
+        share_products(loaded.model)
+        play_blocks(loaded.model)
+    if ours:
+        support.probe(loaded.model, coarse=quantization is not None)
     return loaded
 
 

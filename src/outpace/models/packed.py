@@ -15,14 +15,27 @@ HINT = 8
 DTYPES = frozenset({torch.float32, torch.bfloat16})
 
 
-def available() -> bool:
-    """Whether this build of torch can pack weights."""
+def available(dtype: torch.dtype = torch.float32) -> bool:
+    """Whether weights can be packed here: this build of torch can, and the processor."""
     has: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return has and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if not (has and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return False
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.ones(16, 16, dtype=dtype), HINT)
+    except RuntimeError:  # narrow types need instructions that not every processor has
+        return False
+    return True
 
 
-def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+def dtypes() -> frozenset[torch.dtype]:
+    """Returns the types of weights that can be packed here."""
+    return frozenset(filter(available, DTYPES))
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns oneDNN's product ``[..., N]`` of x ``[..., K]`` with a weight ``[N, K]``, packed or
+    plain."""
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
 
 
@@ -44,7 +57,7 @@ class PackedLinear(nn.Module):
         self.bias = bias
         self._dtype = weight.dtype
         self._shown_t = shown_t
-        self._compilable = opaque("packed_linear", _product, _shape)
+        self._compilable = opaque("packed_linear", product, _shape)
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), HINT)
 
     @property
@@ -60,8 +73,8 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``[..., K]`` -> ``[..., N]``."""
-        product = self._compilable if torch.compiler.is_compiling() else _product
-        result: Tensor = product(x, self._packed, self.bias)
+        play = self._compilable if torch.compiler.is_compiling() else product
+        result: Tensor = play(x, self._packed, self.bias)
         return result
 
     def extra_repr(self) -> str:

@@ -1,7 +1,10 @@
 """Quantised weights: less memory to read, and a model of its own.
 
-On a CPU, "int8": each output channel's weights as 8-bit integers of one scale, the products exact
-integers by oneDNN. The activations must be integers too. Rounded to 8 bits they would not do here:
+On a CPU, "int8": each output channel's weights as 8-bit integers of one scale. Our own products
+(`models.native`) widen them as they go; activations stay as they are.
+
+Without a C++ compiler the products are oneDNN's, of exact integers, and the activations must be
+integers too (`Int8Linear`). Rounded to 8 bits they would not do here:
 attention adds up in another order when several tokens share a pass, the last bit that this changes
 decides now and then which way an activation is rounded, and one step of 1/127 is felt in the logits
 (by a percent of their spread) where the last bit was not. Speculation would change the text.
@@ -22,14 +25,13 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ConfigError, UnsupportedModel, did_you_mean
-from outpace.models.layers import exchange, linear_layers, matrix_of
+from outpace.models.layers import SMALLEST_SCALE, exchange, linear_layers, matrix_of, to_int8
+from outpace.models.native import native
+from outpace.models.native_linear import native_int8
 from outpace.models.opaque import opaque
 
 Quantization = Literal["int8", "int4"]
 QUANTIZATIONS = ("int8", "int4")
-
-SMALLEST_SCALE = 1e-30
-"""A row of zeros is divided by this instead of by zero."""
 
 
 class Int8Linear(nn.Module):
@@ -45,8 +47,7 @@ class Int8Linear(nn.Module):
         matrix = matrix_of(layer)  # [N, K]
         self.out_features, self.in_features = matrix.shape
         self.levels = levels
-        scale = matrix.abs().amax(1).clamp(min=SMALLEST_SCALE) / 127
-        integers = (matrix / scale[:, None]).round().to(torch.int8)
+        integers, scale = to_int8(matrix)
         self.register_buffer("scale", scale)  # [N]
         self.register_buffer("zero", torch.zeros(len(scale), dtype=torch.int32))
         self.bias: Any = layer.bias
@@ -139,10 +140,11 @@ def _check_cpu(quantization: str, dtype: torch.dtype | str) -> None:
             "quantization 'int8' on a CPU computes in float32, not in "
             f"{str(dtype).removeprefix('torch.')}: use dtype 'float32'."
         )
-    if int8_levels() == 0:
+    if native() is None and int8_levels() == 0:
         raise ConfigError(
-            "quantization 'int8' needs torch with oneDNN's integer products, which this processor "
-            "or this build of torch lacks: leave quantization out."
+            "quantization 'int8' needs a C++ compiler, or torch with oneDNN's integer products, "
+            "which this processor or this build of torch lacks: install one, or leave "
+            "quantization out."
         )
 
 
@@ -156,8 +158,11 @@ def quantize(model: nn.Module, quantization: Quantization) -> None:
     _check_layers(model)
     if next(model.parameters()).device.type != "cpu":
         return _by_torchao(model, quantization)
-    levels = int8_levels()
-    exchange(model, lambda layer: Int8Linear(layer, levels))
+    library, levels = native(), int8_levels()
+    if library is None:
+        exchange(model, lambda layer: Int8Linear(layer, levels))
+    else:
+        exchange(model, lambda layer: native_int8(library, layer))
 
 
 def _check_layers(model: nn.Module) -> None:

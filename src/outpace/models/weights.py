@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -29,7 +29,9 @@ def _read(module: nn.Module) -> int:
     if isinstance(module, nn.Embedding):
         return 0
     own = sum(_nbytes(parameter) for parameter in module.parameters(recurse=False))
-    return own + int(getattr(module, "packed_bytes", 0))
+    loaded = getattr(module, "loaded_bytes", None)  # of a weight that was narrowed since
+    narrowed = 0 if loaded is None else int(loaded) - _nbytes(cast(Tensor, module.weight))
+    return own + narrowed + int(getattr(module, "packed_bytes", 0))
 
 
 def _nbytes(tensor: Tensor) -> int:

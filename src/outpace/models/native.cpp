@@ -1,0 +1,492 @@
+// Passes over a few tokens on a CPU: matrix products, and whole layers of the Llama kind.
+//
+// Decoding reads every weight for one token, and scoring a draft should read it once too. So the
+// weights of a few outputs go through the registers together, and meet all rows before the next.
+// Every sum runs in one order whatever rows share the call, and attention goes through the slots
+// that a token sees in their order, wherever they are: so what a token gets has the same bits when
+// it is decoded alone and when it is scored among drafts, in a chain or in a tree.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX2__) && defined(__F16C__)
+constexpr int LANES = 8, REGISTERS = 16;
+#else
+constexpr int LANES = 4, REGISTERS = 32;
+#endif
+
+constexpr int ROWS = 6;       // rows of a tile, at most
+constexpr int64_t CHUNK = 48; // what a thread takes at a time is a multiple of so many outputs
+constexpr int64_t CHUNKS = 8; // that each thread would take if all were equally fast
+constexpr int BLOCK = 128;    // slots whose scores are worked out before their values are added
+
+// What OpenMP's compilers turn a parallel region into a call of. It is handed over, so that torch's
+// own threads do the work: threads of another pool would fight with them for the cores.
+typedef void (*Parallel)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
+
+struct Threads {
+  Parallel parallel; // or null
+  int count;
+
+  void run(void (*work)(void *), void *data) const {
+    if (count > 1 && parallel)
+      parallel(work, data, unsigned(count), 0);
+    else
+      work(data);
+  }
+};
+
+template <typename T> struct Lanes {
+  typedef T type __attribute__((vector_size(sizeof(T) * LANES)));
+};
+template <typename T> using lanes = typename Lanes<T>::type;
+using floats = lanes<float>;
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+template <typename V> inline V load(const void *from) {
+  V loaded;
+  std::memcpy(&loaded, from, sizeof loaded);
+  return loaded;
+}
+
+inline float one(float w) { return w; }
+inline float one(int8_t w) { return w; }
+inline float one(bfloat16 w) {
+  uint32_t bits = uint32_t(w.bits) << 16;
+  return load<float>(&bits);
+}
+
+// a * b + c, rounded once. The compiler is kept from doing this on its own: it would do so in one
+// tile and not in another, and a token's bits would depend on its company.
+inline floats fused(floats a, floats b, floats c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// The compilers' own conversions of vectors from narrow types come out one by one on x86.
+inline floats widen(const float *w) { return load<floats>(w); }
+#if defined(__AVX512F__)
+inline floats widen(const int8_t *w) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(w)));
+}
+inline floats widen(const bfloat16 *w) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(w)), 16));
+}
+#elif defined(__AVX2__) && defined(__F16C__)
+inline floats widen(const int8_t *w) {
+  int64_t bytes = load<int64_t>(w);
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bytes)));
+}
+inline floats widen(const bfloat16 *w) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(w)), 16));
+}
+#else
+inline floats widen(const int8_t *w) {
+  return __builtin_convertvector(load<lanes<int8_t>>(w), floats);
+}
+inline floats widen(const bfloat16 *w) {
+  auto bits = __builtin_convertvector(load<lanes<uint16_t>>(w), lanes<uint32_t>) << 16;
+  return load<floats>(&bits);
+}
+#endif
+
+#ifdef __FLT16_MANT_DIG__
+inline float one(_Float16 w) { return w; }
+#if defined(__AVX512F__)
+inline floats widen(const _Float16 *w) { return _mm512_cvtph_ps(load<__m256i>(w)); }
+#elif defined(__AVX2__) && defined(__F16C__)
+inline floats widen(const _Float16 *w) { return _mm256_cvtph_ps(load<__m128i>(w)); }
+#else
+inline floats widen(const _Float16 *w) {
+  return __builtin_convertvector(load<lanes<_Float16>>(w), floats);
+}
+#endif
+#endif
+
+inline float sum(floats v) {
+  float part[LANES];
+  std::memcpy(part, &v, sizeof part);
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) part[i] += part[i + half];
+  return part[0];
+}
+
+// -- products: y[r, n] = sum over k of x[r, k] w[n, k] ---------------------------------------------
+
+// A linear layer, one of those that the same rows are multiplied with. Its weight is a plain matrix
+// of float32, bfloat16, int8 (with a scale per output) or float16; all arithmetic is in float32.
+struct Part {
+  const void *weight; // [outputs, K]
+  const float *scale; // [outputs], or null
+  const float *bias;  // [outputs], or null
+  int64_t outputs, kind;
+};
+
+template <typename W, int OUT, int IN>
+inline void tile(const float *x, int64_t k, const Part &part, float *y, int64_t output) {
+  const W *w = static_cast<const W *>(part.weight) + output * k;
+  floats sums[IN][OUT] = {};
+  int64_t at = 0;
+  for (; at + LANES <= k; at += LANES) {
+    floats wide[OUT];
+#pragma GCC unroll 8
+    for (int o = 0; o < OUT; o++) wide[o] = widen(w + o * k + at);
+#pragma GCC unroll 8
+    for (int r = 0; r < IN; r++) {
+      floats in = load<floats>(x + r * k + at);
+#pragma GCC unroll 8
+      for (int o = 0; o < OUT; o++) sums[r][o] = fused(wide[o], in, sums[r][o]);
+    }
+  }
+  for (int r = 0; r < IN; r++)
+    for (int o = 0; o < OUT; o++) {
+      float found = sum(sums[r][o]);
+      for (int64_t rest = at; rest < k; rest++) found += one(w[o * k + rest]) * x[r * k + rest];
+      if (part.scale) found *= part.scale[output + o];
+      if (part.bias) found += part.bias[output + o];
+      y[r * part.outputs + output + o] = found;
+    }
+}
+
+template <typename W, int OUT>
+inline void outputs(const float *x, int64_t rows, int64_t k, const Part &part, float *y,
+                    int64_t output) {
+  int64_t row = 0;
+  for (int64_t tiles = (rows + ROWS - 1) / ROWS; tiles; tiles--) {
+    int64_t take = (rows - row + tiles - 1) / tiles; // as even as can be
+    const float *from = x + row * k;
+    float *to = y + row * part.outputs;
+    switch (take) {
+    case 1: tile<W, OUT, 1>(from, k, part, to, output); break;
+    case 2: tile<W, OUT, 2>(from, k, part, to, output); break;
+    case 3: tile<W, OUT, 3>(from, k, part, to, output); break;
+    case 4: tile<W, OUT, 4>(from, k, part, to, output); break;
+    case 5: tile<W, OUT, 5>(from, k, part, to, output); break;
+    default: tile<W, OUT, ROWS>(from, k, part, to, output);
+    }
+    row += take;
+  }
+}
+
+template <typename W>
+void span(const float *x, int64_t rows, int64_t k, const Part &part, float *y, int64_t begin,
+          int64_t end) {
+  int64_t o = begin, tiles = (rows + ROWS - 1) / ROWS, tallest = (rows + tiles - 1) / tiles;
+  // As many outputs as leave a tile's sums, weights and input in registers.
+  if (4 * tallest + 5 <= REGISTERS || tallest <= 3)
+    for (; o + 4 <= end; o += 4) outputs<W, 4>(x, rows, k, part, y, o);
+  if (3 * tallest + 4 <= REGISTERS)
+    for (; o + 3 <= end; o += 3) outputs<W, 3>(x, rows, k, part, y, o);
+  for (; o + 2 <= end; o += 2) outputs<W, 2>(x, rows, k, part, y, o);
+  for (; o < end; o++) outputs<W, 1>(x, rows, k, part, y, o);
+}
+
+void span(const float *x, int64_t rows, int64_t k, const Part &part, float *y, int64_t begin,
+          int64_t end) {
+  switch (part.kind) {
+  case 0: return span<float>(x, rows, k, part, y, begin, end);
+  case 1: return span<bfloat16>(x, rows, k, part, y, begin, end);
+  case 2: return span<int8_t>(x, rows, k, part, y, begin, end);
+#ifdef __FLT16_MANT_DIG__
+  case 3: return span<_Float16>(x, rows, k, part, y, begin, end);
+#endif
+  }
+}
+
+struct Product {
+  const float *x; // [rows, K]
+  float *y;       // one part's [rows, outputs] after another's
+  int64_t rows, k;
+  const Part *parts;
+  int64_t count;
+  int64_t step, total; // in outputs, all parts' one after another
+  int64_t next;        // output that nobody has taken yet
+};
+
+void take_outputs(void *given) {
+  Product *job = static_cast<Product *>(given);
+  for (;;) {
+    int64_t begin = __atomic_fetch_add(&job->next, job->step, __ATOMIC_RELAXED);
+    if (begin >= job->total) return;
+    int64_t end = std::min(begin + job->step, job->total), first = 0;
+    for (int64_t i = 0; i < job->count; first += job->parts[i++].outputs) {
+      const Part &part = job->parts[i];
+      int64_t from = std::max(begin - first, int64_t(0));
+      int64_t to = std::min(end - first, part.outputs);
+      float *y = job->y + job->rows * first;
+      if (from < to) span(job->x, job->rows, job->k, part, y, from, to);
+    }
+  }
+}
+
+void multiply(const float *x, float *y, int64_t rows, int64_t k, const Part *parts, int64_t count,
+              Threads threads) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < count; i++) total += parts[i].outputs;
+  int64_t step = (total / (threads.count * CHUNKS) + CHUNK - 1) / CHUNK * CHUNK;
+  Product job{x, y, rows, k, parts, count, std::max(step, CHUNK), total, 0};
+  threads.run(take_outputs, &job);
+}
+
+// -- a layer of the Llama kind ---------------------------------------------------------------------
+
+// e^x to some 2 units in the last place; what is below the smallest normal number becomes that.
+inline floats exponential(floats x) {
+  const floats top = floats{} + 88.3762626647949f, bottom = floats{} - 87.3365478515625f;
+  x = x > top ? top : x;
+  x = x < bottom ? bottom : x;
+  const float rounder = 12582912.f; // 1.5 * 2^23: adding it rounds to an integer
+  floats n = (x * 1.44269504088896341f + rounder) - rounder;
+  floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  floats p = floats{} + 1.9875691500e-4f;
+  p = fused(p, r, floats{} + 1.3981999507e-3f);
+  p = fused(p, r, floats{} + 8.3334519073e-3f);
+  p = fused(p, r, floats{} + 4.1665795894e-2f);
+  p = fused(p, r, floats{} + 1.6666665459e-1f);
+  p = fused(p, r, floats{} + 5.0000001201e-1f);
+  p = p * (r * r) + r + 1.f;
+  lanes<int32_t> power = (__builtin_convertvector(n, lanes<int32_t>) + 127) << 23;
+  return p * load<floats>(&power);
+}
+
+inline float exponential(float x) { return exponential(floats{} + x)[0]; }
+
+// y = x / sqrt(mean of x^2 + eps) * weight; n a multiple of LANES.
+void normalise(const float *x, const float *weight, float eps, int64_t n, float *y) {
+  floats squares[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * LANES <= n; i += 4 * LANES)
+    for (int u = 0; u < 4; u++) {
+      floats v = load<floats>(x + i + u * LANES);
+      squares[u] = fused(v, v, squares[u]);
+    }
+  for (; i < n; i += LANES) {
+    floats v = load<floats>(x + i);
+    squares[0] = fused(v, v, squares[0]);
+  }
+  float mean = sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / float(n);
+  float factor = 1.f / std::sqrt(mean + eps);
+  for (i = 0; i < n; i += LANES) {
+    floats v = load<floats>(x + i) * factor * load<floats>(weight + i);
+    std::memcpy(y + i, &v, sizeof v);
+  }
+}
+
+// gate = gate * sigmoid(gate) * up; n a multiple of LANES.
+void gated(float *gate, const float *up, int64_t n) {
+  for (int64_t i = 0; i < n; i += LANES) {
+    floats g = load<floats>(gate + i);
+    floats v = g / (exponential(-g) + 1.f) * load<floats>(up + i);
+    std::memcpy(gate + i, &v, sizeof v);
+  }
+}
+
+void add(float *x, const float *y, int64_t n) {
+  for (int64_t i = 0; i < n; i++) x[i] += y[i];
+}
+
+struct Layer {
+  Part query, key, value, output, gate, up, down;
+  const float *before, *after;         // weights of the norms before attention and before the MLP
+  const float *query_norm, *key_norm;  // [dim] each, or null
+  int64_t hidden, heads, groups, dim, inner;
+  float eps, scaling;
+};
+
+// A pass of `columns` tokens in each of `rows` rows, of which token t of row a is r = a columns + t.
+struct Pass {
+  int64_t rows, columns, view, rotary; // view: slots that may be seen; rotary: dimensions turned
+  const float *cosines, *sines;        // [rows columns, rotary]
+  const int64_t *slots;                // [rows columns]: where each token is written
+  const uint8_t *mask;                 // [rows, columns, view], or null: all is seen
+  int64_t mask_row, mask_column;       // strides
+  int64_t cache_row, cache_head;       // strides of the cache, in floats
+  float *scratch;
+};
+
+// Turns the first dimensions of a head by the angles of its position.
+inline void turn(float *head, const float *cosines, const float *sines, int64_t rotary) {
+  int64_t half = rotary / 2;
+  for (int64_t i = 0; i < half; i++) {
+    float a = head[i], b = head[i + half];
+    head[i] = a * cosines[i] - b * sines[i];
+    head[i + half] = b * cosines[i + half] + a * sines[i + half];
+  }
+}
+
+// One query, and its attention so far: softmax and values are rescaled whenever a score is higher.
+struct Query {
+  float *head;   // [dim]
+  float *values; // [dim]: sums weighted by e^(score - highest)
+  float highest, weights;
+};
+
+void attend(Query &query, const float *keys, const float *values, const int32_t *seen, int count,
+            int64_t dim, float scaling) {
+  alignas(64) float scores[BLOCK];
+  float highest = query.highest;
+  int i = 0;
+  for (; i + 4 <= count; i += 4) { // four at a time, so that none waits for another
+    const float *k[4];
+    for (int u = 0; u < 4; u++) k[u] = keys + seen[i + u] * dim;
+    floats sums[4] = {};
+    for (int64_t d = 0; d < dim; d += LANES) {
+      floats q = load<floats>(query.head + d);
+      for (int u = 0; u < 4; u++) sums[u] = fused(q, load<floats>(k[u] + d), sums[u]);
+    }
+    for (int u = 0; u < 4; u++) scores[i + u] = sum(sums[u]) * scaling;
+  }
+  for (; i < count; i++) {
+    floats sums = {};
+    for (int64_t d = 0; d < dim; d += LANES)
+      sums = fused(load<floats>(query.head + d), load<floats>(keys + seen[i] * dim + d), sums);
+    scores[i] = sum(sums) * scaling;
+  }
+  for (i = 0; i < count; i++) highest = std::max(highest, scores[i]);
+  float fading = exponential(query.highest - highest);
+  query.highest = highest;
+  for (i = count; i % LANES; i++) scores[i] = highest; // e^0 there: read, but not added
+  for (i = 0; i < count; i += LANES) {
+    floats e = exponential(load<floats>(scores + i) - highest);
+    std::memcpy(scores + i, &e, sizeof e);
+  }
+  query.weights *= fading;
+  for (i = 0; i < count; i++) query.weights += scores[i];
+  for (int64_t d = 0; d < dim; d += LANES) {
+    floats sums = load<floats>(query.values + d) * fading;
+    for (i = 0; i < count; i++)
+      sums = fused(load<floats>(values + seen[i] * dim + d), floats{} + scores[i], sums);
+    std::memcpy(query.values + d, &sums, sizeof sums);
+  }
+}
+
+struct Attention {
+  const Layer *layer;
+  const Pass *pass;
+  float *queries, *keys, *values; // products: [rows columns, heads dim] or [..., groups dim]
+  float *key_cache, *value_cache, *result;
+  int64_t next; // row and key head that nobody has taken yet
+};
+
+// The tokens of one row, for the query heads that share a key head.
+void attention_of(const Attention &job, int64_t row, int64_t group) {
+  const Layer &layer = *job.layer;
+  const Pass &pass = *job.pass;
+  int64_t dim = layer.dim, each = layer.heads / layer.groups;
+  int64_t offset = row * pass.cache_row + group * pass.cache_head;
+  float *keys = job.key_cache + offset, *values = job.value_cache + offset;
+  for (int64_t t = 0; t < pass.columns; t++) {
+    int64_t r = row * pass.columns + t, at = (r * layer.groups + group) * dim;
+    if (layer.key_norm) normalise(job.keys + at, layer.key_norm, layer.eps, dim, job.keys + at);
+    turn(job.keys + at, pass.cosines + r * pass.rotary, pass.sines + r * pass.rotary, pass.rotary);
+    std::memcpy(keys + pass.slots[r] * dim, job.keys + at, dim * sizeof(float));
+    std::memcpy(values + pass.slots[r] * dim, job.values + at, dim * sizeof(float));
+  }
+  for (int64_t t = 0; t < pass.columns; t++) {
+    int64_t r = row * pass.columns + t;
+    Query queries[64];
+    for (int64_t h = 0; h < each; h++) {
+      int64_t at = (r * layer.heads + group * each + h) * dim;
+      float *head = job.queries + at;
+      if (layer.query_norm) normalise(head, layer.query_norm, layer.eps, dim, head);
+      turn(head, pass.cosines + r * pass.rotary, pass.sines + r * pass.rotary, pass.rotary);
+      queries[h] = {head, job.result + at, -1e30f, 0.f};
+      std::memset(job.result + at, 0, dim * sizeof(float));
+    }
+    const uint8_t *mask = pass.mask;
+    if (mask) mask += row * pass.mask_row + t * pass.mask_column;
+    int32_t seen[BLOCK];
+    int count = 0;
+    for (int64_t s = 0; s < pass.view; s++) {
+      if (!mask || mask[s]) seen[count++] = int32_t(s);
+      if (count == BLOCK || (s + 1 == pass.view && count)) {
+        for (int64_t h = 0; h < each; h++)
+          attend(queries[h], keys, values, seen, count, dim, layer.scaling);
+        count = 0;
+      }
+    }
+    for (int64_t h = 0; h < each; h++)
+      for (int64_t d = 0; d < dim; d++) queries[h].values[d] /= queries[h].weights;
+  }
+}
+
+void take_heads(void *given) {
+  Attention *job = static_cast<Attention *>(given);
+  int64_t groups = job->layer->groups, total = job->pass->rows * groups;
+  for (;;) {
+    int64_t task = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
+    if (task >= total) return;
+    attention_of(*job, task / groups, task % groups);
+  }
+}
+
+} // namespace
+
+extern "C" {
+
+int outpace_lanes() { return LANES; }
+
+// The number of kinds of weights: float16 comes last, because not all compilers have it.
+int outpace_kinds() {
+#ifdef __FLT16_MANT_DIG__
+  return 4;
+#else
+  return 3;
+#endif
+}
+
+void outpace_products(const float *x, float *y, int64_t rows, int64_t k, const Part *parts,
+                      int64_t count, Parallel parallel, int threads) {
+  multiply(x, y, rows, k, parts, count, Threads{parallel, threads});
+}
+
+// The floats of scratch memory that a layer needs for so many tokens.
+int64_t outpace_scratch(const Layer *layer, int64_t tokens) {
+  int64_t attention = (2 * layer->heads + 2 * layer->groups) * layer->dim;
+  return tokens * (layer->hidden + std::max(attention, 2 * layer->inner));
+}
+
+// x: [tokens, hidden], what comes in, and then what comes out.
+void outpace_layer(const Layer *layer, const Pass *pass, float *x, float *keys, float *values,
+                   Parallel parallel, int count) {
+  Threads threads{parallel, count};
+  int64_t tokens = pass->rows * pass->columns, hidden = layer->hidden;
+  int64_t wide = layer->heads * layer->dim, narrow = layer->groups * layer->dim;
+  float *normal = pass->scratch, *rest = normal + tokens * hidden;
+
+  for (int64_t r = 0; r < tokens; r++)
+    normalise(x + r * hidden, layer->before, layer->eps, hidden, normal + r * hidden);
+  multiply(normal, rest, tokens, hidden, &layer->query, 3, threads);
+  float *made_keys = rest + tokens * wide, *made_values = made_keys + tokens * narrow;
+  float *seen = made_values + tokens * narrow;
+  Attention attention{layer, pass, rest, made_keys, made_values, keys, values, seen, 0};
+  threads.run(take_heads, &attention);
+  multiply(seen, normal, tokens, wide, &layer->output, 1, threads);
+  add(x, normal, tokens * hidden);
+
+  for (int64_t r = 0; r < tokens; r++)
+    normalise(x + r * hidden, layer->after, layer->eps, hidden, normal + r * hidden);
+  float *gate = rest, *up = rest + tokens * layer->inner;
+  multiply(normal, gate, tokens, hidden, &layer->gate, 2, threads);
+  gated(gate, up, tokens * layer->inner);
+  multiply(gate, normal, tokens, layer->inner, &layer->down, 1, threads);
+  add(x, normal, tokens * hidden);
+}
+}

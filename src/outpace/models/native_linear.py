@@ -1,0 +1,241 @@
+"""Linear layers on our own products: plain weights, one copy, read once for a few rows."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers.pytorch_utils import Conv1D
+
+from outpace.models import packed
+from outpace.models.layers import matrix_of, to_int8
+from outpace.models.native import Native, Prepared, Weight, native
+from outpace.models.opaque import opaque
+
+DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+"""Of models whose layers can be exchanged for these."""
+
+NARROW = (torch.bfloat16, torch.float16)
+"""Types that can hold a float32 weight without loss, if it was saved in one of them."""
+
+FEW = 24
+"""Rows up to which our products are faster than oneDNN's."""
+
+SAMPLE = 1 << 12
+"""Elements of a weight that are tried before all of them."""
+
+
+class NativeLinear(nn.Module):
+    """A linear layer that reads its weight once for up to `FEW` rows.
+
+    A row of the result has the same bits whatever other rows share the product, up to that number.
+    A weight may be of a narrower type than the activations; sums are in float32 at any rate.
+    """
+
+    def __init__(
+        self,
+        library: Native,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        *,
+        scale: Tensor | None = None,
+        shown_t: bool = False,
+        loaded_bytes: int | None = None,
+    ) -> None:
+        """weight: ``[N, K]``, or a transposed view of such memory (``shown_t``), as GPT-2's; scale:
+        float32 ``[N]``, for integers. loaded_bytes: of the weight before it was narrowed."""
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.scale = None if scale is None else nn.Parameter(scale, requires_grad=False)
+        self._shown_t = shown_t
+        self.library = library
+        self._compilable = opaque("native_linear", _product, _shape)
+        self.out_features, self.in_features = self._matrix().shape
+        self.loaded_bytes = weight.nbytes if loaded_bytes is None else loaded_bytes
+        self._together = Together(library, [self])
+        self._onednn = packed.available()
+
+    def _matrix(self) -> Tensor:
+        return self.weight.t() if self._shown_t else self.weight
+
+    def told(self) -> Weight:
+        """Returns what the products read."""
+        bias = None if self.bias is None else self.bias.float()
+        return Weight(self._matrix(), self.scale, bias)
+
+    def pointer(self) -> int:
+        """Returns where the weight is now."""
+        weight: Tensor = self._parameters["weight"]  # type: ignore[assignment]  # faster so
+        return weight.data_ptr()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``[..., K]`` -> ``[..., N]``."""
+        if torch.compiler.is_compiling():
+            return self._compiled(x)
+        if not self._can(x):
+            return self._dense(x)
+        return self._together.product(self, x)
+
+    def share(self, together: Together) -> None:
+        """Computes with others from now on."""
+        self._together = together
+
+    def _can(self, x: Tensor) -> bool:
+        few = 0 < x.numel() <= FEW * self.in_features
+        return few and not self._learns(x) and x.device.type == "cpu"
+
+    def _learns(self, x: Tensor) -> bool:
+        return torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
+
+    def _compiled(self, x: Tensor) -> Tensor:
+        y: Tensor = self._compilable(x.float().contiguous(), *self.told())
+        return y.to(x.dtype)
+
+    def _dense(self, x: Tensor) -> Tensor:
+        matrix = self._matrix().to(x.dtype)
+        if self.scale is not None:
+            matrix = matrix * self.scale[:, None]
+        plain = x.dtype == torch.float32 and not self._learns(x)
+        if self._onednn and plain and x.numel():
+            return packed.product(x, matrix, self.bias)
+        return linear(x, matrix, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class Together:
+    """Layers that are given the same input one after another: one product does for all.
+
+    The first one that asks computes what the others will ask for. What they get is theirs only if
+    their input is the very same tensor; otherwise it is computed for them.
+    """
+
+    def __init__(self, library: Native, layers: Sequence[NativeLinear]) -> None:
+        self._library = library
+        self._layers = tuple(layers)
+        self._prepared: Prepared | None = None
+        self._held: tuple[Tensor, dict[int, Tensor]] | None = None  # replaced as one: threads
+
+    def product(self, layer: NativeLinear, x: Tensor) -> Tensor:
+        """Returns ``layer(x)``."""
+        held = self._held
+        if held is not None and held[0] is x:
+            found = held[1].pop(id(layer), None)
+            if not held[1]:
+                self._held = None
+            if found is not None:
+                return found
+        results = dict(zip(map(id, self._layers), self._results(x), strict=True))
+        found = results.pop(id(layer))
+        if results:
+            self._held = x, results
+        return found
+
+    def _results(self, x: Tensor) -> Sequence[Tensor]:
+        prepared = self._ready()
+        wide = x if x.dtype == torch.float32 else x.float()
+        flat = self._library.products(wide if wide.is_contiguous() else wide.contiguous(), prepared)
+        y = flat if wide is x else flat.to(x.dtype)
+        shape = x.shape[:-1]
+        if len(self._layers) == 1:
+            return [y.view(*shape, -1)]
+        rows = x.numel() // prepared.inputs
+        parts = torch.split(y, [rows * outputs for outputs in prepared.outputs])
+        return [part.view(*shape, -1) for part in parts]
+
+    def _ready(self) -> Prepared:
+        found = self._prepared
+        if found is None or found.pointers != [layer.pointer() for layer in self._layers]:
+            found = self._prepared = Prepared([layer.told() for layer in self._layers])
+        return found
+
+
+def _product(x: Tensor, matrix: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    library = native()
+    assert library is not None, "its layers exist"
+    return library.products(x, Prepared([Weight(matrix, scale, bias)])).view(*x.shape[:-1], -1)
+
+
+def _shape(x: Tensor, matrix: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], matrix.shape[0])
+
+
+# -- making them -------------------------------------------------------------------------------
+
+
+def native_linear(library: Native, layer: Any, narrow: bool = True) -> NativeLinear:
+    """Returns a layer like a plain linear one, with its parameters, or, if its weight loses nothing
+    by that, with a narrower one (``narrow``)."""
+    shown_t = type(layer) is Conv1D
+    if shown_t:
+        layer.weight.data = layer.weight.data.t().contiguous().t()
+    weight, loaded = layer.weight, layer.weight.nbytes
+    kind = narrowest(weight, library) if narrow else weight.dtype
+    if kind != weight.dtype:
+        weight = nn.Parameter(weight.detach().to(kind), requires_grad=False)
+    return NativeLinear(library, weight, layer.bias, shown_t=shown_t, loaded_bytes=loaded)
+
+
+def native_int8(library: Native, layer: Any) -> NativeLinear:
+    """Returns a layer with a plain linear one's weight as 8-bit integers, a scale per output."""
+    integers, scale = to_int8(matrix_of(layer))
+    weight = nn.Parameter(integers, requires_grad=False)
+    # What `Int8Linear` holds, which stands in where there is no compiler: seeded texts go by it.
+    loaded = integers.nbytes + scale.nbytes  # the other half of its scales and zero points
+    return NativeLinear(library, weight, layer.bias, scale=scale, loaded_bytes=loaded)
+
+
+def narrowest(weight: Tensor, library: Native) -> torch.dtype:
+    """Returns the narrowest type that holds every element of a weight as it is."""
+    if weight.dtype != torch.float32:
+        return weight.dtype
+    some = weight.detach().flatten()[:SAMPLE]
+    for dtype in filter(library.takes, NARROW):
+        if _fits(some, dtype) and _fits(weight.detach(), dtype):
+            return dtype
+    return weight.dtype
+
+
+def _fits(weight: Tensor, dtype: torch.dtype) -> bool:
+    return torch.equal(weight.to(dtype).to(weight.dtype), weight)
+
+
+@torch.inference_mode()
+def share_products(model: nn.Module) -> int:
+    """Lets layers that a pass gives the very same input compute together; returns how many do.
+
+    Which ones do shows in a pass over one token. model: a causal LM.
+    """
+    calls: list[tuple[NativeLinear, Tensor, Tensor]] = []
+
+    def note(layer: Any, given: tuple[Tensor, ...]) -> None:
+        calls.append((layer, given[0], given[0].clone()))
+
+    layers = [module for module in model.modules() if isinstance(module, NativeLinear)]
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        if layers:
+            model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    times = Counter(id(layer) for layer, _, _ in calls)
+    by_input: dict[Any, list[tuple[NativeLinear, Tensor]]] = defaultdict(list)
+    for layer, x, copy in calls:
+        if times[id(layer)] == 1:
+            by_input[id(x), layer.weight.dtype].append((layer, copy))
+    shared = 0
+    for group in by_input.values():
+        unchanged = all(torch.equal(copy, group[0][1]) for _, copy in group)
+        if len(group) > 1 and unchanged:
+            together = Together(group[0][0].library, [layer for layer, _ in group])
+            for layer, _ in group:
+                layer.share(together)
+            shared += len(group)
+    return shared

@@ -1,0 +1,319 @@
+"""Our own products and layers: the same numbers as torch's, and the same bits in any company."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.pytorch_utils import Conv1D
+
+from outpace import LLM, SamplingParams
+from outpace.core.tree import Tree
+from outpace.errors import ConfigError
+from outpace.models import kernels, native
+from outpace.models.block import Block, play_blocks
+from outpace.models.kernels import speed_up
+from outpace.models.load import load
+from outpace.models.native import Native
+from outpace.models.native_linear import (
+    FEW,
+    NativeLinear,
+    narrowest,
+    native_linear,
+    share_products,
+)
+from outpace.models.runner import Runner
+
+FOUND = native.native()
+pytestmark = pytest.mark.skipif(FOUND is None, reason="no C++ compiler here")
+
+SHAPES = [(64, 32), (31, 48), (101, 64), (100, 7), (1, 5), (144, 129)]
+BASE: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+PLAYED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "llama-bias": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 6}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+}
+
+
+def library() -> Native:
+    assert FOUND is not None
+    return FOUND
+
+
+def made(family: str, **more: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config, model, options = PLAYED[family]
+    found: PreTrainedModel = model(config(**{**BASE, **options, **more})).eval()
+    with torch.no_grad():  # norms of ones and biases of zeros would hide what is left out
+        for parameter in found.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.3 * torch.randn_like(parameter)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.inference_mode()
+def test_products_are_torchs_and_a_row_keeps_its_bits(
+    shape: tuple[int, int], bias: bool, dtype: torch.dtype
+) -> None:
+    if not library().takes(dtype):
+        pytest.skip("the compiler knows no such numbers")
+    torch.manual_seed(0)
+    plain = nn.Linear(shape[1], shape[0], bias=bias)
+    plain.weight.copy_(plain.weight.to(dtype))
+    layer = native_linear(library(), plain)
+    assert layer.weight.dtype == dtype
+    x = torch.randn(FEW, shape[1])
+    alone = torch.cat([layer(row[None]) for row in x])
+    torch.testing.assert_close(alone, plain(x), rtol=1e-5, atol=1e-5)
+    for rows in range(1, FEW + 1):
+        assert torch.equal(layer(x[:rows]), alone[:rows])
+        assert torch.equal(layer(x[-rows:].flip(0)), alone[-rows:].flip(0))
+    assert torch.equal(layer(x.view(2, FEW // 2, -1)).view(FEW, -1), alone)
+    many = torch.randn(3, FEW, shape[1])
+    torch.testing.assert_close(layer(many), plain(many), rtol=1e-5, atol=1e-5)
+    assert layer(torch.zeros(0, shape[1])).shape == (0, shape[0])
+
+
+@torch.inference_mode()
+def test_models_in_sixteen_bits_add_up_in_float32() -> None:
+    plain = nn.Linear(256, 32).bfloat16()
+    layer = native_linear(library(), plain)
+    x = torch.randn(3, 256).bfloat16()
+    exact = (x.double() @ plain.weight.double().t() + plain.bias.double()).bfloat16()
+    assert layer(x).dtype == torch.bfloat16
+    assert float((layer(x) == exact).double().mean()) > 0.95
+
+
+@torch.inference_mode()
+def test_gpt2_layers_stay_as_they_are_shown() -> None:
+    layer = Conv1D(24, 16)
+    x = torch.randn(3, 16)
+    expected, shown = layer(x), layer.weight.clone()
+    fast = native_linear(library(), layer)
+    torch.testing.assert_close(fast(x), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(fast.weight, shown)
+
+
+def test_only_weights_that_lose_nothing_are_narrowed() -> None:
+    weight = torch.randn(300, 300)
+    assert narrowest(weight, library()) == torch.float32
+    short = weight.bfloat16().float()
+    assert narrowest(short, library()) == torch.bfloat16
+    short[-1, -1] += 1e-6  # beyond the sample that is looked at first
+    assert narrowest(short, library()) == torch.float32
+
+
+def test_gradients_still_flow() -> None:
+    layer = native_linear(library(), nn.Linear(32, 16))
+    x = torch.randn(2, 32, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+
+
+@torch.inference_mode()
+def test_a_weight_that_moved_is_found_again() -> None:
+    layer = native_linear(library(), nn.Linear(32, 16, bias=False))
+    x = torch.randn(2, 32)
+    before = layer(x)
+    layer.weight.data = 2 * layer.weight.data
+    torch.testing.assert_close(layer(x), 2 * before)
+
+
+@torch.inference_mode()
+def test_layers_that_share_their_input_compute_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made("llama")
+    ids = torch.tensor([[5, 6, 7]])
+    expected = model(input_ids=ids).logits
+    speed_up(model, "native", smallest=1)
+    layers = sum(isinstance(module, NativeLinear) for module in model.modules())
+    assert share_products(model) == 10, "q, k, v and gate, up of two layers"
+    calls = []
+    products = Native.products
+    monkeypatch.setattr(
+        Native, "products", lambda self, x, weights: calls.append(1) or products(self, x, weights)
+    )
+    for _ in range(2):
+        torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-5)
+    assert len(calls) == 2 * (layers - 6)
+    attention = model.model.layers[0].self_attn
+    x, other = torch.randn(1, 64), torch.randn(1, 64)
+    first, second = attention.k_proj(x), attention.v_proj(other)
+    torch.testing.assert_close(first, x @ attention.k_proj.weight.t())
+    torch.testing.assert_close(second, other @ attention.v_proj.weight.t())
+
+
+def scored(runner: Runner, tokens: Tensor, tree: Tree | None, lengths: list[int]) -> Tensor:
+    runner.lengths = list(lengths)
+    logits: Tensor = runner.forward(tokens, keep=tokens.shape[1], tree=tree).logits
+    return logits
+
+
+@pytest.mark.parametrize("family", PLAYED)
+@torch.inference_mode()
+def test_played_layers_give_transformers_numbers(family: str) -> None:
+    model, plain = made(family), made(family)
+    speed_up(model, "native", smallest=1)
+    assert play_blocks(model) == 2
+    found, expected = (Runner(which, rows=2, max_length=512) for which in (model, plain))
+    tokens = torch.randint(0, 101, (2, 7))
+    for tree in (Tree.uniform([0, 0, 1, 2, 2, 0], rows=2), Tree.chain(2, 6)):
+        for lengths in ([9, 4], [9, 9], [300, 7]):
+            logits = []
+            for runner in (found, expected):
+                runner.lengths = []
+                runner.admit(2)
+                torch.manual_seed(1)
+                runner.prefill(0, [list(range(1, lengths[0] % 97)), list(range(3, lengths[1]))])
+                for start in range(0, max(lengths), 20):  # the library's passes fill it too
+                    runner.lengths = [min(start, length) for length in lengths]
+                    runner.forward(torch.randint(0, 101, (2, 20)) * 0 + 5, keep=1)
+                logits.append(scored(runner, tokens, tree, lengths))
+            torch.testing.assert_close(logits[0], logits[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", PLAYED)
+@torch.inference_mode()
+def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str) -> None:
+    model = made(family)
+    speed_up(model, "native", smallest=1)
+    play_blocks(model)
+    runner = Runner(model, rows=3, max_length=512)
+    runner.admit(3)
+    torch.manual_seed(1)
+    text = torch.randint(0, 101, (160,)).tolist()
+    alone = []
+    for length, token in enumerate(text):  # one row, one token at a time
+        runner.lengths = [length]
+        alone.append(runner.forward(torch.tensor([[token]]), keep=1).logits[0, 0])
+    runner.lengths = [0, 0, 0]
+    done = 0
+    while done < len(text) - 8:  # three rows; the right path lies at the end of a tree
+        nodes = [1, 2, *text[done + 1 : done + 4], 3]
+        tokens = torch.tensor([[text[done], *nodes]] * 3)
+        tree = Tree.uniform([0, 1, 0, 3, 4, 4], rows=3)
+        logits = scored(runner, tokens, tree, [done] * 3)
+        for node, at in ((0, 0), (3, 1), (4, 2), (5, 3)):
+            for row in range(3):
+                assert torch.equal(logits[row, node], alone[done + at])
+        runner.lengths = [done] * 3
+        runner.advance_paths(1, [[3, 4, 5]] * 3)
+        done += 4
+
+
+@torch.inference_mode()
+def test_layers_that_compute_something_else_are_left_to_transformers() -> None:
+    torch.manual_seed(0)
+    granite = GraniteForCausalLM(GraniteConfig(**BASE, residual_multiplier=0.3)).eval()
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, **ends))
+    gelu = made("llama", hidden_act="gelu")
+    hooked = made("llama")
+    hooked.model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    for model, count in ((granite, 0), (gpt2.eval(), 0), (gelu, 0), (hooked, 1)):
+        speed_up(model, "native", smallest=1)
+        assert play_blocks(model) == count
+        assert sum(isinstance(layer.forward, Block) for layer in model.modules()) == count
+
+
+def test_texts_are_those_of_torch(tmp_path: Path) -> None:
+    made("llama").save_pretrained(tmp_path)
+    texts = []
+    for options in ({"cpu_kernels": "off"}, {"cpu_kernels": "native"}):
+        for method in (None, {"method": "ngram", "num_speculative_tokens": 4}):
+            llm = LLM(tmp_path, speculative_config=method, **options)  # type: ignore[arg-type]
+            params = SamplingParams(temperature=0, max_tokens=60)
+            found = llm.generate([[1, 2, 3], [7]], params)
+            texts.append([out.token_ids for out in found])
+    assert all(text == texts[0] for text in texts)
+
+
+def test_a_model_handed_over_keeps_its_layers(tmp_path: Path) -> None:
+    model = made("llama")
+    assert not isinstance(load(model).model.model.layers[0].forward, Block)
+    model.save_pretrained(tmp_path)
+    assert isinstance(load(tmp_path).model.model.layers[0].forward, Block)
+    off = load(tmp_path, cpu_kernels="off").model
+    assert not isinstance(off.model.layers[0].forward, Block)
+
+
+def test_without_a_compiler_torchs_own_products_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert native.native.__wrapped__() is None
+    monkeypatch.setattr(kernels, "native", lambda: None)
+    model = nn.Sequential(nn.Linear(512, 512))
+    with pytest.raises(ConfigError, match="'native' needs a C\\+\\+ compiler: leave it at 'auto'"):
+        speed_up(model, "native")
+    assert speed_up(model, "auto") == 1
+    assert not isinstance(model[0], NativeLinear)
+
+
+def test_a_broken_compiler_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert native.native.__wrapped__() is None
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+@pytest.mark.slow
+def test_what_was_built_is_kept_and_damage_is_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert native.native.__wrapped__() is not None
+    (kept,) = (tmp_path / "outpace").glob("*.so")
+    made_at = kept.stat().st_mtime_ns
+    assert native.native.__wrapped__() is not None
+    assert kept.stat().st_mtime_ns == made_at
+    elsewhere = tmp_path / "elsewhere"  # what a process has loaded once it does not read again
+    damaged = elsewhere / "outpace" / kept.name
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"cut short")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(elsewhere))
+    assert native.native.__wrapped__() is not None
+    assert damaged.stat().st_size > 1000
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert native.native.__wrapped__() is not None, "for this process only"
