@@ -48,8 +48,9 @@ class LLM:
     decoding, and the bundled drafter for the bundled model. max_num_seqs: rows decoded at once.
     generation_config: "auto" takes unset options from the model's own, "none" ignores it.
     cpu_kernels: "auto" exchanges the linear layers of float32 or bfloat16 models on a CPU for the
-    fastest on this machine, "packed" and "blocked" for those of one kind, "off" for none; models
-    that you loaded and quantised ones stay as they are.
+    fastest on this machine, "native", "packed" and "blocked" for those of one kind, "off" for none;
+    with "auto" and "native" whole layers too, where there is a C++ compiler; models that you
+    loaded stay as they are.
     compile: plays the short passes of target and drafter compiled (CPU) or as CUDA graphs (GPU);
     loading then takes minutes, or seconds where torch has kept what it compiled.
     quantization: "int8", or "int4" on a GPU: quantises the linear layers of a model loaded here,

@@ -125,9 +125,9 @@ def load(
 
     dtype "auto": float32 on a CPU (narrow types are slower there), the checkpoint's own on a GPU.
     device "auto": CUDA where there is one. cpu_kernels "auto": linear layers of a model loaded here
-    are exchanged for ones that are faster on few rows (`models.kernels`); a model handed over stays
-    as it is. quantization: see `models.quantize`. Raises ``ConfigError``, ``ModelLoadError`` or
-    ``UnsupportedModel``.
+    are exchanged for ones that are faster on few rows (`models.kernels`), and layers of the Llama
+    kind played whole (`models.block`); a model handed over stays as it is. quantization: see
+    `models.quantize`. Raises ``ConfigError``, ``ModelLoadError`` or ``UnsupportedModel``.
     """
     check_kernels(cpu_kernels)
     if quantization is not None and cpu_kernels in ASKED:
