@@ -66,7 +66,7 @@ class Block:
     """Plays one decoder layer: the ``forward`` of that layer, in the place of its own."""
 
     def __init__(self, library: Native, layer: nn.Module, plans: Plans) -> None:
-        """layer: one that is `like_llama`. plans: those of the same model."""
+        """layer: one that looks `_like_llama`. plans: those of the same model."""
         self.plain: Any = layer.forward
         self._library = library
         self._plans = plans
@@ -218,7 +218,8 @@ def play_blocks(model: nn.Module) -> int:
     That is tried on a small draft, layer by layer, in a pass that nothing else depends on.
     """
     library = native()
-    if library is None:
+    device: Any = model.device
+    if library is None or device.type != "cpu":
         return 0
     plans = Plans()
     trials = [
@@ -247,7 +248,12 @@ class _Trial:
     def __init__(self, block: Block, layer: Any) -> None:
         self.block = block
         self.layer = layer
-        self.same = False
+        self._agreed: list[bool] = []  # of each pass
+
+    @property
+    def same(self) -> bool:
+        """Whether it was played, and always with the same result."""
+        return bool(self._agreed) and all(self._agreed)
 
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         if options.get("attention_mask") is None or args or not _playable(hidden_states):
@@ -257,7 +263,7 @@ class _Trial:
         if isinstance(expected, Tensor):
             rounding = ROUNDING * hidden_states.abs().max()
             allowed = TOLERANCE * (expected - hidden_states).std() + rounding
-            self.same = bool((played - expected).abs().max() <= allowed)
+            self._agreed.append(bool((played - expected).abs().max() <= allowed))
         return expected
 
 

@@ -169,14 +169,14 @@ def _shape(x: Tensor, matrix: Tensor, scale: Tensor | None, bias: Tensor | None)
 # -- making them -------------------------------------------------------------------------------
 
 
-def native_linear(library: Native, layer: Any, narrow: bool = True) -> NativeLinear:
+def native_linear(library: Native, layer: Any) -> NativeLinear:
     """Returns a layer like a plain linear one, with its parameters, or, if its weight loses nothing
-    by that, with a narrower one (``narrow``)."""
+    by that, with a narrower one."""
     shown_t = type(layer) is Conv1D
     if shown_t:
         layer.weight.data = layer.weight.data.t().contiguous().t()
     weight, loaded = layer.weight, layer.weight.nbytes
-    kind = narrowest(weight, library) if narrow else weight.dtype
+    kind = narrowest(weight, library)
     if kind != weight.dtype:
         weight = nn.Parameter(weight.detach().to(kind), requires_grad=False)
     return NativeLinear(library, weight, layer.bias, shown_t=shown_t, loaded_bytes=loaded)
