@@ -25,6 +25,7 @@ constexpr int LANES = 4, REGISTERS = 32;
 #endif
 
 constexpr int ROWS = 6;       // rows of a tile, at most
+constexpr int MANY = 4;       // rows of a tile from which on weights are called for ahead
 constexpr int64_t CHUNK = 48; // what a thread takes at a time is a multiple of so many outputs
 constexpr int64_t CHUNKS = 8; // that each thread would take if all were equally fast
 constexpr int BLOCK = 128;    // slots whose scores are worked out before their values are added
@@ -139,22 +140,49 @@ struct Part {
   int64_t outputs, kind;
 };
 
+// Says that a value is needed in a register. It costs no instruction, and keeps the compiler from
+// reading the value again for each use: loads are what a tile is short of.
+inline void keep(floats &value) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(value));
+#elif defined(__AVX2__)
+  asm("" : "+x"(value));
+#else
+  (void)value;
+#endif
+}
+
+template <typename W, int OUT, int IN>
+inline void step(const float *x, const W *w, int64_t k, floats (&sums)[IN][OUT]) {
+  floats wide[OUT];
+#pragma GCC unroll 8
+  for (int o = 0; o < OUT; o++) {
+    wide[o] = widen(w + o * k);
+    if (IN > 1) keep(wide[o]);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < IN; r++) {
+    floats in = load<floats>(x + r * k);
+    if (OUT > 1) keep(in);
+#pragma GCC unroll 8
+    for (int o = 0; o < OUT; o++) sums[r][o] = fused(wide[o], in, sums[r][o]);
+  }
+}
+
 template <typename W, int OUT, int IN>
 inline void tile(const float *x, int64_t k, const Part &part, float *y, int64_t output) {
+  constexpr int64_t LINE = 64 / sizeof(W); // weights that come from memory together
   const W *w = static_cast<const W *>(part.weight) + output * k;
   floats sums[IN][OUT] = {};
   int64_t at = 0;
-  for (; at + LANES <= k; at += LANES) {
-    floats wide[OUT];
-#pragma GCC unroll 8
-    for (int o = 0; o < OUT; o++) wide[o] = widen(w + o * k + at);
-#pragma GCC unroll 8
-    for (int r = 0; r < IN; r++) {
-      floats in = load<floats>(x + r * k + at);
-#pragma GCC unroll 8
-      for (int o = 0; o < OUT; o++) sums[r][o] = fused(wide[o], in, sums[r][o]);
-    }
+  for (; at + LINE <= k; at += LINE) {
+    // Arithmetic for many rows would wait for weights, and they for it: so the next are called for.
+    if (IN >= MANY)
+      for (int o = 0; o < OUT; o++) __builtin_prefetch(w + (o + OUT) * k + at);
+#pragma GCC unroll 2
+    for (int64_t l = 0; l < LINE; l += LANES) step<W, OUT, IN>(x + at + l, w + at + l, k, sums);
   }
+  for (; at + LANES <= k; at += LANES) step<W, OUT, IN>(x + at, w + at, k, sums);
   for (int r = 0; r < IN; r++)
     for (int o = 0; o < OUT; o++) {
       float found = sum(sums[r][o]);
@@ -190,7 +218,7 @@ void span(const float *x, int64_t rows, int64_t k, const Part &part, float *y, i
           int64_t end) {
   int64_t o = begin, tiles = (rows + ROWS - 1) / ROWS, tallest = (rows + tiles - 1) / tiles;
   // As many outputs as leave a tile's sums, weights and input in registers.
-  if (4 * tallest + 5 <= REGISTERS || tallest <= 3)
+  if (4 * tallest + 5 <= REGISTERS)
     for (; o + 4 <= end; o += 4) outputs<W, 4>(x, rows, k, part, y, o);
   if (3 * tallest + 4 <= REGISTERS)
     for (; o + 3 <= end; o += 3) outputs<W, 3>(x, rows, k, part, y, o);
