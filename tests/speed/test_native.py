@@ -234,6 +234,10 @@ def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str) -> None:
         runner.lengths = [done] * 3
         runner.advance_paths(1, [[3, 4, 5]] * 3)
         done += 4
+    for rows in (1, 3):  # and so does one in a short prompt
+        length = FEW // rows
+        logits = scored(runner, torch.tensor([text[:length]] * rows), None, [0] * rows)
+        assert torch.equal(logits, torch.stack(alone[:length]).expand(rows, -1, -1))
 
 
 @torch.inference_mode()

@@ -3,8 +3,8 @@
 Most of what a layer does besides its products is launching some forty small operations, which takes
 longer than the operations. A layer that is found to be of the common kind (RMS norms, rotary
 attention, a gated SiLU) is played by `native.cpp` instead: what a token gets then has the same bits
-whatever else is in the pass, drafts included. Prompts, and all that is not of that kind, stay with
-transformers.
+whatever else is in the pass, drafts included. Long prompts, and all that is not of that kind, stay
+with transformers.
 """
 
 from __future__ import annotations
@@ -80,9 +80,8 @@ class Block:
         """Returns the layer's output ``[A, T, hidden]``."""
         mask = options.get("attention_mask")
         cached = isinstance(options.get("past_key_values"), SlotCache) and not args
-        # Without a mask several tokens are a prompt, plainly causal.
-        masked = hidden_states.shape[1] == 1 if mask is None else mask.dtype == torch.bool
-        if not (cached and masked and _playable(hidden_states)):
+        boolean = mask is None or mask.dtype == torch.bool
+        if not (cached and boolean and _playable(hidden_states)):
             return self.plain(hidden_states, *args, **options)
         return self.play(hidden_states, **options)
 
@@ -194,9 +193,11 @@ def _plan(
     *_, row, head, size = source
     cosines, sines = (angles.contiguous() for angles in turned)
     slots = writing.where[1].contiguous()
+    rows, columns = writing.rows, writing.columns
+    if mask is None and columns > 1:  # a prompt, which follows nothing: plainly causal
+        mask = torch.ones(columns, columns, dtype=torch.bool).tril().expand(rows, 1, -1, -1)
     if mask is not None and mask.stride(-1) != 1:
         mask = mask.contiguous()
-    rows, columns = writing.rows, writing.columns
     scratch = cosines.new_empty(rows * columns * size)
     told = _Pass(
         *(rows, columns, writing.view, cosines.shape[-1]),

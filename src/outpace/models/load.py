@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class Loaded:
         long = any(kind.get("rope_type") == "longrope" for kind in kinds)
         return min([top, *filter(None, first)]) if long else top
 
-    @property
+    @cached_property  # tokenizers make the whole table anew each time: 10 ms
     def vocabulary(self) -> int:
         """Tokens that can be generated: heads are often padded beyond what the tokenizer knows."""
         size = int(self.config.vocab_size)
