@@ -41,6 +41,7 @@ from outpace.models.native_linear import (
     share_products,
 )
 from outpace.models.runner import Runner
+from outpace.models.whole import Whole, play_whole
 
 FOUND = native.native()
 pytestmark = pytest.mark.skipif(FOUND is None, reason="no C++ compiler here")
@@ -184,12 +185,19 @@ def scored(runner: Runner, tokens: Tensor, tree: Tree | None, lengths: list[int]
     return logits
 
 
-@pytest.mark.parametrize("family", PLAYED)
-@torch.inference_mode()
-def test_played_layers_give_transformers_numbers(family: str) -> None:
-    model, plain = made(family), made(family)
+def play(model: PreTrainedModel, whole: bool) -> None:
     speed_up(model, "native", smallest=1)
     assert play_blocks(model) == 2
+    if whole:
+        assert play_whole(model)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("family", PLAYED)
+@torch.inference_mode()
+def test_played_layers_give_transformers_numbers(family: str, whole: bool) -> None:
+    model, plain = made(family), made(family)
+    play(model, whole)
     found, expected = (Runner(which, rows=2, max_length=512) for which in (model, plain))
     tokens = torch.randint(0, 101, (2, 7))
     for tree in (Tree.uniform([0, 0, 1, 2, 2, 0], rows=2), Tree.chain(2, 6)):
@@ -207,12 +215,12 @@ def test_played_layers_give_transformers_numbers(family: str) -> None:
             torch.testing.assert_close(logits[0], logits[1], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("family", PLAYED)
 @torch.inference_mode()
-def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str) -> None:
+def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str, whole: bool) -> None:
     model = made(family)
-    speed_up(model, "native", smallest=1)
-    play_blocks(model)
+    play(model, whole)
     runner = Runner(model, rows=3, max_length=512)
     runner.admit(3)
     torch.manual_seed(1)
@@ -255,6 +263,49 @@ def test_layers_that_compute_something_else_are_left_to_transformers() -> None:
         assert sum(isinstance(layer.forward, Block) for layer in model.modules()) == count
 
 
+@torch.inference_mode()
+def test_a_model_played_whole_still_does_what_else_it_is_asked() -> None:
+    model, plain = made("qwen3"), made("qwen3")
+    play(model, whole=True)
+    runners = [Runner(which, rows=1, max_length=64) for which in (model, plain)]
+    tokens = torch.tensor([[5, 6, 7]])
+
+    def same(tensors: list[Tensor]) -> None:
+        torch.testing.assert_close(tensors[0], tensors[1], rtol=1e-3, atol=1e-3)
+
+    for runner in runners:
+        runner.admit(1)
+    asked = [runner.forward(tokens, keep=1, output_hidden_states=True) for runner in runners]
+    for states in zip(*(output.hidden_states for output in asked), strict=True):
+        same(list(states))
+    seen: list[int] = []
+    hook = model.model.layers[1].register_forward_hook(lambda *_: seen.append(1))
+    same([scored(runner, tokens, None, [0]) for runner in runners])
+    assert seen
+    hook.remove()
+    same([which(input_ids=tokens).logits for which in (model, plain)])
+    before = scored(runners[0], tokens, None, [0])
+    with torch.no_grad():
+        for which in (model, plain):
+            which.model.norm.weight.data = which.model.norm.weight.data * 2
+    same([scored(runner, tokens, None, [0]) for runner in runners])
+    for which in (model, plain):
+        which.model.layers = which.model.layers[:1]
+        which.config.num_hidden_layers = 1
+    same([scored(runner, tokens, None, [0]) for runner in runners])
+    assert not torch.allclose(scored(runners[0], tokens, None, [0]), before, atol=1e-2)
+
+
+@torch.inference_mode()
+def test_a_model_that_scales_its_logits_is_not_played_whole() -> None:
+    torch.manual_seed(0)
+    model = GraniteForCausalLM(GraniteConfig(**BASE, logits_scaling=3.0)).eval()
+    speed_up(model, "native", smallest=1)
+    assert play_blocks(model) == 2
+    assert not play_whole(model)
+    assert not isinstance(model.forward, Whole)
+
+
 def test_texts_are_those_of_torch(tmp_path: Path) -> None:
     made("llama").save_pretrained(tmp_path)
     texts = []
@@ -271,9 +322,12 @@ def test_a_model_handed_over_keeps_its_layers(tmp_path: Path) -> None:
     model = made("llama")
     assert not isinstance(load(model).model.model.layers[0].forward, Block)
     model.save_pretrained(tmp_path)
-    assert isinstance(load(tmp_path).model.model.layers[0].forward, Block)
+    ours = load(tmp_path).model
+    assert isinstance(ours.model.layers[0].forward, Block)
+    assert isinstance(ours.forward, Whole)
     off = load(tmp_path, cpu_kernels="off").model
     assert not isinstance(off.model.layers[0].forward, Block)
+    assert not isinstance(off.forward, Whole)
 
 
 def test_without_a_compiler_torchs_own_products_are_used(

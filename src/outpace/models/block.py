@@ -1,4 +1,4 @@
-"""Whole decoder layers of the Llama kind in one call, for passes over a few tokens.
+"""Single decoder layers of the Llama kind, played by our own code.
 
 Most of what a layer does besides its products is launching some forty small operations, which takes
 longer than the operations. A layer that is found to be of the common kind (RMS norms, rotary
@@ -9,26 +9,19 @@ with transformers.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from outpace.core.tree import Tree
-from outpace.models.cache import SlotCache, Writing
-from outpace.models.native import Native, Part, Weight, native, part
-from outpace.models.native_linear import FEW, NativeLinear
+from outpace.models.cache import SlotCache
+from outpace.models.native import Native, native
+from outpace.models.native_linear import NativeLinear
 from outpace.models.runner import Runner
+from outpace.models.stack import HEAD_NORMS, NORMS, PARTS, Plans, Stack, eps_of, playable
 
-PARTS = (
-    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-)
-NORMS = ("input_layernorm", "post_attention_layernorm")
-HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 CHILDREN = {"self_attn", "mlp", *NORMS}
 """All that such a layer consists of."""
 
@@ -42,46 +35,20 @@ ROUNDING = 1e-6
 """The same, of what it is added to."""
 
 
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        *((name, Part) for name in ("query", "key", "value", "output", "gate", "up", "down")),
-        *((name, ctypes.c_void_p) for name in ("before", "after", "query_norm", "key_norm")),
-        *((name, ctypes.c_int64) for name in ("hidden", "heads", "groups", "dim", "inner")),
-        ("eps", ctypes.c_float),
-        ("scaling", ctypes.c_float),
-    )
-
-
-class _Pass(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "columns", "view", "rotary")),
-        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "slots", "mask")),
-        *((name, ctypes.c_int64) for name in ("mask_row", "mask_column")),
-        *((name, ctypes.c_int64) for name in ("cache_row", "cache_head")),
-        ("scratch", ctypes.c_void_p),
-    )
-
-
 class Block:
     """Plays one decoder layer: the ``forward`` of that layer, in the place of its own."""
 
     def __init__(self, library: Native, layer: nn.Module, plans: Plans) -> None:
         """layer: one that looks `_like_llama`. plans: those of the same model."""
         self.plain: Any = layer.forward
-        self._library = library
-        self._plans = plans
-        self._attention: Any = layer.self_attn
-        self._linears: list[Any] = [layer.get_submodule(name) for name in PARTS]
-        norms = [*NORMS, *(HEAD_NORMS if _has_head_norms(layer) else ())]
-        self._norms: list[Any] = [layer.get_submodule(name) for name in norms]
-        self._told: _Told | None = None
+        self._stack = Stack(library, [layer], plans)
 
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         """Returns the layer's output ``[A, T, hidden]``."""
         mask = options.get("attention_mask")
         cached = isinstance(options.get("past_key_values"), SlotCache) and not args
         boolean = mask is None or mask.dtype == torch.bool
-        if not (cached and boolean and _playable(hidden_states)):
+        if not (cached and boolean and playable(hidden_states)):
             return self.plain(hidden_states, *args, **options)
         return self.play(hidden_states, **options)
 
@@ -94,118 +61,9 @@ class Block:
         **_: Any,
     ) -> Tensor:
         """Returns the same, played by the library."""
-        told = self._ready()
-        layer, cache = told.layer, past_key_values
-        index = self._attention.layer_idx
-        keys, values = cache.room(index, layer.groups, layer.dim, hidden_states)
-        plan = self._plans.of(
-            cache.writing, attention_mask, position_embeddings, keys, told.scratch
-        )
         y = hidden_states.clone(memory_format=torch.contiguous_format)
-        self._library.layer(layer, plan.told, y, keys, values)
+        self._stack.play(y, position_embeddings, past_key_values, attention_mask)
         return y
-
-    def _ready(self) -> _Told:
-        """Returns what the library is told, anew if a weight has moved."""
-        tensors = [module._parameters["weight"] for module in (*self._linears, *self._norms)]
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        if self._told is None or self._told.pointers != pointers:
-            self._told = self._tell(pointers)
-        return self._told
-
-    def _tell(self, pointers: list[int]) -> _Told:
-        attention = self._attention
-        weights = [_weight(linear) for linear in self._linears]
-        parts = [part(weight) for weight in weights]
-        norms = [norm.weight.data_ptr() for norm in self._norms]
-        dim = attention.head_dim
-        layer = _Layer(
-            *parts,
-            *(norms if len(norms) == 4 else [*norms, None, None]),
-            *(self._linears[0].in_features, parts[0].outputs // dim, parts[1].outputs // dim),
-            *(dim, parts[4].outputs, _eps(self._norms[0]), attention.scaling),
-        )
-        return _Told(layer, self._library.scratch(layer), pointers, weights)
-
-
-@dataclass(frozen=True)
-class _Told:
-    layer: _Layer
-    scratch: int  # floats per token
-    pointers: list[int]
-    weights: list[Weight]  # alive as long as the layer may be read
-
-
-def _playable(x: Tensor) -> bool:
-    few = 0 < x.shape[0] * x.shape[1] <= FEW
-    plain = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
-    return few and plain and not torch.compiler.is_compiling()
-
-
-# -- passes ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Plan:
-    told: _Pass
-    source: tuple[Any, ...]  # what it was made of, by identity
-    alive: tuple[Tensor | None, ...]  # what it points to
-
-
-class Plans:
-    """What a model's layers are told of the current pass: the same for most of them."""
-
-    def __init__(self) -> None:
-        self._last: _Plan | None = None  # replaced as one: threads
-
-    def of(
-        self,
-        writing: Writing,
-        mask: Tensor | None,
-        turned: tuple[Tensor, Tensor],
-        keys: Tensor,
-        size: int,
-    ) -> _Plan:
-        """Returns what layers are told of a pass.
-
-        mask: bool ``[A, 1, T, S]``; turned: cosines and sines ``[A, T, D]``; keys: a layer's cache
-        ``[A, G, S, D]``; size: floats per token that the layer needs to work in.
-        """
-        last = self._last
-        source = writing, mask, *turned
-        shape = keys.stride(0), keys.stride(1), size
-        if last is not None and last.source[4:] == shape and _same(last.source[:4], source):
-            return last
-        self._last = _plan(writing, mask, turned, (*source, *shape))
-        return self._last
-
-
-def _same(old: Sequence[Any], new: Sequence[Any]) -> bool:
-    return all(one is other for one, other in zip(old, new, strict=True))
-
-
-def _plan(
-    writing: Writing,
-    mask: Tensor | None,
-    turned: tuple[Tensor, Tensor],
-    source: tuple[Any, ...],
-) -> _Plan:
-    *_, row, head, size = source
-    cosines, sines = (angles.contiguous() for angles in turned)
-    slots = writing.where[1].contiguous()
-    rows, columns = writing.rows, writing.columns
-    if mask is None and columns > 1:  # a prompt, which follows nothing: plainly causal
-        mask = torch.ones(columns, columns, dtype=torch.bool).tril().expand(rows, 1, -1, -1)
-    if mask is not None and mask.stride(-1) != 1:
-        mask = mask.contiguous()
-    scratch = cosines.new_empty(rows * columns * size)
-    told = _Pass(
-        *(rows, columns, writing.view, cosines.shape[-1]),
-        *(cosines.data_ptr(), sines.data_ptr(), slots.data_ptr()),
-        *((None, 0, 0) if mask is None else (mask.data_ptr(), mask.stride(0), mask.stride(2))),
-        *(row, head, scratch.data_ptr()),
-    )
-    return _Plan(told, source, (cosines, sines, slots, mask, scratch))
 
 
 # -- which layers ------------------------------------------------------------------------------
@@ -233,7 +91,7 @@ def play_blocks(model: nn.Module) -> int:
     try:
         for trial in trials:
             trial.layer.forward = trial
-        _small_draft(model)
+        small_draft(model)
     finally:
         for trial in trials:
             del trial.layer.forward
@@ -257,7 +115,7 @@ class _Trial:
         return bool(self._agreed) and all(self._agreed)
 
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
-        if options.get("attention_mask") is None or args or not _playable(hidden_states):
+        if options.get("attention_mask") is None or args or not playable(hidden_states):
             return self.block.plain(hidden_states, *args, **options)
         played = self.block.play(hidden_states, **options)
         expected = self.block.plain(hidden_states, *args, **options)
@@ -268,7 +126,8 @@ class _Trial:
         return expected
 
 
-def _small_draft(model: nn.Module) -> None:
+def small_draft(model: nn.Module) -> Tensor:
+    """Returns the logits ``[2, 5, V]`` of a pass over two rows with a draft tree."""
     config: Any = model.config
     vocabulary = config.get_text_config().vocab_size
     runner = Runner(model, rows=2, max_length=32)
@@ -276,7 +135,8 @@ def _small_draft(model: nn.Module) -> None:
     runner.prefill(0, [[token % vocabulary for token in row] for row in ((3, 1, 4), (1, 5, 9))])
     runner.lengths = [3, 2]
     tokens = torch.tensor([[2, 6, 5, 3, 5], [8, 9, 7, 9, 3]]) % vocabulary
-    runner.forward(tokens, keep=1, tree=Tree.uniform([0, 0, 1, 2], rows=2))
+    logits: Tensor = runner.forward(tokens, keep=5, tree=Tree.uniform([0, 0, 1, 2], rows=2)).logits
+    return logits
 
 
 def _like_llama(layer: Any, library: Native) -> bool:
@@ -298,13 +158,13 @@ def _fits(layer: Any, linears: Sequence[Any], norms: Sequence[Any], library: Nat
     """Whether the numbers of a layer are such that the library can play it."""
     attention = layer.self_attn
     dim = getattr(attention, "head_dim", 0)
-    if not dim or getattr(attention, "scaling", None) is None or None in map(_eps, norms):
+    if not dim or getattr(attention, "scaling", None) is None or None in map(eps_of, norms):
         return False
     query, key, *_ = (linear.out_features for linear in linears)
     wholes = dim, linears[0].in_features, linears[4].out_features
     return (
         all(size % library.lanes == 0 for size in wholes)
-        and len(set(map(_eps, norms))) == 1
+        and len(set(map(eps_of, norms))) == 1
         and {norm.weight.dtype for norm in norms} == {torch.float32}
         and [len(norm.weight) for norm in norms[2:]] in ([], [dim, dim])
         and query % key == 0
@@ -320,17 +180,3 @@ def _takes(linear: Any) -> bool:
     if type(linear) is nn.Linear:
         return linear.weight.dtype == torch.float32 and linear.weight.is_contiguous()
     return isinstance(linear, NativeLinear) and linear.weight.is_contiguous()
-
-
-def _weight(linear: Any) -> Weight:
-    if isinstance(linear, NativeLinear):
-        return linear.told()
-    return Weight(linear.weight, None, linear.bias)
-
-
-def _has_head_norms(layer: Any) -> bool:
-    return hasattr(layer.self_attn, "q_norm")
-
-
-def _eps(norm: Any) -> float | None:
-    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))

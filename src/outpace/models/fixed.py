@@ -82,7 +82,9 @@ class Compiled(Fixed):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self._forward = torch.compile(model.forward, fullgraph=True)
+        forward: Any = model.forward
+        plain: Any = getattr(forward, "plain", forward)  # transformers' own, if ours plays it
+        self._forward: Any = torch.compile(plain, fullgraph=True)
 
     def width(self, columns: int) -> int | None:
         return columns if columns <= WIDTHS[-1] else None

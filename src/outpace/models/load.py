@@ -27,6 +27,7 @@ from outpace.models.native_linear import share_products
 from outpace.models.quantize import Quantization, quantize
 from outpace.models.quantize import check as check_quantization
 from outpace.models.weights import weight_bytes
+from outpace.models.whole import play_whole
 
 DTYPES = {
     "float32": torch.float32,
@@ -163,6 +164,7 @@ def load(
     if ours and cpu_kernels in NATIVE:
         share_products(loaded.model)
         play_blocks(loaded.model)
+        play_whole(loaded.model)
     if ours:
         support.probe(loaded.model, coarse=quantization is not None)
     return loaded

@@ -465,6 +465,32 @@ void take_heads(void *given) {
   }
 }
 
+// One layer; x: [tokens, hidden], what comes in, and then what comes out.
+void play(const Layer &layer, const Pass &pass, float *x, float *keys, float *values,
+          Threads threads) {
+  int64_t tokens = pass.rows * pass.columns, hidden = layer.hidden;
+  int64_t wide = layer.heads * layer.dim, narrow = layer.groups * layer.dim;
+  float *normal = pass.scratch, *rest = normal + tokens * hidden;
+
+  for (int64_t r = 0; r < tokens; r++)
+    normalise(x + r * hidden, layer.before, layer.eps, hidden, normal + r * hidden);
+  multiply(normal, rest, tokens, hidden, &layer.query, 3, threads);
+  float *made_keys = rest + tokens * wide, *made_values = made_keys + tokens * narrow;
+  float *seen = made_values + tokens * narrow;
+  Attention attention{&layer, &pass, rest, made_keys, made_values, keys, values, seen, 0};
+  threads.run(take_heads, &attention);
+  multiply(seen, normal, tokens, wide, &layer.output, 1, threads);
+  add(x, normal, tokens * hidden);
+
+  for (int64_t r = 0; r < tokens; r++)
+    normalise(x + r * hidden, layer.after, layer.eps, hidden, normal + r * hidden);
+  float *gate = rest, *up = rest + tokens * layer.inner;
+  multiply(normal, gate, tokens, hidden, &layer.gate, 2, threads);
+  gated(gate, up, tokens * layer.inner);
+  multiply(gate, normal, tokens, layer.inner, &layer.down, 1, threads);
+  add(x, normal, tokens * hidden);
+}
+
 } // namespace
 
 extern "C" {
@@ -491,30 +517,16 @@ int64_t outpace_scratch(const Layer *layer, int64_t tokens) {
   return tokens * (layer->hidden + std::max(attention, 2 * layer->inner));
 }
 
-// x: [tokens, hidden], what comes in, and then what comes out.
-void outpace_layer(const Layer *layer, const Pass *pass, float *x, float *keys, float *values,
-                   Parallel parallel, int count) {
+// x: [tokens, hidden], what comes in, and then what comes out of all layers, normalised if there is
+// a weight for that. keys, values: each layer's cache, from the first row of the pass on.
+void outpace_layers(const Layer *layers, int64_t layer_count, const Pass *pass, float *x,
+                    float *const *keys, float *const *values, const float *norm, Parallel parallel,
+                    int count) {
   Threads threads{parallel, count};
-  int64_t tokens = pass->rows * pass->columns, hidden = layer->hidden;
-  int64_t wide = layer->heads * layer->dim, narrow = layer->groups * layer->dim;
-  float *normal = pass->scratch, *rest = normal + tokens * hidden;
-
+  for (int64_t i = 0; i < layer_count; i++) play(layers[i], *pass, x, keys[i], values[i], threads);
+  if (!norm) return;
+  int64_t tokens = pass->rows * pass->columns, hidden = layers->hidden;
   for (int64_t r = 0; r < tokens; r++)
-    normalise(x + r * hidden, layer->before, layer->eps, hidden, normal + r * hidden);
-  multiply(normal, rest, tokens, hidden, &layer->query, 3, threads);
-  float *made_keys = rest + tokens * wide, *made_values = made_keys + tokens * narrow;
-  float *seen = made_values + tokens * narrow;
-  Attention attention{layer, pass, rest, made_keys, made_values, keys, values, seen, 0};
-  threads.run(take_heads, &attention);
-  multiply(seen, normal, tokens, wide, &layer->output, 1, threads);
-  add(x, normal, tokens * hidden);
-
-  for (int64_t r = 0; r < tokens; r++)
-    normalise(x + r * hidden, layer->after, layer->eps, hidden, normal + r * hidden);
-  float *gate = rest, *up = rest + tokens * layer->inner;
-  multiply(normal, gate, tokens, hidden, &layer->gate, 2, threads);
-  gated(gate, up, tokens * layer->inner);
-  multiply(gate, normal, tokens, layer->inner, &layer->down, 1, threads);
-  add(x, normal, tokens * hidden);
+    normalise(x + r * hidden, norm, layers->eps, hidden, x + r * hidden);
 }
 }

@@ -92,8 +92,8 @@ class Native:
         self._products.argtypes = (pointer, pointer, number, number, pointer, number, *threads)
         self._scratch = library.outpace_scratch
         self._scratch.argtypes, self._scratch.restype = (pointer, number), number
-        self._layer = library.outpace_layer
-        self._layer.argtypes = (*(pointer,) * 5, *threads)
+        self._layers = library.outpace_layers
+        self._layers.argtypes = (pointer, number, *(pointer,) * 5, *threads)
         self._parallel = _torchs_threads()
 
     def takes(self, dtype: torch.dtype) -> bool:
@@ -116,16 +116,18 @@ class Native:
         """Returns the floats per token that a layer needs to work in."""
         return int(self._scratch(ctypes.byref(layer), 1))
 
-    def layer(self, layer: Any, plan: Any, x: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Replaces x by what a layer makes of it.
+    def layers(
+        self, layers: Any, plan: Any, x: Tensor, keys: Any, values: Any, norm: int | None
+    ) -> None:
+        """Replaces x by what layers make of it.
 
-        layer, plan: structures as the source knows them; x: float32, contiguous; keys, values: the
-        layer's cache, from the first row of the pass on.
+        layers, plan: structures as the source knows them; x: float32, contiguous; keys, values:
+        arrays of pointers to each layer's cache, from the first row of the pass on; norm: pointer
+        to the weight of what comes after the last layer.
         """
-        pointers = x.data_ptr(), keys.data_ptr(), values.data_ptr()
-        self._layer(
-            ctypes.byref(layer), ctypes.byref(plan), *pointers, *self._threads(WORTH_A_THREAD * 64)
-        )
+        threads = self._threads(WORTH_A_THREAD * 64)
+        told = ctypes.byref(plan), x.data_ptr(), keys, values, norm
+        self._layers(layers, len(layers), *told, *threads)
 
     def _threads(self, weights: int) -> tuple[ctypes.c_void_p | None, int]:
         return self._parallel, min(torch.get_num_threads(), 1 + weights // WORTH_A_THREAD)

@@ -1,0 +1,230 @@
+"""Decoder layers of the Llama kind as `native.cpp` plays them, for passes over a few tokens."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.models.cache import SlotCache, Writing
+from outpace.models.native import Native, Part, Weight, part
+from outpace.models.native_linear import FEW, NativeLinear
+
+PARTS = (
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+)
+NORMS = ("input_layernorm", "post_attention_layernorm")
+HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, Part) for name in ("query", "key", "value", "output", "gate", "up", "down")),
+        *((name, ctypes.c_void_p) for name in ("before", "after", "query_norm", "key_norm")),
+        *((name, ctypes.c_int64) for name in ("hidden", "heads", "groups", "dim", "inner")),
+        ("eps", ctypes.c_float),
+        ("scaling", ctypes.c_float),
+    )
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "view", "rotary")),
+        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "slots", "mask")),
+        *((name, ctypes.c_int64) for name in ("mask_row", "mask_column")),
+        *((name, ctypes.c_int64) for name in ("cache_row", "cache_head")),
+        ("scratch", ctypes.c_void_p),
+    )
+
+
+class Stack:
+    """Layers that follow one another, all with heads of the same number and size."""
+
+    def __init__(
+        self,
+        library: Native,
+        layers: Sequence[nn.Module],
+        plans: Plans,
+        norm: nn.Module | None = None,
+    ) -> None:
+        """layers: of the kind. plans: those of the same model. norm: what comes after the last."""
+        self._library = library
+        self._layers = [_Modules(layer) for layer in layers]
+        self._plans = plans
+        modules = [module for layer in self._layers for module in layer.weighted]
+        # Dictionaries of parameters: asking a module for one takes three times as long.
+        self._weights: list[Any] = [
+            module._parameters for module in (*modules, *([] if norm is None else [norm]))
+        ]
+        self._norm: Any = norm
+        self._told: _Told | None = None
+
+    def play(
+        self,
+        x: Tensor,
+        turned: tuple[Tensor, Tensor],
+        cache: SlotCache,
+        mask: Tensor | None,
+    ) -> None:
+        """Replaces x by what the layers make of it.
+
+        x: float32 ``[A, T, hidden]``, contiguous; turned: cosines and sines ``[A, T, D]``; mask:
+        bool ``[A, 1, T, S]``, or nothing where all is seen, or all up to the token itself.
+        """
+        told = self._ready()
+        first = told.layers[0]
+        rooms = [cache.room(index, first.groups, first.dim, x) for index in told.indices]
+        pointers = ctypes.c_void_p * len(rooms)
+        keys = pointers(*(room[0].data_ptr() for room in rooms))
+        values = pointers(*(room[1].data_ptr() for room in rooms))
+        plan = self._plans.of(cache.writing, mask, turned, rooms[0][0], told.scratch)
+        self._library.layers(told.layers, plan.told, x, keys, values, told.norm)
+
+    def _ready(self) -> _Told:
+        """Returns what the library is told, anew if a weight has moved."""
+        pointers = [parameters["weight"].data_ptr() for parameters in self._weights]
+        if self._told is None or self._told.pointers != pointers:
+            self._told = self._tell(pointers)
+        return self._told
+
+    def _tell(self, pointers: list[int]) -> _Told:
+        weights = [layer.weights() for layer in self._layers]
+        layers = (_Layer * len(weights))(
+            *(layer.told(of) for layer, of in zip(self._layers, weights, strict=True))
+        )
+        return _Told(
+            layers=layers,
+            indices=[layer.attention.layer_idx for layer in self._layers],
+            norm=None if self._norm is None else self._norm.weight.data_ptr(),
+            scratch=max(map(self._library.scratch, layers)),
+            pointers=pointers,
+            weights=weights,
+        )
+
+
+@dataclass(frozen=True)
+class _Told:
+    layers: ctypes.Array[_Layer]
+    indices: list[int]  # of the layers, in the cache
+    norm: int | None
+    scratch: int  # floats per token
+    pointers: list[int]
+    weights: list[list[Weight]]  # alive as long as the layers may be read
+
+
+class _Modules:
+    """The parts of one layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.attention: Any = layer.self_attn
+        self.linears: list[Any] = [layer.get_submodule(name) for name in PARTS]
+        norms = [*NORMS, *(HEAD_NORMS if hasattr(layer.self_attn, "q_norm") else ())]
+        self.norms: list[Any] = [layer.get_submodule(name) for name in norms]
+        self.weighted = [*self.linears, *self.norms]
+
+    def weights(self) -> list[Weight]:
+        return [_weight(linear) for linear in self.linears]
+
+    def told(self, weights: Sequence[Weight]) -> _Layer:
+        parts = [part(weight) for weight in weights]
+        norms = [norm.weight.data_ptr() for norm in self.norms]
+        dim = self.attention.head_dim
+        return _Layer(
+            *parts,
+            *(norms if len(norms) == 4 else [*norms, None, None]),
+            *(self.linears[0].in_features, parts[0].outputs // dim, parts[1].outputs // dim),
+            *(dim, parts[4].outputs, eps_of(self.norms[0]), self.attention.scaling),
+        )
+
+
+def playable(x: Tensor) -> bool:
+    """Whether hidden states ``[A, T, hidden]`` are what a `Stack` is made for."""
+    plain = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
+    return few(x) and plain
+
+
+def few(tokens: Tensor) -> bool:
+    """Whether a pass over tokens ``[A, T, ...]`` is small enough."""
+    return 0 < tokens.shape[0] * tokens.shape[1] <= FEW and not torch.compiler.is_compiling()
+
+
+def eps_of(norm: Any) -> float | None:
+    """Returns what an RMS norm adds to the mean of squares."""
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
+def _weight(linear: Any) -> Weight:
+    if isinstance(linear, NativeLinear):
+        return linear.told()
+    return Weight(linear.weight, None, linear.bias)
+
+
+# -- passes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    told: _Pass
+    source: tuple[Any, ...]  # what it was made of, by identity
+    alive: tuple[Tensor | None, ...]  # what it points to
+
+
+class Plans:
+    """What a model's layers are told of the current pass: the same for most of them."""
+
+    def __init__(self) -> None:
+        self._last: _Plan | None = None  # replaced as one: threads
+
+    def of(
+        self,
+        writing: Writing,
+        mask: Tensor | None,
+        turned: tuple[Tensor, Tensor],
+        keys: Tensor,
+        size: int,
+    ) -> _Plan:
+        """Returns what layers are told of a pass.
+
+        mask: bool ``[A, 1, T, S]``; turned: cosines and sines ``[A, T, D]``; keys: a layer's cache
+        ``[A, G, S, D]``; size: floats per token that the layer needs to work in.
+        """
+        last = self._last
+        source = writing, mask, *turned
+        shape = keys.stride(0), keys.stride(1), size
+        if last is not None and last.source[4:] == shape and _same(last.source[:4], source):
+            return last
+        self._last = _plan(writing, mask, turned, (*source, *shape))
+        return self._last
+
+
+def _same(old: Sequence[Any], new: Sequence[Any]) -> bool:
+    return all(one is other for one, other in zip(old, new, strict=True))
+
+
+def _plan(
+    writing: Writing,
+    mask: Tensor | None,
+    turned: tuple[Tensor, Tensor],
+    source: tuple[Any, ...],
+) -> _Plan:
+    *_, row, head, size = source
+    cosines, sines = (angles.contiguous() for angles in turned)
+    slots = writing.where[1].contiguous()
+    rows, columns = writing.rows, writing.columns
+    if mask is None and columns > 1:  # a prompt, which follows nothing: plainly causal
+        mask = torch.ones(columns, columns, dtype=torch.bool).tril().expand(rows, 1, -1, -1)
+    if mask is not None and mask.stride(-1) != 1:
+        mask = mask.contiguous()
+    scratch = cosines.new_empty(rows * columns * size)
+    told = _Pass(
+        *(rows, columns, writing.view, cosines.shape[-1]),
+        *(cosines.data_ptr(), sines.data_ptr(), slots.data_ptr()),
+        *((None, 0, 0) if mask is None else (mask.data_ptr(), mask.stride(0), mask.stride(2))),
+        *(row, head, scratch.data_ptr()),
+    )
+    return _Plan(told, source, (cosines, sines, slots, mask, scratch))
