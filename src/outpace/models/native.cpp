@@ -14,18 +14,27 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__AVX512F__)
+#define AVX 512
+#elif defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
+#define AVX 256
+#else
+#define AVX 0
+#endif
+
 namespace {
 
-#if defined(__AVX512F__)
+#if AVX == 512
 constexpr int LANES = 16, REGISTERS = 32;
-#elif defined(__AVX2__) && defined(__F16C__)
+#elif AVX == 256
 constexpr int LANES = 8, REGISTERS = 16;
 #else
 constexpr int LANES = 4, REGISTERS = 32;
 #endif
 
 constexpr int ROWS = 6;       // rows of a tile, at most
-constexpr int MANY = 4;       // rows of a tile from which on weights are called for ahead
+constexpr int MANY = 4;       // rows of a tile from which on all weights are called for ahead
+constexpr int64_t HEAD = 256; // weights of an output that are called for ahead otherwise
 constexpr int64_t CHUNK = 48; // what a thread takes at a time is a multiple of so many outputs
 constexpr int64_t CHUNKS = 8; // that each thread would take if all were equally fast
 constexpr int BLOCK = 128;    // slots whose scores are worked out before their values are added
@@ -72,9 +81,9 @@ inline float one(bfloat16 w) {
 // a * b + c, rounded once. The compiler is kept from doing this on its own: it would do so in one
 // tile and not in another, and a token's bits would depend on its company.
 inline floats fused(floats a, floats b, floats c) {
-#if defined(__AVX512F__)
+#if AVX == 512
   return _mm512_fmadd_ps(a, b, c);
-#elif defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
+#elif AVX == 256
   return _mm256_fmadd_ps(a, b, c);
 #else
   return a * b + c;
@@ -83,14 +92,14 @@ inline floats fused(floats a, floats b, floats c) {
 
 // The compilers' own conversions of vectors from narrow types come out one by one on x86.
 inline floats widen(const float *w) { return load<floats>(w); }
-#if defined(__AVX512F__)
+#if AVX == 512
 inline floats widen(const int8_t *w) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(w)));
 }
 inline floats widen(const bfloat16 *w) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(w)), 16));
 }
-#elif defined(__AVX2__) && defined(__F16C__)
+#elif AVX == 256
 inline floats widen(const int8_t *w) {
   int64_t bytes = load<int64_t>(w);
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bytes)));
@@ -110,9 +119,9 @@ inline floats widen(const bfloat16 *w) {
 
 #ifdef __FLT16_MANT_DIG__
 inline float one(_Float16 w) { return w; }
-#if defined(__AVX512F__)
+#if AVX == 512
 inline floats widen(const _Float16 *w) { return _mm512_cvtph_ps(load<__m256i>(w)); }
-#elif defined(__AVX2__) && defined(__F16C__)
+#elif AVX == 256
 inline floats widen(const _Float16 *w) { return _mm256_cvtph_ps(load<__m128i>(w)); }
 #else
 inline floats widen(const _Float16 *w) {
@@ -121,12 +130,26 @@ inline floats widen(const _Float16 *w) {
 #endif
 #endif
 
+// The upper half of what is left is added to the lower one until one number is left.
 inline float sum(floats v) {
+#if AVX
+#if AVX == 512
+  __m256 eights[2];
+  std::memcpy(eights, &v, sizeof v);
+  __m256 eight = eights[0] + eights[1];
+#else
+  __m256 eight = v;
+#endif
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
   float part[LANES];
   std::memcpy(part, &v, sizeof part);
   for (int half = LANES / 2; half; half /= 2)
     for (int i = 0; i < half; i++) part[i] += part[i + half];
   return part[0];
+#endif
 }
 
 // -- products: y[r, n] = sum over k of x[r, k] w[n, k] ---------------------------------------------
@@ -143,9 +166,9 @@ struct Part {
 // Says that a value is needed in a register. It costs no instruction, and keeps the compiler from
 // reading the value again for each use: loads are what a tile is short of.
 inline void keep(floats &value) {
-#if defined(__AVX512F__)
+#if AVX == 512
   asm("" : "+v"(value));
-#elif defined(__AVX2__)
+#elif AVX == 256
   asm("" : "+x"(value));
 #else
   (void)value;
@@ -173,12 +196,15 @@ template <typename W, int OUT, int IN>
 inline void tile(const float *x, int64_t k, const Part &part, float *y, int64_t output) {
   constexpr int64_t LINE = 64 / sizeof(W); // weights that come from memory together
   const W *w = static_cast<const W *>(part.weight) + output * k;
+  // Processors see by themselves that weights are read in order, but only after a while, and not far
+  // ahead. So those of the next outputs are called for: their beginning, or all if arithmetic takes
+  // so long that nothing would be under way meanwhile.
+  const int64_t calling = IN >= MANY || sizeof(W) < 4 ? 0 : std::max(k - HEAD, int64_t(0));
   floats sums[IN][OUT] = {};
   int64_t at = 0;
   for (; at + LINE <= k; at += LINE) {
-    // Arithmetic for many rows would wait for weights, and they for it: so the next are called for.
-    if (IN >= MANY)
-      for (int o = 0; o < OUT; o++) __builtin_prefetch(w + (o + OUT) * k + at);
+    if (at >= calling)
+      for (int o = 0; o < OUT; o++) __builtin_prefetch(w + (o + OUT) * k + at - calling);
 #pragma GCC unroll 2
     for (int64_t l = 0; l < LINE; l += LANES) step<W, OUT, IN>(x + at + l, w + at + l, k, sums);
   }
