@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,12 @@ from outpace.models.kernels import speed_up
 from outpace.models.load import load
 from outpace.models.native import Native
 from outpace.models.native_linear import (
+    ANY,
     FEW,
     NativeLinear,
+    let_prompts_race,
     narrowest,
+    native_int8,
     native_linear,
     share_products,
 )
@@ -108,6 +112,28 @@ def test_products_are_torchs_and_a_row_keeps_its_bits(
     many = torch.randn(3, FEW, shape[1])
     torch.testing.assert_close(layer(many), plain(many), rtol=1e-5, atol=1e-5)
     assert layer(torch.zeros(0, shape[1])).shape == (0, shape[0])
+
+
+@pytest.mark.parametrize("rows", [1, 7, 24, 25, 26, 31, 100])
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.inference_mode()
+def test_eight_bits_are_scaled_back(shape: tuple[int, int], rows: int) -> None:
+    torch.manual_seed(0)
+    layer = native_int8(library(), nn.Linear(shape[1], shape[0]))
+    x = torch.randn(rows, shape[1])
+    assert layer.weight.dtype == torch.int8
+    torch.testing.assert_close(layer(x), layer.dense(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("ours", "onednns", "most"), [(1, 2, ANY), (2, 1, FEW)])
+def test_prompts_go_to_whoever_wins(
+    ours: int, onednns: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = cycle([0, ours, 0, onednns])
+    monkeypatch.setattr("outpace.models.native_linear.perf_counter", lambda: next(clock))
+    layer = native_linear(library(), nn.Linear(64, 32))
+    assert let_prompts_race(layer) == (ours < onednns)
+    assert layer.most == most
 
 
 @torch.inference_mode()

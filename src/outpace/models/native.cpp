@@ -35,6 +35,9 @@ constexpr int LANES = 4, REGISTERS = 32;
 constexpr int ROWS = 6;       // rows of a tile, at most
 constexpr int MANY = 4;       // rows of a tile from which on all weights are called for ahead
 constexpr int64_t HEAD = 256; // weights of an output that are called for ahead otherwise
+constexpr int64_t FEW = 24;   // rows up to which each has the same bits (native_linear.FEW)
+constexpr int64_t DEPTH = 512; // inputs that more rows are multiplied with at a time
+constexpr int64_t PANEL = 2 * LANES; // outputs, likewise
 constexpr int64_t CHUNK = 48; // what a thread takes at a time is a multiple of so many outputs
 constexpr int64_t CHUNKS = 8; // that each thread would take if all were equally fast
 constexpr int BLOCK = 128;    // slots whose scores are worked out before their values are added
@@ -70,6 +73,9 @@ template <typename V> inline V load(const void *from) {
   std::memcpy(&loaded, from, sizeof loaded);
   return loaded;
 }
+
+// A number in all lanes. Added to zeros it would have to be added: -0 + 0 is 0.
+inline floats all(float x) { return x - floats{}; }
 
 inline float one(float w) { return w; }
 inline float one(int8_t w) { return w; }
@@ -175,6 +181,11 @@ inline void keep(floats &value) {
 #endif
 }
 
+inline float finished(float sum, const Part &part, int64_t output) {
+  if (part.scale) sum *= part.scale[output];
+  return part.bias ? sum + part.bias[output] : sum;
+}
+
 template <typename W, int OUT, int IN>
 inline void step(const float *x, const W *w, int64_t k, floats (&sums)[IN][OUT]) {
   floats wide[OUT];
@@ -213,9 +224,7 @@ inline void tile(const float *x, int64_t k, const Part &part, float *y, int64_t 
     for (int o = 0; o < OUT; o++) {
       float found = sum(sums[r][o]);
       for (int64_t rest = at; rest < k; rest++) found += one(w[o * k + rest]) * x[r * k + rest];
-      if (part.scale) found *= part.scale[output + o];
-      if (part.bias) found += part.bias[output + o];
-      y[r * part.outputs + output + o] = found;
+      y[r * part.outputs + output + o] = finished(found, part, output + o);
     }
 }
 
@@ -239,9 +248,119 @@ inline void outputs(const float *x, int64_t rows, int64_t k, const Part &part, f
   }
 }
 
+#if AVX
+// Writes eight rows of eight numbers as columns; to: rows PANEL apart.
+inline void turn_over(const __m256 (&row)[8], float *to) {
+  __m256 pairs[8], fours[8];
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(row[i], row[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps(row[i], row[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; j++) {
+      fours[i + 2 * j] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0x44);
+      fours[i + 2 * j + 1] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0xEE);
+    }
+  for (int i = 0; i < 4; i++) {
+    _mm256_storeu_ps(to + i * PANEL, _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20));
+    _mm256_storeu_ps(to + (i + 4) * PANEL, _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31));
+  }
+}
+#endif
+
+// Lays out weights of `width` outputs, rows k apart, one input after another.
+template <typename W>
+void lay_out(const W *w, int64_t k, int64_t width, int64_t depth, float *panel) {
+  int64_t done = 0;
+#if AVX
+  for (; width == PANEL && done + LANES <= depth; done += LANES)
+    for (int64_t o = 0; o < PANEL; o += 8) {
+      float wide[8][LANES];
+      for (int i = 0; i < 8; i++) {
+        floats weights = widen(w + (o + i) * k + done);
+        std::memcpy(wide[i], &weights, sizeof weights);
+      }
+      for (int part = 0; part < LANES; part += 8) {
+        __m256 rows[8];
+        for (int i = 0; i < 8; i++) rows[i] = load<__m256>(wide[i] + part);
+        turn_over(rows, panel + (done + part) * PANEL + o);
+      }
+    }
+#endif
+  for (int64_t o = 0; o < width; o++)
+    for (int64_t at = done; at < depth; at++) panel[at * PANEL + o] = one(w[o * k + at]);
+}
+
+// Adds what IN rows of x make with a panel to sums, or begins them. sums: [IN, PANEL].
+template <int IN>
+void add_product(const float *x, int64_t k, const float *panel, int64_t depth, float *sums,
+                 int64_t stride, bool begin) {
+  floats left[IN] = {}, right[IN] = {};
+  for (int64_t at = 0; at < depth; at++) {
+    floats a = load<floats>(panel + at * PANEL), b = load<floats>(panel + at * PANEL + LANES);
+    keep(a);
+    keep(b);
+#pragma GCC unroll 8
+    for (int r = 0; r < IN; r++) {
+      floats in = all(x[r * k + at]);
+      keep(in);
+      left[r] = fused(in, a, left[r]);
+      right[r] = fused(in, b, right[r]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < IN; r++) {
+    float *to = sums + r * stride;
+    if (!begin) left[r] += load<floats>(to), right[r] += load<floats>(to + LANES);
+    std::memcpy(to, &left[r], sizeof left[r]);
+    std::memcpy(to + LANES, &right[r], sizeof right[r]);
+  }
+}
+
+// Up to PANEL outputs of many rows, as prompts have. The weights are laid out so that they lie in
+// the nearest cache while all rows go by. The order of sums is another than that of few rows.
+template <typename W>
+void many(const float *x, int64_t rows, int64_t k, const Part &part, float *y, int64_t output,
+          int64_t width) {
+  const W *w = static_cast<const W *>(part.weight) + output * k;
+  alignas(64) float panel[DEPTH * PANEL] = {}, beside[ROWS * PANEL] = {};
+  y += output;
+  for (int64_t from = 0; from < k; from += DEPTH) {
+    int64_t depth = std::min(DEPTH, k - from), row = 0;
+    lay_out(w + from, k, width, depth, panel);
+    for (int64_t tiles = (rows + ROWS - 1) / ROWS; tiles; tiles--) {
+      int64_t take = (rows - row + tiles - 1) / tiles; // as even as can be
+      const float *in = x + row * k + from;
+      float *to = y + row * part.outputs;
+      bool fits = width == PANEL; // else what is beyond would be overwritten
+      float *sums = fits ? to : beside;
+      int64_t stride = fits ? part.outputs : PANEL;
+      for (int64_t r = 0; !fits && r < take; r++)
+        std::memcpy(sums + r * PANEL, to + r * part.outputs, width * sizeof(float));
+      switch (take) {
+      case 5: add_product<5>(in, k, panel, depth, sums, stride, !from); break;
+      default: add_product<ROWS>(in, k, panel, depth, sums, stride, !from);
+      }
+      for (int64_t r = 0; !fits && r < take; r++)
+        std::memcpy(to + r * part.outputs, sums + r * PANEL, width * sizeof(float));
+      row += take;
+    }
+  }
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t o = 0; o < width; o++) {
+      float &found = y[r * part.outputs + o];
+      found = finished(found, part, output + o);
+    }
+}
+
 template <typename W>
 void span(const float *x, int64_t rows, int64_t k, const Part &part, float *y, int64_t begin,
           int64_t end) {
+  if (rows > FEW) {
+    for (; begin < end; begin += PANEL)
+      many<W>(x, rows, k, part, y, begin, std::min(PANEL, end - begin));
+    return;
+  }
   int64_t o = begin, tiles = (rows + ROWS - 1) / ROWS, tallest = (rows + tiles - 1) / tiles;
   // As many outputs as leave a tile's sums, weights and input in registers.
   if (4 * tallest + 5 <= REGISTERS)
@@ -303,24 +422,24 @@ void multiply(const float *x, float *y, int64_t rows, int64_t k, const Part *par
 
 // e^x to some 2 units in the last place; what is below the smallest normal number becomes that.
 inline floats exponential(floats x) {
-  const floats top = floats{} + 88.3762626647949f, bottom = floats{} - 87.3365478515625f;
+  const floats top = all(88.3762626647949f), bottom = all(-87.3365478515625f);
   x = x > top ? top : x;
   x = x < bottom ? bottom : x;
   const float rounder = 12582912.f; // 1.5 * 2^23: adding it rounds to an integer
   floats n = (x * 1.44269504088896341f + rounder) - rounder;
   floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  floats p = floats{} + 1.9875691500e-4f;
-  p = fused(p, r, floats{} + 1.3981999507e-3f);
-  p = fused(p, r, floats{} + 8.3334519073e-3f);
-  p = fused(p, r, floats{} + 4.1665795894e-2f);
-  p = fused(p, r, floats{} + 1.6666665459e-1f);
-  p = fused(p, r, floats{} + 5.0000001201e-1f);
+  floats p = all(1.9875691500e-4f);
+  p = fused(p, r, all(1.3981999507e-3f));
+  p = fused(p, r, all(8.3334519073e-3f));
+  p = fused(p, r, all(4.1665795894e-2f));
+  p = fused(p, r, all(1.6666665459e-1f));
+  p = fused(p, r, all(5.0000001201e-1f));
   p = p * (r * r) + r + 1.f;
   lanes<int32_t> power = (__builtin_convertvector(n, lanes<int32_t>) + 127) << 23;
   return p * load<floats>(&power);
 }
 
-inline float exponential(float x) { return exponential(floats{} + x)[0]; }
+inline float exponential(float x) { return exponential(all(x))[0]; }
 
 // y = x / sqrt(mean of x^2 + eps) * weight; n a multiple of LANES.
 void normalise(const float *x, const float *weight, float eps, int64_t n, float *y) {
@@ -426,7 +545,7 @@ void attend(Query &query, const float *keys, const float *values, const int32_t 
   for (int64_t d = 0; d < dim; d += LANES) {
     floats sums = load<floats>(query.values + d) * fading;
     for (i = 0; i < count; i++)
-      sums = fused(load<floats>(values + seen[i] * dim + d), floats{} + scores[i], sums);
+      sums = fused(load<floats>(values + seen[i] * dim + d), all(scores[i]), sums);
     std::memcpy(query.values + d, &sums, sizeof sums);
   }
 }

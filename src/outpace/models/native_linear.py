@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -23,17 +25,24 @@ NARROW = (torch.bfloat16, torch.float16)
 """Types that can hold a float32 weight without loss, if it was saved in one of them."""
 
 FEW = 24
-"""Rows up to which our products are faster than oneDNN's."""
+"""Rows up to which each has the same bits, whatever their number (`native.cpp`)."""
+
+ANY = 1 << 60
+PROMPT = 64
+"""Rows with which our products race against oneDNN's."""
+
+TURNS = 5
 
 SAMPLE = 1 << 12
 """Elements of a weight that are tried before all of them."""
 
 
 class NativeLinear(nn.Module):
-    """A linear layer that reads its weight once for up to `FEW` rows.
+    """A linear layer that reads its weight once for a few rows.
 
-    A row of the result has the same bits whatever other rows share the product, up to that number.
-    A weight may be of a narrower type than the activations; sums are in float32 at any rate.
+    A row of the result has the same bits whatever other rows share the product, up to `FEW`. More
+    than ``most`` rows are left to oneDNN, on which processors differ (`let_prompts_race`). A weight
+    may be of a narrower type than the activations; sums are in float32 at any rate.
     """
 
     def __init__(
@@ -57,6 +66,7 @@ class NativeLinear(nn.Module):
         self._compilable = opaque("native_linear", _product, _shape)
         self.out_features, self.in_features = self._matrix().shape
         self.loaded_bytes = weight.nbytes if loaded_bytes is None else loaded_bytes
+        self.most = ANY
         self._together = Together(library, [self])
         self._onednn = packed.available()
 
@@ -78,7 +88,7 @@ class NativeLinear(nn.Module):
         if torch.compiler.is_compiling():
             return self._compiled(x)
         if not self._can(x):
-            return self._dense(x)
+            return self.dense(x)
         return self._together.product(self, x)
 
     def share(self, together: Together) -> None:
@@ -86,8 +96,8 @@ class NativeLinear(nn.Module):
         self._together = together
 
     def _can(self, x: Tensor) -> bool:
-        few = 0 < x.numel() <= FEW * self.in_features
-        return few and not self._learns(x) and x.device.type == "cpu"
+        fits = 0 < x.numel() <= self.most * self.in_features
+        return fits and not self._learns(x) and x.device.type == "cpu"
 
     def _learns(self, x: Tensor) -> bool:
         return torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
@@ -96,7 +106,8 @@ class NativeLinear(nn.Module):
         y: Tensor = self._compilable(x.float().contiguous(), *self.told())
         return y.to(x.dtype)
 
-    def _dense(self, x: Tensor) -> Tensor:
+    def dense(self, x: Tensor) -> Tensor:
+        """Returns the same by torch's products."""
         matrix = self._matrix().to(x.dtype)
         if self.scale is not None:
             matrix = matrix * self.scale[:, None]
@@ -204,6 +215,32 @@ def narrowest(weight: Tensor, library: Native) -> torch.dtype:
 
 def _fits(weight: Tensor, dtype: torch.dtype) -> bool:
     return torch.equal(weight.to(dtype).to(weight.dtype), weight)
+
+
+@torch.inference_mode()
+def let_prompts_race(model: nn.Module) -> bool:
+    """Leaves products with many rows to oneDNN where it is faster, which holds for float32 weights
+    on some processors; returns whether ours are. (Others it would have to be given a copy of.)"""
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(module, NativeLinear) and module.weight.dtype == torch.float32
+    ]
+    if not layers:
+        return True
+    racer = max(layers, key=lambda layer: layer.weight.numel())
+    x = torch.ones(PROMPT, racer.in_features)
+    lanes: dict[Callable[[Tensor], Tensor], list[float]] = {racer: [], racer.dense: []}
+    for _ in range(1 + TURNS):
+        for lane, took in lanes.items():
+            begin = perf_counter()
+            lane(x)
+            took.append(perf_counter() - begin)
+    ours, onednns = (median(took[1:]) for took in lanes.values())  # the first turn warms up
+    if onednns < ours:
+        for layer in layers:
+            layer.most = FEW
+    return ours <= onednns
 
 
 @torch.inference_mode()
