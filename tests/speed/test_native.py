@@ -35,10 +35,9 @@ from outpace.models.kernels import speed_up
 from outpace.models.load import load
 from outpace.models.native import Native
 from outpace.models.native_linear import (
-    ANY,
     FEW,
     NativeLinear,
-    let_prompts_race,
+    lay_out_weights,
     narrowest,
     native_int8,
     native_linear,
@@ -125,15 +124,54 @@ def test_eight_bits_are_scaled_back(shape: tuple[int, int], rows: int) -> None:
     torch.testing.assert_close(layer(x), layer.dense(x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("ours", "onednns", "most"), [(1, 2, ANY), (2, 1, FEW)])
+@pytest.mark.parametrize(("ours", "onednns"), [(1, 2), (2, 1)])
+@torch.inference_mode()
 def test_prompts_go_to_whoever_wins(
-    ours: int, onednns: int, most: int, monkeypatch: pytest.MonkeyPatch
+    ours: int, onednns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = cycle([0, ours, 0, onednns])
     monkeypatch.setattr("outpace.models.native_linear.perf_counter", lambda: next(clock))
-    layer = native_linear(library(), nn.Linear(64, 32))
-    assert let_prompts_race(layer) == (ours < onednns)
-    assert layer.most == most
+    size = library().panel
+    layer = native_linear(library(), nn.Linear(64, 3 * size))
+    x, rows = torch.randn(40, 64), layer.weight.clone()
+    expected, wins = layer(x), ours < onednns
+    assert lay_out_weights(nn.ModuleList([layer])) == wins
+    assert (layer.most > FEW) == wins
+    assert (layer.held == "panels") == wins
+    assert torch.equal(layer.weight, rows)
+    assert layer.state_dict().keys() == {"weight", "bias"}
+    assert torch.equal(layer.state_dict()["weight"], rows)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("inputs", [7, 64, 1100])
+@torch.inference_mode()
+def test_laid_out_a_row_keeps_its_bits_in_any_company(
+    inputs: int, bias: bool, dtype: torch.dtype
+) -> None:
+    if not library().takes(dtype):
+        pytest.skip("the compiler knows no such numbers")
+    torch.manual_seed(0)
+    plain = nn.Linear(inputs, 5 * library().panel, bias=bias)
+    plain.weight.copy_(plain.weight.to(dtype))
+    layer = native_linear(library(), plain)
+    layer.lay_out()
+    x = torch.randn(140, inputs)
+    alone = torch.cat([layer(row[None]) for row in x])
+    torch.testing.assert_close(alone, plain(x), rtol=1e-5, atol=1e-5)
+    for rows in (*range(1, 2 * FEW), 139, 140):
+        assert torch.equal(layer(x[:rows]), alone[:rows])
+        assert torch.equal(layer(x[-rows:].flip(0)), alone[-rows:].flip(0))
+
+
+def test_weights_that_are_read_by_others_stay_in_rows() -> None:
+    model = made("llama", tie_word_embeddings=True, vocab_size=32 * 5)
+    speed_up(model, "native", smallest=1)
+    lay_out_weights(model)
+    assert model.lm_head.held == "weight"
+    assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 @torch.inference_mode()
@@ -213,6 +251,9 @@ def scored(runner: Runner, tokens: Tensor, tree: Tree | None, lengths: list[int]
 
 def play(model: PreTrainedModel, whole: bool) -> None:
     speed_up(model, "native", smallest=1)
+    for layer in model.modules():
+        if whole and isinstance(layer, NativeLinear) and layer.can_be_laid_out:
+            layer.lay_out()
     assert play_blocks(model) == 2
     if whole:
         assert play_whole(model)

@@ -179,4 +179,4 @@ def _hooked(module: nn.Module) -> bool:
 def _takes(linear: Any) -> bool:
     if type(linear) is nn.Linear:
         return linear.weight.dtype == torch.float32 and linear.weight.is_contiguous()
-    return isinstance(linear, NativeLinear) and linear.weight.is_contiguous()
+    return isinstance(linear, NativeLinear) and linear.told().matrix.is_contiguous()

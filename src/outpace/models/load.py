@@ -23,7 +23,7 @@ from outpace.models.attention import use_grouped
 from outpace.models.block import play_blocks
 from outpace.models.kernels import ASKED, NATIVE, Kernels, speed_up
 from outpace.models.kernels import check as check_kernels
-from outpace.models.native_linear import let_prompts_race, share_products
+from outpace.models.native_linear import lay_out_weights, share_products
 from outpace.models.quantize import Quantization, quantize
 from outpace.models.quantize import check as check_quantization
 from outpace.models.weights import weight_bytes
@@ -162,7 +162,7 @@ def load(
         quantize(loaded.model, quantization)
     ours = not isinstance(model, (Loaded, nn.Module))
     if ours and cpu_kernels in NATIVE:
-        let_prompts_race(loaded.model)
+        lay_out_weights(loaded.model)
         share_products(loaded.model)
         play_blocks(loaded.model)
         play_whole(loaded.model)

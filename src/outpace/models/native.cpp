@@ -38,6 +38,7 @@ constexpr int64_t HEAD = 256; // weights of an output that are called for ahead 
 constexpr int64_t FEW = 24;   // rows up to which each has the same bits (native_linear.FEW)
 constexpr int64_t DEPTH = 512; // inputs that more rows are multiplied with at a time
 constexpr int64_t PANEL = 2 * LANES; // outputs, likewise
+constexpr int64_t AHEAD = 16; // inputs of a panel whose weights are called for ahead
 constexpr int64_t CHUNK = 48; // what a thread takes at a time is a multiple of so many outputs
 constexpr int64_t CHUNKS = 8; // that each thread would take if all were equally fast
 constexpr int BLOCK = 128;    // slots whose scores are worked out before their values are added
@@ -167,6 +168,7 @@ struct Part {
   const float *scale; // [outputs], or null
   const float *bias;  // [outputs], or null
   int64_t outputs, kind;
+  int64_t laid_out; // whether the weight is [outputs / PANEL, K, PANEL] instead of [outputs, K]
 };
 
 // Says that a value is needed in a register. It costs no instruction, and keeps the compiler from
@@ -292,12 +294,17 @@ void lay_out(const W *w, int64_t k, int64_t width, int64_t depth, float *panel) 
 }
 
 // Adds what IN rows of x make with a panel to sums, or begins them. sums: [IN, PANEL].
-template <int IN>
-void add_product(const float *x, int64_t k, const float *panel, int64_t depth, float *sums,
-                 int64_t stride, bool begin) {
+template <typename W, int IN>
+void add_product(const float *x, int64_t k, const W *panel, int64_t depth, float *sums,
+                 int64_t stride, bool begin, bool fresh) {
+  constexpr int64_t LINE = 64 / sizeof(W);
   floats left[IN] = {}, right[IN] = {};
   for (int64_t at = 0; at < depth; at++) {
-    floats a = load<floats>(panel + at * PANEL), b = load<floats>(panel + at * PANEL + LANES);
+    const W *w = panel + at * PANEL;
+    // Weights that come from memory are called for, because arithmetic would wait for them.
+    if (fresh && IN >= MANY)
+      for (int64_t line = 0; line < PANEL; line += LINE) __builtin_prefetch(w + AHEAD * PANEL + line);
+    floats a = widen(w), b = widen(w + LANES);
     keep(a);
     keep(b);
 #pragma GCC unroll 8
@@ -314,6 +321,42 @@ void add_product(const float *x, int64_t k, const float *panel, int64_t depth, f
     if (!begin) left[r] += load<floats>(to), right[r] += load<floats>(to + LANES);
     std::memcpy(to, &left[r], sizeof left[r]);
     std::memcpy(to + LANES, &right[r], sizeof right[r]);
+  }
+}
+
+// All rows, and `depth` of a panel's weights.
+template <typename W>
+void add_products(const float *x, int64_t rows, int64_t k, const W *panel, int64_t depth,
+                  float *sums, int64_t stride, bool begin, bool fresh) {
+  int64_t row = 0;
+  for (int64_t tiles = (rows + ROWS - 1) / ROWS; tiles; tiles--, fresh = false) {
+    int64_t take = (rows - row + tiles - 1) / tiles; // as even as can be
+    const float *in = x + row * k;
+    float *to = sums + row * stride;
+    switch (take) {
+    case 1: add_product<W, 1>(in, k, panel, depth, to, stride, begin, fresh); break;
+    case 2: add_product<W, 2>(in, k, panel, depth, to, stride, begin, fresh); break;
+    case 3: add_product<W, 3>(in, k, panel, depth, to, stride, begin, fresh); break;
+    case 4: add_product<W, 4>(in, k, panel, depth, to, stride, begin, fresh); break;
+    case 5: add_product<W, 5>(in, k, panel, depth, to, stride, begin, fresh); break;
+    default: add_product<W, ROWS>(in, k, panel, depth, to, stride, begin, fresh);
+    }
+    row += take;
+  }
+}
+
+template <typename W>
+void laid_out(const float *x, int64_t rows, int64_t k, const Part &part, float *y, int64_t begin,
+              int64_t end) {
+  for (int64_t output = begin; output < end; output += PANEL) {
+    const W *panel = static_cast<const W *>(part.weight) + output * k;
+    for (int64_t from = 0; from < k; from += DEPTH)
+      add_products(x + from, rows, k, panel + from * PANEL, std::min(DEPTH, k - from), y + output,
+                   part.outputs, !from, true);
+    if (part.scale || part.bias)
+      for (int64_t r = 0; r < rows; r++)
+        for (int64_t o = output; o < output + PANEL; o++)
+          y[r * part.outputs + o] = finished(y[r * part.outputs + o], part, o);
   }
 }
 
@@ -337,10 +380,7 @@ void many(const float *x, int64_t rows, int64_t k, const Part &part, float *y, i
       int64_t stride = fits ? part.outputs : PANEL;
       for (int64_t r = 0; !fits && r < take; r++)
         std::memcpy(sums + r * PANEL, to + r * part.outputs, width * sizeof(float));
-      switch (take) {
-      case 5: add_product<5>(in, k, panel, depth, sums, stride, !from); break;
-      default: add_product<ROWS>(in, k, panel, depth, sums, stride, !from);
-      }
+      add_products(in, take, k, panel, depth, sums, stride, !from, false);
       for (int64_t r = 0; !fits && r < take; r++)
         std::memcpy(to + r * part.outputs, sums + r * PANEL, width * sizeof(float));
       row += take;
@@ -356,6 +396,7 @@ void many(const float *x, int64_t rows, int64_t k, const Part &part, float *y, i
 template <typename W>
 void span(const float *x, int64_t rows, int64_t k, const Part &part, float *y, int64_t begin,
           int64_t end) {
+  if (part.laid_out) return laid_out<W>(x, rows, k, part, y, begin, end);
   if (rows > FEW) {
     for (; begin < end; begin += PANEL)
       many<W>(x, rows, k, part, y, begin, std::min(PANEL, end - begin));
@@ -641,6 +682,9 @@ void play(const Layer &layer, const Pass &pass, float *x, float *keys, float *va
 extern "C" {
 
 int outpace_lanes() { return LANES; }
+
+// The outputs whose weights may lie side by side.
+int64_t outpace_panel() { return PANEL; }
 
 // The number of kinds of weights: float16 comes last, because not all compilers have it.
 int outpace_kinds() {

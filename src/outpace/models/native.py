@@ -39,12 +39,33 @@ WORTH_A_THREAD = 1 << 15
 
 
 class Weight(NamedTuple):
-    """What makes a linear layer: ``matrix`` ``[N, K]``, contiguous, of one of `KINDS`; ``scale``
-    and ``bias``: float32 ``[N]`` or nothing."""
+    """What makes a linear layer: ``matrix`` ``[N, K]``, or `laid_out`, contiguous, of one of
+    `KINDS`; ``scale`` and ``bias``: float32 ``[N]`` or nothing."""
 
     matrix: Tensor
     scale: Tensor | None
     bias: Tensor | None
+
+    @property
+    def outputs(self) -> int:
+        matrix = self.matrix
+        return matrix.shape[0] if matrix.dim() == 2 else matrix.shape[0] * matrix.shape[2]
+
+    @property
+    def inputs(self) -> int:
+        return self.matrix.shape[1]
+
+
+def laid_out(matrix: Tensor, panel: int) -> Tensor:
+    """Returns a weight ``[N, K]`` as ``[N / panel, K, panel]``, a copy: what the source reads of it
+    for some inputs then lies together."""
+    outputs, inputs = matrix.shape
+    return matrix.view(outputs // panel, panel, inputs).transpose(1, 2).contiguous()
+
+
+def in_rows(panels: Tensor) -> Tensor:
+    """Returns the plain weight ``[N, K]``, a copy."""
+    return panels.transpose(1, 2).reshape(-1, panels.shape[1])
 
 
 class Part(ctypes.Structure):
@@ -56,13 +77,15 @@ class Part(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("outputs", ctypes.c_int64),
         ("kind", ctypes.c_int64),
+        ("laid_out", ctypes.c_int64),
     )
 
 
 def part(weight: Weight) -> Part:
     """Returns what the source is told of a linear layer; good while its tensors live."""
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in weight)
-    return Part(*pointers, len(weight.matrix), KINDS[weight.matrix.dtype])
+    matrix = weight.matrix
+    return Part(*pointers, weight.outputs, KINDS[matrix.dtype], int(matrix.dim() == 3))
 
 
 class Prepared:
@@ -72,8 +95,8 @@ class Prepared:
         self.weights = tuple(weights)  # alive as long as somebody may read them
         self.pointers = [weight.matrix.data_ptr() for weight in weights]
         self.parts = (Part * len(weights))(*map(part, weights))
-        self.outputs = [len(weight.matrix) for weight in weights]
-        self.inputs = weights[0].matrix.shape[1]
+        self.outputs = [weight.outputs for weight in weights]
+        self.inputs = weights[0].inputs
         self.size = self.inputs * sum(self.outputs)
 
 
@@ -88,6 +111,9 @@ class Native:
         self._kinds: int = library.outpace_kinds()
         self.lanes: int = library.outpace_lanes()
         """Floats that are computed with at once."""
+        library.outpace_panel.restype = number
+        self.panel: int = library.outpace_panel()
+        """Outputs that are laid out together."""
         self._products = library.outpace_products
         self._products.argtypes = (pointer, pointer, number, number, pointer, number, *threads)
         self._scratch = library.outpace_scratch

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outpace.models import packed
 from outpace.models.layers import matrix_of, to_int8
-from outpace.models.native import Native, Prepared, Weight, native
+from outpace.models.native import Native, Prepared, Weight, in_rows, laid_out, native
 from outpace.models.opaque import opaque
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -41,7 +41,7 @@ class NativeLinear(nn.Module):
     """A linear layer that reads its weight once for a few rows.
 
     A row of the result has the same bits whatever other rows share the product, up to `FEW`. More
-    than ``most`` rows are left to oneDNN, on which processors differ (`let_prompts_race`). A weight
+    than ``most`` rows are left to oneDNN, on which processors differ (`lay_out_weights`). A weight
     may be of a narrower type than the activations; sums are in float32 at any rate.
     """
 
@@ -58,6 +58,8 @@ class NativeLinear(nn.Module):
         """weight: ``[N, K]``, or a transposed view of such memory (``shown_t``), as GPT-2's; scale:
         float32 ``[N]``, for integers. loaded_bytes: of the weight before it was narrowed."""
         super().__init__()
+        self.held = "weight"
+        """The name of the parameter that products read."""
         self.weight = weight
         self.bias = bias
         self.scale = None if scale is None else nn.Parameter(scale, requires_grad=False)
@@ -70,18 +72,42 @@ class NativeLinear(nn.Module):
         self._together = Together(library, [self])
         self._onednn = packed.available()
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight" and self._parameters.get("panels") is not None:
+            return in_rows(self.panels)
+        return super().__getattr__(name)
+
+    @property
+    def read(self) -> Tensor:
+        """The weight as products read it: ``[N, K]``, or laid out."""
+        found: Tensor = self._parameters[self.held]  # type: ignore[assignment]  # faster so
+        return found
+
+    @property
+    def can_be_laid_out(self) -> bool:
+        """Whether a product could read the weights of some outputs together."""
+        plain = self.held == "weight" and self.scale is None and not self._shown_t
+        return plain and self.out_features % self.library.panel == 0
+
+    def lay_out(self) -> None:
+        """Keeps the weight in the order in which a product reads it, and only so: ``weight`` is a
+        copy from then on."""
+        panels = laid_out(self.weight.detach(), self.library.panel)
+        self.panels = nn.Parameter(panels, requires_grad=self.weight.requires_grad)
+        self.held = "panels"
+        del self._parameters["weight"]
+
     def _matrix(self) -> Tensor:
         return self.weight.t() if self._shown_t else self.weight
 
     def told(self) -> Weight:
         """Returns what the products read."""
         bias = None if self.bias is None else self.bias.float()
-        return Weight(self._matrix(), self.scale, bias)
+        return Weight(self.read.t() if self._shown_t else self.read, self.scale, bias)
 
     def pointer(self) -> int:
         """Returns where the weight is now."""
-        weight: Tensor = self._parameters["weight"]  # type: ignore[assignment]  # faster so
-        return weight.data_ptr()
+        return self.read.data_ptr()
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``[..., K]`` -> ``[..., N]``."""
@@ -100,7 +126,7 @@ class NativeLinear(nn.Module):
         return fits and not self._learns(x) and x.device.type == "cpu"
 
     def _learns(self, x: Tensor) -> bool:
-        return torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
+        return torch.is_grad_enabled() and (x.requires_grad or self.read.requires_grad)
 
     def _compiled(self, x: Tensor) -> Tensor:
         y: Tensor = self._compilable(x.float().contiguous(), *self.told())
@@ -118,6 +144,11 @@ class NativeLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if destination.pop(prefix + "panels", None) is not None:
+            destination[prefix + "weight"] = self.weight
 
 
 class Together:
@@ -174,7 +205,7 @@ def _product(x: Tensor, matrix: Tensor, scale: Tensor | None, bias: Tensor | Non
 
 
 def _shape(x: Tensor, matrix: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    return x.new_empty(*x.shape[:-1], matrix.shape[0])
+    return x.new_empty(*x.shape[:-1], Weight(matrix, scale, bias).outputs)
 
 
 # -- making them -------------------------------------------------------------------------------
@@ -217,30 +248,41 @@ def _fits(weight: Tensor, dtype: torch.dtype) -> bool:
     return torch.equal(weight.to(dtype).to(weight.dtype), weight)
 
 
-@torch.inference_mode()
-def let_prompts_race(model: nn.Module) -> bool:
-    """Leaves products with many rows to oneDNN where it is faster, which holds for float32 weights
-    on some processors; returns whether ours are. (Others it would have to be given a copy of.)"""
-    layers = [
-        module
-        for module in model.modules()
-        if isinstance(module, NativeLinear) and module.weight.dtype == torch.float32
-    ]
-    if not layers:
-        return True
-    racer = max(layers, key=lambda layer: layer.weight.numel())
-    x = torch.ones(PROMPT, racer.in_features)
-    lanes: dict[Callable[[Tensor], Tensor], list[float]] = {racer: [], racer.dense: []}
+@torch.no_grad()
+def lay_out_weights(model: nn.Module) -> int:
+    """Lays out the weights of a model for our products, but for those that others read too;
+    returns of how many layers.
+
+    Where oneDNN is faster at a product with many rows, which it is on some processors, float32
+    weights stay as they are, and such products are its.
+    """
+    layers = [module for module in model.modules() if isinstance(module, NativeLinear)]
+    wide = [layer for layer in layers if layer.read.dtype == torch.float32]
+    if wide and not _wins_with_many_rows(wide[0]):
+        for layer in wide:
+            layer.most = FEW
+        layers = [layer for layer in layers if layer.most > FEW]
+    readers = Counter(id(own) for each in model.modules() for own in each._parameters.values())
+    found = [layer for layer in layers if layer.can_be_laid_out and readers[id(layer.read)] == 1]
+    for layer in found:
+        layer.lay_out()
+    return len(found)
+
+
+def _wins_with_many_rows(layer: NativeLinear) -> bool:
+    """Whether our product is faster than oneDNN's at a prompt."""
+    ours = NativeLinear(layer.library, nn.Parameter(layer.read, requires_grad=False), None)
+    if ours.can_be_laid_out:
+        ours.lay_out()
+    x = torch.ones(PROMPT, layer.in_features)
+    lanes: dict[Callable[[Tensor], Tensor], list[float]] = {ours: [], layer.dense: []}
     for _ in range(1 + TURNS):
         for lane, took in lanes.items():
             begin = perf_counter()
             lane(x)
             took.append(perf_counter() - begin)
-    ours, onednns = (median(took[1:]) for took in lanes.values())  # the first turn warms up
-    if onednns < ours:
-        for layer in layers:
-            layer.most = FEW
-    return ours <= onednns
+    mine, onednns = (median(took[1:]) for took in lanes.values())  # the first turn warms up
+    return mine <= onednns
 
 
 @torch.inference_mode()
@@ -266,7 +308,7 @@ def share_products(model: nn.Module) -> int:
     by_input: dict[Any, list[tuple[NativeLinear, Tensor]]] = defaultdict(list)
     for layer, x, copy in calls:
         if times[id(layer)] == 1:
-            by_input[id(x), layer.weight.dtype].append((layer, copy))
+            by_input[id(x), layer.read.dtype].append((layer, copy))
     shared = 0
     for group in by_input.values():
         unchanged = all(torch.equal(copy, group[0][1]) for _, copy in group)

@@ -58,8 +58,9 @@ class Stack:
         self._plans = plans
         modules = [module for layer in self._layers for module in layer.weighted]
         # Dictionaries of parameters: asking a module for one takes three times as long.
-        self._weights: list[Any] = [
-            module._parameters for module in (*modules, *([] if norm is None else [norm]))
+        self._weights: list[tuple[Any, str]] = [
+            (module._parameters, getattr(module, "held", "weight"))
+            for module in (*modules, *([] if norm is None else [norm]))
         ]
         self._norm: Any = norm
         self._told: _Told | None = None
@@ -87,7 +88,7 @@ class Stack:
 
     def _ready(self) -> _Told:
         """Returns what the library is told, anew if a weight has moved."""
-        pointers = [parameters["weight"].data_ptr() for parameters in self._weights]
+        pointers = [parameters[name].data_ptr() for parameters, name in self._weights]
         if self._told is None or self._told.pointers != pointers:
             self._told = self._tell(pointers)
         return self._told

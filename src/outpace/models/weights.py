@@ -30,7 +30,7 @@ def _read(module: nn.Module) -> int:
         return 0
     own = sum(_nbytes(parameter) for parameter in module.parameters(recurse=False))
     loaded = getattr(module, "loaded_bytes", None)  # of a weight that was narrowed since
-    narrowed = 0 if loaded is None else int(loaded) - _nbytes(cast(Tensor, module.weight))
+    narrowed = 0 if loaded is None else int(loaded) - _nbytes(cast(Tensor, module.read))
     return own + narrowed + int(getattr(module, "packed_bytes", 0))
 
 
