@@ -37,6 +37,7 @@ from outpace.models.native import Native
 from outpace.models.native_linear import (
     FEW,
     NativeLinear,
+    Together,
     lay_out_weights,
     narrowest,
     native_int8,
@@ -164,6 +165,21 @@ def test_laid_out_a_row_keeps_its_bits_in_any_company(
     for rows in (*range(1, 2 * FEW), 139, 140):
         assert torch.equal(layer(x[:rows]), alone[:rows])
         assert torch.equal(layer(x[-rows:].flip(0)), alone[-rows:].flip(0))
+
+
+@torch.inference_mode()
+def test_layers_of_any_size_and_order_compute_together() -> None:
+    torch.manual_seed(0)
+    size = library().panel
+    linears = [nn.Linear(40, outputs) for outputs in (101, 4 * size, 7, 9 * size)]
+    layers = [native_linear(library(), linear) for linear in linears]
+    layers[1].lay_out()
+    layers[3].lay_out()
+    together = Together(library(), layers)
+    for rows in (1, 3, 30):
+        x = torch.randn(rows, 40)
+        for layer, linear in zip(layers, linears, strict=True):
+            torch.testing.assert_close(together.product(layer, x), linear(x), rtol=1e-5, atol=1e-5)
 
 
 def test_weights_that_are_read_by_others_stay_in_rows() -> None:

@@ -32,16 +32,16 @@ constexpr int LANES = 8, REGISTERS = 16;
 constexpr int LANES = 4, REGISTERS = 32;
 #endif
 
-constexpr int ROWS = 6;       // rows of a tile, at most
-constexpr int MANY = 4;       // rows of a tile from which on all weights are called for ahead
-constexpr int64_t HEAD = 256; // weights of an output that are called for ahead otherwise
-constexpr int64_t FEW = 24;   // rows up to which each has the same bits (native_linear.FEW)
-constexpr int64_t DEPTH = 512; // inputs that more rows are multiplied with at a time
-constexpr int64_t PANEL = 2 * LANES; // outputs, likewise
-constexpr int64_t AHEAD = 16; // inputs of a panel whose weights are called for ahead
-constexpr int64_t CHUNK = 48; // what a thread takes at a time is a multiple of so many outputs
-constexpr int64_t CHUNKS = 8; // that each thread would take if all were equally fast
-constexpr int BLOCK = 128;    // slots whose scores are worked out before their values are added
+constexpr int ROWS = 6;              // rows of a tile, at most
+constexpr int MANY = 4;              // rows of a tile from which on all weights are called for
+constexpr int64_t HEAD = 256;        // weights of an output that are called for otherwise
+constexpr int64_t FEW = 24;          // rows that have the same bits however many (as in Python)
+constexpr int64_t DEPTH = 512;       // inputs that are added up before what came before is added
+constexpr int64_t PANEL = 2 * LANES; // outputs whose weights lie together
+constexpr int64_t AHEAD = 16;        // inputs of a panel whose weights are called for ahead
+constexpr int64_t CHUNK = 3 * PANEL; // what a thread takes is a multiple of so many outputs
+constexpr int64_t CHUNKS = 8;        // that each thread would take if all were equally fast
+constexpr int BLOCK = 128;           // slots whose scores are worked out before their values are added
 
 // What OpenMP's compilers turn a parallel region into a call of. It is handed over, so that torch's
 // own threads do the work: threads of another pool would fight with them for the cores.
@@ -293,35 +293,49 @@ void lay_out(const W *w, int64_t k, int64_t width, int64_t depth, float *panel) 
     for (int64_t at = done; at < depth; at++) panel[at * PANEL + o] = one(w[o * k + at]);
 }
 
-// Adds what IN rows of x make with a panel to sums, or begins them. sums: [IN, PANEL].
-template <typename W, int IN>
+void finish(int64_t rows, const Part &part, float *y, int64_t begin, int64_t end) {
+  if (!part.scale && !part.bias) return;
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t o = begin; o < end; o++)
+      y[r * part.outputs + o] = finished(y[r * part.outputs + o], part, o);
+}
+
+// Adds what IN rows of x make with SIDE panels, which are `apart`, to sums, or begins them.
+// sums: [IN, SIDE PANEL], rows `stride` apart.
+template <typename W, int IN, int SIDE = 1>
 void add_product(const float *x, int64_t k, const W *panel, int64_t depth, float *sums,
-                 int64_t stride, bool begin, bool fresh) {
+                 int64_t stride, bool begin, bool fresh, int64_t apart = 0) {
   constexpr int64_t LINE = 64 / sizeof(W);
-  floats left[IN] = {}, right[IN] = {};
-  for (int64_t at = 0; at < depth; at++) {
-    const W *w = panel + at * PANEL;
-    // Weights that come from memory are called for, because arithmetic would wait for them.
-    if (fresh && IN >= MANY)
-      for (int64_t line = 0; line < PANEL; line += LINE) __builtin_prefetch(w + AHEAD * PANEL + line);
-    floats a = widen(w), b = widen(w + LANES);
-    keep(a);
-    keep(b);
+  floats left[SIDE][IN] = {}, right[SIDE][IN] = {};
+  for (int64_t at = 0; at < depth; at++)
+#pragma GCC unroll 8
+    for (int side = 0; side < SIDE; side++) {
+      const W *w = panel + side * apart + at * PANEL;
+      // Weights that come from memory are called for, because arithmetic would wait for them.
+      if (fresh && IN > 1)
+        for (int64_t line = 0; line < PANEL; line += LINE)
+          __builtin_prefetch(w + AHEAD * PANEL + line);
+      floats a = widen(w), b = widen(w + LANES);
+      keep(a);
+      keep(b);
+#pragma GCC unroll 8
+      for (int r = 0; r < IN; r++) {
+        floats in = all(x[r * k + at]);
+        keep(in);
+        left[side][r] = fused(in, a, left[side][r]);
+        right[side][r] = fused(in, b, right[side][r]);
+      }
+    }
+#pragma GCC unroll 8
+  for (int side = 0; side < SIDE; side++)
 #pragma GCC unroll 8
     for (int r = 0; r < IN; r++) {
-      floats in = all(x[r * k + at]);
-      keep(in);
-      left[r] = fused(in, a, left[r]);
-      right[r] = fused(in, b, right[r]);
+      float *to = sums + r * stride + side * PANEL;
+      floats low = left[side][r], high = right[side][r];
+      if (!begin) low += load<floats>(to), high += load<floats>(to + LANES);
+      std::memcpy(to, &low, sizeof low);
+      std::memcpy(to + LANES, &high, sizeof high);
     }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < IN; r++) {
-    float *to = sums + r * stride;
-    if (!begin) left[r] += load<floats>(to), right[r] += load<floats>(to + LANES);
-    std::memcpy(to, &left[r], sizeof left[r]);
-    std::memcpy(to + LANES, &right[r], sizeof right[r]);
-  }
 }
 
 // All rows, and `depth` of a panel's weights.
@@ -345,19 +359,22 @@ void add_products(const float *x, int64_t rows, int64_t k, const W *panel, int64
   }
 }
 
+// Weights that are laid out already; outputs in whole panels. One row takes three panels at once:
+// memory is read in three places, and no sum waits for the one before.
 template <typename W>
 void laid_out(const float *x, int64_t rows, int64_t k, const Part &part, float *y, int64_t begin,
               int64_t end) {
-  for (int64_t output = begin; output < end; output += PANEL) {
-    const W *panel = static_cast<const W *>(part.weight) + output * k;
+  const W *w = static_cast<const W *>(part.weight);
+  int64_t output = begin;
+  for (; rows == 1 && output + 3 * PANEL <= end; output += 3 * PANEL)
     for (int64_t from = 0; from < k; from += DEPTH)
-      add_products(x + from, rows, k, panel + from * PANEL, std::min(DEPTH, k - from), y + output,
-                   part.outputs, !from, true);
-    if (part.scale || part.bias)
-      for (int64_t r = 0; r < rows; r++)
-        for (int64_t o = output; o < output + PANEL; o++)
-          y[r * part.outputs + o] = finished(y[r * part.outputs + o], part, o);
-  }
+      add_product<W, 1, 3>(x + from, k, w + output * k + from * PANEL, std::min(DEPTH, k - from),
+                           y + output, 0, !from, true, k * PANEL);
+  for (; output < end; output += PANEL)
+    for (int64_t from = 0; from < k; from += DEPTH)
+      add_products(x + from, rows, k, w + output * k + from * PANEL, std::min(DEPTH, k - from),
+                   y + output, part.outputs, !from, true);
+  finish(rows, part, y, begin, end);
 }
 
 // Up to PANEL outputs of many rows, as prompts have. The weights are laid out so that they lie in
@@ -386,11 +403,7 @@ void many(const float *x, int64_t rows, int64_t k, const Part &part, float *y, i
       row += take;
     }
   }
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t o = 0; o < width; o++) {
-      float &found = y[r * part.outputs + o];
-      found = finished(found, part, output + o);
-    }
+  finish(rows, part, y - output, output, output + width);
 }
 
 template <typename W>
@@ -434,6 +447,9 @@ struct Product {
   int64_t next;        // output that nobody has taken yet
 };
 
+// Where a panel begins, there or behind: parts that came before may end within one.
+int64_t whole_panels(int64_t output) { return (output + PANEL - 1) / PANEL * PANEL; }
+
 void take_outputs(void *given) {
   Product *job = static_cast<Product *>(given);
   for (;;) {
@@ -444,6 +460,7 @@ void take_outputs(void *given) {
       const Part &part = job->parts[i];
       int64_t from = std::max(begin - first, int64_t(0));
       int64_t to = std::min(end - first, part.outputs);
+      if (part.laid_out) from = whole_panels(from), to = whole_panels(to);
       float *y = job->y + job->rows * first;
       if (from < to) span(job->x, job->rows, job->k, part, y, from, to);
     }
