@@ -359,17 +359,33 @@ void add_products(const float *x, int64_t rows, int64_t k, const W *panel, int64
   }
 }
 
-// Weights that are laid out already; outputs in whole panels. One row takes three panels at once:
-// memory is read in three places, and no sum waits for the one before.
+// Takes SIDE panels at once while there are as many, IN rows at a time; returns where it stopped.
+// Memory is read in several places then, and no sum waits for the one before.
+template <typename W, int IN, int SIDE>
+int64_t side_by_side(const float *x, int64_t rows, int64_t k, const Part &part, float *y,
+                     int64_t output, int64_t end) {
+  const W *w = static_cast<const W *>(part.weight);
+  for (; output + SIDE * PANEL <= end; output += SIDE * PANEL)
+    for (int64_t from = 0; from < k; from += DEPTH)
+      for (int64_t row = 0; row < rows; row += IN)
+        add_product<W, IN, SIDE>(x + row * k + from, k, w + output * k + from * PANEL,
+                                 std::min(DEPTH, k - from), y + row * part.outputs + output,
+                                 part.outputs, !from, false, k * PANEL);
+  return output;
+}
+
+// Weights that are laid out already; outputs in whole panels.
 template <typename W>
 void laid_out(const float *x, int64_t rows, int64_t k, const Part &part, float *y, int64_t begin,
               int64_t end) {
   const W *w = static_cast<const W *>(part.weight);
   int64_t output = begin;
-  for (; rows == 1 && output + 3 * PANEL <= end; output += 3 * PANEL)
-    for (int64_t from = 0; from < k; from += DEPTH)
-      add_product<W, 1, 3>(x + from, k, w + output * k + from * PANEL, std::min(DEPTH, k - from),
-                           y + output, 0, !from, true, k * PANEL);
+  switch (rows) {
+  case 1: output = side_by_side<W, 1, 3>(x, rows, k, part, y, begin, end); break;
+  case 2:
+  case 4: output = side_by_side<W, 2, 3>(x, rows, k, part, y, begin, end); break;
+  case 3: output = side_by_side<W, 3, 2>(x, rows, k, part, y, begin, end);
+  }
   for (; output < end; output += PANEL)
     for (int64_t from = 0; from < k; from += DEPTH)
       add_products(x + from, rows, k, w + output * k + from * PANEL, std::min(DEPTH, k - from),
