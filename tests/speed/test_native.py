@@ -123,6 +123,11 @@ def test_eight_bits_are_scaled_back(shape: tuple[int, int], rows: int) -> None:
     x = torch.randn(rows, shape[1])
     assert layer.weight.dtype == torch.int8
     torch.testing.assert_close(layer(x), layer.dense(x), rtol=1e-5, atol=1e-5)
+    if layer.can_be_laid_out:
+        expected = layer.dense(x)
+        layer.lay_out()
+        torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(layer(x[-1:]), layer(x)[-1:])
 
 
 @pytest.mark.parametrize(("ours", "onednns"), [(1, 2), (2, 1)])

@@ -86,7 +86,7 @@ class NativeLinear(nn.Module):
     @property
     def can_be_laid_out(self) -> bool:
         """Whether a product could read the weights of some outputs together."""
-        plain = self.held == "weight" and self.scale is None and not self._shown_t
+        plain = self.held == "weight" and not self._shown_t
         return plain and self.out_features % self.library.panel == 0
 
     def lay_out(self) -> None:
