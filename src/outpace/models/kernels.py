@@ -42,8 +42,8 @@ RACE_ROWS = (1, 6)
 RACE_TURNS = 5
 HANDICAP = {"native": 1.0, "blocked": 1.2, "packed": 1.2}
 """What a kernel's time is multiplied by. Native products can be part of whole layers that are
-played at once (`models.block`), which saves as much; and a packed weight can only be shown as a
-copy, and is held a second time where it is an embedding too."""
+played at once (`models.block`), which saves as much; and a weight that oneDNN has packed is held a
+second time where it is an embedding too."""
 
 
 def check(kernels: str) -> None:

@@ -2,6 +2,8 @@
 //
 // Decoding reads every weight for one token, and scoring a draft should read it once too. So the
 // weights of a few outputs go through the registers together, and meet all rows before the next.
+// There are two kinds of products: of weights in plain rows, as embeddings need them, and of weights
+// that are laid out in panels, which is faster.
 // Every sum runs in one order whatever rows share the call, and attention goes through the slots
 // that a token sees in their order, wherever they are: so what a token gets has the same bits when
 // it is decoded alone and when it is scored among drafts, in a chain or in a tree.
@@ -161,10 +163,10 @@ inline float sum(floats v) {
 
 // -- products: y[r, n] = sum over k of x[r, k] w[n, k] ---------------------------------------------
 
-// A linear layer, one of those that the same rows are multiplied with. Its weight is a plain matrix
-// of float32, bfloat16, int8 (with a scale per output) or float16; all arithmetic is in float32.
+// A linear layer, one of those that the same rows are multiplied with. Its weight is a matrix of
+// float32, bfloat16, int8 (with a scale per output) or float16; all arithmetic is in float32.
 struct Part {
-  const void *weight; // [outputs, K]
+  const void *weight; // [outputs, K], or laid out
   const float *scale; // [outputs], or null
   const float *bias;  // [outputs], or null
   int64_t outputs, kind;

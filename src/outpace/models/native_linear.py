@@ -1,4 +1,4 @@
-"""Linear layers on our own products: plain weights, one copy, read once for a few rows."""
+"""Linear layers on our own products: one copy of the weights, read once for a few rows."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ PROMPT = 64
 """Rows with which our products race against oneDNN's."""
 
 TURNS = 5
+ADVANTAGE = 1.25
+"""How many times as fast oneDNN must be at prompts to have them: decoding, which takes longer, is
+faster with weights that are laid out for us."""
 
 SAMPLE = 1 << 12
 """Elements of a weight that are tried before all of them."""
@@ -253,8 +256,8 @@ def lay_out_weights(model: nn.Module) -> int:
     """Lays out the weights of a model for our products, but for those that others read too;
     returns of how many layers.
 
-    Where oneDNN is faster at a product with many rows, which it is on some processors, float32
-    weights stay as they are, and such products are its.
+    Where oneDNN is much faster at a product with many rows, float32 weights stay as they are, and
+    such products are its.
     """
     layers = [module for module in model.modules() if isinstance(module, NativeLinear)]
     wide = [layer for layer in layers if layer.read.dtype == torch.float32]
@@ -270,7 +273,7 @@ def lay_out_weights(model: nn.Module) -> int:
 
 
 def _wins_with_many_rows(layer: NativeLinear) -> bool:
-    """Whether our product is faster than oneDNN's at a prompt."""
+    """Whether our product is not much slower than oneDNN's at a prompt."""
     ours = NativeLinear(layer.library, nn.Parameter(layer.read, requires_grad=False), None)
     if ours.can_be_laid_out:
         ours.lay_out()
@@ -282,7 +285,7 @@ def _wins_with_many_rows(layer: NativeLinear) -> bool:
             lane(x)
             took.append(perf_counter() - begin)
     mine, onednns = (median(took[1:]) for took in lanes.values())  # the first turn warms up
-    return mine <= onednns
+    return mine <= ADVANTAGE * onednns
 
 
 @torch.inference_mode()
