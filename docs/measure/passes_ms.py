@@ -1,4 +1,4 @@
-"""ms of a pass by tokens scored and kernels: ``passes_ms.py MODEL [KERNELS ...]``."""
+"""ms of a pass by tokens scored: ``passes_ms.py MODEL [KERNELS | compiled ...]``."""
 
 import statistics
 import sys
@@ -25,8 +25,12 @@ def milliseconds(llm, columns):
 
 
 options = {"generation_config": "none", "max_num_seqs": 1}
-kernels = sys.argv[2:] or ["off", "packed", "native"]
-llms = {name: LLM(sys.argv[1], cpu_kernels=name, **options) for name in kernels}
+names = sys.argv[2:] or ["off", "packed", "native"]
+llms = {}
+for name in names:
+    how = {"compile": True} if name == "compiled" else {"cpu_kernels": name}
+    llms[name] = LLM(sys.argv[1], **how, **options)
+    print(f"{name}: {llms[name].compile_seconds:.1f} s of compiling")
 print("| tokens |", " | ".join(llms), "|")
 for columns in COLUMNS:
     took = {name: [] for name in llms}

@@ -366,11 +366,13 @@ def test_a_model_played_whole_still_does_what_else_it_is_asked() -> None:
     asked = [runner.forward(tokens, keep=1, output_hidden_states=True) for runner in runners]
     for states in zip(*(output.hidden_states for output in asked), strict=True):
         same(list(states))
-    seen: list[int] = []
-    hook = model.model.layers[1].register_forward_hook(lambda *_: seen.append(1))
-    same([scored(runner, tokens, None, [0]) for runner in runners])
-    assert seen
-    hook.remove()
+    inner = model.model
+    for watched in (inner, inner.layers[1], inner.layers[0].self_attn.k_proj, inner.norm):
+        seen: list[nn.Module] = []
+        hook = watched.register_forward_hook(lambda module, *_, seen=seen: seen.append(module))
+        same([scored(runner, tokens, None, [0]) for runner in runners])
+        assert seen == [watched]
+        hook.remove()
     same([which(input_ids=tokens).logits for which in (model, plain)])
     before = scored(runners[0], tokens, None, [0])
     with torch.no_grad():

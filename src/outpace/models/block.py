@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from outpace.core.tree import Tree
 from outpace.models.cache import SlotCache
+from outpace.models.layers import hooks_of
 from outpace.models.native import Native, native
 from outpace.models.native_linear import NativeLinear
 from outpace.models.runner import Runner
@@ -48,7 +49,7 @@ class Block:
         mask = options.get("attention_mask")
         cached = isinstance(options.get("past_key_values"), SlotCache) and not args
         boolean = mask is None or mask.dtype == torch.bool
-        if not (cached and boolean and playable(hidden_states)):
+        if not (cached and boolean and playable(hidden_states)) or self._stack.watched:
             return self.plain(hidden_states, *args, **options)
         return self.play(hidden_states, **options)
 
@@ -145,7 +146,9 @@ def _like_llama(layer: Any, library: Native) -> bool:
         return False
     modules = dict(layer.named_modules())
     known = {"", "self_attn", "mlp", "mlp.act_fn", *PARTS, *NORMS, *HEAD_NORMS}
-    if not {*PARTS, *NORMS} <= modules.keys() <= known or any(map(_hooked, modules.values())):
+    if not {*PARTS, *NORMS} <= modules.keys() <= known or any(
+        any(hooks_of(module)) for module in modules.values()
+    ):
         return False
     linears: list[Any] = [modules[name] for name in PARTS]
     norms = [modules[name] for name in (*NORMS, *HEAD_NORMS) if name in modules]
@@ -170,10 +173,6 @@ def _fits(layer: Any, linears: Sequence[Any], norms: Sequence[Any], library: Nat
         and query % key == 0
         and query // key <= MOST_EACH
     )
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _takes(linear: Any) -> bool:

@@ -17,10 +17,14 @@ def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str]]:
         for parent in model.modules()
         for name, child in parent.named_children()
         # Subclasses and hooked modules do more than a product.
-        if type(child) in (nn.Linear, Conv1D)
-        and not child._forward_hooks
-        and not child._forward_pre_hooks
+        if type(child) in (nn.Linear, Conv1D) and not any(hooks_of(child))
     ]
+
+
+def hooks_of(module: nn.Module) -> list[dict[int, Any]]:
+    """Returns where a module keeps the hooks around its forward pass: empty unless there are some,
+    and the same dictionaries for as long as the module lives."""
+    return [module._forward_hooks, module._forward_pre_hooks]
 
 
 def exchange(model: nn.Module, make: Callable[[Any], nn.Module | None]) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.models.cache import SlotCache, Writing
+from outpace.models.layers import hooks_of
 from outpace.models.native import Native, Part, Weight, part
 from outpace.models.native_linear import FEW, NativeLinear
 
@@ -63,7 +64,15 @@ class Stack:
             for module in (*modules, *([] if norm is None else [norm]))
         ]
         self._norm: Any = norm
+        inside = [module for layer in layers for module in layer.modules()]
+        inside += [] if norm is None else [norm]
+        self._hooks = [hooks for module in inside for hooks in hooks_of(module)]
         self._told: _Told | None = None
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody has hooked a module since, whose own code must run then."""
+        return any(self._hooks)
 
     def play(
         self,

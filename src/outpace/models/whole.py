@@ -2,7 +2,8 @@
 
 Between two decoder layers, and around all of them, transformers does what a library for training,
 quantising and inspecting models has to do. Where all layers are played by `native.cpp`, a pass over
-a few tokens spends a tenth of its time there, a small drafter's half. That is left out.
+a few tokens spends a noticeable part of its time there, a small drafter's most of all. That is left
+out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from outpace.models.block import TOLERANCE, Block, small_draft
 from outpace.models.cache import SlotCache
+from outpace.models.layers import hooks_of
 from outpace.models.native import Native, native
 from outpace.models.stack import Plans, Stack, eps_of, few
 
@@ -75,9 +77,10 @@ class Whole:
         layers = list(self._inner.layers._modules.values())
         return (
             len(layers) == len(self._layers)
-            and not _hooked(self._inner)
+            and not any(hooks_of(self._inner))
+            and not self._stack.watched
             and all(
-                layer is own and layer.__dict__.get("forward") is block and not _hooked(layer)
+                layer is own and layer.__dict__.get("forward") is block
                 for layer, own, block in zip(layers, self._layers, self._blocks, strict=True)
             )
         )
@@ -114,7 +117,3 @@ def _like_llama(model: Any) -> bool:
     eps = {eps_of(inner.norm), eps_of(layers[0].input_layernorm)}
     weights = [weight.dtype for weight in (inner.embed_tokens.weight, *inner.norm.parameters())]
     return len(heads) == len(eps) == 1 and set(weights) == {torch.float32}
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
