@@ -39,9 +39,9 @@ constexpr int MANY = 4;              // rows of a tile from which on all weights
 constexpr int64_t HEAD = 256;        // weights of an output that are called for otherwise
 constexpr int64_t FEW = 24;          // rows that have the same bits however many (as in Python)
 constexpr int64_t DEPTH = 512;       // inputs that are added up before what came before is added
-constexpr int64_t PANEL = 2 * LANES; // outputs whose weights lie together
-constexpr int64_t AHEAD = 16;        // inputs of a panel whose weights are called for ahead
-constexpr int64_t CHUNK = 3 * PANEL; // what a thread takes is a multiple of so many outputs
+constexpr int64_t PANEL = LANES;     // outputs whose weights lie together
+constexpr int64_t SUMS = 12;         // vectors of sums that a tile has at once
+constexpr int64_t CHUNK = SUMS * PANEL; // what a thread takes is a multiple of so many outputs
 constexpr int64_t CHUNKS = 8;        // that each thread would take if all were equally fast
 constexpr int BLOCK = 128;           // slots whose scores are worked out before their values are added
 
@@ -303,76 +303,88 @@ void finish(int64_t rows, const Part &part, float *y, int64_t begin, int64_t end
 }
 
 // Adds what IN rows of x make with SIDE panels, which are `apart`, to sums, or begins them.
-// sums: [IN, SIDE PANEL], rows `stride` apart.
-template <typename W, int IN, int SIDE = 1>
-void add_product(const float *x, int64_t k, const W *panel, int64_t depth, float *sums,
-                 int64_t stride, bool begin, bool fresh, int64_t apart = 0) {
-  constexpr int64_t LINE = 64 / sizeof(W);
-  floats left[SIDE][IN] = {}, right[SIDE][IN] = {};
-  for (int64_t at = 0; at < depth; at++)
+// sums: [IN, SIDE PANEL], rows `stride` apart. Memory is read in SIDE places at once, which is how
+// it is fastest; of inputs and weights, whatever there is less of waits in registers.
+template <typename W, int IN, int SIDE>
+void add_product(const float *x, int64_t k, const W *panel, int64_t apart, int64_t depth,
+                 float *sums, int64_t stride, bool begin) {
+  floats found[SIDE][IN] = {};
+  for (int64_t at = 0; at < depth; at++) {
+    const W *w = panel + at * PANEL;
+    if (IN < SIDE) {
+      floats in[IN];
 #pragma GCC unroll 8
-    for (int side = 0; side < SIDE; side++) {
-      const W *w = panel + side * apart + at * PANEL;
-      // Weights that come from memory are called for, because arithmetic would wait for them.
-      if (fresh && IN > 1)
-        for (int64_t line = 0; line < PANEL; line += LINE)
-          __builtin_prefetch(w + AHEAD * PANEL + line);
-      floats a = widen(w), b = widen(w + LANES);
-      keep(a);
-      keep(b);
+      for (int r = 0; r < IN; r++) keep(in[r] = all(x[r * k + at]));
+#pragma GCC unroll 8
+      for (int side = 0; side < SIDE; side++) {
+        floats wide = widen(w + side * apart);
+        if (IN > 1) keep(wide);
+#pragma GCC unroll 8
+        for (int r = 0; r < IN; r++) found[side][r] = fused(in[r], wide, found[side][r]);
+      }
+    } else {
+      floats wide[SIDE];
+#pragma GCC unroll 8
+      for (int side = 0; side < SIDE; side++) keep(wide[side] = widen(w + side * apart));
 #pragma GCC unroll 8
       for (int r = 0; r < IN; r++) {
         floats in = all(x[r * k + at]);
-        keep(in);
-        left[side][r] = fused(in, a, left[side][r]);
-        right[side][r] = fused(in, b, right[side][r]);
+        if (SIDE > 1) keep(in);
+#pragma GCC unroll 8
+        for (int side = 0; side < SIDE; side++)
+          found[side][r] = fused(in, wide[side], found[side][r]);
       }
     }
+  }
 #pragma GCC unroll 8
   for (int side = 0; side < SIDE; side++)
 #pragma GCC unroll 8
     for (int r = 0; r < IN; r++) {
       float *to = sums + r * stride + side * PANEL;
-      floats low = left[side][r], high = right[side][r];
-      if (!begin) low += load<floats>(to), high += load<floats>(to + LANES);
-      std::memcpy(to, &low, sizeof low);
-      std::memcpy(to + LANES, &high, sizeof high);
+      floats all_of_it = found[side][r];
+      if (!begin) all_of_it += load<floats>(to);
+      std::memcpy(to, &all_of_it, sizeof all_of_it);
     }
 }
 
-// All rows, and `depth` of a panel's weights.
-template <typename W>
-void add_products(const float *x, int64_t rows, int64_t k, const W *panel, int64_t depth,
-                  float *sums, int64_t stride, bool begin, bool fresh) {
+// All rows, and `depth` of the weights of SIDE panels.
+template <typename W, int SIDE>
+void add_products(const float *x, int64_t rows, int64_t k, const W *panel, int64_t apart,
+                  int64_t depth, float *sums, int64_t stride, bool begin) {
   int64_t row = 0;
-  for (int64_t tiles = (rows + ROWS - 1) / ROWS; tiles; tiles--, fresh = false) {
+  for (int64_t tiles = (rows + ROWS - 1) / ROWS; tiles; tiles--) {
     int64_t take = (rows - row + tiles - 1) / tiles; // as even as can be
     const float *in = x + row * k;
     float *to = sums + row * stride;
     switch (take) {
-    case 1: add_product<W, 1>(in, k, panel, depth, to, stride, begin, fresh); break;
-    case 2: add_product<W, 2>(in, k, panel, depth, to, stride, begin, fresh); break;
-    case 3: add_product<W, 3>(in, k, panel, depth, to, stride, begin, fresh); break;
-    case 4: add_product<W, 4>(in, k, panel, depth, to, stride, begin, fresh); break;
-    case 5: add_product<W, 5>(in, k, panel, depth, to, stride, begin, fresh); break;
-    default: add_product<W, ROWS>(in, k, panel, depth, to, stride, begin, fresh);
+    case 1: add_product<W, 1, SIDE>(in, k, panel, apart, depth, to, stride, begin); break;
+    case 2: add_product<W, 2, SIDE>(in, k, panel, apart, depth, to, stride, begin); break;
+    case 3: add_product<W, 3, SIDE>(in, k, panel, apart, depth, to, stride, begin); break;
+    case 4: add_product<W, 4, SIDE>(in, k, panel, apart, depth, to, stride, begin); break;
+    case 5: add_product<W, 5, SIDE>(in, k, panel, apart, depth, to, stride, begin); break;
+    default: add_product<W, ROWS, SIDE>(in, k, panel, apart, depth, to, stride, begin);
     }
     row += take;
   }
 }
 
-// Takes SIDE panels at once while there are as many, IN rows at a time; returns where it stopped.
-// Memory is read in several places then, and no sum waits for the one before.
+// Takes SIDE panels at once while there are as many; returns where it stopped. IN: rows, or 0 where
+// their number is not known before.
 template <typename W, int IN, int SIDE>
 int64_t side_by_side(const float *x, int64_t rows, int64_t k, const Part &part, float *y,
                      int64_t output, int64_t end) {
   const W *w = static_cast<const W *>(part.weight);
   for (; output + SIDE * PANEL <= end; output += SIDE * PANEL)
-    for (int64_t from = 0; from < k; from += DEPTH)
-      for (int64_t row = 0; row < rows; row += IN)
-        add_product<W, IN, SIDE>(x + row * k + from, k, w + output * k + from * PANEL,
-                                 std::min(DEPTH, k - from), y + row * part.outputs + output,
-                                 part.outputs, !from, false, k * PANEL);
+    for (int64_t from = 0; from < k; from += DEPTH) {
+      const W *panel = w + output * k + from * PANEL;
+      int64_t depth = std::min(DEPTH, k - from);
+      if constexpr (IN > 0)
+        add_product<W, IN, SIDE>(x + from, k, panel, k * PANEL, depth, y + output, part.outputs,
+                                 !from);
+      else
+        add_products<W, SIDE>(x + from, rows, k, panel, k * PANEL, depth, y + output, part.outputs,
+                              !from);
+    }
   return output;
 }
 
@@ -380,45 +392,43 @@ int64_t side_by_side(const float *x, int64_t rows, int64_t k, const Part &part, 
 template <typename W>
 void laid_out(const float *x, int64_t rows, int64_t k, const Part &part, float *y, int64_t begin,
               int64_t end) {
-  const W *w = static_cast<const W *>(part.weight);
   int64_t output = begin;
-  // Widening bytes is work, which rows that share it halve and panels side by side do not.
-  switch (sizeof(W) == 1 && rows > 2 ? 0 : rows) {
-  case 1: output = side_by_side<W, 1, 3>(x, rows, k, part, y, begin, end); break;
-  case 2:
-  case 4: output = side_by_side<W, 2, 3>(x, rows, k, part, y, begin, end); break;
-  case 3: output = side_by_side<W, 3, 2>(x, rows, k, part, y, begin, end);
+  switch (rows) {
+  case 1: output = side_by_side<W, 1, SUMS / 2>(x, rows, k, part, y, output, end); break;
+  case 2: output = side_by_side<W, 2, SUMS / 2>(x, rows, k, part, y, output, end); break;
+  case 3: output = side_by_side<W, 3, SUMS / 3>(x, rows, k, part, y, output, end); break;
+  case 4: output = side_by_side<W, 4, SUMS / 4>(x, rows, k, part, y, output, end); break;
+  default: output = side_by_side<W, 0, SUMS / ROWS>(x, rows, k, part, y, output, end);
   }
-  for (; output < end; output += PANEL)
-    for (int64_t from = 0; from < k; from += DEPTH)
-      add_products(x + from, rows, k, w + output * k + from * PANEL, std::min(DEPTH, k - from),
-                   y + output, part.outputs, !from, true);
+  side_by_side<W, 0, 1>(x, rows, k, part, y, output, end);
   finish(rows, part, y, begin, end);
 }
 
-// Up to PANEL outputs of many rows, as prompts have. The weights are laid out so that they lie in
-// the nearest cache while all rows go by. The order of sums is another than that of few rows.
+// Up to two panels of outputs of many rows, as prompts have. The weights are laid out so that they
+// lie in the nearest cache while all rows go by. The order of sums is another than that of few rows.
 template <typename W>
 void many(const float *x, int64_t rows, int64_t k, const Part &part, float *y, int64_t output,
           int64_t width) {
+  constexpr int64_t WIDE = 2 * PANEL;
   const W *w = static_cast<const W *>(part.weight) + output * k;
-  alignas(64) float panel[DEPTH * PANEL] = {}, beside[ROWS * PANEL] = {};
+  alignas(64) float panels[2 * DEPTH * PANEL] = {}, beside[ROWS * WIDE] = {};
   y += output;
   for (int64_t from = 0; from < k; from += DEPTH) {
     int64_t depth = std::min(DEPTH, k - from), row = 0;
-    lay_out(w + from, k, width, depth, panel);
+    for (int64_t o = 0; o < width; o += PANEL)
+      lay_out(w + o * k + from, k, std::min(PANEL, width - o), depth, panels + o * DEPTH);
     for (int64_t tiles = (rows + ROWS - 1) / ROWS; tiles; tiles--) {
       int64_t take = (rows - row + tiles - 1) / tiles; // as even as can be
       const float *in = x + row * k + from;
       float *to = y + row * part.outputs;
-      bool fits = width == PANEL; // else what is beyond would be overwritten
+      bool fits = width == WIDE; // else what is beyond would be overwritten
       float *sums = fits ? to : beside;
-      int64_t stride = fits ? part.outputs : PANEL;
+      int64_t stride = fits ? part.outputs : WIDE;
       for (int64_t r = 0; !fits && r < take; r++)
-        std::memcpy(sums + r * PANEL, to + r * part.outputs, width * sizeof(float));
-      add_products(in, take, k, panel, depth, sums, stride, !from, false);
+        std::memcpy(sums + r * WIDE, to + r * part.outputs, width * sizeof(float));
+      add_products<float, 2>(in, take, k, panels, DEPTH * PANEL, depth, sums, stride, !from);
       for (int64_t r = 0; !fits && r < take; r++)
-        std::memcpy(to + r * part.outputs, sums + r * PANEL, width * sizeof(float));
+        std::memcpy(to + r * part.outputs, sums + r * WIDE, width * sizeof(float));
       row += take;
     }
   }
@@ -430,8 +440,8 @@ void span(const float *x, int64_t rows, int64_t k, const Part &part, float *y, i
           int64_t end) {
   if (part.laid_out) return laid_out<W>(x, rows, k, part, y, begin, end);
   if (rows > FEW) {
-    for (; begin < end; begin += PANEL)
-      many<W>(x, rows, k, part, y, begin, std::min(PANEL, end - begin));
+    for (; begin < end; begin += 2 * PANEL)
+      many<W>(x, rows, k, part, y, begin, std::min(2 * PANEL, end - begin));
     return;
   }
   int64_t o = begin, tiles = (rows + ROWS - 1) / ROWS, tallest = (rows + tiles - 1) / tiles;
