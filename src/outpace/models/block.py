@@ -20,6 +20,7 @@ from outpace.models.cache import SlotCache
 from outpace.models.layers import hooks_of
 from outpace.models.native import Native, native
 from outpace.models.native_linear import NativeLinear
+from outpace.models.rotary import Angles
 from outpace.models.runner import Runner
 from outpace.models.stack import HEAD_NORMS, NORMS, PARTS, Plans, Stack, eps_of, playable
 
@@ -63,7 +64,7 @@ class Block:
     ) -> Tensor:
         """Returns the same, played by the library."""
         y = hidden_states.clone(memory_format=torch.contiguous_format)
-        self._stack.play(y, position_embeddings, past_key_values, attention_mask)
+        self._stack.play(y, Angles(*position_embeddings), past_key_values, attention_mask)
         return y
 
 

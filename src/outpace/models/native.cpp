@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -34,16 +35,17 @@ constexpr int LANES = 8, REGISTERS = 16;
 constexpr int LANES = 4, REGISTERS = 32;
 #endif
 
-constexpr int ROWS = 6;              // rows of a tile, at most
-constexpr int MANY = 4;              // rows of a tile from which on all weights are called for
-constexpr int64_t HEAD = 256;        // weights of an output that are called for otherwise
-constexpr int64_t FEW = 24;          // rows that have the same bits however many (as in Python)
-constexpr int64_t DEPTH = 512;       // inputs that are added up before what came before is added
-constexpr int64_t PANEL = LANES;     // outputs whose weights lie together
-constexpr int64_t SUMS = 12;         // vectors of sums that a tile has at once
-constexpr int64_t CHUNK = SUMS * PANEL; // what a thread takes is a multiple of so many outputs
-constexpr int64_t CHUNKS = 8;        // that each thread would take if all were equally fast
-constexpr int BLOCK = 128;           // slots whose scores are worked out before their values are added
+constexpr int ROWS = 6;          // rows of a tile, at most
+constexpr int MANY = 4;          // rows from which on all weights in plain rows are called for
+constexpr int64_t HEAD = 256;    // weights of an output that are called for otherwise
+constexpr int64_t FEW = 24;      // rows that have the same bits however many (as in Python)
+constexpr int64_t DEPTH = 512;   // inputs that are added up before what came before is added
+constexpr int64_t PANEL = LANES; // outputs whose weights lie together
+constexpr int64_t SUMS = 12;     // vectors of sums that a tile of panels has at once
+constexpr int64_t SPINS = 4096;  // looks at a barrier before others may have the processor
+constexpr int BLOCK = 64;        // slots whose scores are worked out before their values are added
+constexpr int TOGETHER = 8;      // tokens that go through the cache together
+constexpr int MOST_EACH = 64;    // query heads that may share a key head (as in Python)
 
 // What OpenMP's compilers turn a parallel region into a call of. It is handed over, so that torch's
 // own threads do the work: threads of another pool would fight with them for the cores.
@@ -51,13 +53,62 @@ typedef void (*Parallel)(void (*work)(void *), void *data, unsigned threads, uns
 
 struct Threads {
   Parallel parallel; // or null
+  int (*size)();     // how many threads there are in the region, which may be fewer than asked for
   int count;
 
+  bool several() const { return count > 1 && parallel && size; }
+
   void run(void (*work)(void *), void *data) const {
-    if (count > 1 && parallel)
+    if (several())
       parallel(work, data, unsigned(count), 0);
     else
       work(data);
+  }
+
+  // Returns how many there are, asked by one of them.
+  int here() const { return several() ? size() : 1; }
+};
+
+inline void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+// Threads that go through phases together: what one phase makes, the next one reads.
+struct Team {
+  alignas(64) int64_t next = 0; // of what this phase shares out, what nobody has taken yet
+  alignas(64) int arrived = 0;
+  int joined = 0;
+  alignas(64) int phase = 0;
+
+  // Returns a number of one's own.
+  int join() { return __atomic_fetch_add(&joined, 1, __ATOMIC_RELAXED); }
+
+  // Takes a share of `total`, a multiple of `grain`: much while much is left, and little at the end,
+  // so that all get there at the same time. Returns false once there is nothing left.
+  bool take(int64_t total, int64_t grain, int size, int64_t &begin, int64_t &end) {
+    begin = __atomic_load_n(&next, __ATOMIC_RELAXED);
+    do {
+      if (begin >= total) return false;
+      int64_t fair = (total - begin) / (size > 1 ? 2 * size : 1);
+      end = std::min(total, begin + std::max(grain, fair / grain * grain));
+    } while (!__atomic_compare_exchange_n(&next, &begin, end, true, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
+    return true;
+  }
+
+  // Ends a phase: returns once all threads are here.
+  void wait(int size) {
+    int now = __atomic_load_n(&phase, __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&arrived, 1, __ATOMIC_ACQ_REL) == size) {
+      arrived = 0;
+      next = 0;
+      __atomic_store_n(&phase, now + 1, __ATOMIC_RELEASE);
+      return;
+    }
+    for (int64_t looks = 1; __atomic_load_n(&phase, __ATOMIC_ACQUIRE) == now; looks++)
+      looks % SPINS ? pause() : std::this_thread::yield();
   }
 };
 
@@ -190,12 +241,13 @@ inline float finished(float sum, const Part &part, int64_t output) {
   return part.bias ? sum + part.bias[output] : sum;
 }
 
+// x: rows k apart; w: weights of outputs that are `apart`.
 template <typename W, int OUT, int IN>
-inline void step(const float *x, const W *w, int64_t k, floats (&sums)[IN][OUT]) {
+inline void step(const float *x, const W *w, int64_t k, int64_t apart, floats (&sums)[IN][OUT]) {
   floats wide[OUT];
 #pragma GCC unroll 8
   for (int o = 0; o < OUT; o++) {
-    wide[o] = widen(w + o * k);
+    wide[o] = widen(w + o * apart);
     if (IN > 1) keep(wide[o]);
   }
 #pragma GCC unroll 8
@@ -207,8 +259,10 @@ inline void step(const float *x, const W *w, int64_t k, floats (&sums)[IN][OUT])
   }
 }
 
+// OUT outputs, each `apart` from the one before, of IN rows.
 template <typename W, int OUT, int IN>
-inline void tile(const float *x, int64_t k, const Part &part, float *y, int64_t output) {
+inline void tile(const float *x, int64_t k, const Part &part, float *y, int64_t output,
+                 int64_t apart) {
   constexpr int64_t LINE = 64 / sizeof(W); // weights that come from memory together
   const W *w = static_cast<const W *>(part.weight) + output * k;
   // Processors see by themselves that weights are read in order, but only after a while, and not far
@@ -219,37 +273,45 @@ inline void tile(const float *x, int64_t k, const Part &part, float *y, int64_t 
   int64_t at = 0;
   for (; at + LINE <= k; at += LINE) {
     if (at >= calling)
-      for (int o = 0; o < OUT; o++) __builtin_prefetch(w + (o + OUT) * k + at - calling);
+      for (int o = 0; o < OUT; o++) __builtin_prefetch(w + (o * apart + 1) * k + at - calling);
 #pragma GCC unroll 2
-    for (int64_t l = 0; l < LINE; l += LANES) step<W, OUT, IN>(x + at + l, w + at + l, k, sums);
+    for (int64_t l = 0; l < LINE; l += LANES)
+      step<W, OUT, IN>(x + at + l, w + at + l, k, apart * k, sums);
   }
-  for (; at + LANES <= k; at += LANES) step<W, OUT, IN>(x + at, w + at, k, sums);
+  for (; at + LANES <= k; at += LANES) step<W, OUT, IN>(x + at, w + at, k, apart * k, sums);
   for (int r = 0; r < IN; r++)
     for (int o = 0; o < OUT; o++) {
       float found = sum(sums[r][o]);
-      for (int64_t rest = at; rest < k; rest++) found += one(w[o * k + rest]) * x[r * k + rest];
-      y[r * part.outputs + output + o] = finished(found, part, output + o);
+      for (int64_t rest = at; rest < k; rest++)
+        found += one(w[o * apart * k + rest]) * x[r * k + rest];
+      y[r * part.outputs + output + o * apart] = finished(found, part, output + o * apart);
     }
 }
 
+// All rows for outputs from `output` on, OUT at a time; returns where it stopped. Those that go
+// together are far apart, because memory is faster if it is read on in several places at once.
 template <typename W, int OUT>
-inline void outputs(const float *x, int64_t rows, int64_t k, const Part &part, float *y,
-                    int64_t output) {
-  int64_t row = 0;
-  for (int64_t tiles = (rows + ROWS - 1) / ROWS; tiles; tiles--) {
-    int64_t take = (rows - row + tiles - 1) / tiles; // as even as can be
-    const float *from = x + row * k;
-    float *to = y + row * part.outputs;
-    switch (take) {
-    case 1: tile<W, OUT, 1>(from, k, part, to, output); break;
-    case 2: tile<W, OUT, 2>(from, k, part, to, output); break;
-    case 3: tile<W, OUT, 3>(from, k, part, to, output); break;
-    case 4: tile<W, OUT, 4>(from, k, part, to, output); break;
-    case 5: tile<W, OUT, 5>(from, k, part, to, output); break;
-    default: tile<W, OUT, ROWS>(from, k, part, to, output);
+inline int64_t outputs(const float *x, int64_t rows, int64_t k, const Part &part, float *y,
+                       int64_t output, int64_t end) {
+  const int64_t apart = (end - output) / OUT;
+  for (int64_t last = output + apart; output < last; output++) {
+    int64_t row = 0;
+    for (int64_t tiles = (rows + ROWS - 1) / ROWS; tiles; tiles--) {
+      int64_t take = (rows - row + tiles - 1) / tiles; // as even as can be
+      const float *from = x + row * k;
+      float *to = y + row * part.outputs;
+      switch (take) {
+      case 1: tile<W, OUT, 1>(from, k, part, to, output, apart); break;
+      case 2: tile<W, OUT, 2>(from, k, part, to, output, apart); break;
+      case 3: tile<W, OUT, 3>(from, k, part, to, output, apart); break;
+      case 4: tile<W, OUT, 4>(from, k, part, to, output, apart); break;
+      case 5: tile<W, OUT, 5>(from, k, part, to, output, apart); break;
+      default: tile<W, OUT, ROWS>(from, k, part, to, output, apart);
+      }
+      row += take;
     }
-    row += take;
   }
+  return output + (OUT - 1) * apart;
 }
 
 #if AVX
@@ -302,12 +364,22 @@ void finish(int64_t rows, const Part &part, float *y, int64_t begin, int64_t end
       y[r * part.outputs + o] = finished(y[r * part.outputs + o], part, o);
 }
 
-// Adds what IN rows of x make with SIDE panels, which are `apart`, to sums, or begins them.
-// sums: [IN, SIDE PANEL], rows `stride` apart. Memory is read in SIDE places at once, which is how
-// it is fastest; of inputs and weights, whatever there is less of waits in registers.
+// Some inputs of some rows, the weights that they meet, and the sums that this is added to.
+template <typename W> struct Patch {
+  const float *x;         // rows k apart
+  int64_t k, depth;       // inputs: of a row, and of the patch
+  const W *panel;         // panels are `apart`
+  int64_t apart;
+  float *sums;            // of a row: one panel's are `spread` behind the one's before
+  int64_t stride, spread; // between rows, between panels
+  bool begin;             // whether there are no sums yet
+};
+
+// Works on IN rows and SIDE panels. Memory is read in SIDE places at once, which is how it is
+// fastest; of inputs and weights, whatever there is less of waits in registers.
 template <typename W, int IN, int SIDE>
-void add_product(const float *x, int64_t k, const W *panel, int64_t apart, int64_t depth,
-                 float *sums, int64_t stride, bool begin) {
+void add_product(const Patch<W> &patch) {
+  const auto [x, k, depth, panel, apart, sums, stride, spread, begin] = patch;
   floats found[SIDE][IN] = {};
   for (int64_t at = 0; at < depth; at++) {
     const W *w = panel + at * PANEL;
@@ -340,52 +412,49 @@ void add_product(const float *x, int64_t k, const W *panel, int64_t apart, int64
   for (int side = 0; side < SIDE; side++)
 #pragma GCC unroll 8
     for (int r = 0; r < IN; r++) {
-      float *to = sums + r * stride + side * PANEL;
+      float *to = sums + r * stride + side * spread;
       floats all_of_it = found[side][r];
       if (!begin) all_of_it += load<floats>(to);
       std::memcpy(to, &all_of_it, sizeof all_of_it);
     }
 }
 
-// All rows, and `depth` of the weights of SIDE panels.
-template <typename W, int SIDE>
-void add_products(const float *x, int64_t rows, int64_t k, const W *panel, int64_t apart,
-                  int64_t depth, float *sums, int64_t stride, bool begin) {
-  int64_t row = 0;
+// The same for any number of rows.
+template <typename W, int SIDE> void add_products(Patch<W> patch, int64_t rows) {
   for (int64_t tiles = (rows + ROWS - 1) / ROWS; tiles; tiles--) {
-    int64_t take = (rows - row + tiles - 1) / tiles; // as even as can be
-    const float *in = x + row * k;
-    float *to = sums + row * stride;
+    int64_t take = (rows + tiles - 1) / tiles; // as even as can be
     switch (take) {
-    case 1: add_product<W, 1, SIDE>(in, k, panel, apart, depth, to, stride, begin); break;
-    case 2: add_product<W, 2, SIDE>(in, k, panel, apart, depth, to, stride, begin); break;
-    case 3: add_product<W, 3, SIDE>(in, k, panel, apart, depth, to, stride, begin); break;
-    case 4: add_product<W, 4, SIDE>(in, k, panel, apart, depth, to, stride, begin); break;
-    case 5: add_product<W, 5, SIDE>(in, k, panel, apart, depth, to, stride, begin); break;
-    default: add_product<W, ROWS, SIDE>(in, k, panel, apart, depth, to, stride, begin);
+    case 1: add_product<W, 1, SIDE>(patch); break;
+    case 2: add_product<W, 2, SIDE>(patch); break;
+    case 3: add_product<W, 3, SIDE>(patch); break;
+    case 4: add_product<W, 4, SIDE>(patch); break;
+    case 5: add_product<W, 5, SIDE>(patch); break;
+    default: add_product<W, ROWS, SIDE>(patch);
     }
-    row += take;
+    rows -= take;
+    patch.x += take * patch.k;
+    patch.sums += take * patch.stride;
   }
 }
 
-// Takes SIDE panels at once while there are as many; returns where it stopped. IN: rows, or 0 where
-// their number is not known before.
+// Takes SIDE panels at once while there are as many, far apart, so that each place in memory is read
+// on for long; returns where it stopped. IN: rows, or 0 where their number is not known before.
 template <typename W, int IN, int SIDE>
 int64_t side_by_side(const float *x, int64_t rows, int64_t k, const Part &part, float *y,
                      int64_t output, int64_t end) {
   const W *w = static_cast<const W *>(part.weight);
-  for (; output + SIDE * PANEL <= end; output += SIDE * PANEL)
+  const int64_t spread = (end - output) / PANEL / SIDE * PANEL;
+  for (int64_t last = output + spread; output < last; output += PANEL)
     for (int64_t from = 0; from < k; from += DEPTH) {
-      const W *panel = w + output * k + from * PANEL;
-      int64_t depth = std::min(DEPTH, k - from);
+      Patch<W> patch{x + from,           k,          std::min(DEPTH, k - from),
+                     w + output * k + from * PANEL,  spread * k,
+                     y + output,         part.outputs, spread, !from};
       if constexpr (IN > 0)
-        add_product<W, IN, SIDE>(x + from, k, panel, k * PANEL, depth, y + output, part.outputs,
-                                 !from);
+        add_product<W, IN, SIDE>(patch);
       else
-        add_products<W, SIDE>(x + from, rows, k, panel, k * PANEL, depth, y + output, part.outputs,
-                              !from);
+        add_products<W, SIDE>(patch, rows);
     }
-  return output;
+  return output + (SIDE - 1) * spread;
 }
 
 // Weights that are laid out already; outputs in whole panels.
@@ -426,7 +495,8 @@ void many(const float *x, int64_t rows, int64_t k, const Part &part, float *y, i
       int64_t stride = fits ? part.outputs : WIDE;
       for (int64_t r = 0; !fits && r < take; r++)
         std::memcpy(sums + r * WIDE, to + r * part.outputs, width * sizeof(float));
-      add_products<float, 2>(in, take, k, panels, DEPTH * PANEL, depth, sums, stride, !from);
+      add_products<float, 2>(
+          {in, k, depth, panels, DEPTH * PANEL, sums, stride, PANEL, !from}, take);
       for (int64_t r = 0; !fits && r < take; r++)
         std::memcpy(to + r * part.outputs, sums + r * WIDE, width * sizeof(float));
       row += take;
@@ -446,12 +516,10 @@ void span(const float *x, int64_t rows, int64_t k, const Part &part, float *y, i
   }
   int64_t o = begin, tiles = (rows + ROWS - 1) / ROWS, tallest = (rows + tiles - 1) / tiles;
   // As many outputs as leave a tile's sums, weights and input in registers.
-  if (4 * tallest + 5 <= REGISTERS)
-    for (; o + 4 <= end; o += 4) outputs<W, 4>(x, rows, k, part, y, o);
-  if (3 * tallest + 4 <= REGISTERS)
-    for (; o + 3 <= end; o += 3) outputs<W, 3>(x, rows, k, part, y, o);
-  for (; o + 2 <= end; o += 2) outputs<W, 2>(x, rows, k, part, y, o);
-  for (; o < end; o++) outputs<W, 1>(x, rows, k, part, y, o);
+  if (4 * tallest + 5 <= REGISTERS) o = outputs<W, 4>(x, rows, k, part, y, o, end);
+  if (3 * tallest + 4 <= REGISTERS) o = outputs<W, 3>(x, rows, k, part, y, o, end);
+  o = outputs<W, 2>(x, rows, k, part, y, o, end);
+  outputs<W, 1>(x, rows, k, part, y, o, end);
 }
 
 void span(const float *x, int64_t rows, int64_t k, const Part &part, float *y, int64_t begin,
@@ -472,37 +540,27 @@ struct Product {
   int64_t rows, k;
   const Part *parts;
   int64_t count;
-  int64_t step, total; // in outputs, all parts' one after another
-  int64_t next;        // output that nobody has taken yet
 };
 
 // Where a panel begins, there or behind: parts that came before may end within one.
 int64_t whole_panels(int64_t output) { return (output + PANEL - 1) / PANEL * PANEL; }
 
-void take_outputs(void *given) {
-  Product *job = static_cast<Product *>(given);
-  for (;;) {
-    int64_t begin = __atomic_fetch_add(&job->next, job->step, __ATOMIC_RELAXED);
-    if (begin >= job->total) return;
-    int64_t end = std::min(begin + job->step, job->total), first = 0;
-    for (int64_t i = 0; i < job->count; first += job->parts[i++].outputs) {
-      const Part &part = job->parts[i];
+// Works on a product together with others. Shares are of panels that are taken side by side.
+void multiply(const Product &job, Team &team, int size) {
+  int64_t total = 0, begin, end;
+  for (int64_t i = 0; i < job.count; i++) total += job.parts[i].outputs;
+  int64_t grain = PANEL * (SUMS / std::clamp<int64_t>(job.rows, 2, ROWS));
+  while (team.take(total, grain, size, begin, end)) {
+    int64_t first = 0;
+    for (int64_t i = 0; i < job.count; first += job.parts[i++].outputs) {
+      const Part &part = job.parts[i];
       int64_t from = std::max(begin - first, int64_t(0));
       int64_t to = std::min(end - first, part.outputs);
       if (part.laid_out) from = whole_panels(from), to = whole_panels(to);
-      float *y = job->y + job->rows * first;
-      if (from < to) span(job->x, job->rows, job->k, part, y, from, to);
+      float *y = job.y + job.rows * first;
+      if (from < to) span(job.x, job.rows, job.k, part, y, from, to);
     }
   }
-}
-
-void multiply(const float *x, float *y, int64_t rows, int64_t k, const Part *parts, int64_t count,
-              Threads threads) {
-  int64_t total = 0;
-  for (int64_t i = 0; i < count; i++) total += parts[i].outputs;
-  int64_t step = (total / (threads.count * CHUNKS) + CHUNK - 1) / CHUNK * CHUNK;
-  Product job{x, y, rows, k, parts, count, std::max(step, CHUNK), total, 0};
-  threads.run(take_outputs, &job);
 }
 
 // -- a layer of the Llama kind ---------------------------------------------------------------------
@@ -573,8 +631,9 @@ struct Layer {
 // A pass of `columns` tokens in each of `rows` rows, of which token t of row a is r = a columns + t.
 struct Pass {
   int64_t rows, columns, view, rotary; // view: slots that may be seen; rotary: dimensions turned
-  const float *cosines, *sines;        // [rows columns, rotary]
-  const int64_t *slots;                // [rows columns]: where each token is written
+  const float *cosines, *sines;        // [positions, rotary]
+  const int64_t *positions;            // [rows, columns], or null: of the tokens in their order
+  const int64_t *starts;               // [rows]: the slot of each row's first token
   const uint8_t *mask;                 // [rows, columns, view], or null: all is seen
   int64_t mask_row, mask_column;       // strides
   int64_t cache_row, cache_head;       // strides of the cache, in floats
@@ -598,51 +657,87 @@ struct Query {
   float highest, weights;
 };
 
+// Adds SIDE vectors of values, from dimension d on, weighted by scores.
+template <int SIDE>
+inline void add_values(Query &query, const float *values, const int32_t *seen, int count,
+                       int64_t dim, const float *scores, float fading, int64_t d) {
+  floats sums[SIDE];
+#pragma GCC unroll 8
+  for (int u = 0; u < SIDE; u++) sums[u] = load<floats>(query.values + d + u * LANES) * fading;
+  for (int i = 0; i < count; i++) {
+    const float *from = values + seen[i] * dim + d;
+    floats score = all(scores[i]);
+#pragma GCC unroll 8
+    for (int u = 0; u < SIDE; u++) sums[u] = fused(load<floats>(from + u * LANES), score, sums[u]);
+  }
+#pragma GCC unroll 8
+  for (int u = 0; u < SIDE; u++)
+    std::memcpy(query.values + d + u * LANES, &sums[u], sizeof sums[u]);
+}
+
+// seen: `count` slots, one or more and at most BLOCK.
 void attend(Query &query, const float *keys, const float *values, const int32_t *seen, int count,
             int64_t dim, float scaling) {
-  alignas(64) float scores[BLOCK];
-  float highest = query.highest;
-  int i = 0;
-  for (; i + 4 <= count; i += 4) { // four at a time, so that none waits for another
-    const float *k[4];
-    for (int u = 0; u < 4; u++) k[u] = keys + seen[i + u] * dim;
-    floats sums[4] = {};
+  constexpr int SIDE = 8; // so many at a time that none waits for another
+  alignas(64) float scores[BLOCK + SIDE + LANES];
+  for (int i = 0; i < count; i += SIDE) {
+    const float *k[SIDE];
+    for (int u = 0; u < SIDE; u++) k[u] = keys + seen[std::min(i + u, count - 1)] * dim;
+    floats sums[SIDE] = {};
     for (int64_t d = 0; d < dim; d += LANES) {
       floats q = load<floats>(query.head + d);
-      for (int u = 0; u < 4; u++) sums[u] = fused(q, load<floats>(k[u] + d), sums[u]);
+#pragma GCC unroll 8
+      for (int u = 0; u < SIDE; u++) sums[u] = fused(q, load<floats>(k[u] + d), sums[u]);
     }
-    for (int u = 0; u < 4; u++) scores[i + u] = sum(sums[u]) * scaling;
+#pragma GCC unroll 8
+    for (int u = 0; u < SIDE; u++) scores[i + u] = sum(sums[u]) * scaling;
   }
-  for (; i < count; i++) {
-    floats sums = {};
-    for (int64_t d = 0; d < dim; d += LANES)
-      sums = fused(load<floats>(query.head + d), load<floats>(keys + seen[i] * dim + d), sums);
-    scores[i] = sum(sums) * scaling;
+  for (int i = count; i % LANES; i++) scores[i] = scores[count - 1];
+  floats most = load<floats>(scores);
+  for (int i = LANES; i < count; i += LANES) {
+    floats here = load<floats>(scores + i);
+    most = here > most ? here : most;
   }
-  for (i = 0; i < count; i++) highest = std::max(highest, scores[i]);
+  float highest = query.highest;
+  for (int u = 0; u < LANES; u++) highest = std::max(highest, most[u]);
   float fading = exponential(query.highest - highest);
   query.highest = highest;
-  for (i = count; i % LANES; i++) scores[i] = highest; // e^0 there: read, but not added
-  for (i = 0; i < count; i += LANES) {
+  for (int i = 0; i < count; i += LANES) {
     floats e = exponential(load<floats>(scores + i) - highest);
     std::memcpy(scores + i, &e, sizeof e);
   }
-  query.weights *= fading;
-  for (i = 0; i < count; i++) query.weights += scores[i];
-  for (int64_t d = 0; d < dim; d += LANES) {
-    floats sums = load<floats>(query.values + d) * fading;
-    for (i = 0; i < count; i++)
-      sums = fused(load<floats>(values + seen[i] * dim + d), all(scores[i]), sums);
-    std::memcpy(query.values + d, &sums, sizeof sums);
-  }
+  for (int i = count; i % LANES; i++) scores[i] = 0.f;
+  floats weights = {};
+  for (int i = 0; i < count; i += LANES) weights += load<floats>(scores + i);
+  query.weights = query.weights * fading + sum(weights);
+  int64_t d = 0;
+  for (; d + 8 * LANES <= dim; d += 8 * LANES)
+    add_values<8>(query, values, seen, count, dim, scores, fading, d);
+  for (; d + 4 * LANES <= dim; d += 4 * LANES)
+    add_values<4>(query, values, seen, count, dim, scores, fading, d);
+  for (; d < dim; d += LANES) add_values<1>(query, values, seen, count, dim, scores, fading, d);
 }
+
+// A token, and how far it has gone through the slots.
+struct Seeing {
+  Query queries[MOST_EACH];
+  const uint8_t *mask; // [view], or null
+  int64_t next;
+
+  // Returns how many of the next slots it sees, at most BLOCK, and which.
+  int look(int64_t view, int32_t *seen) {
+    int count = 0;
+    for (; next < view && count < BLOCK; next++)
+      if (!mask || mask[next]) seen[count++] = int32_t(next);
+    return count;
+  }
+};
 
 struct Attention {
   const Layer *layer;
   const Pass *pass;
   float *queries, *keys, *values; // products: [rows columns, heads dim] or [..., groups dim]
   float *key_cache, *value_cache, *result;
-  int64_t next; // row and key head that nobody has taken yet
 };
 
 // The tokens of one row, for the query heads that share a key head.
@@ -652,76 +747,153 @@ void attention_of(const Attention &job, int64_t row, int64_t group) {
   int64_t dim = layer.dim, each = layer.heads / layer.groups;
   int64_t offset = row * pass.cache_row + group * pass.cache_head;
   float *keys = job.key_cache + offset, *values = job.value_cache + offset;
+  auto placed = [&](float *head, int64_t r) {
+    int64_t at = (pass.positions ? pass.positions[r] : r) * pass.rotary;
+    turn(head, pass.cosines + at, pass.sines + at, pass.rotary);
+  };
   for (int64_t t = 0; t < pass.columns; t++) {
     int64_t r = row * pass.columns + t, at = (r * layer.groups + group) * dim;
+    int64_t slot = pass.starts[row] + t;
     if (layer.key_norm) normalise(job.keys + at, layer.key_norm, layer.eps, dim, job.keys + at);
-    turn(job.keys + at, pass.cosines + r * pass.rotary, pass.sines + r * pass.rotary, pass.rotary);
-    std::memcpy(keys + pass.slots[r] * dim, job.keys + at, dim * sizeof(float));
-    std::memcpy(values + pass.slots[r] * dim, job.values + at, dim * sizeof(float));
+    placed(job.keys + at, r);
+    std::memcpy(keys + slot * dim, job.keys + at, dim * sizeof(float));
+    std::memcpy(values + slot * dim, job.values + at, dim * sizeof(float));
   }
-  for (int64_t t = 0; t < pass.columns; t++) {
-    int64_t r = row * pass.columns + t;
-    Query queries[64];
-    for (int64_t h = 0; h < each; h++) {
-      int64_t at = (r * layer.heads + group * each + h) * dim;
-      float *head = job.queries + at;
-      if (layer.query_norm) normalise(head, layer.query_norm, layer.eps, dim, head);
-      turn(head, pass.cosines + r * pass.rotary, pass.sines + r * pass.rotary, pass.rotary);
-      queries[h] = {head, job.result + at, -1e30f, 0.f};
-      std::memset(job.result + at, 0, dim * sizeof(float));
-    }
-    const uint8_t *mask = pass.mask;
-    if (mask) mask += row * pass.mask_row + t * pass.mask_column;
-    int32_t seen[BLOCK];
-    int count = 0;
-    for (int64_t s = 0; s < pass.view; s++) {
-      if (!mask || mask[s]) seen[count++] = int32_t(s);
-      if (count == BLOCK || (s + 1 == pass.view && count)) {
-        for (int64_t h = 0; h < each; h++)
-          attend(queries[h], keys, values, seen, count, dim, layer.scaling);
-        count = 0;
+  Seeing all[TOGETHER];
+  for (int64_t first = 0; first < pass.columns; first += TOGETHER) {
+    int64_t tokens = std::min<int64_t>(TOGETHER, pass.columns - first);
+    for (int64_t t = 0; t < tokens; t++) {
+      int64_t r = row * pass.columns + first + t;
+      all[t].next = 0;
+      all[t].mask = pass.mask;
+      if (pass.mask) all[t].mask += row * pass.mask_row + (first + t) * pass.mask_column;
+      for (int64_t h = 0; h < each; h++) {
+        int64_t at = (r * layer.heads + group * each + h) * dim;
+        float *head = job.queries + at;
+        if (layer.query_norm) normalise(head, layer.query_norm, layer.eps, dim, head);
+        placed(head, r);
+        all[t].queries[h] = {head, job.result + at, -1e30f, 0.f};
+        std::memset(job.result + at, 0, dim * sizeof(float));
       }
     }
-    for (int64_t h = 0; h < each; h++)
-      for (int64_t d = 0; d < dim; d++) queries[h].values[d] /= queries[h].weights;
+    for (bool more = true; more;) {
+      more = false;
+      for (int64_t t = 0; t < tokens; t++) {
+        int32_t seen[BLOCK];
+        int count = all[t].look(pass.view, seen);
+        for (int64_t h = 0; count && h < each; h++)
+          attend(all[t].queries[h], keys, values, seen, count, dim, layer.scaling);
+        more |= count == BLOCK;
+      }
+    }
+    for (int64_t t = 0; t < tokens; t++)
+      for (int64_t h = 0; h < each; h++)
+        for (int64_t d = 0; d < dim; d++)
+          all[t].queries[h].values[d] /= all[t].queries[h].weights;
   }
 }
 
-void take_heads(void *given) {
-  Attention *job = static_cast<Attention *>(given);
-  int64_t groups = job->layer->groups, total = job->pass->rows * groups;
-  for (;;) {
-    int64_t task = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
-    if (task >= total) return;
-    attention_of(*job, task / groups, task % groups);
+// What follows the last layer: a norm, or none, and the logits of each row's last tokens, or none.
+struct Ending {
+  const float *norm;
+  const Part *head;
+  float *logits; // [rows, keep, outputs]
+  int64_t keep;
+};
+
+// A pass through layers, on several threads. What all tokens together are so far, and that
+// normalised, each thread works out for itself: it takes less time than waiting for another.
+struct Run {
+  const Layer *layers;
+  int64_t count;
+  const Pass &pass;
+  float *x; // [tokens, hidden]: what comes in, and then what comes out, where there is no head
+  float *const *keys, *const *values; // of each layer
+  Ending ending;
+  Threads threads;
+  Team team = {};
+
+  void play() {
+    const int64_t tokens = pass.rows * pass.columns, hidden = layers->hidden;
+    const int size = threads.here(), own = team.join();
+    float *made = pass.scratch, *rest = made + tokens * hidden;
+    float *mine = rest + tokens * room_of_all() + own * 2 * tokens * hidden;
+    float *normal = mine + tokens * hidden;
+    std::memcpy(mine, x, tokens * hidden * sizeof(float));
+    for (int64_t i = 0; i < count; i++) layer(i, mine, normal, made, rest, size);
+    end(mine, normal, own, size);
   }
-}
 
-// One layer; x: [tokens, hidden], what comes in, and then what comes out.
-void play(const Layer &layer, const Pass &pass, float *x, float *keys, float *values,
-          Threads threads) {
-  int64_t tokens = pass.rows * pass.columns, hidden = layer.hidden;
-  int64_t wide = layer.heads * layer.dim, narrow = layer.groups * layer.dim;
-  float *normal = pass.scratch, *rest = normal + tokens * hidden;
+  // The floats per token that the products of any layer need.
+  int64_t room_of_all() const {
+    int64_t most = 0;
+    for (int64_t i = 0; i < count; i++) most = std::max(most, room(layers[i]));
+    return most;
+  }
 
-  for (int64_t r = 0; r < tokens; r++)
-    normalise(x + r * hidden, layer.before, layer.eps, hidden, normal + r * hidden);
-  multiply(normal, rest, tokens, hidden, &layer.query, 3, threads);
-  float *made_keys = rest + tokens * wide, *made_values = made_keys + tokens * narrow;
-  float *seen = made_values + tokens * narrow;
-  Attention attention{&layer, &pass, rest, made_keys, made_values, keys, values, seen, 0};
-  threads.run(take_heads, &attention);
-  multiply(seen, normal, tokens, wide, &layer.output, 1, threads);
-  add(x, normal, tokens * hidden);
+  static int64_t room(const Layer &layer) {
+    return std::max((2 * layer.heads + 2 * layer.groups) * layer.dim, 2 * layer.inner);
+  }
 
-  for (int64_t r = 0; r < tokens; r++)
-    normalise(x + r * hidden, layer.after, layer.eps, hidden, normal + r * hidden);
-  float *gate = rest, *up = rest + tokens * layer.inner;
-  multiply(normal, gate, tokens, hidden, &layer.gate, 2, threads);
-  gated(gate, up, tokens * layer.inner);
-  multiply(gate, normal, tokens, layer.inner, &layer.down, 1, threads);
-  add(x, normal, tokens * hidden);
-}
+  void norms(const float *from, const float *weight, float eps, float *to) const {
+    const int64_t hidden = layers->hidden;
+    for (int64_t r = 0; r < pass.rows * pass.columns; r++)
+      normalise(from + r * hidden, weight, eps, hidden, to + r * hidden);
+  }
+
+  void product(const float *in, float *out, int64_t k, const Part *parts, int64_t number, int size) {
+    multiply({in, out, pass.rows * pass.columns, k, parts, number}, team, size);
+    team.wait(size);
+  }
+
+  void layer(int64_t index, float *mine, float *normal, float *made, float *rest, int size) {
+    const Layer &layer = layers[index];
+    const int64_t tokens = pass.rows * pass.columns, hidden = layer.hidden;
+    const int64_t wide = layer.heads * layer.dim, narrow = layer.groups * layer.dim;
+    int64_t begin, end;
+
+    norms(mine, layer.before, layer.eps, normal);
+    product(normal, rest, hidden, &layer.query, 3, size);
+    float *new_keys = rest + tokens * wide, *new_values = new_keys + tokens * narrow;
+    float *seen = new_values + tokens * narrow;
+    Attention attention{&layer,     &pass,       rest,          new_keys,
+                        new_values, keys[index], values[index], seen};
+    while (team.take(pass.rows * layer.groups, 1, size, begin, end))
+      for (; begin < end; begin++)
+        attention_of(attention, begin / layer.groups, begin % layer.groups);
+    team.wait(size);
+    product(seen, made, wide, &layer.output, 1, size);
+    add(mine, made, tokens * hidden);
+
+    norms(mine, layer.after, layer.eps, normal);
+    float *gate = rest, *up = rest + tokens * layer.inner;
+    product(normal, gate, hidden, &layer.gate, 2, size);
+    while (team.take(tokens * layer.inner, 64 * LANES, size, begin, end))
+      gated(gate + begin, up + begin, end - begin);
+    team.wait(size);
+    product(gate, made, layer.inner, &layer.down, 1, size);
+    add(mine, made, tokens * hidden);
+  }
+
+  void end(float *mine, float *normal, int own, int size) {
+    const int64_t tokens = pass.rows * pass.columns, hidden = layers->hidden, keep = ending.keep;
+    if (ending.norm) norms(mine, ending.norm, layers->eps, normal), std::swap(mine, normal);
+    if (!ending.head) {
+      if (!own) std::memcpy(x, mine, tokens * hidden * sizeof(float));
+      return;
+    }
+    for (int64_t a = 0; a < pass.rows; a++)
+      std::memmove(mine + a * keep * hidden, mine + ((a + 1) * pass.columns - keep) * hidden,
+                   keep * hidden * sizeof(float));
+    multiply({mine, ending.logits, pass.rows * keep, hidden, ending.head, 1}, team, size);
+  }
+};
+
+struct Call {
+  Product product;
+  Threads threads;
+  Team team = {};
+};
 
 } // namespace
 
@@ -742,26 +914,32 @@ int outpace_kinds() {
 }
 
 void outpace_products(const float *x, float *y, int64_t rows, int64_t k, const Part *parts,
-                      int64_t count, Parallel parallel, int threads) {
-  multiply(x, y, rows, k, parts, count, Threads{parallel, threads});
+                      int64_t count, Parallel parallel, int (*size)(), int threads) {
+  Call call{{x, y, rows, k, parts, count}, {parallel, size, threads}};
+  call.threads.run(
+      [](void *given) {
+        Call &call = *static_cast<Call *>(given);
+        multiply(call.product, call.team, call.threads.here());
+      },
+      &call);
 }
 
-// The floats of scratch memory that a layer needs for so many tokens.
-int64_t outpace_scratch(const Layer *layer, int64_t tokens) {
-  int64_t attention = (2 * layer->heads + 2 * layer->groups) * layer->dim;
-  return tokens * (layer->hidden + std::max(attention, 2 * layer->inner));
+// The floats of scratch memory that a layer needs for a token, on so many threads.
+int64_t outpace_scratch(const Layer *layer, int threads) {
+  return Run::room(*layer) + (1 + 2 * int64_t(threads)) * layer->hidden;
 }
 
 // x: [tokens, hidden], what comes in, and then what comes out of all layers, normalised if there is
-// a weight for that. keys, values: each layer's cache, from the first row of the pass on.
+// a weight for that. Where there is a head, logits: [rows, keep, outputs] are written instead.
+// keys, values: each layer's cache, from the first row of the pass on.
 void outpace_layers(const Layer *layers, int64_t layer_count, const Pass *pass, float *x,
-                    float *const *keys, float *const *values, const float *norm, Parallel parallel,
-                    int count) {
-  Threads threads{parallel, count};
-  for (int64_t i = 0; i < layer_count; i++) play(layers[i], *pass, x, keys[i], values[i], threads);
-  if (!norm) return;
-  int64_t tokens = pass->rows * pass->columns, hidden = layers->hidden;
-  for (int64_t r = 0; r < tokens; r++)
-    normalise(x + r * hidden, norm, layers->eps, hidden, x + r * hidden);
+                    float *const *keys, float *const *values, const float *norm, const Part *head,
+                    float *logits, int64_t keep, Parallel parallel, int (*size)(), int count) {
+  Run run{layers,        layer_count,
+          *pass,         x,
+          keys,          values,
+          {norm, head, logits, keep},
+          {parallel, size, count}};
+  run.threads.run([](void *given) { static_cast<Run *>(given)->play(); }, &run);
 }
 }

@@ -107,7 +107,7 @@ class Native:
         """Raises ``OSError`` where the file is no such library."""
         library = ctypes.CDLL(str(path))
         pointer, number, short = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        threads = (pointer, short)
+        threads = (pointer, pointer, short)
         self._kinds: int = library.outpace_kinds()
         self.lanes: int = library.outpace_lanes()
         """Floats that are computed with at once."""
@@ -117,9 +117,9 @@ class Native:
         self._products = library.outpace_products
         self._products.argtypes = (pointer, pointer, number, number, pointer, number, *threads)
         self._scratch = library.outpace_scratch
-        self._scratch.argtypes, self._scratch.restype = (pointer, number), number
+        self._scratch.argtypes, self._scratch.restype = (pointer, short), number
         self._layers = library.outpace_layers
-        self._layers.argtypes = (pointer, number, *(pointer,) * 5, *threads)
+        self._layers.argtypes = (pointer, number, *(pointer,) * 7, number, *threads)
         self._parallel = _torchs_threads()
 
     def takes(self, dtype: torch.dtype) -> bool:
@@ -138,34 +138,45 @@ class Native:
         self._products(x.data_ptr(), y.data_ptr(), rows, inputs, parts, count, *threads)
         return y
 
-    def scratch(self, layer: Any) -> int:
-        """Returns the floats per token that a layer needs to work in."""
-        return int(self._scratch(ctypes.byref(layer), 1))
+    def scratch(self, layer: Any, threads: int) -> int:
+        """Returns the floats per token that a layer needs to work in, on so many threads."""
+        return int(self._scratch(ctypes.byref(layer), threads))
 
     def layers(
-        self, layers: Any, plan: Any, x: Tensor, keys: Any, values: Any, norm: int | None
+        self,
+        layers: Any,
+        plan: Any,
+        x: Tensor,
+        keys: Any,
+        values: Any,
+        norm: int | None,
+        threads: int,
+        ending: tuple[Any, int | None, int] = (None, None, 0),
     ) -> None:
-        """Replaces x by what layers make of it.
+        """Replaces x by what layers make of it, or writes the logits.
 
         layers, plan: structures as the source knows them; x: float32, contiguous; keys, values:
         arrays of pointers to each layer's cache, from the first row of the pass on; norm: pointer
-        to the weight of what comes after the last layer.
+        to the weight of what comes after the last layer; ending: the head, a pointer to its logits
+        ``[A, keep, V]``, keep.
         """
-        threads = self._threads(WORTH_A_THREAD * 64)
-        told = ctypes.byref(plan), x.data_ptr(), keys, values, norm
-        self._layers(layers, len(layers), *told, *threads)
+        told = ctypes.byref(plan), x.data_ptr(), keys, values, norm, *ending
+        self._layers(layers, len(layers), *told, *self._parallel, threads)
 
-    def _threads(self, weights: int) -> tuple[ctypes.c_void_p | None, int]:
-        return self._parallel, min(torch.get_num_threads(), 1 + weights // WORTH_A_THREAD)
+    def _threads(self, weights: int) -> tuple[Any, Any, int]:
+        return *self._parallel, min(torch.get_num_threads(), 1 + weights // WORTH_A_THREAD)
 
 
-def _torchs_threads() -> ctypes.c_void_p | None:
-    """Returns the entry to the threads that torch computes with, if it is OpenMP's usual one."""
+def _torchs_threads() -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]:
+    """Returns the entry to the threads that torch computes with, if it is OpenMP's usual one, and
+    to what tells how many there are."""
     torchs = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
     try:
-        return ctypes.cast(ctypes.CDLL(str(torchs)).GOMP_parallel, ctypes.c_void_p)
+        library = ctypes.CDLL(str(torchs))
+        entries = library.GOMP_parallel, library.omp_get_num_threads
     except (OSError, AttributeError):
-        return None
+        return None, None
+    return ctypes.cast(entries[0], ctypes.c_void_p), ctypes.cast(entries[1], ctypes.c_void_p)
 
 
 @cache

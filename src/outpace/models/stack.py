@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from outpace.models.cache import SlotCache, Writing
 from outpace.models.layers import hooks_of
 from outpace.models.native import Native, Part, Weight, part
 from outpace.models.native_linear import FEW, NativeLinear
+from outpace.models.rotary import Angles
 
 PARTS = (
     *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
@@ -36,7 +38,7 @@ class _Layer(ctypes.Structure):
 class _Pass(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "columns", "view", "rotary")),
-        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "slots", "mask")),
+        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "positions", "starts", "mask")),
         *((name, ctypes.c_int64) for name in ("mask_row", "mask_column")),
         *((name, ctypes.c_int64) for name in ("cache_row", "cache_head")),
         ("scratch", ctypes.c_void_p),
@@ -52,68 +54,103 @@ class Stack:
         layers: Sequence[nn.Module],
         plans: Plans,
         norm: nn.Module | None = None,
+        head: nn.Module | None = None,
     ) -> None:
-        """layers: of the kind. plans: those of the same model. norm: what comes after the last."""
+        """layers: of the kind. plans: those of the same model. norm, head: what comes after the
+        last."""
         self._library = library
         self._layers = [_Modules(layer) for layer in layers]
         self._plans = plans
+        self._norm: Any = norm
+        self._head = head if takes_head(head) else None
+        last: list[Any] = [module for module in (norm, self._head) if module is not None]
         modules = [module for layer in self._layers for module in layer.weighted]
         # Dictionaries of parameters: asking a module for one takes three times as long.
         self._weights: list[tuple[Any, str]] = [
-            (module._parameters, getattr(module, "held", "weight"))
-            for module in (*modules, *([] if norm is None else [norm]))
+            (module._parameters, getattr(module, "held", "weight")) for module in (*modules, *last)
         ]
-        self._norm: Any = norm
         inside = [module for layer in layers for module in layer.modules()]
-        inside += [] if norm is None else [norm]
-        self._hooks = [hooks for module in inside for hooks in hooks_of(module)]
+        self._hooks = [hooks for module in (*inside, *last) for hooks in hooks_of(module)]
         self._told: _Told | None = None
+        self._rooms: _Rooms | None = None
 
     @property
     def watched(self) -> bool:
         """Whether somebody has hooked a module since, whose own code must run then."""
         return any(self._hooks)
 
-    def play(
-        self,
-        x: Tensor,
-        turned: tuple[Tensor, Tensor],
-        cache: SlotCache,
-        mask: Tensor | None,
-    ) -> None:
+    @property
+    def has_head(self) -> bool:
+        """Whether it can make logits."""
+        return self._head is not None
+
+    def play(self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None) -> None:
         """Replaces x by what the layers make of it.
 
-        x: float32 ``[A, T, hidden]``, contiguous; turned: cosines and sines ``[A, T, D]``; mask:
-        bool ``[A, 1, T, S]``, or nothing where all is seen, or all up to the token itself.
+        x: float32 ``[A, T, hidden]``, contiguous; mask: bool ``[A, 1, T, S]``, or nothing where all
+        is seen, or all up to the token itself.
         """
+        self._play(x, angles, cache, mask, (None, None, 0))
+
+    def logits(
+        self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None, keep: int
+    ) -> Tensor:
+        """Returns the logits of each row's last tokens, ``[A, keep, V]``, where it `has_head`."""
+        head = self._ready().head
+        assert head is not None
+        found = x.new_empty(x.shape[0], keep, head.outputs)
+        self._play(x, angles, cache, mask, (ctypes.byref(head), found.data_ptr(), keep))
+        return found
+
+    def _play(
+        self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None, ending: Any
+    ) -> None:
         told = self._ready()
-        first = told.layers[0]
-        rooms = [cache.room(index, first.groups, first.dim, x) for index in told.indices]
-        pointers = ctypes.c_void_p * len(rooms)
-        keys = pointers(*(room[0].data_ptr() for room in rooms))
-        values = pointers(*(room[1].data_ptr() for room in rooms))
-        plan = self._plans.of(cache.writing, mask, turned, rooms[0][0], told.scratch)
-        self._library.layers(told.layers, plan.told, x, keys, values, told.norm)
+        rooms = self._rooms_of(cache, told, x)
+        plan = self._plans.of(cache.writing, mask, angles, rooms.strides, told.scratch)
+        pointers = rooms.keys, rooms.values, told.norm, told.threads
+        self._library.layers(told.layers, plan.told, x, *pointers, ending)
+
+    def _rooms_of(self, cache: SlotCache, told: _Told, x: Tensor) -> _Rooms:
+        """Returns where the layers' keys and values are, anew if the cache is another or grew."""
+        found, first = self._rooms, cache.writing.first
+        if found is None or found.cache() is not cache or found.of != (cache.capacity, first):
+            layer = told.layers[0]
+            rooms = [cache.room(index, layer.groups, layer.dim, x) for index in told.indices]
+            pointers = ctypes.c_void_p * len(rooms)
+            found = self._rooms = _Rooms(
+                keys=pointers(*(keys.data_ptr() for keys, _ in rooms)),
+                values=pointers(*(values.data_ptr() for _, values in rooms)),
+                strides=rooms[0][0].stride()[:2],
+                cache=weakref.ref(cache),
+                of=(cache.capacity, first),
+            )
+        return found
 
     def _ready(self) -> _Told:
         """Returns what the library is told, anew if a weight has moved."""
         pointers = [parameters[name].data_ptr() for parameters, name in self._weights]
-        if self._told is None or self._told.pointers != pointers:
-            self._told = self._tell(pointers)
-        return self._told
+        threads = torch.get_num_threads()
+        told = self._told
+        if told is None or told.pointers != pointers or told.threads != threads:
+            told = self._told = self._tell(pointers, threads)
+        return told
 
-    def _tell(self, pointers: list[int]) -> _Told:
+    def _tell(self, pointers: list[int], threads: int) -> _Told:
         weights = [layer.weights() for layer in self._layers]
         layers = (_Layer * len(weights))(
             *(layer.told(of) for layer, of in zip(self._layers, weights, strict=True))
         )
+        head = None if self._head is None else _weight(self._head)
         return _Told(
             layers=layers,
             indices=[layer.attention.layer_idx for layer in self._layers],
             norm=None if self._norm is None else self._norm.weight.data_ptr(),
-            scratch=max(map(self._library.scratch, layers)),
+            head=None if head is None else part(head),
+            threads=threads,
+            scratch=max(self._library.scratch(layer, threads) for layer in layers),
             pointers=pointers,
-            weights=weights,
+            weights=[*weights, [] if head is None else [head]],
         )
 
 
@@ -122,9 +159,20 @@ class _Told:
     layers: ctypes.Array[_Layer]
     indices: list[int]  # of the layers, in the cache
     norm: int | None
+    head: Part | None
+    threads: int
     scratch: int  # floats per token
     pointers: list[int]
     weights: list[list[Weight]]  # alive as long as the layers may be read
+
+
+@dataclass(frozen=True)
+class _Rooms:
+    keys: ctypes.Array[ctypes.c_void_p]  # by layer
+    values: ctypes.Array[ctypes.c_void_p]
+    strides: tuple[int, ...]  # of rows and heads
+    cache: weakref.ref[SlotCache]
+    of: tuple[int, int]  # its capacity, and the first row
 
 
 class _Modules:
@@ -163,6 +211,11 @@ def few(tokens: Tensor) -> bool:
     return 0 < tokens.shape[0] * tokens.shape[1] <= FEW and not torch.compiler.is_compiling()
 
 
+def takes_head(head: Any) -> bool:
+    """Whether a model's last product can be played with its layers."""
+    return isinstance(head, NativeLinear) and head.told().matrix.is_contiguous()
+
+
 def eps_of(norm: Any) -> float | None:
     """Returns what an RMS norm adds to the mean of squares."""
     return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
@@ -181,6 +234,7 @@ def _weight(linear: Any) -> Weight:
 class _Plan:
     told: _Pass
     source: tuple[Any, ...]  # what it was made of, by identity
+    numbers: tuple[int, ...]  # and by value
     alive: tuple[Tensor | None, ...]  # what it points to
 
 
@@ -194,21 +248,19 @@ class Plans:
         self,
         writing: Writing,
         mask: Tensor | None,
-        turned: tuple[Tensor, Tensor],
-        keys: Tensor,
+        angles: Angles,
+        strides: tuple[int, ...],
         size: int,
     ) -> _Plan:
         """Returns what layers are told of a pass.
 
-        mask: bool ``[A, 1, T, S]``; turned: cosines and sines ``[A, T, D]``; keys: a layer's cache
-        ``[A, G, S, D]``; size: floats per token that the layer needs to work in.
+        mask: bool ``[A, 1, T, S]``; strides: of the cache's rows and heads; size: floats per token
+        that the layer needs to work in.
         """
-        last = self._last
-        source = writing, mask, *turned
-        shape = keys.stride(0), keys.stride(1), size
-        if last is not None and last.source[4:] == shape and _same(last.source[:4], source):
+        last, source, numbers = self._last, (writing, mask, *angles), (*strides, size)
+        if last is not None and last.numbers == numbers and _same(last.source, source):
             return last
-        self._last = _plan(writing, mask, turned, (*source, *shape))
+        self._last = _plan(writing, mask, angles, numbers)
         return self._last
 
 
@@ -216,16 +268,12 @@ def _same(old: Sequence[Any], new: Sequence[Any]) -> bool:
     return all(one is other for one, other in zip(old, new, strict=True))
 
 
-def _plan(
-    writing: Writing,
-    mask: Tensor | None,
-    turned: tuple[Tensor, Tensor],
-    source: tuple[Any, ...],
-) -> _Plan:
-    *_, row, head, size = source
-    cosines, sines = (angles.contiguous() for angles in turned)
-    slots = writing.where[1].contiguous()
+def _plan(writing: Writing, mask: Tensor | None, angles: Angles, numbers: tuple[int, ...]) -> _Plan:
+    row, head, size = numbers
+    cosines, sines = angles.cosines.contiguous(), angles.sines.contiguous()
+    positions = None if angles.positions is None else angles.positions.contiguous()
     rows, columns = writing.rows, writing.columns
+    source = writing, mask, *angles
     if mask is None and columns > 1:  # a prompt, which follows nothing: plainly causal
         mask = torch.ones(columns, columns, dtype=torch.bool).tril().expand(rows, 1, -1, -1)
     if mask is not None and mask.stride(-1) != 1:
@@ -233,8 +281,10 @@ def _plan(
     scratch = cosines.new_empty(rows * columns * size)
     told = _Pass(
         *(rows, columns, writing.view, cosines.shape[-1]),
-        *(cosines.data_ptr(), sines.data_ptr(), slots.data_ptr()),
+        *(cosines.data_ptr(), sines.data_ptr()),
+        None if positions is None else positions.data_ptr(),
+        writing.starts.data_ptr(),
         *((None, 0, 0) if mask is None else (mask.data_ptr(), mask.stride(0), mask.stride(2))),
         *(row, head, scratch.data_ptr()),
     )
-    return _Plan(told, source, (cosines, sines, slots, mask, scratch))
+    return _Plan(told, source, numbers, (cosines, sines, positions, mask, scratch))

@@ -9,20 +9,27 @@ out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from outpace.models.block import TOLERANCE, Block, small_draft
 from outpace.models.cache import SlotCache
 from outpace.models.layers import hooks_of
 from outpace.models.native import Native, native
+from outpace.models.rotary import Rotary
 from outpace.models.stack import Plans, Stack, eps_of, few
 
 CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 """All that such a model consists of, besides its head."""
+
+
+class Scored(NamedTuple):
+    """What a pass is made for; transformers' own outputs take as long as a layer of a small
+    drafter."""
+
+    logits: Tensor  # [A, keep, V]
 
 
 class Whole:
@@ -34,16 +41,17 @@ class Whole:
         self.plain: Any = whole.forward
         self._inner = whole.model
         self._embed = whole.model.embed_tokens
-        self._turn = whole.model.rotary_emb
+        self._rotary = Rotary(whole.model.rotary_emb)
         self._head = whole.lm_head
         self._layers: list[Any] = list(whole.model.layers)
         self._blocks: list[Block] = [layer.forward for layer in self._layers]
-        self._stack = Stack(library, self._layers, Plans(), whole.model.norm)
+        self._stack = Stack(library, self._layers, Plans(), whole.model.norm, self._head)
+        self._modules = whole._modules
 
     def __call__(
         self,
         input_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
+        position_ids: Any = None,
         attention_mask: Any = None,
         past_key_values: Any = None,
         use_cache: bool | None = None,
@@ -63,9 +71,13 @@ class Whole:
                 **rest,
             )
         x = self._embed(input_ids)
-        self._stack.play(x, self._turn(x, position_ids), past_key_values, attention_mask)
+        told = self._rotary(x, position_ids, past_key_values.capacity), past_key_values
+        if isinstance(logits_to_keep, int) and self._stack.has_head:
+            keep = logits_to_keep or x.shape[1]
+            return Scored(self._stack.logits(x, *told, attention_mask, keep))
+        self._stack.play(x, *told, attention_mask)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return CausalLMOutputWithPast(logits=self._head(x[:, kept]))
+        return Scored(self._head(x[:, kept]))
 
     def _plays(self, tokens: Any, mask: Any, cache: Any) -> bool:
         boolean = mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool)
@@ -77,6 +89,7 @@ class Whole:
         layers = list(self._inner.layers._modules.values())
         return (
             len(layers) == len(self._layers)
+            and self._modules["lm_head"] is self._head
             and not any(hooks_of(self._inner))
             and not self._stack.watched
             and all(
