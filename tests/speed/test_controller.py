@@ -51,6 +51,8 @@ class Simulation:
         self.seconds = 0.0
         self.tokens = 0
         self.widths: list[int] = []
+        self.drafting: list[int] = []  # rows, by round
+        self.catching_up = 0.0  # what a first draft takes besides
 
     def play(
         self, rows: Sequence[Request], rounds: int, found: Callable[[], int] = lambda: MOST
@@ -67,7 +69,9 @@ class Simulation:
             self.widths.append(width)
             self.seconds += took
             self.tokens += sum(outcome.emitted for outcome in outcomes)
-            self.controller.record(rows, outcomes, Seconds(0, took * noise, 0))
+            late = self.catching_up if width and not (self.drafting and self.drafting[-1]) else 0.0
+            self.drafting.append(sum(outcome.drafted > 0 for outcome in outcomes))
+            self.controller.record(rows, outcomes, Seconds(late, took * noise, 0))
         return self
 
     def outcome(self, row: Request, drafted: int) -> Outcome:
@@ -129,6 +133,29 @@ def test_drafting_stops_where_the_batch_fills_the_machine() -> None:
     assert sum(alone.widths[-100:]) / 100 > 2
     assert sum(full.widths[-100:]) / 100 < 0.2
     assert full.speed > 0.97 * 16 / crowded(16, 0)
+
+
+def rows_drafting(cost: Cost) -> list[int]:
+    """How many of 16 rows draft, by round."""
+    rows = [request() for _ in range(16)]
+    play = Simulation(Auto(), cost, lambda *_: 0.9)
+    play.play(rows, 200)
+    return play.drafting
+
+
+def test_one_row_tries_drafts_for_all() -> None:
+    assert set(rows_drafting(crowded)) == {0, 1}
+    assert rows_drafting(flat(0.1))[-100:].count(16) > 90, "what pays, pays in all rows"
+
+
+def test_one_trial_tells_what_cannot_pay() -> None:
+    auto, rows = Auto(), [request() for _ in range(16)]
+    play = Simulation(auto, lambda rows, width: 1 + 2 * width, lambda *_: 0.9)
+    play.catching_up = 3.0
+    play.play(rows, 60)
+    assert play.drafting.count(1) == 1
+    play.play(rows, 600)
+    assert 1 < play.drafting.count(1) <= 1 + 0.015 * 660 / 2
 
 
 def test_requests_of_one_batch_are_chosen_for_together() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 from weakref import WeakKeyDictionary
@@ -93,6 +93,9 @@ DISTURBED = 4.0
 LOOK_ASIDE = 24
 """Rounds after which a width beside the best one is played, lest one bad measurement hide it."""
 
+PLAIN = 2
+"""Plain rounds before the first draft at a batch and context: one may have been disturbed."""
+
 TRUSTED = 3
 """Measurements from which a median is one; a width with fewer is looked at four times as soon."""
 
@@ -114,8 +117,9 @@ class Auto(Controller):
     batch and context, and to bring 1 + a_1 + a_1 a_2 + ... tokens in each row. The same width suits
     all rows, since narrower rows are padded to the widest: they only stop where they end.
 
-    Where plain decoding is best a draft is tried now and then, as long as all that such trials lost
-    stays under ``SHARE`` of the time. Times differ from run to run, and what is drafted changes
+    Where plain decoding is best a draft is tried now and then, in one row, as long as all that such
+    trials lost stays under ``SHARE`` of the time: one is enough to see what a round takes, and the
+    drafter has but one prompt to read. Times differ from run to run, and what is drafted changes
     which random numbers a sampled text meets: rows with a seed of their own go by their own
     history alone (`Ledger`), unless ``invariant`` says that the rule's texts do not depend on the
     draft.
@@ -148,7 +152,15 @@ class Auto(Controller):
         floor = max((count for count in fixed if count is not None), default=0)
         self._trial = False
         width = self._width(requests, free, floor) if free else 0
-        return [width if count is None else count for count in fixed]
+        trying = self._scout(free) if self._trial else None
+        return [
+            count if count is not None else width if trying in (None, request) else 0
+            for request, count in zip(requests, fixed, strict=True)
+        ]
+
+    def _scout(self, free: Sequence[Request]) -> Request:
+        """The row in which it costs least to try a draft."""
+        return min(free, key=lambda row: (not self._row(row).drafting, row.length))
 
     def _fixed(self, request: Request) -> int | None:
         """A row's own budget, whatever the others do; None if it is ours to choose."""
@@ -168,7 +180,7 @@ class Auto(Controller):
         place = Place.of(len(requests), max(lengths))
         known = self.costs.measured(place)
         plain = known.get(0)
-        if plain is None:
+        if plain is None or self.costs.times_measured(place, 0) < PLAIN:
             return 0  # all others are measured against it
         curve = self.costs.curve(place, max(floor, self._widths[-1]))
         if curve is None:
@@ -183,7 +195,8 @@ class Auto(Controller):
         if best:
             return self._aside(best, place)
         narrow = self._widths[1]
-        earned = tokens[narrow] / tokens[0] * plain
+        more = (tokens[narrow] / tokens[0] - 1) / len(free)
+        earned = (1 + more) * plain
         return self._try(narrow, max(0.0, times[narrow] - earned), plain)
 
     def _tokens(self, free: Sequence[Request]) -> dict[int, float]:
@@ -235,13 +248,18 @@ class Auto(Controller):
         pairs = list(zip(requests, outcomes, strict=True))
         place = Place.of(len(pairs), max(row.length - outcome.emitted for row, outcome in pairs))
         width = max(outcome.drafted for outcome in outcomes)
-        # Models that have to catch up first take longer than they will the next time.
-        steady = all(
-            row.begun and (row.drafting or not outcome.drafted)
-            for row, outcome in zip(map(self._row, requests), outcomes, strict=True)
+        rows = [self._row(request) for request in requests]
+        begun = all(row.begun for row in rows)
+        # A drafter that has to catch up first takes longer than it will the next time.
+        late = any(
+            outcome.drafted and not row.drafting
+            for row, outcome in zip(rows, outcomes, strict=True)
         )
-        if steady:
+        if begun and not late:
             self.costs.add(place, width, seconds)
+        elif begun and self._trial and self.costs.times_measured(place, width) < TRUSTED:
+            # At best drafting takes nothing, and often that is too much already.
+            self.costs.add(place, width, replace(seconds, draft=0.0))
         self._total += seconds.total
         plain = self.costs.measured(place).get(0)
         if self._trial and width and plain is not None:
