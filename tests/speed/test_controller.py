@@ -154,8 +154,19 @@ def test_one_trial_tells_what_cannot_pay() -> None:
     play.catching_up = 3.0
     play.play(rows, 60)
     assert play.drafting.count(1) == 1
-    play.play(rows, 600)
-    assert 1 < play.drafting.count(1) <= 1 + 0.015 * 660 / 2
+    assert max(play.drafting) == 1
+
+
+@pytest.mark.parametrize(("tokens", "drafts"), [(5, False), (200, True)])
+def test_what_a_drafter_reads_first_must_pay(tokens: int, drafts: bool) -> None:
+    auto = Auto()
+    known = Simulation(auto, flat(0.1), lambda *_: 0.9)
+    known.catching_up = 8.0  # for a prompt of eight tokens
+    known.play([request()], 60)
+    assert known.widths[-1] > 0
+    fresh = request(tokens)
+    (budget,) = auto.budgets([fresh])
+    assert (budget > 0) == drafts
 
 
 def test_requests_of_one_batch_are_chosen_for_together() -> None:
@@ -272,6 +283,13 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
     assert costs.split(place, 3) is None
     assert Place.of(5, 600) == Place.of(8, 1024)
     assert costs.places == [place, far]
+
+
+def test_drafting_is_never_free() -> None:
+    costs, place = CostModel(), Place.of(1, 10)
+    costs.add(place, 0, Seconds(0, 2.0, 0))  # others had the memory, then
+    costs.add(place, 2, Seconds(0.5, 1.0, 0))
+    assert costs.curve(place, 4) == [2.0, 2.25, 2.5, 2.75, 3.0]
 
 
 def test_the_median_forgets_a_disturbed_round() -> None:

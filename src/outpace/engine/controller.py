@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from outpace.draft.base import Drafter
 from outpace.draft.none import NoDrafter
 from outpace.engine.acceptance import Acceptance, Counts, expected
-from outpace.engine.cost import CostModel, Place, Seconds
+from outpace.engine.cost import CostModel, Place, Reading, Seconds
 from outpace.engine.ledger import Ledger, Prices
 from outpace.engine.request import Request
 
@@ -90,6 +90,16 @@ CREDIT = 2.0
 DISTURBED = 4.0
 """Plain rounds' worth that one trial can be charged with, should something else hold it up."""
 
+MARGIN = 1.04
+"""What drafting must promise over plain decoding: measurements are off by as much, and the luckier
+of two is believed."""
+
+CLOSE = 1.25
+"""Promises below this are looked into by playing plain rounds, too."""
+
+HORIZON = 128
+"""Tokens, at most, within which what a drafter has to read first must pay: texts end early."""
+
 LOOK_ASIDE = 24
 """Rounds after which a width beside the best one is played, lest one bad measurement hide it."""
 
@@ -107,7 +117,11 @@ class _Row:
     counts: Counts
     ledger: Ledger
     begun: bool = False  # a request's first round reads the prompt, too
+    read: int = 0  # tokens that the drafter has seen
     drafting: bool = False  # in its last round: only then is the drafter up to date
+
+    def unread(self, request: Request) -> int:
+        return 0 if self.drafting else request.length - self.read
 
 
 class Auto(Controller):
@@ -134,13 +148,15 @@ class Auto(Controller):
         """ladder: the widths to choose from, in nodes, and the levels of each; default: chains.
         drafter: bytes of weights that its pass reads, over those of the target's."""
         self.costs = CostModel()
+        self._reading = Reading()
         self.acceptance = Acceptance()
         self._ladder = dict(ladder or {width: width for width in range(MOST + 1)})
         self._widths = sorted(self._ladder)
         self._prices = Prices(self._ladder, drafter)
         self._invariant = invariant
         self._rows: WeakKeyDictionary[Request, _Row] = WeakKeyDictionary()
-        self._trial = False  # the present round is one
+        self._ours = True  # whether a row of the present round is ours to choose for
+        self._trial = False  # whether it is one
         self._since_aside = 0
         self._total = self._loss = 0.0
 
@@ -150,7 +166,7 @@ class Auto(Controller):
         fixed = [self._fixed(request) for request in requests]
         free = [request for request, count in zip(requests, fixed, strict=True) if count is None]
         floor = max((count for count in fixed if count is not None), default=0)
-        self._trial = False
+        self._trial, self._ours = False, bool(free)
         width = self._width(requests, free, floor) if free else 0
         trying = self._scout(free) if self._trial else None
         return [
@@ -160,7 +176,7 @@ class Auto(Controller):
 
     def _scout(self, free: Sequence[Request]) -> Request:
         """The row in which it costs least to try a draft."""
-        return min(free, key=lambda row: (not self._row(row).drafting, row.length))
+        return min(free, key=lambda row: self._row(row).unread(row))
 
     def _fixed(self, request: Request) -> int | None:
         """A row's own budget, whatever the others do; None if it is ours to choose."""
@@ -188,16 +204,30 @@ class Auto(Controller):
         tokens = self._tokens(free)
         # The rows whose width is not ours bring the same whatever we choose.
         others = len(requests) - len(free)
-        times = {width: curve[max(width, floor)] for width in self._widths}
         # No leap to where the machine may be another: a kernel's limit, a full cache.
         near = [width for width in self._widths if width <= max(self._widths[1], 2 * max(known))]
-        best = max(near, key=lambda width: (others + tokens[width]) / times[width])
-        if best:
-            return self._aside(best, place)
+        rates = {width: (others + tokens[width]) / curve[max(width, floor)] for width in near}
+        best = max(near, key=rates.__getitem__)
+        if best and rates[best] > MARGIN * rates[0] and self._pays(free, rates[best], rates[0]):
+            return self._aside(best, place, rates[best] < CLOSE * rates[0])
         narrow = self._widths[1]
         more = (tokens[narrow] / tokens[0] - 1) / len(free)
-        earned = (1 + more) * plain
-        return self._try(narrow, max(0.0, times[narrow] - earned), plain)
+        longer = curve[max(narrow, floor)] - plain + self._reading.seconds(self._unread(free))
+        return self._try(narrow, max(0.0, longer - more * plain), plain)
+
+    def _pays(self, free: Sequence[Request], drafting: float, plain: float) -> bool:
+        """Whether what the drafter has to read first is made up for before the texts end.
+
+        drafting, plain: tokens per second.
+        """
+        unread = sum(self._row(request).unread(request) for request in free)
+        tokens = sum(min(request.remaining, HORIZON) for request in free)
+        return tokens / drafting + self._reading.seconds(unread) < tokens / plain
+
+    def _unread(self, free: Sequence[Request]) -> int:
+        """The tokens that the drafter would have to read in a trial."""
+        scout = self._scout(free)
+        return self._row(scout).unread(scout)
 
     def _tokens(self, free: Sequence[Request]) -> dict[int, float]:
         """What each width is expected to bring in all free rows together."""
@@ -215,13 +245,14 @@ class Auto(Controller):
         self._trial = self._loss + loss <= SHARE * self._total + CREDIT * plain
         return width if self._trial else 0
 
-    def _aside(self, best: int, place: Place) -> int:
-        """The best width, or now and then the one beside it that was measured least."""
+    def _aside(self, best: int, place: Place, close: bool) -> int:
+        """The best width, or now and then one beside it, or plain decoding if that comes close:
+        the one that was measured least, or longest ago."""
         at = self._widths.index(best)
-        beside = self._widths[max(0, at - 1) : at + 2]
-        measured = {width: self.costs.times_measured(place, width) for width in beside}
-        width = min(beside, key=measured.__getitem__)
-        self._since_aside += 1 if measured[width] >= TRUSTED else 4
+        beside = self._widths[max(0, at - 1) : at + 2] + [0] * close
+        trust = {width: min(TRUSTED, self.costs.times_measured(place, width)) for width in beside}
+        width = min(beside, key=lambda each: (trust[each], self.costs.latest(place, each)))
+        self._since_aside += 1 if trust[width] >= TRUSTED else 4
         if self._since_aside < LOOK_ASIDE:
             return best
         self._since_aside = 0
@@ -237,6 +268,8 @@ class Auto(Controller):
         for request, outcome in zip(requests, outcomes, strict=True):
             row = self._row(request)
             row.begun, row.drafting = True, outcome.drafted > 0
+            if outcome.drafted:
+                row.read = request.length
             row.ledger.enter(outcome.drafted, outcome.depth, outcome.emitted)
             # A text that has ended was cut somewhere in its draft.
             if outcome.depth and request.finish_reason is None:
@@ -250,21 +283,27 @@ class Auto(Controller):
         width = max(outcome.drafted for outcome in outcomes)
         rows = [self._row(request) for request in requests]
         begun = all(row.begun for row in rows)
-        # A drafter that has to catch up first takes longer than it will the next time.
-        late = any(
-            outcome.drafted and not row.drafting
-            for row, outcome in zip(rows, outcomes, strict=True)
+        unread = sum(
+            row.unread(request) - outcome.emitted
+            for row, (request, outcome) in zip(rows, pairs, strict=True)
+            if outcome.drafted and not row.drafting
         )
-        if begun and not late:
+        # A drafter that has to catch up first takes longer than it will the next time.
+        if begun and not unread:
             self.costs.add(place, width, seconds)
         elif begun and self._trial and self.costs.times_measured(place, width) < TRUSTED:
             # At best drafting takes nothing, and often that is too much already.
             self.costs.add(place, width, replace(seconds, draft=0.0))
-        self._total += seconds.total
+        if unread:
+            steady = self.costs.split(place, width)
+            self._reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
+        self._total += seconds.total if self._ours else 0.0
         plain = self.costs.measured(place).get(0)
         if self._trial and width and plain is not None:
-            emitted = sum(outcome.emitted for outcome in outcomes) / len(outcomes)
-            loss = min(seconds.total, DISTURBED * plain) - plain * emitted
+            more = sum(outcome.emitted for outcome in outcomes) / len(outcomes) - 1
+            # Where plain rounds were slower just before, drafting took its time all the same.
+            longer = max(seconds.total - plain, seconds.draft)
+            loss = min(longer, (DISTURBED - 1) * plain) - plain * more
             self._loss = max(0.0, self._loss + loss)
 
     def _row(self, request: Request) -> _Row:

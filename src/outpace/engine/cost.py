@@ -39,10 +39,28 @@ class Seconds:
 class _Cell:
     seen: deque[Seconds] = field(default_factory=lambda: deque(maxlen=KEPT))
     total: float = 0.0
+    latest: int = 0
 
-    def add(self, seconds: Seconds) -> None:
+    def add(self, seconds: Seconds, number: int) -> None:
         self.seen.append(seconds)
         self.total = median_low(round_.total for round_ in self.seen)
+        self.latest = number
+
+
+class Reading:
+    """What it takes a drafter to read a token that it has not seen yet: a prompt, or what was
+    generated without it."""
+
+    def __init__(self) -> None:
+        self._seen: deque[float] = deque(maxlen=KEPT)
+
+    def add(self, seconds: float, tokens: int) -> None:
+        """Adds what reading so many tokens took."""
+        self._seen.append(max(0.0, seconds) / tokens)
+
+    def seconds(self, tokens: int) -> float:
+        """Returns what reading so many will take; 0 while nothing is known."""
+        return tokens * median_low(self._seen) if self._seen else 0.0
 
 
 @dataclass(frozen=True, order=True)
@@ -68,11 +86,13 @@ class CostModel:
 
     def __init__(self) -> None:
         self._cells: dict[Place, dict[int, _Cell]] = {}
+        self._added = 0
 
     def add(self, place: Place, width: int, seconds: Seconds) -> None:
         """Adds a round that drafted ``width`` nodes in its widest row."""
         cells = self._cells.setdefault(place, {})
-        cells.setdefault(width, _Cell()).add(seconds)
+        self._added += 1
+        cells.setdefault(width, _Cell()).add(seconds, self._added)
 
     def measured(self, place: Place) -> Mapping[int, float]:
         """Returns the median seconds of each measured width, ascending."""
@@ -83,6 +103,11 @@ class CostModel:
         """Returns how many measurements of such rounds are kept."""
         cell = self._cells.get(place, {}).get(width)
         return len(cell.seen) if cell else 0
+
+    def latest(self, place: Place, width: int) -> int:
+        """Returns a number that is the greater the later such a round was measured, 0 for never."""
+        cell = self._cells.get(place, {}).get(width)
+        return cell.latest if cell else 0
 
     def split(self, place: Place, width: int) -> Seconds | None:
         """Returns the medians of the parts of such a round, None if there was none."""
@@ -99,7 +124,9 @@ class CostModel:
         return sorted(self._cells)
 
     def curve(self, place: Place, widest: int) -> list[float] | None:
-        """Returns the seconds of a round for each width 0..widest, never falling.
+        """Returns the seconds of a round for each width 0..widest, never falling, and never below a
+        plain round and what drafting itself took: a machine that was faster while a draft was
+        tried must not make it look free.
 
         None until both a plain round and a drafting one have been measured, here or, for what a
         drafted token adds, at the nearest other place.
@@ -110,9 +137,19 @@ class CostModel:
         if len(known) == 1 and not self._borrow(place, known):
             return None
         curve = [_at(known, width) for width in range(widest + 1)]
+        drafting = self._drafting(place)
         for width in range(1, widest + 1):
-            curve[width] = max(curve[width], curve[width - 1])
+            least = known[0] + _at(drafting, width)
+            curve[width] = max(curve[width], curve[width - 1], least)
         return curve
+
+    def _drafting(self, place: Place) -> dict[int, float]:
+        """The seconds spent on drafting, by measured width."""
+        cells = self._cells[place]
+        return {
+            width: median(round_.draft for round_ in cells[width].seen) if width else 0.0
+            for width in sorted(cells)
+        }
 
     def _borrow(self, place: Place, known: dict[int, float]) -> bool:
         """Fills ``known`` with what drafting added to a plain round of the same batch elsewhere."""
@@ -140,7 +177,7 @@ def _at(known: Mapping[int, float], width: int) -> float:
         low = max(other for other in widths if other < width)
     else:
         low, high = 0, max(widths)
-    slope = (known[high] - known[low]) / (high - low)
+    slope = (known[high] - known[low]) / max(1, high - low)
     return known[low] + slope * (width - low)
 
 
