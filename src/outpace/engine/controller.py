@@ -156,7 +156,7 @@ class Auto(Controller):
         self._invariant = invariant
         self._rows: WeakKeyDictionary[Request, _Row] = WeakKeyDictionary()
         self._ours = True  # whether a row of the present round is ours to choose for
-        self._trial = False  # whether it is one
+        self._trial = False  # whether it tries a draft where plain decoding seems best
         self._since_aside = 0
         self._total = self._loss = 0.0
 

@@ -38,7 +38,7 @@ constexpr int LANES = 4, REGISTERS = 32;
 constexpr int ROWS = 6;          // rows of a tile, at most
 constexpr int MANY = 4;          // rows from which on all weights in plain rows are called for
 constexpr int64_t HEAD = 256;    // weights of an output that are called for otherwise
-constexpr int64_t FEW = 24;      // rows that have the same bits however many (as in Python)
+constexpr int64_t FEW = 64;      // rows that have the same bits however many (as in Python)
 constexpr int64_t DEPTH = 512;   // inputs that are added up before what came before is added
 constexpr int64_t PANEL = LANES; // outputs whose weights lie together
 constexpr int64_t SUMS = 12;     // vectors of sums that a tile of panels has at once
@@ -413,9 +413,9 @@ void add_product(const Patch<W> &patch) {
 #pragma GCC unroll 8
     for (int r = 0; r < IN; r++) {
       float *to = sums + r * stride + side * spread;
-      floats all_of_it = found[side][r];
-      if (!begin) all_of_it += load<floats>(to);
-      std::memcpy(to, &all_of_it, sizeof all_of_it);
+      floats total = found[side][r];
+      if (!begin) total += load<floats>(to);
+      std::memcpy(to, &total, sizeof total);
     }
 }
 

@@ -23,7 +23,7 @@ DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 NARROW = (torch.bfloat16, torch.float16)
 """Types that can hold a float32 weight without loss, if it was saved in one of them."""
 
-FEW = 24
+FEW = 64
 """Rows up to which each has the same bits, whatever their number (`native.cpp`)."""
 
 ANY = 1 << 60
