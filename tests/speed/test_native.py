@@ -44,6 +44,7 @@ from outpace.models.native_linear import (
     native_linear,
     share_products,
 )
+from outpace.models.rotary import Rotary
 from outpace.models.runner import Runner
 from outpace.models.whole import Whole, play_whole
 
@@ -465,3 +466,37 @@ def test_what_was_built_is_kept_and_damage_is_repaired(
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     assert native.native.__wrapped__() is not None, "for this process only"
+
+
+@torch.inference_mode()
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    model = made("llama")
+    play(model, whole=True)
+    runner = Runner(model, rows=2, max_length=512)
+    runner.admit(2)
+    tokens, threads, found = torch.randint(0, 101, (2, 9)), torch.get_num_threads(), []
+    try:
+        for count in (threads, 1, 3):
+            torch.set_num_threads(count)
+            found.append(scored(runner, tokens, None, [0, 4]))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "dynamic"])
+@torch.inference_mode()
+def test_angles_are_the_models_own(kind: str) -> None:
+    rope = {"rope_type": kind, "rope_theta": 1e4, **({} if kind == "default" else {"factor": 4.0})}
+    module = LlamaForCausalLM(LlamaConfig(**{**BASE, "rope_parameters": rope})).model.rotary_emb
+    rotary, x = Rotary(module), torch.zeros(1)
+    for reach in (8, 4, 600):  # beyond the 512 that "dynamic" leaves as they are
+        positions = torch.tensor([[reach - 1, 0, 2]])
+        cosines, sines, where = rotary(x, positions, reach)
+        assert (where is None) == (kind == "dynamic")
+        if where is not None:
+            cosines, sines = cosines[where], sines[where]
+        expected = module(x, positions)
+        torch.testing.assert_close(cosines, expected[0], rtol=0, atol=1e-6)
+        torch.testing.assert_close(sines, expected[1], rtol=0, atol=1e-6)
