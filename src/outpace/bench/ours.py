@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from outpace.api import LLM
@@ -47,9 +48,12 @@ class Ours(Contestant):
 
 
 def describe(llm: LLM, speculative: Speculative) -> str:
-    """Returns drafter, draft length and rule in a line."""
+    """Returns drafter, draft length and rule in a line; of a path its last part, as reports travel."""
     config = llm.config
     count = config.num_speculative_tokens if speculative is None else speculative
-    options = ", ".join(f"{key}={value}" for key, value in config.options.items())
+    options = ", ".join(
+        f"{key}={Path(value).name if key == 'model' and isinstance(value, (str, Path)) else value}"
+        for key, value in config.options.items()
+    )
     options = f" ({options})" if options else ""
     return f"{config.method}{options}, K={count}, verify={llm.engine.judge.rule.name}"
