@@ -1,4 +1,4 @@
-"""ms of a pass by tokens scored: ``passes_ms.py MODEL [KERNELS | compiled ...]``."""
+"""ms of a pass by tokens scored: ``passes_ms.py MODEL [KERNELS | compiled | int8 ...]``."""
 
 import statistics
 import sys
@@ -10,6 +10,7 @@ from outpace import LLM
 from outpace.core.tree import Tree
 
 CONTEXT, TURNS, COLUMNS = 128, 15, (1, 2, 4, 6, 8, 12)
+HOW = {"compiled": {"compile": True}, "int8": {"quantization": "int8"}}
 
 
 def milliseconds(llm, columns):
@@ -28,7 +29,7 @@ options = {"generation_config": "none", "max_num_seqs": 1}
 names = sys.argv[2:] or ["off", "packed", "native"]
 llms = {}
 for name in names:
-    how = {"compile": True} if name == "compiled" else {"cpu_kernels": name}
+    how = HOW.get(name, {"cpu_kernels": name})
     llms[name] = LLM(sys.argv[1], **how, **options)
     print(f"{name}: {llms[name].compile_seconds:.1f} s of compiling")
 print("| tokens |", " | ".join(llms), "|")

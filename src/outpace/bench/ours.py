@@ -48,7 +48,7 @@ class Ours(Contestant):
 
 
 def describe(llm: LLM, speculative: Speculative) -> str:
-    """Returns drafter, draft length and rule in a line; of a path its last part, as reports travel."""
+    """Returns drafter, draft length and rule in a line; of a path its last part: reports travel."""
     config = llm.config
     count = config.num_speculative_tokens if speculative is None else speculative
     options = ", ".join(

@@ -108,7 +108,8 @@ def acceptance_of(accepted: Sequence[int], drafted: Sequence[int]) -> float:
     """Returns the alpha of independent acceptances that fits per-position counts best.
 
     Maximum likelihood: tokens that were accepted / tokens that were really judged, which are those
-    whose predecessors had all been accepted.
+    whose predecessors had all been accepted. Where drafts differ in length the counts do not tell
+    how many were judged, but at most: then this is a lower bound.
 
     >>> acceptance_of([50, 25], [100, 100])
     0.5
