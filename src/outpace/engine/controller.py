@@ -79,7 +79,7 @@ MOST = 10
 of the weights. Acceptance that would repay more is rare."""
 
 FIRST = 4
-"""Nodes of the first draft of all rows together, before anything is known."""
+"""Nodes of the first draft, before anything is known, over the rows that are padded to it."""
 
 SHARE = 0.015
 """Of all time, what may be lost on trying drafts where plain decoding seems best."""
@@ -198,9 +198,11 @@ class Auto(Controller):
         plain = known.get(0)
         if plain is None or self.costs.times_measured(place, 0) < PLAIN:
             return 0  # all others are measured against it
+        scout = self._scout(free)
+        reading = self._reading.seconds(self._row(scout).unread(scout))
         curve = self.costs.curve(place, max(floor, self._widths[-1]))
         if curve is None:
-            return self._try(self._at_most(FIRST // len(requests)), 0.0, plain)
+            return self._try(self._at_most(FIRST // len(requests)), reading, plain)
         tokens = self._tokens(free)
         # The rows whose width is not ours bring the same whatever we choose.
         others = len(requests) - len(free)
@@ -212,7 +214,7 @@ class Auto(Controller):
             return self._aside(best, place, rates[best] < CLOSE * rates[0])
         narrow = self._widths[1]
         more = (tokens[narrow] / tokens[0] - 1) / len(free)
-        longer = curve[max(narrow, floor)] - plain + self._reading.seconds(self._unread(free))
+        longer = curve[max(narrow, floor)] - plain + reading
         return self._try(narrow, max(0.0, longer - more * plain), plain)
 
     def _pays(self, free: Sequence[Request], drafting: float, plain: float) -> bool:
@@ -223,11 +225,6 @@ class Auto(Controller):
         unread = sum(self._row(request).unread(request) for request in free)
         tokens = sum(min(request.remaining, HORIZON) for request in free)
         return tokens / drafting + self._reading.seconds(unread) < tokens / plain
-
-    def _unread(self, free: Sequence[Request]) -> int:
-        """The tokens that the drafter would have to read in a trial."""
-        scout = self._scout(free)
-        return self._row(scout).unread(scout)
 
     def _tokens(self, free: Sequence[Request]) -> dict[int, float]:
         """What each width is expected to bring in all free rows together."""
