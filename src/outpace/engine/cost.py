@@ -39,11 +39,13 @@ class Seconds:
 class _Cell:
     seen: deque[Seconds] = field(default_factory=lambda: deque(maxlen=KEPT))
     total: float = 0.0
+    draft: float = 0.0
     latest: int = 0
 
     def add(self, seconds: Seconds, number: int) -> None:
         self.seen.append(seconds)
         self.total = median_low(round_.total for round_ in self.seen)
+        self.draft = median_low(round_.draft for round_ in self.seen)
         self.latest = number
 
 
@@ -137,19 +139,12 @@ class CostModel:
         if len(known) == 1 and not self._borrow(place, known):
             return None
         curve = [_at(known, width) for width in range(widest + 1)]
-        drafting = self._drafting(place)
+        cells = self._cells[place]
+        drafting = {width: cells[width].draft if width else 0.0 for width in sorted(cells)}
         for width in range(1, widest + 1):
             least = known[0] + _at(drafting, width)
             curve[width] = max(curve[width], curve[width - 1], least)
         return curve
-
-    def _drafting(self, place: Place) -> dict[int, float]:
-        """The seconds spent on drafting, by measured width."""
-        cells = self._cells[place]
-        return {
-            width: median(round_.draft for round_ in cells[width].seen) if width else 0.0
-            for width in sorted(cells)
-        }
 
     def _borrow(self, place: Place, known: dict[int, float]) -> bool:
         """Fills ``known`` with what drafting added to a plain round of the same batch elsewhere."""
