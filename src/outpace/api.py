@@ -27,7 +27,6 @@ from outpace.models.kernels import Kernels
 from outpace.models.load import Loaded, check_path, load
 from outpace.models.quantize import Quantization
 from outpace.models.runner import Runner
-from outpace.models.weights import pass_bytes
 from outpace.outputs import Chunk, CompletionOutput, RequestOutput
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
@@ -107,19 +106,11 @@ class LLM:
         setup = Setup(self.target, max_num_seqs, self.max_model_len, options, compile, cpu_kernels)
         drafting, judge = drafter.build(setup), Judge(rule)
         fixed = fixed_for(self.target.model) if compile else None
-        self.engine = Engine(
-            Runner(self.target.model, max_num_seqs, self.max_model_len, fixed),
-            drafting,
-            judge,
-            make_controller(
-                self.config.num_speculative_tokens,
-                drafting,
-                judge.coupled,
-                pass_bytes(self.target.model),
-            ),
-            self.target.vocabulary,
-            self._reread(rule),
-        )
+        runner = Runner(self.target.model, max_num_seqs, self.max_model_len, fixed)
+        count = self.config.num_speculative_tokens
+        controller = make_controller(count, drafting, judge.coupled, runner)
+        vocabulary, reread = self.target.vocabulary, self._reread(rule)
+        self.engine = Engine(runner, drafting, judge, controller, vocabulary, reread)
         if compile:
             self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
 

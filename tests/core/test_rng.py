@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from outpace.core.rng import Role, _unit, gumbel, inverse_cdf, uniform
+from outpace.core.rng import FEW, Role, _unit, gumbel, inverse_cdf, uniform, uniforms
 
 UNLIKELY = 1e-4
 """The keys are fixed, so each test passes always or never; a sound stream fails one in 10,000."""
@@ -55,6 +55,16 @@ def test_seeds_and_positions_broadcast() -> None:
 
 def test_asking_for_more_draws_does_not_change_the_first() -> None:
     assert torch.equal(stream(1, 2, Role.DRAFT, 100)[:7], stream(1, 2, Role.DRAFT, 7))
+
+
+@pytest.mark.parametrize("roles", [(Role.DRAFT,), (Role.STOP, Role.NEXT)])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_few_numbers_are_those_of_many(roles: tuple[Role, ...], rows: int) -> None:
+    seeds, positions = torch.tensor([7, -3, 1 << 62])[:rows], torch.tensor([3, 1, 100_000])[:rows]
+    count = FEW // (rows * len(roles))
+    more = uniforms(seeds, positions, roles, count + 1)
+    assert uniforms(seeds, positions, roles, count).equal(more[..., :count])
+    assert uniforms(seeds[0], positions[0], roles, 2).equal(more[0, :, :2])
 
 
 def test_the_streams_are_those_of_every_release() -> None:

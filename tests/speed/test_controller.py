@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
-from outpace.engine.acceptance import Acceptance, expected
+from outpace.core.shape import Shape
+from outpace.engine.acceptance import Acceptance
 from outpace.engine.controller import (
     FIRST,
     MOST,
@@ -18,10 +20,14 @@ from outpace.engine.controller import (
     Controller,
     Outcome,
     affordable,
-    tree_ladder,
 )
 from outpace.engine.cost import CostModel, Place, Seconds
+from outpace.engine.growing import REGROWN, Growing
+from outpace.engine.ladder import Ladder
+from outpace.engine.prices import Prices
 from outpace.engine.request import Request
+
+PRICES = Prices(level=0.1, node=0.04, started=0.1)
 
 Cost = Callable[[int, int], float]  # rows, width -> seconds
 Chance = Callable[[int, int], float]  # tokens generated, depth -> chance of acceptance
@@ -90,7 +96,7 @@ class Simulation:
 
 def best_fixed(cost: Cost, chance: float, rows: int = 1) -> float:
     """Tokens per second of the best constant width."""
-    tokens = expected([chance] * MOST)
+    tokens = Ladder.chains(MOST).tokens([[chance]] * MOST, room=MOST)
     return max(rows * tokens[width] / cost(rows, width) for width in range(MOST + 1))
 
 
@@ -176,7 +182,7 @@ def test_requests_of_one_batch_are_chosen_for_together() -> None:
     play.outcome = lambda row, drafted: _all_or_nothing(row, drafted, row is rows[0])  # type: ignore[method-assign]
     play.play(rows, 200)
     levels = auto.acceptance
-    good, bad = (levels.chances(auto._row(row).counts, 3)[0] for row in rows)
+    good, bad = (levels.chances(auto._row(row).counts, 3)[0][0] for row in rows)
     assert good > 0.8
     assert bad < 0.2
     assert sum(play.widths[-50:]) / 50 > 3  # (11 + 1) / T beats (1 + 1) / T(0)
@@ -223,7 +229,7 @@ def test_a_seeded_sampled_text_does_not_depend_on_times() -> None:
     seeded = {"temperature": 1, "seed": 7}
     widths = []
     for seconds in (1e-6, 1.0, 1e6):
-        play = Simulation(Auto(drafter=0.1), crowded_at(seconds), lambda *_: 0.6)
+        play = Simulation(Auto(prices=PRICES), crowded_at(seconds), lambda *_: 0.6)
         widths.append(play.play([request(**seeded)], 60).widths)
     assert widths[0] == widths[1] == widths[2]
     assert max(widths[0]) > 1
@@ -249,17 +255,61 @@ def crowded_at(seconds: float) -> Cost:
 
 
 def test_trees_are_cut_between_levels() -> None:
-    ladder = tree_ladder([4, 4, 4])
-    assert ladder == {0: 0, 4: 1, 8: 2, 12: 3}
+    ladder = Ladder.by_level(Shape.branching([4, 1, 1]))
+    assert ladder.levels == {0: 0, 4: 1, 8: 2, 12: 3}
     auto = Auto(ladder)
     row = request()
     for _ in range(40):
         width = auto.budgets([row])[0]
-        assert width in ladder
-        depth = ladder[width]
+        assert width in ladder.widths
+        depth = ladder.levels[width]
         row.extend([2] * (depth + 1))
-        auto.record([row], [Outcome(width, depth, depth, depth + 1)], Seconds(0, 1 + width / 40, 0))
+        outcome = Outcome(width, depth, depth, depth + 1, (1, 5, 9)[:depth])
+        auto.record([row], [outcome], Seconds(0, 1 + width / 40, 0))
     assert auto.budgets([row]) == [12]
+
+
+def grow(auto: Auto, chances: Sequence[float], level: float, node: float, rounds: int) -> Shape:
+    """Plays rounds in which siblings have these chances; returns the tree that is drafted then."""
+    dice, row = random.Random(0), request()
+    for _ in range(rounds):
+        width = affordable([row], auto.budgets([row]))[0]
+        shape = (auto.shape or Shape(())).first(width)
+        path, here = [], 0
+        while here is not None:
+            children = zip(shape.children[here], chances, strict=False)
+            here = next((child for child, p in children if dice.random() < p), None)
+            path += [] if here is None else [here]
+        row.extend([2] * (len(path) + 1))
+        height = shape.height
+        seconds = Seconds(level * height, 1 + node * width, 0)
+        outcome = Outcome(width, height, len(path), len(path) + 1, tuple(path))
+        auto.record([row], [outcome], seconds)
+    return (auto.shape or Shape(())).first(auto.budgets([row])[0])
+
+
+def test_a_tree_is_as_deep_and_as_wide_as_pays() -> None:
+    deep = grow(Auto(Growing(PRICES)), [0.9, 0.1, 0.1, 0.1], level=0.05, node=0.1, rounds=600)
+    assert deep.is_chain
+    assert deep.size > 3
+    wide = grow(Auto(Growing(PRICES)), [0.5, 0.5, 0.5, 0.5], level=0.4, node=0.01, rounds=600)
+    assert wide.width == 4
+    assert wide.height < deep.height
+
+
+def test_a_tree_that_cannot_pay_is_hardly_tried() -> None:
+    auto = Auto(Growing(replace(PRICES, level=0.4)))
+    assert grow(auto, [0.02, 0.0, 0.0, 0.0], level=0.4, node=0.1, rounds=500).size <= 1
+
+
+def test_a_seeded_row_is_offered_the_same_trees_whatever_was_learned() -> None:
+    auto, fresh = Auto(Growing(PRICES)), Auto(Growing(PRICES))
+    grow(auto, [0.9, 0.1, 0.1, 0.1], level=0.05, node=0.1, rounds=2 * REGROWN + 40)
+    learned = auto.shape
+    seeded = request(temperature=1.0, seed=7)
+    assert auto.budgets([seeded, request()])[0] == fresh.budgets([seeded, request()])[0]
+    assert auto.shape == fresh.shape
+    assert auto.shape != learned
 
 
 def test_finished_requests_are_forgotten() -> None:

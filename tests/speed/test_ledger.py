@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 
 from outpace.api import LLM
 from outpace.core.params import SamplingParams
-from outpace.engine.acceptance import Acceptance, expected
-from outpace.engine.controller import Auto, tree_ladder
-from outpace.engine.ledger import CREDIT, SHARE, Ledger, Prices
+from outpace.core.shape import Shape, Trail
+from outpace.engine.acceptance import Acceptance
+from outpace.engine.controller import Auto
+from outpace.engine.ladder import Ladder
+from outpace.engine.ledger import CREDIT, SHARE, Ledger
+from outpace.engine.prices import DRAWN, Prices
 
 from .test_engine import CONFIGS, PROMPTS, llama
 
-CHAINS = {width: width for width in range(11)}
+CHAINS = Ladder.chains(10)
+
+
+def prices(drafter: float) -> Prices:
+    return Prices(level=drafter, node=0.04, started=0.1)
 
 
 @dataclass
@@ -27,27 +34,32 @@ class Text:
     drafter: float
     chance: Callable[[int], float]
     seed: int = 0
-    ladder: Mapping[int, int] = field(default_factory=lambda: CHAINS)
+    ladder: Ladder = CHAINS
     spent: float = 0.0
     widths: list[int] = field(default_factory=list)
 
     def write(self) -> Text:
         dice, written, acceptance = random.Random(self.seed), 0, Acceptance()
-        prices, counts = Prices(self.ladder, self.drafter), acceptance.new()
-        ledger = Ledger(prices, counts)
+        price, counts = prices(self.drafter), acceptance.new()
+        ledger = Ledger(self.ladder, price, counts)
         while written < self.tokens:
             width = ledger.width(self.tokens - written)
-            levels, accepted = self.ladder[width], 0
+            levels, accepted = self.ladder.levels[width], 0
             while accepted < levels and dice.random() < self.chance(written):
                 accepted += 1
             emitted = min(accepted + 1, self.tokens - written)
             ledger.enter(width, levels, emitted)
             if levels:
-                acceptance.learn(counts, levels, accepted)
+                acceptance.learn(counts, self.trail(width, accepted))
             written += emitted
-            self.spent += prices.round(width, levels)
+            self.spent += price.round(width, levels)
             self.widths.append(width)
         return self
+
+    def trail(self, width: int, accepted: int) -> Trail:
+        """Of eldest children only."""
+        shape = self.ladder.shape.first(width)
+        return shape.trail([level[0] for level in shape.levels[:accepted]])
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.02, 0.05])
@@ -57,7 +69,7 @@ def test_a_useless_drafter_is_hardly_asked_and_costs_what_was_granted(
     chance: float, drafter: float, seed: int
 ) -> None:
     text = Text(1000, drafter, lambda _: chance, seed).write()
-    dearest = Prices(CHAINS, drafter).round(10, 10) - 1
+    dearest = prices(drafter).round(10, 10) - 1
     assert text.spent - 1000 <= CREDIT + SHARE * text.spent + dearest
     assert text.spent / 1000 < 1.03
     assert sum(text.widths) / len(text.widths) < 0.4
@@ -66,15 +78,15 @@ def test_a_useless_drafter_is_hardly_asked_and_costs_what_was_granted(
 @pytest.mark.parametrize("chance", [0.5, 0.75, 0.9])
 @pytest.mark.parametrize("drafter", [0.0, 0.02, 0.14])
 def test_a_good_drafter_keeps_its_length(chance: float, drafter: float) -> None:
-    tokens = expected([chance] * 10)
-    best = max(tokens[width] / Prices(CHAINS, drafter).round(width, width) for width in CHAINS)
+    tokens = CHAINS.tokens([[chance]] * 10, room=10)
+    best = max(tokens[width] / prices(drafter).round(width, width) for width in tokens)
     spent = sum(Text(1000, drafter, lambda _: chance, seed).write().spent for seed in range(12))
     assert 12 * 1000 / spent > 0.93 * best
 
 
 def test_the_worst_case_is_bounded_too() -> None:
     """Everything is accepted until the ledger believes it, then nothing any more."""
-    dearest = Prices(CHAINS, 0.14).round(10, 10) - 1
+    dearest = prices(0.14).round(10, 10) - 1
     for turn in (0, 1, 3, 10, 60, 300):
         text = Text(1500, 0.14, lambda written, turn=turn: float(written < turn)).write()
         assert text.spent - 1500 <= CREDIT + SHARE * text.spent + dearest
@@ -87,16 +99,16 @@ def test_a_drafter_that_gets_better_is_found_out() -> None:
 
 
 def test_trees_are_cut_between_levels() -> None:
-    ladder = tree_ladder([3, 6, 6])
+    ladder = Ladder.by_level(Shape.branching([3, 2, 1]))
     good = Text(300, 0.1, lambda _: 0.95, ladder=ladder).write()
     bad = Text(300, 0.1, lambda _: 0.0, ladder=ladder).write()
-    assert set(good.widths) <= set(ladder)
+    assert set(good.widths) <= set(ladder.widths)
     assert max(good.widths) == 15
     assert sum(bad.widths) / len(bad.widths) < 0.3
 
 
 def test_no_draft_reaches_beyond_the_text() -> None:
-    ledger = Ledger(Prices(CHAINS), Acceptance().new())
+    ledger = Ledger(CHAINS, Prices(), Acceptance().new())
     assert ledger.width(1) == 0
     assert ledger.width(2) == 1
 
@@ -125,14 +137,24 @@ def test_a_seeded_text_is_the_same_in_any_batch_and_at_any_speed(method: str) ->
 
 def test_the_price_of_a_drafter_is_its_weights_over_the_targets() -> None:
     target, small = llama(4), llama(1)
-    llm = LLM(target, speculative_config={"model": small})
-    controller = llm.engine.controller
-    assert isinstance(controller, Auto)
     weights = [
         sum(w.nbytes for name, w in model.named_parameters() if "embed_tokens" not in name)
         for model in (small, target)
     ]
-    assert controller._prices.drafter == weights[0] / weights[1]
-    assert (
-        LLM(target, speculative_config={"method": "ngram"}).engine.controller._prices.drafter == 0
-    )  # type: ignore[attr-defined]
+    for config, level in (
+        ({"model": small}, (weights[0] + DRAWN) / weights[1]),
+        ({"method": "ngram"}, 0.0),
+    ):
+        controller = LLM(target, speculative_config=config).engine.controller
+        assert isinstance(controller, Auto)
+        assert controller._prices.level == level
+
+
+def test_other_work_weighs_on_small_models_only() -> None:
+    small, large = (Prices.nominal(size // 10, size, "cpu") for size in (10**7, 10**10))
+    assert small.round(4, 4) > 3
+    assert large.round(4, 4) == pytest.approx(1 + 4 * (0.1 + large.node), rel=0.01)
+    assert large.round(4, 2) < large.round(4, 4)
+    assert small.round(4, 3) - small.round(4, 4) == pytest.approx(small.forked - small.level)
+    assert small.round(0, 0) == large.round(0, 0) == 1
+    assert Prices.nominal(1, 10, "cuda").node < small.node

@@ -71,7 +71,8 @@ def _drafting(llm: LLM) -> Iterator[None]:
     """Drafts as much as the engine is told to; under "auto", a fixed amount."""
     engine, count = llm.engine, llm.config.num_speculative_tokens
     if count == "auto":
-        count = sum(engine.drafter.levels or [CHAIN])
+        shape = engine.drafter.shape
+        count = CHAIN if shape is None else shape.size
     controller = engine.controller
     engine.controller = Constant(count)
     try:

@@ -23,6 +23,10 @@ from outpace.core.urn import Urn
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
+_WORD = (1 << 64) - 1
+
+FEW = 128
+"""Numbers up to which plain integers are faster than tensors."""
 
 
 class Role(IntEnum):
@@ -60,11 +64,35 @@ def uniform(seeds: Tensor, positions: Tensor, role: Role, count: int) -> Tensor:
 
 def uniforms(seeds: Tensor, positions: Tensor, roles: Sequence[Role], count: int) -> Tensor:
     """Returns ``[..., R, count]``: `uniform` for each of R roles, at the price of one."""
+    numbers = seeds.numel() * len(roles) * count
+    if seeds.device.type == "cpu" and seeds.shape == positions.shape and numbers <= FEW:
+        return _one_by_one(seeds, positions, roles, count)
     role = torch.tensor(roles, device=seeds.device)
     place = (positions[..., None] * 8 + role) * _GOLDEN
     key = _mix(_mix(seeds * _GOLDEN + _MIX_1)[..., None] ^ place)
     index = torch.arange(1, count + 1, device=seeds.device) * _GOLDEN
     return _unit(_mix(_mix(key[..., None] + index)))
+
+
+def _one_by_one(seeds: Tensor, positions: Tensor, roles: Sequence[Role], count: int) -> Tensor:
+    """The same numbers, by plain integers: each of some thirty operations on a tensor takes longer
+    than all that is computed here."""
+    found = []
+    for seed, position in zip(seeds.flatten().tolist(), positions.flatten().tolist(), strict=True):
+        base = _mixed(seed * _GOLDEN + _MIX_1)
+        keys = [_mixed(base ^ ((position * 8 + role) * _GOLDEN & _WORD)) for role in roles]
+        found += [_mixed(_mixed(key + i * _GOLDEN)) for key in keys for i in range(1, count + 1)]
+    scaled = [((bits >> 12) + 0.5) * 2.0**-52 for bits in found]
+    shape = *seeds.shape, len(roles), count
+    return torch.tensor(scaled, dtype=torch.float64).view(shape)
+
+
+def _mixed(x: int) -> int:
+    """`_mix` of one number, taken modulo 2**64."""
+    x &= _WORD
+    x = (x ^ x >> 30) * _MIX_1 & _WORD
+    x = (x ^ x >> 27) * _MIX_2 & _WORD
+    return x ^ x >> 31
 
 
 def _unit(bits: Tensor) -> Tensor:
@@ -95,4 +123,4 @@ def inverse_cdf(law: Tensor, u: Tensor) -> Tensor:
     >>> inverse_cdf(torch.tensor([0.0, 0.25, 0.75]), torch.tensor(0.2)).item()
     1
     """
-    return Urn(law).draw(u[..., None])[..., 0]
+    return Urn.of(law).draw(u[..., None])[..., 0]

@@ -12,6 +12,7 @@ from torch import Tensor
 from outpace.config import COMMON
 from outpace.core.law import History, LawMaker
 from outpace.core.proposal import Brief, Drawn, Needs, Proposal, Verdict
+from outpace.core.shape import Shape
 from outpace.errors import ConfigError, did_you_mean
 from outpace.models.kernels import Kernels
 from outpace.models.load import Loaded
@@ -27,6 +28,8 @@ class Rows:
     positions: Tensor  # [B] committed tokens
     brief: Brief = field(default_factory=Brief)
     """What the rule asks of the drafter."""
+    shape: Shape | None = None
+    """Of which the budgets are the first nodes, for a drafter that leaves it open."""
 
     @property
     def coupled(self) -> bool:
@@ -78,8 +81,10 @@ class Drafter(ABC):
     options: ClassVar[Mapping[str, Any]] = {}
     """The entries of ``speculative_config`` that only this drafter knows, with their defaults."""
     needs: Needs = Needs()
-    levels: Sequence[int] | None = None
-    """Nodes at each depth of a tree of fixed shape; None for chains."""
+    shape: Shape | None = None
+    """Of its trees, where that is given; None for chains."""
+    any_shape: bool = False
+    """Whether it drafts what `Rows.shape` says."""
     weight_bytes: int = 0
     """Of ``nbytes``, those of weights."""
     pass_bytes: int = 0

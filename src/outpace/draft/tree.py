@@ -6,9 +6,8 @@ whose `k_config` this is.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from outpace.core.law import Branches
 from outpace.core.proposal import Drawn, Point, Proposal, Sampled
 from outpace.core.rng import Role, gumbel, uniform
+from outpace.core.shape import Shape
 from outpace.core.tree import Tree
 from outpace.core.urn import Urn
 from outpace.draft.base import Rows, Setup
@@ -24,49 +24,76 @@ from outpace.draft.model import DraftModel
 from outpace.errors import ConfigError
 from outpace.models.runner import Runner
 
+LARGEST = 256
+"""Nodes that are scored at once."""
 
-@dataclass(frozen=True)
-class Shape:
-    """Children per node at each depth: (4, 2) is 4 children of the root with 2 children each.
+PLANS = 64
+"""Kept of the shapes that were drafted: a shape that is learned changes now and then."""
 
-    Nodes are numbered level by level, siblings together.
 
-    >>> Shape((2, 1)).parents
-    [0, 0, 1, 2]
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """How the C nodes of one depth are drawn from the laws of the W nodes that have them."""
+
+    most: int
+    """Children of each of the W nodes that are drawn; some have fewer."""
+    node: Tensor  # [W * most] drafted index (node - 1) of each child, 0 where there is none
+    drawn: Tensor  # [C] where in these the children are that there are
+    parent: Tensor  # [C] which of the W nodes each belongs to
+    inner: Tensor  # [W'] which of the C have children themselves
+
+
+class _Plan:
+    """How a shape is drafted: a pass per depth, over the nodes that have children.
+
+    Nodes are drawn level by level; ``order`` puts them where the shape has them.
     """
 
-    branching: tuple[int, ...]
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        self.shape = shape
+        self._device = device
+        drafted = [node for level in shape.levels for node in level]
+        self.order = None
+        if drafted != sorted(drafted):
+            at = {node: place for place, node in enumerate(drafted)}
+            self.order = self._index(at[node] for node in sorted(drafted))
+        self.levels = list(self._levels())
+        inner = [node for node in drafted if shape.children[node]]
+        number = {0: 0, **{node: place for place, node in enumerate(inner, 1)}}
+        self._fed = [number[shape.parents[node - 1]] for node in inner]
+        self._trees: dict[tuple[int, int | None], Tree] = {}
 
-    @property
-    def levels(self) -> list[int]:
-        """Nodes at each depth, from depth 1."""
-        sizes, width = [], 1
-        for count in self.branching:
-            width *= count
-            sizes.append(width)
-        return sizes
+    def _levels(self) -> Iterator[_Level]:
+        above: Sequence[int] = (0,)
+        for nodes in self.shape.levels:
+            children = [self.shape.children[node] for node in above]
+            most = max(map(len, children))
+            grid = [[*row, *[0] * (most - len(row))] for row in children]
+            flat = [node for row in grid for node in row]
+            above = [node for node in nodes if self.shape.children[node]]
+            yield _Level(
+                most,
+                node=self._index(max(0, node - 1) for node in flat),
+                drawn=self._index(place for place, node in enumerate(flat) if node),
+                parent=self._index(place // most for place, node in enumerate(flat) if node),
+                inner=self._index(nodes.index(node) for node in above),
+            )
 
-    @property
-    def size(self) -> int:
-        return sum(self.levels)
+    def _index(self, values: Iterator[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.long, device=self._device)
 
-    def levels_for(self, nodes: int) -> int:
-        """Returns how many levels hold the first ``nodes`` nodes.
+    def tree(self, rows: int, fed: int | None = None) -> Tree:
+        """Returns the tree of so many rows, or that of its first so many nodes with children, as
+        these are numbered among themselves: made once, with all that a tree derives."""
+        if (rows, fed) not in self._trees:
+            parents = self.shape.parents if fed is None else self._fed[:fed]
+            self._trees[rows, fed] = Tree.uniform(list(parents), rows, self._device)
+        return self._trees[rows, fed]
 
-        >>> Shape((3, 2, 1)).levels_for(4)
-        2
-        """
-        totals = itertools.accumulate(self.levels)
-        return 1 + sum(total < nodes for total in totals)
-
-    @property
-    def parents(self) -> list[int]:
-        listed: list[int] = []
-        above = [0]
-        for count in self.branching:
-            listed += [parent for parent in above for _ in range(count)]
-            above = list(range(len(listed) - len(above) * count + 1, len(listed) + 1))
-        return listed
+    def ordered(self, drafted: Sequence[Tensor]) -> Tensor:
+        """Returns ``[B, N, ...]`` from the levels' ``[B, C, ...]``."""
+        joined = torch.cat(list(drafted), 1)
+        return joined if self.order is None else joined[:, self.order]
 
 
 class Siblings:
@@ -77,31 +104,33 @@ class Siblings:
     """
 
     def __init__(self, rows: Rows, nodes: int, with_replacement: bool) -> None:
+        """nodes: of the whole draft."""
         self._rows = rows
         self._with_replacement = with_replacement
         self.sampled = not (rows.coupled or rows.law.all_greedy)
         self._u = uniform(rows.seeds, rows.positions, Role.DRAFT, nodes)  # [B, N]
 
     def __call__(
-        self, logits: Tensor, branches: Branches, count: int, first: int
+        self, logits: Tensor, branches: Branches, level: _Level
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns ``count`` children of each of W nodes ``[B, W * count]``, and their laws.
+        """Returns the C nodes of a level ``[B, C]``, and their laws ``[B, C, V]``.
 
-        logits, branches: of the W nodes. first: number of drafted nodes before these.
+        logits, branches: of the W nodes that have them as children.
         """
         rows = self._rows
         if rows.law.all_greedy:
             scores = rows.law.adjusted(logits, branches, rows.history)
-            return scores.topk(count, -1).indices.flatten(1), None
+            return scores.topk(level.most, -1).indices.flatten(1)[:, level.drawn], None
         q = rows.law(logits, branches, rows.history)  # [B, W, V]
         if rows.coupled:
             depth = branches.valid.sum(-1)  # [B, W]
             noise = gumbel(rows.seeds[:, None], rows.positions[:, None] + depth, q.shape[-1])
-            return (q.double().log() + noise).topk(count, -1).indices.flatten(1), None
-        u = self._u[:, first : first + q.shape[1] * count].view(*q.shape[:2], count)
-        urn = Urn(q)
+            best = (q.double().log() + noise).topk(level.most, -1).indices
+            return best.flatten(1)[:, level.drawn], None
+        u = self._u[:, level.node].view(*q.shape[:2], level.most)
+        urn = Urn.of(q)
         tokens = urn.draw(u) if self._with_replacement else _one_by_one(urn, u)
-        return tokens.flatten(1), q.repeat_interleave(count, 1)
+        return tokens.flatten(1)[:, level.drawn], q[:, level.parent]
 
 
 def _one_by_one(urn: Urn, u: Tensor) -> Tensor:
@@ -116,9 +145,10 @@ def _one_by_one(urn: Urn, u: Tensor) -> Tensor:
 
 
 class DraftTree(DraftModel):
-    """Drafts a tree of fixed shape, one pass of the draft model per depth.
+    """Drafts a tree, one pass of the draft model per depth.
 
-    A budget below the shape's size cuts nodes from the deepest level up.
+    The budget's nodes are the first ones of the shape. ``branching`` gives it, level by level; with
+    "auto" the controller does, node by node, as chances and prices are.
     """
 
     name: ClassVar[str] = "draft_tree"
@@ -126,7 +156,7 @@ class DraftTree(DraftModel):
     trees: ClassVar[bool] = True
     options: ClassVar[Mapping[str, Any]] = {
         **DraftModel.options,
-        "branching": (3, 2, 1, 1),
+        "branching": "auto",
         "with_replacement": False,
     }
     default_rule: ClassVar[str] = "recursive"
@@ -135,14 +165,16 @@ class DraftTree(DraftModel):
         self,
         runner: Runner,
         vocabulary: int,
-        shape: Shape,
+        shape: Shape | None = None,
         with_replacement: bool = False,
         weight_bytes: int = 0,
     ) -> None:
+        """shape: None for what `Rows.shape` says in each round."""
         super().__init__(runner, vocabulary, weight_bytes)
         self.shape = shape
-        self.levels = shape.levels
+        self.any_shape = shape is None
         self._with_replacement = with_replacement
+        self._plans: dict[Shape, _Plan] = {}
         self.draws = frozenset({Drawn.IID if with_replacement else Drawn.WITHOUT})
 
     @classmethod
@@ -155,62 +187,79 @@ class DraftTree(DraftModel):
 
     @classmethod
     def build(cls, setup: Setup) -> DraftTree:
-        """Loads ``model``; ``branching`` is the number of children at each depth, drawn
+        """Loads ``model``; ``branching`` is the number of children at each depth or "auto", drawn
         ``with_replacement`` or not."""
         shape, again = _shape(setup.options["branching"]), setup.options["with_replacement"]
         chain = DraftModel.build(setup)
         return cls(chain.runner, setup.target.vocabulary, shape, again, chain.weight_bytes)
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        depth = len(self.shape.branching)
+        shape = self.shape or rows.shape or Shape.chain(max(budgets))
         counts = [
-            min(budget, self.shape.size)
-            if rows.length(row) + depth <= self.runner.max_length
+            min(budget, shape.size)
+            if rows.length(row) + shape.height <= self.runner.max_length
             else 0
             for row, budget in enumerate(budgets)
         ]
-        if not any(counts):
-            return Proposal.empty(len(rows), rows.seeds.device)
-        logits = self._catch_up(rows, [count > 0 for count in counts])[:, None]  # [B, 1, V]
-        device = logits.device
-        branching = self.shape.branching[: self.shape.levels_for(max(counts))]
-        pick = Siblings(rows, self.shape.size, self._with_replacement)
-        tokens = torch.zeros(len(rows), 0, dtype=torch.long, device=device)
-        tree = self._tree(len(rows), 0)
-        laws: list[Tensor] = []
-        width = 1
-        for level, count in enumerate(branching, 1):
-            children, law = pick(logits, self._leading_to(tokens, tree, width), count, tree.size)
-            tokens = torch.cat([tokens, children], 1)
+        shape = shape.first(max(counts))
+        if shape.is_chain:
+            return self._as_siblings(super().propose(rows, counts))
+        plan = self._plan(shape)
+        tokens, law = self._drawn(plan, rows, self._catch_up(rows, [count > 0 for count in counts]))
+        given = torch.tensor(counts, device=tokens.device)
+        return Proposal(tokens, plan.tree(len(rows)), given, law)
+
+    def _drawn(self, plan: _Plan, rows: Rows, logits: Tensor) -> tuple[Tensor, Point | Sampled]:
+        """The nodes ``[B, N]`` and their law. logits: ``[B, V]``, at the root."""
+        pick = Siblings(rows, plan.shape.size, self._with_replacement)
+        logits = logits[:, None]  # [B, W, V]
+        fed = rows.seeds.new_empty(len(rows), 0)
+        drafted, laws = [], []
+        for level in plan.levels:
+            tree = plan.tree(len(rows), fed.shape[1])
+            tokens, law = pick(logits, _leading_to(fed, tree, logits.shape[1]), level)
+            drafted.append(tokens)
             laws += [] if law is None else [law]
-            width *= count
-            tree = self._tree(len(rows), tokens.shape[1])
-            if level < len(branching):
-                output = self.runner.forward(tokens, keep=width, tree=tree)
-                logits = self._fitted(output.logits)
-        drawn = Sampled(torch.cat(laws, 1), self._with_replacement) if pick.sampled else Point()
-        return Proposal(tokens, tree, torch.tensor(counts, device=device), drawn)
+            if width := len(level.inner):
+                fed = torch.cat([fed, tokens[:, level.inner]], 1)
+                tree = plan.tree(len(rows), fed.shape[1])
+                logits = self._fitted(self.runner.forward(fed, keep=width, tree=tree).logits)
+        drawn = Sampled(plan.ordered(laws), self._with_replacement) if pick.sampled else Point()
+        return plan.ordered(drafted), drawn
 
-    def _shaped(self, rows: int, nodes: int) -> Tree:
-        return Tree.uniform(self.shape.parents[:nodes], rows, self.runner.device)
+    def _as_siblings(self, proposal: Proposal) -> Proposal:
+        """A chain, with a law that says how its tokens, had they any siblings, would be drawn."""
+        law = proposal.law
+        if isinstance(law, Point):
+            return proposal
+        return replace(proposal, law=replace(law, with_replacement=self._with_replacement))
 
-    @staticmethod
-    def _leading_to(tokens: Tensor, tree: Tree, width: int) -> Branches:
-        """The branches of the last ``width`` nodes, the deepest level so far."""
-        related = tree.ancestors[:, -width:, 1:]
-        return Branches(tokens[:, None, :].expand(-1, width, -1), related)
+    def _plan(self, shape: Shape) -> _Plan:
+        if shape not in self._plans:
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            self._plans[shape] = _Plan(shape, self.runner.device)
+        return self._plans[shape]
 
 
-def _shape(branching: object) -> Shape:
+def _leading_to(tokens: Tensor, tree: Tree, width: int) -> Branches:
+    """The branches of the last ``width`` nodes, the deepest level so far."""
+    related = tree.ancestors[:, -width:, 1:]
+    return Branches(tokens[:, None, :].expand(-1, width, -1), related)
+
+
+def _shape(branching: object) -> Shape | None:
+    if branching == "auto":
+        return None
     listed = list(branching) if isinstance(branching, (list, tuple)) else []
     if not listed or any(not isinstance(count, int) or count < 1 for count in listed):
         raise ConfigError(
-            "branching must list the children per node at each depth, such as [3, 2, 1], not "
-            f"{branching!r}."
+            "branching must be 'auto' or list the children per node at each depth, such as "
+            f"[3, 2, 1], not {branching!r}."
         )
-    shape = Shape(tuple(listed))
-    if shape.size > 256:
+    shape = Shape.branching(listed)
+    if shape.size > LARGEST:
         raise ConfigError(
-            f"branching {listed} makes {shape.size} nodes; at most 256 are scored at once."
+            f"branching {listed} makes {shape.size} nodes; at most {LARGEST} are scored at once."
         )
     return shape

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from outpace.core.shape import Trail
 
 PRIOR = 0.6
 PRIOR_WEIGHT = 2.0
-"""What a drafter is worth before anything is known of it: a guess with the weight of two tokens."""
+"""What a drafter is worth before anything is known of it: a guess with the weight of two tokens. A
+younger sibling is taken to be worth that much of its elder, at the first depth."""
 
 DRAFTER_MEMORY = 0.998
 REQUEST_MEMORY = 0.98
@@ -17,43 +19,67 @@ SHARED_WEIGHT = 10.0
 """Weight, in tokens, of the drafter's estimate in that of a single request."""
 
 
+def prior(rank: int) -> float:
+    """Returns the chance of a sibling of this rank before anything is known."""
+    return PRIOR ** (rank + 1)
+
+
 @dataclass
-class Counts:
-    """Discounted counts of tested and accepted tokens at each depth (list index 0: depth 1).
+class _Rank:
+    """Discounted counts of siblings of one rank, by depth (list index 0: depth 1)."""
 
-    A token is tested if those before it were accepted.
-    """
-
-    memory: float
     tested: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
 
-    def add(self, drafted: int, accepted: int) -> None:
-        """Adds a chain of ``drafted`` tokens of which the first ``accepted`` were accepted."""
-        missing = drafted - len(self.tested)
+    def add(self, depth: int, accepted: bool, memory: float) -> None:
+        missing = depth + 1 - len(self.tested)
         self.tested += [0.0] * missing
         self.accepted += [0.0] * missing
-        for depth in range(min(drafted, accepted + 1)):
-            self.tested[depth] = self.tested[depth] * self.memory + 1
-            self.accepted[depth] = self.accepted[depth] * self.memory + (depth < accepted)
+        self.tested[depth] = self.tested[depth] * memory + 1
+        self.accepted[depth] = self.accepted[depth] * memory + accepted
 
-    def rate(self, depth: int, prior: float, weight: float) -> float:
-        """Returns the chance of the token at list index ``depth``, shrunk towards a prior."""
+    def rate(self, depth: int, guess: float, weight: float) -> float:
         if depth >= len(self.tested):
-            return prior
-        return (self.accepted[depth] + prior * weight) / (self.tested[depth] + weight)
+            return guess
+        return (self.accepted[depth] + guess * weight) / (self.tested[depth] + weight)
 
-    def chances(self, depths: int) -> list[float]:
-        """Returns the chance at each depth 1..depths, given that those before were accepted. A
+
+@dataclass
+class Counts:
+    """Discounted counts of tested and accepted tokens, by depth and rank among siblings.
+
+    A token is tested if those before it were accepted and its elder siblings were not.
+    """
+
+    memory: float
+    ranks: list[_Rank] = field(default_factory=list)
+
+    def add(self, trail: Trail) -> None:
+        """Adds what became of a draft."""
+        for depth, (siblings, accepted) in enumerate(trail):
+            for rank in range(siblings if accepted is None else accepted + 1):
+                self.rank(rank).add(depth, rank == accepted, self.memory)
+
+    def rank(self, rank: int) -> _Rank:
+        """The counts of siblings of this rank."""
+        while rank >= len(self.ranks):
+            self.ranks.append(_Rank())
+        return self.ranks[rank]
+
+    def chances(self, depths: int, siblings: int = 1) -> list[list[float]]:
+        """Returns the chance at each depth 1..depths for each rank, given that it is tested. A
         depth that was hardly tried takes after the one before it."""
-        found: list[float] = []
-        for depth in range(depths):
-            found.append(self.rate(depth, found[-1] if found else PRIOR, PRIOR_WEIGHT))
+        found: list[list[float]] = [[] for _ in range(depths)]
+        for rank in range(siblings):
+            counts, guess = self.rank(rank), prior(rank)
+            for depth in range(depths):
+                guess = counts.rate(depth, guess, PRIOR_WEIGHT)
+                found[depth].append(guess)
         return found
 
 
 class Acceptance:
-    """Chances by depth of one drafter, over all requests and for each.
+    """Chances by depth and rank of one drafter, over all requests and for each.
 
     A request takes after the others, moved by as much as it differs from them at lesser depths.
     """
@@ -65,31 +91,24 @@ class Acceptance:
         """Returns the empty counts of a new request."""
         return Counts(REQUEST_MEMORY)
 
-    def learn(self, request: Counts, drafted: int, accepted: int) -> None:
+    def learn(self, request: Counts, trail: Trail) -> None:
         """Adds one verified draft. A round in which nothing was drafted teaches nothing."""
         for counts in (self._all, request):
-            counts.add(drafted, accepted)
+            counts.add(trail)
 
-    def chances(self, request: Counts, depths: int) -> list[float]:
-        """Returns the chance at each depth 1..depths, given that those before were accepted."""
-        own = 1.0  # relative to the estimate for all, at the depth before
-        found = []
-        for depth, shared in enumerate(self._all.chances(depths)):
-            chance = request.rate(depth, min(1.0, shared * own), SHARED_WEIGHT)
-            own = chance / shared if shared else 1.0
-            found.append(chance)
+    def typical(self, depths: int, siblings: int = 1) -> list[list[float]]:
+        """Returns the chances over all requests, as `Counts.chances` does."""
+        return self._all.chances(depths, siblings)
+
+    def chances(self, request: Counts, depths: int, siblings: int = 1) -> list[list[float]]:
+        """Returns the chances of one request, as `Counts.chances` does."""
+        found: list[list[float]] = [[] for _ in range(depths)]
+        shared = self.typical(depths, siblings)
+        for rank in range(siblings):
+            counts, own = request.rank(rank), 1.0  # relative to all, at the depth before
+            for depth in range(depths):
+                guess = shared[depth][rank]
+                chance = counts.rate(depth, min(1.0, guess * own), SHARED_WEIGHT)
+                own = chance / guess if guess else 1.0
+                found[depth].append(chance)
         return found
-
-
-def expected(chances: Sequence[float]) -> list[float]:
-    """Returns the expected tokens of a round for each length 0..D of a chain, with the one that
-    every round brings.
-
-    >>> expected([0.5, 0.5])
-    [1.0, 1.5, 1.75]
-    """
-    tokens, reach = [1.0], 1.0
-    for chance in chances:
-        reach *= chance
-        tokens.append(tokens[-1] + reach)
-    return tokens

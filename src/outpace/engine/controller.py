@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Literal
 from weakref import WeakKeyDictionary
 
+from outpace.core.shape import Shape, Trail, chain_trail
 from outpace.draft.base import Drafter
 from outpace.draft.none import NoDrafter
-from outpace.engine.acceptance import Acceptance, Counts, expected
+from outpace.engine.acceptance import Acceptance, Counts
 from outpace.engine.cost import CostModel, Place, Reading, Seconds
-from outpace.engine.ledger import Ledger, Prices
+from outpace.engine.growing import Growing
+from outpace.engine.ladder import Ladder
+from outpace.engine.ledger import Ledger
+from outpace.engine.prices import Prices
 from outpace.engine.request import Request
+from outpace.models.runner import Runner
+from outpace.models.weights import pass_bytes
 
 
 @dataclass(frozen=True)
@@ -25,10 +30,16 @@ class Outcome:
     depth: int  # levels
     accepted: int  # levels
     emitted: int
+    path: tuple[int, ...] = ()
+    """The accepted nodes, where a tree was drafted."""
 
 
 class Controller(ABC):
     """Chooses each row's budget before a round and learns from what it brought."""
+
+    shape: Shape | None = None
+    """Of which the budgets that were chosen last are the first nodes, if that is not the drafter's
+    to say."""
 
     @abstractmethod
     def budgets(self, requests: Sequence[Request]) -> list[int]:
@@ -45,10 +56,11 @@ class Controller(ABC):
 
 
 class Constant(Controller):
-    """The same number for every round."""
+    """The same number for every round. shape: of what is drafted, if the drafter leaves it open."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, shape: Shape | None = None) -> None:
         self._count = count
+        self.shape = shape
 
     def budgets(self, requests: Sequence[Request]) -> list[int]:
         return [self._count] * len(requests)
@@ -141,18 +153,18 @@ class Auto(Controller):
 
     def __init__(
         self,
-        ladder: Mapping[int, int] | None = None,
+        drafts: Ladder | Growing | None = None,
         invariant: bool = False,
-        drafter: float = 0.0,
+        prices: Prices | None = None,
     ) -> None:
-        """ladder: the widths to choose from, in nodes, and the levels of each; default: chains.
-        drafter: bytes of weights that its pass reads, over those of the target's."""
+        """drafts: what to choose from, by default chains. prices: nominal ones."""
         self.costs = CostModel()
         self._reading = Reading()
         self.acceptance = Acceptance()
-        self._ladder = dict(ladder or {width: width for width in range(MOST + 1)})
-        self._widths = sorted(self._ladder)
-        self._prices = Prices(self._ladder, drafter)
+        self._growing = drafts if isinstance(drafts, Growing) else None
+        static = drafts.static if isinstance(drafts, Growing) else drafts or Ladder.chains(MOST)
+        self._static = self._ladder = static
+        self._prices = prices or Prices()
         self._invariant = invariant
         self._rows: WeakKeyDictionary[Request, _Row] = WeakKeyDictionary()
         self._ours = True  # whether a row of the present round is ours to choose for
@@ -164,6 +176,11 @@ class Auto(Controller):
 
     def budgets(self, requests: Sequence[Request]) -> list[int]:
         fixed = [self._fixed(request) for request in requests]
+        if self._growing is not None:
+            # A batch drafts parts of one tree. What a seeded text meets must not be learned.
+            learned = not any(map(self._keeps_a_ledger, requests))
+            self._ladder = self._growing.learned if learned else self._static
+            self.shape = self._ladder.shape
         free = [request for request, count in zip(requests, fixed, strict=True) if count is None]
         floor = max((count for count in fixed if count is not None), default=0)
         self._trial, self._ours = False, bool(free)
@@ -183,13 +200,21 @@ class Auto(Controller):
         wished = wish(request)
         if wished is not None:
             return wished
-        if request.params.seed is None or request.params.greedy or self._invariant:
+        if not self._keeps_a_ledger(request):
             return None
         return self._row(request).ledger.width(request.remaining)
 
+    def _keeps_a_ledger(self, request: Request) -> bool:
+        """Whether its drafts must follow from its own history alone."""
+        params = request.params
+        if self._invariant or params.seed is None or params.greedy:
+            return False
+        return wish(request) is None
+
     def _at_most(self, nodes: int) -> int:
         """The widest draft of at most so many nodes, or the narrowest there is."""
-        return max(width for width in self._widths if width <= max(nodes, self._widths[1]))
+        widths = self._ladder.widths
+        return max(width for width in widths if width <= max(nodes, widths[1]))
 
     def _width(self, requests: Sequence[Request], free: Sequence[Request], floor: int) -> int:
         lengths = [request.length for request in requests]
@@ -200,19 +225,20 @@ class Auto(Controller):
             return 0  # all others are measured against it
         scout = self._scout(free)
         reading = self._reading.seconds(self._row(scout).unread(scout))
-        curve = self.costs.curve(place, max(floor, self._widths[-1]))
+        widths = self._ladder.widths
+        curve = self.costs.curve(place, max(floor, widths[-1]))
         if curve is None:
             return self._try(self._at_most(FIRST // len(requests)), reading, plain)
         tokens = self._tokens(free)
         # The rows whose width is not ours bring the same whatever we choose.
         others = len(requests) - len(free)
         # No leap to where the machine may be another: a kernel's limit, a full cache.
-        near = [width for width in self._widths if width <= max(self._widths[1], 2 * max(known))]
+        near = [width for width in widths if width <= max(widths[1], 2 * max(known))]
         rates = {width: (others + tokens[width]) / curve[max(width, floor)] for width in near}
         best = max(near, key=rates.__getitem__)
         if best and rates[best] > MARGIN * rates[0] and self._pays(free, rates[best], rates[0]):
             return self._aside(best, place, rates[best] < CLOSE * rates[0])
-        narrow = self._widths[1]
+        narrow = widths[1]
         more = (tokens[narrow] / tokens[0] - 1) / len(free)
         longer = curve[max(narrow, floor)] - plain + reading
         return self._try(narrow, max(0.0, longer - more * plain), plain)
@@ -228,13 +254,13 @@ class Auto(Controller):
 
     def _tokens(self, free: Sequence[Request]) -> dict[int, float]:
         """What each width is expected to bring in all free rows together."""
-        levels = max(self._ladder.values())
-        totals = dict.fromkeys(self._widths, 0.0)
+        ladder = self._ladder
+        totals = dict.fromkeys(ladder.widths, 0.0)
         for request in free:
             counts = self._row(request).counts
-            tokens = expected(self.acceptance.chances(counts, levels))
-            for width, depth in self._ladder.items():
-                totals[width] += tokens[min(depth, max(0, request.remaining - 1))]
+            chances = self.acceptance.chances(counts, ladder.shape.height, ladder.shape.width)
+            for width, tokens in ladder.tokens(chances, request.remaining - 1).items():
+                totals[width] += tokens
         return totals
 
     def _try(self, width: int, loss: float, plain: float) -> int:
@@ -245,8 +271,9 @@ class Auto(Controller):
     def _aside(self, best: int, place: Place, close: bool) -> int:
         """The best width, or now and then one beside it, or plain decoding if that comes close:
         the one that was measured least, or longest ago."""
-        at = self._widths.index(best)
-        beside = self._widths[max(0, at - 1) : at + 2] + [0] * close
+        widths = self._ladder.widths
+        at = widths.index(best)
+        beside = [*widths[max(0, at - 1) : at + 2], *[0] * close]
         trust = {width: min(TRUSTED, self.costs.times_measured(place, width)) for width in beside}
         width = min(beside, key=lambda each: (trust[each], self.costs.latest(place, each)))
         self._since_aside += 1 if trust[width] >= TRUSTED else 4
@@ -262,6 +289,9 @@ class Auto(Controller):
     ) -> None:
         if seconds is not None:
             self._learn_times(requests, outcomes, seconds)
+        if self._growing is not None and any(outcome.drafted for outcome in outcomes):
+            slopes = self.costs.slopes(_place(requests, outcomes), self._prices.forked)
+            self._growing.drafted(self.acceptance, slopes)
         for request, outcome in zip(requests, outcomes, strict=True):
             row = self._row(request)
             row.begun, row.drafting = True, outcome.drafted > 0
@@ -270,14 +300,15 @@ class Auto(Controller):
             row.ledger.enter(outcome.drafted, outcome.depth, outcome.emitted)
             # A text that has ended was cut somewhere in its draft.
             if outcome.depth and request.finish_reason is None:
-                self.acceptance.learn(row.counts, outcome.depth, outcome.accepted)
+                self.acceptance.learn(row.counts, self._trail(outcome))
 
     def _learn_times(
         self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds
     ) -> None:
         pairs = list(zip(requests, outcomes, strict=True))
-        place = Place.of(len(pairs), max(row.length - outcome.emitted for row, outcome in pairs))
+        place = _place(requests, outcomes)
         width = max(outcome.drafted for outcome in outcomes)
+        levels = max(outcome.depth for outcome in outcomes)
         rows = [self._row(request) for request in requests]
         begun = all(row.begun for row in rows)
         unread = sum(
@@ -287,10 +318,10 @@ class Auto(Controller):
         )
         # A drafter that has to catch up first takes longer than it will the next time.
         if begun and not unread:
-            self.costs.add(place, width, seconds)
+            self.costs.add(place, width, seconds, levels)
         elif begun and self._trial and self.costs.times_measured(place, width) < TRUSTED:
             # At best drafting takes nothing, and often that is too much already.
-            self.costs.add(place, width, replace(seconds, draft=0.0))
+            self.costs.add(place, width, replace(seconds, draft=0.0), levels)
         if unread:
             steady = self.costs.split(place, width)
             self._reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
@@ -303,35 +334,39 @@ class Auto(Controller):
             loss = min(longer, (DISTURBED - 1) * plain) - plain * more
             self._loss = max(0.0, self._loss + loss)
 
+    def _trail(self, outcome: Outcome) -> Trail:
+        shape = self._ladder.shape
+        if shape.is_chain:
+            return chain_trail(outcome.depth, outcome.accepted)
+        return shape.first(outcome.drafted).trail(outcome.path)
+
     def _row(self, request: Request) -> _Row:
         if request not in self._rows:
             counts = self.acceptance.new()
-            self._rows[request] = _Row(counts, Ledger(self._prices, counts))
+            self._rows[request] = _Row(counts, Ledger(self._static, self._prices, counts))
         return self._rows[request]
 
 
-def tree_ladder(levels: Sequence[int]) -> dict[int, int]:
-    """Returns the widths at which a tree is cut between two levels, with the levels left.
-
-    levels: nodes at each depth.
-
-    >>> tree_ladder([4, 8])
-    {0: 0, 4: 1, 12: 2}
-    """
-    return dict(zip(accumulate([0, *levels]), range(len(levels) + 1), strict=True))
+def _place(requests: Sequence[Request], outcomes: Sequence[Outcome]) -> Place:
+    """Where a round was played, whose outcomes the requests have already been given."""
+    pairs = zip(requests, outcomes, strict=True)
+    return Place.of(len(requests), max(row.length - outcome.emitted for row, outcome in pairs))
 
 
 def make_controller(
-    count: int | Literal["auto"], drafter: Drafter, invariant: bool, pass_bytes: int
+    count: int | Literal["auto"], drafter: Drafter, invariant: bool, target: Runner
 ) -> Controller:
     """Returns the controller that num_speculative_tokens asks for.
 
-    invariant: the texts of the rule do not depend on what is drafted. pass_bytes: of weights
-    that a pass of the target reads.
+    invariant: the texts of the rule do not depend on what is drafted.
     """
-    if count != "auto":
-        return Constant(count)
     if isinstance(drafter, NoDrafter):
         return Constant(0)
-    ladder = None if drafter.levels is None else tree_ladder(drafter.levels)
-    return Auto(ladder, invariant, drafter.pass_bytes / pass_bytes)
+    read = pass_bytes(target.model)
+    prices = Prices.nominal(drafter.pass_bytes, read, target.device.type)
+    if count != "auto":
+        return Constant(count, Growing(prices, count).static.shape if drafter.any_shape else None)
+    if drafter.any_shape:
+        return Auto(Growing(prices), invariant, prices)
+    ladder = None if drafter.shape is None else Ladder.by_level(drafter.shape)
+    return Auto(ladder, invariant, prices)

@@ -37,6 +37,7 @@ class Seconds:
 
 @dataclass
 class _Cell:
+    levels: int
     seen: deque[Seconds] = field(default_factory=lambda: deque(maxlen=KEPT))
     total: float = 0.0
     draft: float = 0.0
@@ -90,11 +91,18 @@ class CostModel:
         self._cells: dict[Place, dict[int, _Cell]] = {}
         self._added = 0
 
-    def add(self, place: Place, width: int, seconds: Seconds) -> None:
-        """Adds a round that drafted ``width`` nodes in its widest row."""
+    def add(self, place: Place, width: int, seconds: Seconds, levels: int | None = None) -> None:
+        """Adds a round that drafted ``width`` nodes in its widest row.
+
+        levels: passes of the drafter, by default one for each node. What was measured with another
+        number of them is forgotten.
+        """
         cells = self._cells.setdefault(place, {})
         self._added += 1
-        cells.setdefault(width, _Cell()).add(seconds, self._added)
+        levels = width if levels is None else levels
+        if width not in cells or cells[width].levels != levels:
+            cells[width] = _Cell(levels)
+        cells[width].add(seconds, self._added)
 
     def measured(self, place: Place) -> Mapping[int, float]:
         """Returns the median seconds of each measured width, ascending."""
@@ -120,6 +128,21 @@ class CostModel:
             [getattr(round_, part) for round_ in cell.seen] for part in ("draft", "score", "rest")
         )
         return Seconds(median(drafts), median(scores), median(rests))
+
+    def slopes(self, place: Place, forked: float) -> tuple[float, float] | None:
+        """Returns what a level and a node more cost, in plain rounds; None while nothing is known.
+
+        forked: what trees cost over chains, in plain rounds. On a GPU, where the parts cannot be
+        told apart, drafting shows what its launching takes.
+        """
+        cells = self._cells.get(place, {})
+        drafting = {width: cell for width, cell in cells.items() if width and cell.levels}
+        if 0 not in cells or not drafting:
+            return None
+        plain = cells[0].total
+        level = median(cell.draft / cell.levels for cell in drafting.values())
+        node = median((cell.total - cell.draft - plain) / width for width, cell in drafting.items())
+        return level / plain, node / plain
 
     @property
     def places(self) -> list[Place]:

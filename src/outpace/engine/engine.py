@@ -142,8 +142,8 @@ class Engine:
 
     def _round(self) -> None:
         times, compiled = [perf_counter()], self.compile_seconds
-        rows = self._rows()
         budgets = affordable(self.running, self.controller.budgets(self.running))
+        rows = self._rows()
         proposal = self._propose(rows, budgets)
         times.append(perf_counter())
         pending = self._pending(rows)
@@ -173,7 +173,8 @@ class Engine:
             [request.output_ids for request in self.running],
         )
         positions = torch.tensor([request.length for request in self.running], device=device)
-        return Rows(history, self._law, self._seeds, positions, self.judge.brief)
+        shape = self.controller.shape
+        return Rows(history, self._law, self._seeds, positions, self.judge.brief, shape)
 
     def _propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if not any(budgets):
@@ -228,6 +229,6 @@ class Engine:
             metrics.sample_seconds += sample
             metrics.total_seconds += draft + verify + sample
         return [
-            Outcome(decision.drafted, decision.depth, kept, taken)
+            Outcome(decision.drafted, decision.depth, kept, taken, tuple(decision.path[:kept]))
             for decision, kept, taken in zip(decisions, accepted, emitted, strict=True)
         ]

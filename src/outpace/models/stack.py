@@ -90,22 +90,28 @@ class Stack:
         x: float32 ``[A, T, hidden]``, contiguous; mask: bool ``[A, 1, T, S]``, or nothing where all
         is seen, or all up to the token itself.
         """
-        self._play(x, angles, cache, mask, (None, None, 0))
+        self._play(self._ready(), x, angles, cache, mask, (None, None, 0))
 
     def logits(
         self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None, keep: int
     ) -> Tensor:
         """Returns the logits of each row's last tokens, ``[A, keep, V]``, where it `has_head`."""
-        head = self._ready().head
-        assert head is not None
-        found = x.new_empty(x.shape[0], keep, head.outputs)
-        self._play(x, angles, cache, mask, (ctypes.byref(head), found.data_ptr(), keep))
+        told = self._ready()
+        assert told.head is not None
+        found = x.new_empty(x.shape[0], keep, told.head.outputs)
+        ending = ctypes.byref(told.head), found.data_ptr(), keep
+        self._play(told, x, angles, cache, mask, ending)
         return found
 
     def _play(
-        self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None, ending: Any
+        self,
+        told: _Told,
+        x: Tensor,
+        angles: Angles,
+        cache: SlotCache,
+        mask: Tensor | None,
+        ending: Any,
     ) -> None:
-        told = self._ready()
         rooms = self._rooms_of(cache, told, x)
         plan = self._plans.of(cache.writing, mask, angles, rooms.strides, told.scratch)
         pointers = rooms.keys, rooms.values, told.norm, told.threads

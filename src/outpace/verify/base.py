@@ -127,6 +127,8 @@ def draw(rule: Rule, p: Tensor, proposal: Proposal, seeds: Tensor, positions: Te
     seeds, positions: ``[B]``, the keys of each row's streams for this round.
     """
     u = uniforms(seeds, positions, (Role.STOP, Role.NEXT), 1)[..., 0]  # [B, 2]
+    if rule.lossless and not proposal.tree.size:  # plain decoding
+        return Verdict(torch.zeros_like(positions), inverse_cdf(p[:, 0], u[:, 1]))
     rule = rule.prepared(p, proposal)
     node = inverse_cdf(rule.stop(p, proposal), u[:, 0])
     token = inverse_cdf(rule.next(p, proposal, node), u[:, 1])

@@ -1,0 +1,64 @@
+"""Which tree to draft, where a drafter can draft any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outpace.core.shape import Chances, Shape
+from outpace.engine.acceptance import Acceptance, prior
+from outpace.engine.ladder import LENGTHS, Ladder
+from outpace.engine.prices import Prices
+
+DEEPEST = 8
+"""Levels at most."""
+
+SIBLINGS = 4
+"""Children of a node at most: a fifth one is accepted too seldom."""
+
+REGROWN = 48
+"""Drafts after which the tree is grown anew from what has been learned since."""
+
+CHEAPEST = 0.005
+"""Plain rounds that a level or a node costs at least: noise makes some of them look free."""
+
+
+class Growing:
+    """The trees to choose from: by nominal prices and typical chances, the same everywhere, and by
+    those that were measured and learned. A chain is the tree without siblings, and cheaper by what
+    comparing siblings takes.
+    """
+
+    def __init__(self, prices: Prices, most: int = LENGTHS[-1]) -> None:
+        """most: nodes of the largest tree."""
+        self._nominal, self._most = prices, most
+        typical = [[prior(rank) for rank in range(SIBLINGS)]] * DEEPEST
+        self.static = self._best(typical, prices)
+        self.learned = self.static
+        self._since = 0
+
+    def drafted(self, acceptance: Acceptance, slopes: tuple[float, float] | None) -> None:
+        """Is told of one more draft; grows the tree anew once there were enough.
+
+        slopes: what a level and a node more cost here, in plain rounds.
+        """
+        self._since += 1
+        if self._since < REGROWN or slopes is None:
+            return
+        self._since = 0
+        level, node = (max(slope, CHEAPEST) for slope in slopes)
+        prices = replace(self._nominal, level=level, node=node)
+        self.learned = self._best(acceptance.typical(DEEPEST, SIBLINGS), prices)
+
+    def _best(self, chances: Chances, prices: Prices) -> Ladder:
+        """Of chains and of trees those that promise most."""
+        only_eldest = [siblings[:1] for siblings in chances]
+        shapes = [
+            Shape.grown(self._most, known, prices.level, prices.node)
+            for known in (only_eldest, chances)
+        ]
+
+        def promise(ladder: Ladder) -> float:
+            found = ladder.tokens(chances, DEEPEST).items()
+            return max(n / prices.round(width, ladder.levels[width]) for width, n in found)
+
+        return max(map(Ladder.by_node, shapes), key=promise)

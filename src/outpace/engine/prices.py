@@ -1,0 +1,59 @@
+"""What a round costs in passes of the target: nominal prices, the same on every machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HOST = 30e9
+"""Bytes of weights that a pass reads in the second that other work takes. That work weighs on
+small models, and hardly on others. What all these were chosen from is in
+docs/decisions/0004-static-prices.md."""
+
+STARTED = 0.4e-3 * HOST
+"""Bytes that drafting at all amounts to: catching up, masks, weighing the draft."""
+
+DRAWN = 0.3e-3 * HOST
+"""Bytes that a pass of the drafter amounts to, besides those that it reads."""
+
+FORKED = 1.5e-3 * HOST
+"""Bytes that a tree amounts to, over a chain."""
+
+SCORED = {"cpu": 0.07}
+"""Passes that scoring one more token costs, by kind of device."""
+
+SCORED_ELSEWHERE = 0.02
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices of the parts of a round, in passes of the target.
+
+    >>> round(Prices(level=0.2, node=0.05).round(nodes=4, levels=4), 2)
+    2.0
+    """
+
+    level: float = 0.0
+    node: float = SCORED["cpu"]
+    started: float = 0.0
+    forked: float = 0.0
+
+    @classmethod
+    def nominal(cls, drafter: int, target: int, device: str) -> Prices:
+        """Returns the prices for bytes of weights that a pass of each reads; drafter: 0 for one
+        that is no model. device: its kind.
+
+        A clock would say something else on every machine and in every run.
+        """
+        return cls(
+            level=(drafter + DRAWN) / target if drafter else 0.0,
+            node=SCORED.get(device, SCORED_ELSEWHERE),
+            started=STARTED / target,
+            forked=FORKED / target,
+        )
+
+    def round(self, nodes: int, levels: int) -> float:
+        """Returns the price of a round that drafts so many nodes in so many levels."""
+        if not nodes:
+            return 1.0
+        drafted = self.started + self.level * levels + self.forked * (nodes > levels)
+        return 1 + drafted + self.node * nodes
