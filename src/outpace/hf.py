@@ -27,7 +27,7 @@ from outpace.core.stats import Metrics
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
 from outpace.models.calls import check_config, unpadded
-from outpace.models.load import Loaded, check_same_vocabulary, load
+from outpace.models.load import Loaded, check_same_vocabulary, load_drafter
 from outpace.models.processors import AsGenerate, RowProcessors, check, of_row, split
 
 _OF_LOADING = ("dtype", "device", "quantization")
@@ -64,12 +64,9 @@ def speculative(
     drafter = model if drafter is None else drafter
     if method is None:
         method = "ngram" if drafter is None else "draft_model"
-    config = {
-        "method": method,
-        "num_speculative_tokens": num_speculative_tokens,
-        "verify": verify,
-        **options,
-    }
+    config = {"method": method, "num_speculative_tokens": num_speculative_tokens, **options}
+    if verify is not None:
+        config["verify"] = verify
     return Speculative(config, drafter, tokenizer, drafter_tokenizer)
 
 
@@ -84,7 +81,7 @@ class Speculative:
         drafter_tokenizer: Any = None,
     ) -> None:
         self.metrics: list[Metrics] = []
-        self._config = {name: value for name, value in config.items() if value is not None}
+        self._config = dict(config)
         self._drafter = drafter
         self._tokenizers = (tokenizer, drafter_tokenizer)
         self._loaded: Loaded | None = None
@@ -161,12 +158,13 @@ class Speculative:
         """The drafter, loaded once. Vocabularies of other sizes need proof that they agree."""
         own_device = self._config.get("device")
         if self._loaded is None or not (own_device or self._loaded.device == target.device):
-            self._loaded = load(
+            self._loaded = load_drafter(
                 self._drafter,  # type: ignore[arg-type]
+                target,
                 tokenizer=self._tokenizers[1],
-                dtype=self._config.get("dtype") or target.dtype,
-                device=own_device or target.device,
-                quantization=self._config.get("quantization"),
+                dtype=self._config.get("dtype"),
+                device=own_device,
+                quantization=self._config.get("quantization", "auto"),
             )
         theirs = self._tokenizers[1] or self._loaded.tokenizer
         check_same_vocabulary(

@@ -60,7 +60,8 @@ def test_sampled_texts_differ_by_design_and_coupled_ones_do_not(
     target: Path, drafter: Path
 ) -> None:
     for rule, words in {"token": "differ by design", "coupled": "token for token"}.items():
-        llm = LLM(target, speculative_config={"model": str(drafter), "verify": rule})
+        config = {"model": str(drafter), "verify": rule, "num_speculative_tokens": 2}
+        llm = LLM(target, speculative_config=config)
         params = SamplingParams(max_tokens=8, temperature=1.0, seed=1)
         found = measure(llm, ["w1"], params, lambda text: None)
         assert words in found.note

@@ -321,25 +321,37 @@ def test_finished_requests_are_forgotten() -> None:
 
 def test_costs_between_and_beyond_what_was_measured() -> None:
     costs, place = CostModel(), Place.of(1, 10)
-    assert costs.curve(place, 4) is None
+    assert costs.curve(place, range(5)) is None
     costs.add(place, 0, Seconds(0, 1, 0))
-    assert costs.curve(place, 4) is None
+    assert costs.curve(place, range(5)) is None
     costs.add(place, 2, Seconds(0.5, 1, 0))
-    assert costs.curve(place, 4) == [1.0, 1.25, 1.5, 1.75, 2.0]
+    assert costs.curve(place, range(5)) == [1.0, 1.25, 1.5, 1.75, 2.0]
     far = Place.of(1, 3000)
     costs.add(far, 0, Seconds(0, 2, 0))
-    assert costs.curve(far, 2) == [2.0, 2.5, 3.0]
+    assert costs.curve(far, range(3)) == [2.0, 2.5, 3.0]
     assert costs.split(place, 2) == Seconds(0.5, 1, 0)
     assert costs.split(place, 3) is None
     assert Place.of(5, 600) == Place.of(8, 1024)
     assert costs.places == [place, far]
 
 
+def test_nodes_of_one_level_share_its_pass() -> None:
+    costs, place = CostModel(), Place.of(1, 10)
+    costs.add(place, 0, Seconds(0, 1.0, 0), levels=0)
+    costs.add(place, 1, Seconds(0.5, 1.1, 0), levels=1)
+    assert costs.curve(place, [0, 1, 1, 2]) == pytest.approx([1.0, 1.6, 1.7, 2.3])
+    assert costs.slopes(place, forked=0.2) == pytest.approx((0.5, 0.1))
+    costs.add(place, 4, Seconds(1.0, 1.6, 0), levels=2)  # 0.2 of it for comparing siblings
+    assert costs.slopes(place, forked=0.2) == pytest.approx((0.5, 0.1))
+    costs.add(place, 1, Seconds(0.9, 1.1, 0), levels=2)
+    assert costs.times_measured(place, 1) == 1, "another number of passes is another draft"
+
+
 def test_drafting_is_never_free() -> None:
     costs, place = CostModel(), Place.of(1, 10)
     costs.add(place, 0, Seconds(0, 2.0, 0))  # others had the memory, then
     costs.add(place, 2, Seconds(0.5, 1.0, 0))
-    assert costs.curve(place, 4) == [2.0, 2.25, 2.5, 2.75, 3.0]
+    assert costs.curve(place, range(5)) == [2.0, 2.25, 2.5, 2.75, 3.0]
 
 
 def test_the_median_forgets_a_disturbed_round() -> None:

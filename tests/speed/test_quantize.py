@@ -22,7 +22,7 @@ from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.models import quantize as quantising
 from outpace.models.layers import linear_layers
-from outpace.models.load import load
+from outpace.models.load import load, load_drafter
 from outpace.models.native import native
 from outpace.models.native_linear import NativeLinear, native_int8
 from outpace.models.quantize import Int8Linear, int8_levels, quantize
@@ -283,3 +283,64 @@ def test_a_quantised_model_runs_on_a_gpu(tmp_path: Path, kind: str) -> None:
     for speculative in ("off", 4):
         params = SamplingParams(temperature=0, max_tokens=16, speculative=speculative)
         assert len(llm.generate([[1, 2, 3]], params)[0].token_ids) == 16
+
+
+@pytest.fixture
+def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantising, "WORTH", 1 << 10)
+
+
+@pytest.mark.skipif(native() is None, reason="needs a C++ compiler")
+@pytest.mark.usefixtures("worth_it")
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, "int8"),
+        ({"quantization": None}, None),
+        ({"dtype": "float32"}, None),  # asked for
+        ({"dtype": "float64"}, None),
+        ({"quantization": "int8", "dtype": "float32"}, "int8"),
+    ],
+)
+@pytest.mark.parametrize("method", ["draft_model", "draft_tree"])
+def test_a_drafter_has_8_bits_unless_told_otherwise(
+    pair: tuple[str, str], method: str, config: dict[str, Any], expected: str | None
+) -> None:
+    llm = LLM(pair[0], speculative_config={"method": method, "model": pair[1], **config})
+    drafter: Any = llm.engine.drafter
+    assert drafter.loaded.quantization == expected
+    kinds = {layer.told().matrix.dtype for layer in drafter.runner.model.modules()
+             if isinstance(layer, NativeLinear)}  # fmt: skip
+    assert (kinds == {torch.int8}) == (expected == "int8")
+    assert llm.target.quantization is None
+
+
+@pytest.mark.usefixtures("worth_it")
+def test_a_drafter_in_8_bits_leaves_the_text_alone(pair: tuple[str, str]) -> None:
+    params = SamplingParams(temperature=0, max_tokens=60)
+    prompts = [[1, 2, 3], [7], [50, 60, 70, 80, 90]]
+    plain = [out.token_ids for out in LLM(pair[0]).generate(prompts, params)]
+    config = {"model": pair[1], "num_speculative_tokens": 4}
+    found = LLM(pair[0], speculative_config=config).generate(prompts, params)
+    assert [out.token_ids for out in found] == plain
+    assert sum(out.metrics.num_accepted_tokens for out in found) > 0
+
+
+@pytest.mark.usefixtures("worth_it")
+def test_what_is_not_worth_it_or_not_ours_stays_as_it_is(
+    pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed = load(pair[1], quantization=None)
+    assert load_drafter(handed, handed).quantization is None
+    assert load_drafter(pair[1], handed, cpu_kernels="off").quantization is None
+    mixture = MixtralConfig(
+        vocab_size=101, hidden_size=64, intermediate_size=96, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
+    )  # fmt: skip
+    assert not quantising.pays(MixtralForCausalLM(mixture))
+    assert not quantising.pays(_llama(0).double())
+    monkeypatch.setattr(quantising, "WORTH", 1 << 18)
+    assert not quantising.pays(_llama(0))
+    monkeypatch.setattr(quantising, "WORTH", 1 << 10)
+    monkeypatch.setattr(quantising, "native", lambda: None)
+    assert not quantising.pays(_llama(0))

@@ -11,6 +11,7 @@ from torch import nn
 
 from outpace.api import LLM
 from outpace.bench.library import transformers
+from outpace.draft.model import DraftModel
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,11 @@ def target_traffic(llm: LLM) -> Traffic:
 
 def drafter_traffic(llm: LLM) -> Traffic | None:
     """Returns the traffic of an engine's drafter, None unless it is a model of its own."""
-    model = llm.config.options.get("model")
-    if llm.config.method != "draft_model" or model is None:
+    drafter = llm.engine.drafter
+    if type(drafter) is not DraftModel:
         return None
-    config = (
-        model.config
-        if isinstance(model, nn.Module)
-        else transformers().AutoConfig.from_pretrained(str(model))
-    )
-    quantization = llm.config.options.get("quantization")
-    return traffic_of(config, llm.target.dtype.itemsize, quantization)
+    loaded = drafter.loaded
+    return traffic_of(loaded.model.config, loaded.dtype.itemsize, loaded.quantization)
 
 
 def bound_seconds(

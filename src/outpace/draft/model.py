@@ -18,8 +18,7 @@ from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.errors import ConfigError
 from outpace.models.fixed import fixed_for
-from outpace.models.kernels import Kernels
-from outpace.models.load import check_path, check_same_vocabulary, load
+from outpace.models.load import Loaded, check_path, check_same_vocabulary, load_drafter
 from outpace.models.runner import PREFILL_CHUNK, Runner
 from outpace.models.weights import pass_bytes
 
@@ -37,14 +36,16 @@ class DraftModel(Drafter):
 
     name: ClassVar[str] = "draft_model"
     draws: frozenset[Drawn] = frozenset({Drawn.IID})
-    options: ClassVar[Mapping[str, Any]] = dict.fromkeys(
-        ("model", "tokenizer", "dtype", "device", "quantization")
-    )
+    options: ClassVar[Mapping[str, Any]] = {
+        **dict.fromkeys(("model", "tokenizer", "dtype", "device")),
+        "quantization": "auto",
+    }
 
-    def __init__(self, runner: Runner, vocabulary: int, weight_bytes: int = 0) -> None:
+    def __init__(self, drafter: Loaded, runner: Runner, vocabulary: int) -> None:
+        self.loaded = drafter
         self.runner = runner
         self._vocabulary = vocabulary
-        self.weight_bytes = weight_bytes
+        self.weight_bytes = drafter.nbytes
         self.pass_bytes = pass_bytes(runner.model)
         self._trees: dict[tuple[int, int], Tree] = {}
 
@@ -57,23 +58,21 @@ class DraftModel(Drafter):
 
     @classmethod
     def build(cls, setup: Setup) -> DraftModel:
-        """Loads ``model``, on the target's device and in its dtype unless told otherwise.
-
-        A quantised drafter may disagree more often; the text is the target's all the same.
-        """
+        """Loads ``model``; see `load_drafter`."""
         target, options = setup.target, setup.options
-        drafter = load(
+        drafter = load_drafter(
             options["model"],
+            target,
             tokenizer=options["tokenizer"],
-            dtype=options["dtype"] or target.dtype,
-            device=options["device"] or target.device,
-            cpu_kernels=_kernels(setup),
+            dtype=options["dtype"],
+            device=options["device"],
+            cpu_kernels=setup.cpu_kernels if options["quantization"] in (None, "auto") else "auto",
             quantization=options["quantization"],
         )
         check_same_vocabulary(target, drafter)
         fixed = fixed_for(drafter.model) if setup.compile else None
         runner = Runner(drafter.model, setup.rows, drafter.max_length, fixed)
-        return cls(runner, target.vocabulary, drafter.nbytes)
+        return cls(drafter, runner, target.vocabulary)
 
     @property
     def nbytes(self) -> int:
@@ -154,10 +153,3 @@ class DraftModel(Drafter):
         if missing > 0:
             return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         return logits[..., : self._vocabulary]
-
-
-def _kernels(setup: Setup) -> Kernels:
-    """Those asked for, where the drafter's layers are outpace's to choose."""
-    given = setup.options["model"]
-    ours = isinstance(given, (str, os.PathLike)) and setup.options["quantization"] is None
-    return setup.cpu_kernels if ours else "auto"

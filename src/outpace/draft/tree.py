@@ -22,6 +22,7 @@ from outpace.core.urn import Urn
 from outpace.draft.base import Rows, Setup
 from outpace.draft.model import DraftModel
 from outpace.errors import ConfigError
+from outpace.models.load import Loaded
 from outpace.models.runner import Runner
 
 LARGEST = 256
@@ -163,14 +164,14 @@ class DraftTree(DraftModel):
 
     def __init__(
         self,
+        drafter: Loaded,
         runner: Runner,
         vocabulary: int,
         shape: Shape | None = None,
         with_replacement: bool = False,
-        weight_bytes: int = 0,
     ) -> None:
         """shape: None for what `Rows.shape` says in each round."""
-        super().__init__(runner, vocabulary, weight_bytes)
+        super().__init__(drafter, runner, vocabulary)
         self.shape = shape
         self.any_shape = shape is None
         self._with_replacement = with_replacement
@@ -191,7 +192,7 @@ class DraftTree(DraftModel):
         ``with_replacement`` or not."""
         shape, again = _shape(setup.options["branching"]), setup.options["with_replacement"]
         chain = DraftModel.build(setup)
-        return cls(chain.runner, setup.target.vocabulary, shape, again, chain.weight_bytes)
+        return cls(chain.loaded, chain.runner, setup.target.vocabulary, shape, again)
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         shape = self.shape or rows.shape or Shape.chain(max(budgets))

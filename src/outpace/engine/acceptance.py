@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 from outpace.core.shape import Trail
 
-PRIOR = 0.6
-PRIOR_WEIGHT = 2.0
-"""What a drafter is worth before anything is known of it: a guess with the weight of two tokens. A
-younger sibling is taken to be worth that much of its elder, at the first depth."""
+PRIOR = 0.7
+PRIOR_WEIGHT = 6.0
+"""What a drafter is worth before anything is known of it: a guess with the weight of six tokens."""
+
+YOUNGER = 0.5
+"""Of its elder sibling's worth, that of a node."""
 
 DRAFTER_MEMORY = 0.998
 REQUEST_MEMORY = 0.98
@@ -21,7 +23,7 @@ SHARED_WEIGHT = 10.0
 
 def prior(rank: int) -> float:
     """Returns the chance of a sibling of this rank before anything is known."""
-    return PRIOR ** (rank + 1)
+    return PRIOR * YOUNGER**rank
 
 
 @dataclass

@@ -226,7 +226,7 @@ class Auto(Controller):
         scout = self._scout(free)
         reading = self._reading.seconds(self._row(scout).unread(scout))
         widths = self._ladder.widths
-        curve = self.costs.curve(place, max(floor, widths[-1]))
+        curve = self.costs.curve(place, self._ladder.heights(max(floor, widths[-1])))
         if curve is None:
             return self._try(self._at_most(FIRST // len(requests)), reading, plain)
         tokens = self._tokens(free)
@@ -289,9 +289,9 @@ class Auto(Controller):
     ) -> None:
         if seconds is not None:
             self._learn_times(requests, outcomes, seconds)
-        if self._growing is not None and any(outcome.drafted for outcome in outcomes):
+        if self._growing is not None and self._growing.due():
             slopes = self.costs.slopes(_place(requests, outcomes), self._prices.forked)
-            self._growing.drafted(self.acceptance, slopes)
+            self._growing.grow(self.acceptance, slopes)
         for request, outcome in zip(requests, outcomes, strict=True):
             row = self._row(request)
             row.begun, row.drafting = True, outcome.drafted > 0

@@ -10,7 +10,7 @@ interpolated, beyond them it goes on as it rose before.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
@@ -141,47 +141,75 @@ class CostModel:
             return None
         plain = cells[0].total
         level = median(cell.draft / cell.levels for cell in drafting.values())
-        node = median((cell.total - cell.draft - plain) / width for width, cell in drafting.items())
+        node = median(
+            (cell.total - cell.draft - plain * (1 + forked * (width > cell.levels))) / width
+            for width, cell in drafting.items()
+        )
         return level / plain, node / plain
 
     @property
     def places(self) -> list[Place]:
         return sorted(self._cells)
 
-    def curve(self, place: Place, widest: int) -> list[float] | None:
-        """Returns the seconds of a round for each width 0..widest, never falling, and never below a
+    def curve(self, place: Place, levels: Sequence[int]) -> list[float] | None:
+        """Returns the seconds of a round for each width 0..W, never falling, and never below a
         plain round and what drafting itself took: a machine that was faster while a draft was
         tried must not make it look free.
+
+        levels: passes of the drafter for each width. What was not measured is put together from
+        what so many passes, and the rest of a round with so many nodes, take.
 
         None until both a plain round and a drafting one have been measured, here or, for what a
         drafted token adds, at the nearest other place.
         """
-        known = dict(self.measured(place))
-        if 0 not in known:
+        known = self._known(place)
+        if known is None:
             return None
-        if len(known) == 1 and not self._borrow(place, known):
-            return None
-        curve = [_at(known, width) for width in range(widest + 1)]
-        cells = self._cells[place]
-        drafting = {width: cells[width].draft if width else 0.0 for width in sorted(cells)}
-        for width in range(1, widest + 1):
-            least = known[0] + _at(drafting, width)
-            curve[width] = max(curve[width], curve[width - 1], least)
+        drafts = {cell.levels: cell.draft for cell in known.values()}
+        drafts = {level: drafts[level] for level in sorted(drafts)}
+        rests = {width: cell.total - cell.draft for width, cell in known.items()}
+        curve: list[float] = []
+        for width, level in enumerate(levels):
+            cell = known.get(width)
+            drafting = _at(drafts, level)
+            exact = cell is not None and cell.levels == level
+            seconds = cell.total if cell and exact else drafting + _at(rests, width)
+            least = known[0].total + (drafting if width else 0.0)
+            curve.append(max(seconds, least, *curve[-1:]))
         return curve
 
-    def _borrow(self, place: Place, known: dict[int, float]) -> bool:
-        """Fills ``known`` with what drafting added to a plain round of the same batch elsewhere."""
-        others = [
-            (abs(other.context - place.context), other)
-            for other, cells in self._cells.items()
-            if other.batch == place.batch and 0 in cells and len(cells) > 1
-        ]
-        if not others:
-            return False
-        there = self.measured(min(others)[1])
-        for width, seconds in there.items():
-            known[width] = seconds / there[0] * known[0]
-        return True
+    def _known(self, place: Place) -> dict[int, _Known] | None:
+        """What was measured, by width; beside a plain round what drafting added to one elsewhere,
+        if nothing else is known here."""
+        cells = self._cells.get(place, {})
+        if 0 not in cells:
+            return None
+        plain = _Known(0, cells[0].total, 0.0)
+        if len(cells) == 1:
+            others = [
+                (abs(other.context - place.context), other)
+                for other, theirs in self._cells.items()
+                if other.batch == place.batch and 0 in theirs and len(theirs) > 1
+            ]
+            if not others:
+                return None
+            cells = self._cells[min(others)[1]]
+        scale = plain.total / cells[0].total
+        drafting = {
+            width: _Known(cell.levels, cell.total * scale, cell.draft * scale)
+            for width, cell in sorted(cells.items())
+            if width
+        }
+        return {0: plain, **drafting}
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A round, as far as it is known."""
+
+    levels: int
+    total: float
+    draft: float
 
 
 def _at(known: Mapping[int, float], width: int) -> float:

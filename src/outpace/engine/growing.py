@@ -15,8 +15,8 @@ DEEPEST = 8
 SIBLINGS = 4
 """Children of a node at most: a fifth one is accepted too seldom."""
 
-REGROWN = 48
-"""Drafts after which the tree is grown anew from what has been learned since."""
+REGROWN = 64
+"""Rounds after which the tree is grown anew from what has been learned since."""
 
 CHEAPEST = 0.005
 """Plain rounds that a level or a node costs at least: noise makes some of them look free."""
@@ -36,13 +36,17 @@ class Growing:
         self.learned = self.static
         self._since = 0
 
-    def drafted(self, acceptance: Acceptance, slopes: tuple[float, float] | None) -> None:
-        """Is told of one more draft; grows the tree anew once there were enough.
-
-        slopes: what a level and a node more cost here, in plain rounds.
-        """
+    def due(self) -> bool:
+        """Is told of one more round; returns whether the tree should be grown anew."""
         self._since += 1
-        if self._since < REGROWN or slopes is None:
+        return self._since >= REGROWN
+
+    def grow(self, acceptance: Acceptance, slopes: tuple[float, float] | None) -> None:
+        """Grows the tree by what was learned.
+
+        slopes: what a level and a node more cost here, in plain rounds, if that is known.
+        """
+        if slopes is None:
             return
         self._since = 0
         level, node = (max(slope, CHEAPEST) for slope in slopes)

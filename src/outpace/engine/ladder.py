@@ -44,7 +44,14 @@ class Ladder:
     @cached_property
     def levels(self) -> dict[int, int]:
         """Of each width."""
-        return {width: max(self.shape.depth[: width + 1]) for width in self.widths}
+        heights = self.heights(self.widths[-1])
+        return {width: heights[width] for width in self.widths}
+
+    def heights(self, widest: int) -> list[int]:
+        """Returns the levels of each number of nodes 0..widest; beyond the shape each node is
+        taken for another level."""
+        inside = list(accumulate(self.shape.depth, max))
+        return [*inside, *range(inside[-1] + 1, inside[-1] + 1 + widest)][: widest + 1]
 
     def tokens(self, chances: Chances, room: int) -> dict[int, float]:
         """Returns the expected tokens of a round for each width, with the one that every round

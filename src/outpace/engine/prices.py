@@ -9,6 +9,9 @@ HOST = 30e9
 small models, and hardly on others. What all these were chosen from is in
 docs/decisions/0004-static-prices.md."""
 
+PASS = 0.3e-3 * HOST
+"""Bytes that any pass of the target amounts to, besides those that it reads."""
+
 STARTED = 0.4e-3 * HOST
 """Bytes that drafting at all amounts to: catching up, masks, weighing the draft."""
 
@@ -44,11 +47,12 @@ class Prices:
 
         A clock would say something else on every machine and in every run.
         """
+        whole = target + PASS
         return cls(
-            level=(drafter + DRAWN) / target if drafter else 0.0,
+            level=(drafter + DRAWN) / whole if drafter else 0.0,
             node=SCORED.get(device, SCORED_ELSEWHERE),
-            started=STARTED / target,
-            forked=FORKED / target,
+            started=STARTED / whole,
+            forked=FORKED / whole,
         )
 
     def round(self, nodes: int, levels: int) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from huggingface_hub.errors import HFValidationError
@@ -24,7 +24,7 @@ from outpace.models.block import play_blocks
 from outpace.models.kernels import ASKED, NATIVE, Kernels, speed_up
 from outpace.models.kernels import check as check_kernels
 from outpace.models.native_linear import lay_out_weights, share_products
-from outpace.models.quantize import Quantization, quantize
+from outpace.models.quantize import Quantization, pays, quantize
 from outpace.models.quantize import check as check_quantization
 from outpace.models.weights import weight_bytes
 from outpace.models.whole import play_whole
@@ -121,7 +121,7 @@ def load(
     device: str | torch.device = "auto",
     trust_remote_code: bool = False,
     cpu_kernels: Kernels = "auto",
-    quantization: Quantization | None = None,
+    quantization: Quantization | Literal["auto"] | None = None,
 ) -> Loaded:
     """Returns the model, checked: it is a causal LM whose drafts can be scored and rolled back.
 
@@ -129,46 +129,81 @@ def load(
     device "auto": CUDA where there is one. cpu_kernels "auto": linear layers of a model loaded here
     are exchanged for ones that are faster on few rows (`models.kernels`), and layers of the Llama
     kind played whole (`models.block`); a model handed over stays as it is. quantization: see
-    `models.quantize`. Raises ``ConfigError``, ``ModelLoadError`` or ``UnsupportedModel``.
+    `models.quantize`; "auto", for models whose law may change: where it saves time. Raises
+    ``ConfigError``, ``ModelLoadError`` or ``UnsupportedModel``.
     """
     check_kernels(cpu_kernels)
-    if quantization is not None and cpu_kernels in ASKED:
+    wanted = None if quantization == "auto" else quantization
+    if wanted is not None and cpu_kernels in ASKED:
         raise ConfigError(
             f"cpu_kernels {cpu_kernels!r} and quantization exclude each other: leave one out."
         )
-    if cpu_kernels in ASKED and isinstance(model, (Loaded, nn.Module)):
-        raise ConfigError(
-            f"cpu_kernels {cpu_kernels!r} changes a model's layers, and a model that you loaded "
-            "stays as it is: give its path or hub name instead."
-        )
-    if quantization is not None and isinstance(model, (Loaded, nn.Module)):
-        raise ConfigError(
-            "quantization changes a model's layers, and a model that you loaded stays as it is: "
-            "give its path or hub name instead."
-        )
-    if isinstance(model, Loaded):
+    if isinstance(model, (Loaded, nn.Module)):
+        _check_handed_over(cpu_kernels, wanted)
+        if isinstance(model, nn.Module):
+            model = Loaded(model.eval(), tokenizer, type(model).__name__)
         loaded = model
-    elif isinstance(model, nn.Module):
-        loaded = Loaded(model.eval(), tokenizer, type(model).__name__)
-    else:
-        loaded = _from_path(str(model), tokenizer, dtype, device, trust_remote_code, quantization)
-        if quantization is None:
-            speed_up(loaded.model, cpu_kernels)
-        use_grouped(loaded.model)
+        support.check(loaded.model)
+        support.probe(loaded.model)
+        return loaded
+    loaded = _from_path(str(model), tokenizer, dtype, device, trust_remote_code, wanted)
+    if quantization == "auto" and cpu_kernels == "auto" and pays(loaded.model):
+        wanted = "int8"
+        loaded = replace(loaded, quantization=wanted)
+    if wanted is None:
+        speed_up(loaded.model, cpu_kernels)
+    use_grouped(loaded.model)
     support.check(loaded.model)
     support.probe(loaded.model)
-    if quantization is not None:
+    if wanted is not None:
         # After the probe, which then need not tell rounding from a mask that is ignored.
-        quantize(loaded.model, quantization)
-    ours = not isinstance(model, (Loaded, nn.Module))
-    if ours and cpu_kernels in NATIVE:
+        quantize(loaded.model, wanted)
+    if cpu_kernels in NATIVE:
         lay_out_weights(loaded.model)
         share_products(loaded.model)
         play_blocks(loaded.model)
         play_whole(loaded.model)
-    if ours:
-        support.probe(loaded.model, coarse=quantization is not None)
+    support.probe(loaded.model, coarse=wanted is not None)
     return loaded
+
+
+def _check_handed_over(cpu_kernels: Kernels, quantization: Quantization | None) -> None:
+    """Raises for what would change a model that the caller has loaded."""
+    changes = f"cpu_kernels {cpu_kernels!r}" if cpu_kernels in ASKED else None
+    changes = "quantization" if quantization is not None else changes
+    if changes is not None:
+        raise ConfigError(
+            f"{changes} changes a model's layers, and a model that you loaded stays as it is: give "
+            "its path or hub name instead."
+        )
+
+
+def load_drafter(
+    model: str | os.PathLike[str] | nn.Module | Loaded,
+    target: Loaded,
+    *,
+    tokenizer: Any = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    cpu_kernels: Kernels = "auto",
+    quantization: Quantization | Literal["auto"] | None = "auto",
+) -> Loaded:
+    """Returns the model that drafts for a target, as `load` does: on the target's device and in its
+    dtype unless told otherwise.
+
+    quantization "auto": in 8 bits where that saves time. What is drafted is a guess, and the text
+    is the target's whatever the guesses are.
+    """
+    if quantization == "auto" and dtype is not None:
+        quantization = None
+    return load(
+        model,
+        tokenizer=tokenizer,
+        dtype=target.dtype if dtype is None else dtype,
+        device=target.device if device is None else device,
+        cpu_kernels="auto" if isinstance(model, (Loaded, nn.Module)) else cpu_kernels,
+        quantization=quantization,
+    )
 
 
 def check_path(model: str | os.PathLike[str]) -> None:
