@@ -22,7 +22,7 @@ from outpace.engine.judge import Judge
 from outpace.engine.request import Request
 from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError
 from outpace.models import generation
-from outpace.models.fixed import fixed_for
+from outpace.models.fixed import Recorder, fixed_for
 from outpace.models.kernels import Kernels
 from outpace.models.load import Loaded, check_path, load
 from outpace.models.quantize import Quantization
@@ -110,7 +110,9 @@ class LLM:
         count = self.config.num_speculative_tokens
         controller = make_controller(count, drafting, judge.coupled, runner)
         vocabulary, reread = self.target.vocabulary, self._reread(rule)
-        self.engine = Engine(runner, drafting, judge, controller, vocabulary, reread)
+        # On a CPU nothing would be gained: a verdict's operations are what they are.
+        verdicts = Recorder() if fixed is not None and fixed.pads else None
+        self.engine = Engine(runner, drafting, judge, controller, vocabulary, reread, verdicts)
         if compile:
             self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outpace import LLM
-from outpace.models.fixed import SLOTS, WIDTHS, Fixed, Pass
+from outpace.models.fixed import SLOTS, WIDTHS, Eager, Fixed, Outputs, Step
 from outpace.models.runner import Runner
 
 from .families import CONTEXT, FAMILIES, VOCABULARY, drafter, target
@@ -22,22 +22,22 @@ from .test_trees import TOLERANCE, Rows
 PROMPTS = [[5, 9, 2, 41], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
 
 
-class Repeated(Fixed):
-    """Fixed shapes, played as they come; remembers which."""
+class Remembering(Eager):
+    """Plays as it comes; remembers which shapes."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__(model)
+    def __init__(self) -> None:
+        super().__init__()
         self.shapes: set[tuple[int, int]] = set()
 
-    def _play(self, key: Hashable, run: Pass, inputs: Sequence[Tensor]) -> Tensor:
+    def _play(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
         self.shapes.add((inputs[0].shape[0], inputs[0].shape[1]))
-        return run(self.model, *inputs)
+        return super()._play(key, step, inputs)
 
 
-def fix(runner: Runner) -> Repeated:
-    found = Repeated(runner.model)
-    runner.fixed = found
-    return found
+def fix(runner: Runner) -> Remembering:
+    player = Remembering()
+    runner.fixed = Fixed(runner.model, player, pads=True)
+    return player
 
 
 @torch.inference_mode()
@@ -70,7 +70,7 @@ def test_the_text_is_the_same(family: str, method: str) -> None:
 
 
 def test_slots_come_in_steps_and_never_beyond_the_capacity() -> None:
-    found = Repeated(target("llama"))
+    found = Fixed(target("llama"), Eager(), pads=True)
     assert [found.slots(n, 4 * SLOTS) for n in (1, SLOTS, SLOTS + 1)] == [SLOTS, SLOTS, 2 * SLOTS]
     assert found.slots(SLOTS + 1, SLOTS + 2) == SLOTS + 2
     assert found.width(WIDTHS[-1]) == WIDTHS[-1]

@@ -7,7 +7,8 @@ verifier checks is a law made here, so the two can never be warped differently.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -50,6 +51,10 @@ class RowOptions:
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     end_ids: tuple[int, ...] = ()
     """Tokens that min_tokens forbids: end of sequence and stop tokens."""
+
+
+_COLUMNS = ("_temperature", "_greedy", "_top_k", "_top_p", "_min_p", "_typical_p", "_bias")
+"""Attributes of a `LawMaker` with a setting of each row, or nothing where no row has it set."""
 
 
 class LawMaker:
@@ -143,6 +148,37 @@ class LawMaker:
             for row in by_node:
                 scores[row] = self._constrained(scores[row], row, branches, history)
         return scores
+
+    # -- the laws as a function of tensors alone -----------------------------------------------
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the laws follow from the logits and `columns`, whatever was committed."""
+        by_node = any(
+            row.bad_words_ids or row.params.min_tokens or row.params.logits_processors
+            for row in self.rows
+        )
+        return not (by_node or self._looks_back)
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """The rows' settings as tensors: those that are set."""
+        return tuple(column for name in _COLUMNS if (column := getattr(self, name)) is not None)
+
+    @property
+    def kind(self) -> Hashable:
+        """What else the laws follow from: equal where only `columns` differ."""
+        present = tuple(name for name in _COLUMNS if getattr(self, name) is not None)
+        numbers = len(self.rows), self.vocabulary, self._largest_k
+        return *present, *numbers, self.all_greedy, self.any_greedy
+
+    def over(self, columns: Sequence[Tensor]) -> LawMaker:
+        """Returns the maker of the same `kind` that reads these tensors."""
+        made = copy.copy(self)
+        present = (name for name in _COLUMNS if getattr(self, name) is not None)
+        for name, column in zip(present, columns, strict=True):
+            setattr(made, name, column)
+        return made
 
     # -- building ------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -84,6 +84,13 @@ class Verdict:
 
     node: Tensor  # [B] last accepted node; 0 if none was
     next_token: Tensor  # [B]
+    host: Sequence[int] | None = None
+    """``node`` on the host, once it has been asked for."""
+
+    @property
+    def nodes(self) -> Sequence[int]:
+        """``node`` on the host: no transfer in a round that has made one already."""
+        return self.node.tolist() if self.host is None else self.host
 
     def path(self, tree: Tree) -> Tensor:
         """Returns ``[B, N]``, the accepted nodes from the root down, then -1."""

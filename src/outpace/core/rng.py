@@ -67,8 +67,8 @@ def uniforms(seeds: Tensor, positions: Tensor, roles: Sequence[Role], count: int
     numbers = seeds.numel() * len(roles) * count
     if seeds.device.type == "cpu" and seeds.shape == positions.shape and numbers <= FEW:
         return _one_by_one(seeds, positions, roles, count)
-    role = torch.tensor(roles, device=seeds.device)
-    place = (positions[..., None] * 8 + role) * _GOLDEN
+    # No tensor is made of the roles: that would be a transfer from the host.
+    place = torch.stack([(positions * 8 + int(role)) * _GOLDEN for role in roles], -1)
     key = _mix(_mix(seeds * _GOLDEN + _MIX_1)[..., None] ^ place)
     index = torch.arange(1, count + 1, device=seeds.device) * _GOLDEN
     return _unit(_mix(_mix(key[..., None] + index)))

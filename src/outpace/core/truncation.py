@@ -26,7 +26,7 @@ def keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
     ascending, order = scores.sort(dim=-1, stable=True)
     tail = ascending.softmax(-1).cumsum(-1)
     drop = tail <= (1 - top_p).to(tail.dtype)
-    drop[..., -1] = False
+    drop[..., -1].fill_(False)
     drop &= (top_p < 1).expand_as(drop)
     return scores.masked_fill(drop.scatter(-1, order, drop), NEVER)
 
@@ -47,5 +47,5 @@ def keep_typical(scores: Tensor, mass: Tensor) -> Tensor:
     last = (covered < mass.to(covered.dtype)).sum(-1, keepdim=True)
     limit = surprise.gather(-1, last.clamp(max=surprise.shape[-1] - 1))
     drop = (surprise > limit) & (mass < 1)
-    drop[..., 0] = False
+    drop[..., 0].fill_(False)
     return scores.masked_fill(drop.scatter(-1, order, drop), NEVER)

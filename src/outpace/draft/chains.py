@@ -10,6 +10,7 @@ from torch import Tensor
 from outpace.core.law import Branches
 from outpace.core.proposal import Point, Proposal, Sampled
 from outpace.core.rng import Role, inverse_cdf, realise, uniform
+from outpace.core.transfer import sent
 from outpace.core.tree import Tree
 from outpace.draft.base import Rows
 
@@ -75,11 +76,23 @@ class Chains:
         self._laws.append(q)
         return inverse_cdf(q, self._u[:, self.length, None])
 
+    @property
+    def drawn(self) -> tuple[Tensor, ...]:
+        """The tokens ``[B, N]`` and, where there are any, the laws that they were sampled from and
+        the soft laws ``[B, N, V]``."""
+        return self.tokens, *(torch.cat(laws, 1) for laws in (self._laws, self._soft) if laws)
+
     def proposal(self, tree: Tree) -> Proposal:
         """Returns what was drafted. tree: the chain of this `length`."""
         if not self.length:
             return Proposal.empty(len(self._rows), self.tokens.device)
-        law = Sampled(torch.cat(self._laws, 1)) if self._sampled else Point()
-        soft = torch.cat(self._soft, 1) if self._rows.brief.laws else None
-        counts = torch.tensor(self.counts, device=self.tokens.device)
-        return Proposal(self.tokens, tree, counts, law, soft)
+        return self.given(self._rows, self.counts, self.drawn, tree)
+
+    @staticmethod
+    def given(rows: Rows, counts: Sequence[int], drawn: tuple[Tensor, ...], tree: Tree) -> Proposal:
+        """Returns the proposal of what was `drawn` for these rows."""
+        tokens, *laws = drawn
+        sampled = not (rows.coupled or rows.law.all_greedy)
+        law = Sampled(laws[0]) if sampled else Point()
+        soft = laws[-1] if rows.brief.laws else None
+        return Proposal(tokens, tree, sent(counts, tokens.device), law, soft)

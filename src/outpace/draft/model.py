@@ -12,12 +12,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.law import History
 from outpace.core.proposal import Drawn, Proposal, Verdict
+from outpace.core.transfer import sent
 from outpace.core.tree import Tree
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.errors import ConfigError
-from outpace.models.fixed import fixed_for
+from outpace.models.fixed import PENDING, fixed_for
 from outpace.models.load import Loaded, check_path, check_same_vocabulary, load_drafter
 from outpace.models.runner import PREFILL_CHUNK, Runner
 from outpace.models.weights import pass_bytes
@@ -93,6 +95,8 @@ class DraftModel(Drafter):
         if not any(counts):
             return Proposal.empty(len(rows), rows.seeds.device)
         live = [count > 0 for count in counts]
+        if (view := self._one_step(rows, live, max(counts))) is not None:
+            return self._in_one_step(rows, counts, live, view)
         logits = self._catch_up(rows, live)  # [B, V]
         chains = Chains(rows, counts)
         while chains.grow(logits):
@@ -101,9 +105,60 @@ class DraftModel(Drafter):
             logits = self._fitted(output.logits[:, -1])
         return chains.proposal(self._tree(len(rows), chains.length))
 
+    # -- chains of fixed shape, drafted in one step -------------------------------------------
+
+    def _one_step(self, rows: Rows, live: Sequence[bool], length: int) -> int | None:
+        """The slots that the passes of such a step see, once all but a few tokens have been read;
+        None where drafting asks the host."""
+        if self.runner.fixed is None or not rows.law.is_fixed or rows.brief.keeps_drafting:
+            return None
+        for row, on in enumerate(live):
+            unseen = rows.since(row, self.runner.lengths[row]) if on else []
+            if len(unseen) > PENDING:
+                self.runner.prefill(row, [unseen[:-1]])
+        return self.runner.fixed_view(PENDING, length)
+
+    def _in_one_step(
+        self, rows: Rows, counts: Sequence[int], live: Sequence[bool], view: int
+    ) -> Proposal:
+        """Drafts chains with nothing but one step of the `Player`."""
+        assert self.runner.fixed is not None
+        lengths, device = self.runner.lengths, self.runner.device
+        pending = [rows.since(row, lengths[row]) if on else [] for row, on in enumerate(live)]
+        tokens = [[*unseen, *[0] * (PENDING - len(unseen))] for unseen in pending]
+        seen = [len(unseen) for unseen in pending]
+        length = max(counts)
+        inputs = sent(tokens, device), sent(seen, device), sent(lengths, device)
+
+        def step(
+            tokens: Tensor,
+            seen: Tensor,
+            starts: Tensor,
+            seeds: Tensor,
+            positions: Tensor,
+            *columns: Tensor,
+        ) -> tuple[Tensor, ...]:
+            nothing = History([[]] * len(rows), [[]] * len(rows))
+            same = Rows(nothing, rows.law.over(columns), seeds, positions, rows.brief)
+            chains = Chains(same, [length] * len(rows))
+            logits = self.runner.fixed_pass(view, tokens, starts)  # [B, P, V]
+            last = (seen - 1).clamp(min=0)[:, None, None].expand(-1, -1, logits.shape[-1])
+            logits, starts = logits.gather(1, last), starts + seen
+            while chains.grow(self._fitted(logits[:, -1])):
+                logits = self.runner.fixed_pass(view, chains.tokens[:, -1:], starts)
+                starts = starts + 1
+            return chains.drawn
+
+        key = "chain", len(rows), length, view, rows.brief, rows.law.kind
+        given = *inputs, rows.seeds, rows.positions, *rows.law.columns
+        drawn = self.runner.fixed.player.play(key, step, given)
+        self.runner.passes += length
+        self.runner.advance([new + (length - 1) * on for new, on in zip(seen, live, strict=True)])
+        return Chains.given(rows, counts, drawn, self._tree(len(rows), length))
+
     def observe(self, rows: Rows, proposal: Proposal, verdict: Verdict) -> None:
         lengths = self.runner.lengths
-        for row, accepted in enumerate(verdict.node.tolist()):
+        for row, accepted in enumerate(verdict.nodes):
             # The last drafted token was never fed, so it is not cached even if it was accepted.
             lengths[row] = min(lengths[row], rows.length(row) + accepted)
 
@@ -139,11 +194,11 @@ class DraftModel(Drafter):
         device = self.runner.device
         # Where all rows end together, only their last logits are needed.
         keep = 1 if alike else width
-        output = self.runner.forward(torch.tensor(tokens, device=device), keep=keep)
+        output = self.runner.forward(sent(tokens, device), keep=keep)
         self.runner.advance([len(unseen) for unseen in pending])
         if alike:
             return self._fitted(output.logits[:, -1])
-        last = torch.tensor([max(0, len(unseen) - 1) for unseen in pending], device=device)
+        last = sent([max(0, len(unseen) - 1) for unseen in pending], device)
         row_index = torch.arange(len(pending), device=device)
         return self._fitted(output.logits[row_index, last])
 

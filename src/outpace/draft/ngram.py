@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from outpace.core.proposal import Drawn, Point, Proposal
+from outpace.core.transfer import sent
 from outpace.core.tree import Tree
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.errors import ConfigError
@@ -89,6 +90,6 @@ def point_chains(drafts: Sequence[Sequence[int]], device: torch.device) -> Propo
     """Returns given chains, one per row, of any lengths, as a proposal."""
     width = max(map(len, drafts), default=0)
     padded = [[*draft, *[0] * (width - len(draft))] for draft in drafts]
-    tokens = torch.tensor(padded, dtype=torch.long, device=device).view(len(drafts), width)
-    counts = torch.tensor([len(draft) for draft in drafts], device=device)
+    tokens = sent(padded, device).view(len(drafts), width)
+    counts = sent([len(draft) for draft in drafts], device)
     return Proposal(tokens, Tree.chain(len(drafts), width, device), counts, Point())

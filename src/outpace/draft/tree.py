@@ -17,6 +17,7 @@ from outpace.core.law import Branches
 from outpace.core.proposal import Drawn, Point, Proposal, Sampled
 from outpace.core.rng import Role, gumbel, uniform
 from outpace.core.shape import Shape
+from outpace.core.transfer import sent
 from outpace.core.tree import Tree
 from outpace.core.urn import Urn
 from outpace.draft.base import Rows, Setup
@@ -207,7 +208,7 @@ class DraftTree(DraftModel):
             return self._as_siblings(super().propose(rows, counts))
         plan = self._plan(shape)
         tokens, law = self._drawn(plan, rows, self._catch_up(rows, [count > 0 for count in counts]))
-        given = torch.tensor(counts, device=tokens.device)
+        given = sent(counts, tokens.device)
         return Proposal(tokens, plan.tree(len(rows)), given, law)
 
     def _drawn(self, plan: _Plan, rows: Rows, logits: Tensor) -> tuple[Tensor, Point | Sampled]:

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from outpace.core.law import History, LawMaker
 from outpace.core.proposal import Drawn, Proposal
+from outpace.core.transfer import sent
 from outpace.draft.base import Drafter, Rows
 from outpace.engine.controller import Controller, Outcome, affordable
 from outpace.engine.cost import Seconds
-from outpace.engine.judge import Decision, Judge, branches_of, to_host
+from outpace.engine.judge import Decision, Judge, branches_of, decide
 from outpace.engine.logprobs import logprobs_of
 from outpace.engine.request import Logprob, Request
 from outpace.engine.scoring import Scorer
+from outpace.models.fixed import Player
 from outpace.models.runner import PREFILL_CHUNK, Runner
 from outpace.models.weights import weight_bytes
 
@@ -29,7 +31,7 @@ class Engine:
     A round, for all rows at once: the drafter proposes, the target scores the last committed token
     and the draft in one pass, the rule decides, the accepted tokens and one more are committed.
     With an empty proposal a round is plain decoding. reread: the tokens between the two copies of
-    the draft, for rules with a second pass.
+    the draft, for rules with a second pass. verdicts: plays those of fixed shape.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Engine:
         controller: Controller,
         vocabulary: int,
         reread: Sequence[int] = (),
+        verdicts: Player | None = None,
     ) -> None:
         for drawn in [Drawn.POINT] if judge.coupled else drafter.draws:
             judge.rule.check(drawn, drafter.trees)
@@ -50,6 +53,7 @@ class Engine:
         self.vocabulary = vocabulary
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self._verdicts = verdicts
         self._scorer = Scorer(target, judge.rule.needs, reread)
         self._law: LawMaker | None = None
         self._seeds: Tensor | None = None
@@ -88,7 +92,8 @@ class Engine:
     @property
     def compile_seconds(self) -> float:
         """Seconds spent on compiling or recording passes so far."""
-        return self.target.compile_seconds + self.drafter.compile_seconds
+        own = self._verdicts.seconds if self._verdicts is not None else 0.0
+        return self.target.compile_seconds + self.drafter.compile_seconds + own
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
@@ -147,10 +152,9 @@ class Engine:
         proposal = self._propose(rows, budgets)
         times.append(perf_counter())
         pending = self._pending(rows)
-        scores = self._scorer(torch.tensor(pending, device=self.target.device), proposal)
+        scores = self._scorer(sent(pending, self.target.device), proposal)
         times.append(perf_counter())
-        verdict = self.judge(scores, proposal, rows)
-        decisions = to_host(proposal, verdict)
+        verdict, decisions = decide(self.judge, scores, proposal, rows, self._verdicts)
         reported = logprobs_of(scores.logits, branches_of(proposal), rows, self.running, decisions)
         self._commit(len(pending[0]), proposal, decisions)
         if proposal.tree.size:
@@ -167,12 +171,12 @@ class Engine:
         if self._law is None or self._seeds is None:
             options = [request.options for request in self.running]
             self._law = LawMaker(options, self.vocabulary, device)
-            self._seeds = torch.tensor([request.seed for request in self.running], device=device)
+            self._seeds = sent([request.seed for request in self.running], device)
         history = History(
             [request.prompt_ids for request in self.running],
             [request.output_ids for request in self.running],
         )
-        positions = torch.tensor([request.length for request in self.running], device=device)
+        positions = sent([request.length for request in self.running], device)
         shape = self.controller.shape
         return Rows(history, self._law, self._seeds, positions, self.judge.brief, shape)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
-from outpace.core.law import Branches
-from outpace.core.proposal import Brief, Proposal, Verdict
+from outpace.core.law import Branches, History
+from outpace.core.proposal import Brief, Proposal, Sampled, Verdict
 from outpace.core.rng import realise
 from outpace.draft.base import Rows
 from outpace.engine.scoring import Scores
+from outpace.models.fixed import Player
 from outpace.verify.base import Rule, draw, walk
 from outpace.verify.coupled import CoupledRule
 from outpace.verify.evidence import Evidence, RuleNeeds
@@ -81,19 +83,71 @@ class Decision:
         return [*self.accepted, self.next_token]
 
 
-def to_host(proposal: Proposal, verdict: Verdict) -> list[Decision]:
-    """Returns the verdict row by row: the round's only transfer from the device."""
+def decide(
+    judge: Judge, scores: Scores, proposal: Proposal, rows: Rows, player: Player | None = None
+) -> tuple[Verdict, list[Decision]]:
+    """Returns the verdict, on the device and row by row: the round's only transfer from there.
+
+    player: plays verdicts that ask the host nothing on their way.
+    """
+    if player is not None and _is_fixed(judge, scores, proposal, rows):
+        table, node, next_token = _in_one_step(judge, scores, proposal, rows, player)
+        verdict = Verdict(node, next_token)
+    else:
+        verdict = judge(scores, proposal, rows)
+        table = _table(proposal, verdict)
+    listed = table.tolist()
+    verdict = replace(verdict, host=[row[0] for row in listed])
+    return verdict, [_decision(row, proposal.tree.size) for row in listed]
+
+
+def _table(proposal: Proposal, verdict: Verdict) -> Tensor:
+    """``[B, 4 + 2 N]``: all that the host is told of a round."""
     tree = proposal.tree
     depth = (
         torch.where(proposal.valid, tree.depth[:, 1:], 0).amax(1) if tree.size else proposal.counts
     )
-    head = torch.stack([verdict.next_token, proposal.counts, depth], 1)
-    packed = torch.cat([head, verdict.path(tree), proposal.tokens], 1).tolist()
-    return [_decision(row, tree.size) for row in packed]
+    head = torch.stack([verdict.node, verdict.next_token, proposal.counts, depth], 1)
+    return torch.cat([head, verdict.path(tree), proposal.tokens], 1)
 
 
 def _decision(row: list[int], size: int) -> Decision:
-    next_token, drafted, depth = row[:3]
-    path = [node for node in row[3 : 3 + size] if node > 0]
-    tokens = row[3 + size :]
+    _, next_token, drafted, depth = row[:4]
+    path = [node for node in row[4 : 4 + size] if node > 0]
+    tokens = row[4 + size :]
     return Decision(path, [tokens[node - 1] for node in path], next_token, drafted, depth)
+
+
+def _is_fixed(judge: Judge, scores: Scores, proposal: Proposal, rows: Rows) -> bool:
+    """Whether the verdict follows from tensors of shapes that come again."""
+    plain = judge.rule.needs == RuleNeeds() and proposal.soft is None
+    return plain and judge.rule.on_device and proposal.tree.is_chain and rows.law.is_fixed
+
+
+def _in_one_step(
+    judge: Judge, scores: Scores, proposal: Proposal, rows: Rows, player: Player
+) -> tuple[Tensor, ...]:
+    """The table, the last nodes and the next tokens of a chain."""
+    tree, law, settings = proposal.tree, proposal.law, rows.law.columns
+
+    def step(
+        logits: Tensor,
+        tokens: Tensor,
+        counts: Tensor,
+        seeds: Tensor,
+        positions: Tensor,
+        *further: Tensor,
+    ) -> tuple[Tensor, ...]:
+        columns, q = further[: len(settings)], further[len(settings) :]
+        drawn = replace(law, q=q[0]) if isinstance(law, Sampled) else law
+        same = Proposal(tokens, tree, counts, drawn)
+        nothing = History([[]] * len(rows), [[]] * len(rows))
+        maker = rows.law.over(columns)
+        verdict = judge(Scores(logits), same, Rows(nothing, maker, seeds, positions, rows.brief))
+        return _table(same, verdict), verdict.node, verdict.next_token
+
+    sampled = (law.q,) if isinstance(law, Sampled) else ()
+    kind = type(law), *(tensor.dtype for tensor in (scores.logits, *sampled))
+    key = "verdict", judge, kind, rows.law.kind, *scores.logits.shape
+    given = scores.logits, proposal.tokens, proposal.counts, rows.seeds, rows.positions
+    return player.play(key, step, (*given, *settings, *sampled))

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from outpace.core.transfer import sent
+
 BUCKET = 256
 """Capacity grows in multiples of this, then by doubling, so that it takes few different values."""
 
@@ -174,7 +176,7 @@ class SlotCache(Cache):
             return
         first = moving[0]  # whatever comes before is where it belongs
         buffers = self.buffers
-        source = torch.tensor(nodes[first - 1 :], device=buffers[0].device) + start
+        source = sent(nodes[first - 1 :], buffers[0].device) + start
         for buffer in buffers:
             slots = buffer[row]  # [H, S, D]
             # Selecting copies before it is written, so that source and target may overlap.

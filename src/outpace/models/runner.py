@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from outpace.core.transfer import sent
 from outpace.core.tree import Tree
 from outpace.models.cache import SlotCache, Writing
-from outpace.models.fixed import PENDING, Fixed, Forward
+from outpace.models.fixed import PENDING, Fixed
 from outpace.models.masks import MaskMaker, chain_layout, chain_positions, tree_layout
 
 PREFILL_CHUNK = 512
@@ -52,7 +52,7 @@ class Runner:
     @property
     def compile_seconds(self) -> float:
         """Seconds spent on compiling or recording passes so far."""
-        return self.fixed.seconds if self.fixed is not None else 0.0
+        return self.fixed.player.seconds if self.fixed is not None else 0.0
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class Runner:
             chunks = [list(prompt[begin : begin + PREFILL_CHUNK]) for prompt in prompts]
             width = max(len(chunk) for chunk in chunks)
             padded = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
-            self.forward(torch.tensor(padded, device=self.device), keep=1, first=first)
+            self.forward(sent(padded, self.device), keep=1, first=first)
             for row, chunk in enumerate(chunks):
                 self.lengths[first + row] += len(chunk)
 
@@ -130,14 +130,23 @@ class Runner:
         capacity = self.cache.capacity
         self.cache.reserve(slots)
         if self.fixed is not None and self.cache.capacity != capacity:
-            self.fixed.forget()
+            self.fixed.player.forget()
 
     # -- passes of fixed shapes ----------------------------------------------------------------
+
+    def fixed_view(self, pending: int, further: int) -> int | None:
+        """Returns the slots that passes of fixed shapes over all active rows will see, with room
+        for so many pending columns and further ones; None where they are not played so."""
+        # The first pass of all makes the cache's buffers, which is no part of any other.
+        if self.fixed is None or not self.cache.layers:
+            return None
+        needed = max(self.lengths) + pending + further
+        self._reserve(needed)
+        return self.fixed.slots(needed, self.cache.capacity)
 
     def _fixed_width(
         self, rows: int, columns: int, tree: Tree | None, options: Mapping[str, Any]
     ) -> int | None:
-        # The first pass of all makes the cache's buffers, which is no part of any other.
         if self.fixed is None or rows != self.active or options or not self.cache.layers:
             return None
         pending = columns - (0 if tree is None else tree.size)
@@ -150,34 +159,42 @@ class Runner:
         needed = max(self.lengths) + width
         self._reserve(needed)
         view = self.fixed.slots(needed, self.cache.capacity)
-        starts = torch.tensor(self.lengths, device=self.device)
+        starts = sent(self.lengths, self.device)
         inputs = [pad(tokens, (0, width - columns)), starts]
-        pending = 0  # all that shapes a chain is its width
+        pending = None  # all that shapes a chain is its width
         if tree is not None and not tree.is_chain:
             pending = columns - tree.size
             inputs.append(pad(tree.parents, (0, width - columns)))  # children of the root
         self.passes += 1
-        run = partial(self._pass, view, pending)
-        logits = self.fixed.play((rows, width, view, pending), run, inputs)
+
+        def step(tokens: Tensor, starts: Tensor, *parents: Tensor) -> tuple[Tensor]:
+            return (self.fixed_pass(view, tokens, starts, pending or 0, *parents),)
+
+        (logits,) = self.fixed.player.play(("pass", rows, width, view, pending), step, inputs)
         return CausalLMOutputWithPast(logits=logits[:, columns - keep : columns])
 
-    def _pass(
+    def fixed_pass(
         self,
         view: int,
-        pending: int,
-        forward: Forward,
         tokens: Tensor,
         starts: Tensor,
+        pending: int = 0,
         parents: Tensor | None = None,
     ) -> Tensor:
-        """The logits ``[A, T, V]``, with nothing decided on the host but shapes."""
+        """Returns the logits ``[A, T, V]`` of all active rows, with nothing decided on the host but
+        shapes: what a `Player` may repeat.
+
+        tokens: ``[A, T]``, fed behind ``starts`` ``[A]``; parents: of those after the pending ones,
+        if they make a tree.
+        """
+        assert self.fixed is not None
         columns = tokens.shape[1]
         self.cache.writing = Writing(0, starts, None, columns, view).located()
         if parents is None:
             layout = chain_layout(starts, columns, view)
         else:
             layout = tree_layout(starts, pending, Tree(parents), view)
-        output = forward(
+        output = self.fixed.forward(
             input_ids=tokens,
             position_ids=layout.positions.clamp(max=self.max_length - 1),
             attention_mask=self._mask(layout),
@@ -191,7 +208,7 @@ class Runner:
     # -- plans ---------------------------------------------------------------------------------
 
     def _writing(self, first: int, lengths: list[int], columns: int) -> Writing:
-        starts = torch.tensor(lengths, device=self.device)
+        starts = sent(lengths, self.device)
         uniform = lengths[0] if min(lengths) == max(lengths) else None
         return Writing(first, starts, uniform, columns, view=max(lengths) + columns)
 

@@ -42,6 +42,8 @@ class Rule(ABC):
     takes: ClassVar[frozenset[Drawn]]
     trees: ClassVar[bool]
     """Whether a node may have several children."""
+    on_device: ClassVar[bool] = False
+    """Whether the verdict on a chain asks the host nothing: it can then be recorded."""
     evidence: ClassVar[Evidence] = Evidence()
     """What `given` has put here, in a copy of the rule."""
     _work: ClassVar[_Work | None] = None

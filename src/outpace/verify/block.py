@@ -41,6 +41,7 @@ class BlockRule(Rule):
     lossless: ClassVar[bool] = True
     takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
     trees: ClassVar[bool] = False
+    on_device: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):
@@ -52,7 +53,7 @@ class BlockRule(Rule):
         nodes = torch.arange(joint.shape[1], device=p.device)
         last = proposal.counts[:, None]
         pass_ = torch.where(nodes == last, joint, pass_).where(nodes <= last, 0.0)
-        pass_[:, 0] = 1
+        pass_[:, 0].fill_(1)
         overruled = (1 - pass_).flip(1).cumprod(1).flip(1)[:, 1:]  # nothing later passed
         return pass_ * torch.cat([overruled, torch.ones_like(pass_[:, :1])], 1)
 

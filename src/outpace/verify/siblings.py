@@ -132,7 +132,7 @@ def merged(proposal: Proposal) -> tuple[Proposal, Tensor]:
         parents[:, node - 1] = stands.gather(1, tree.parents[:, node - 1 : node])[:, 0]
         same = (parents[:, :node] == parents[:, node - 1 : node]) & valid[:, :node]
         same &= (tokens[:, :node] == tokens[:, node - 1 : node]) & valid[:, node - 1 : node]
-        same[:, -1] = True
+        same[:, -1].fill_(True)
         stands[:, node] = same.int().argmax(1) + 1
     return Proposal(tokens, Tree(parents), proposal.counts, proposal.law), stands
 
@@ -140,7 +140,7 @@ def merged(proposal: Proposal) -> tuple[Proposal, Tensor]:
 def reach_merged(step: Tensor, tree: Tree, stands: Tensor) -> Tensor:
     """Returns ``[B, M]``: as `reach`, where going to a node means going to who stands for it."""
     total = torch.zeros(stands.shape, dtype=step.dtype, device=step.device)
-    total[:, 0] = 1
+    total[:, 0].fill_(1)
     depth = tree.depth[:, 1:]
     for level in range(1, tree.height + 1):
         arriving = total.gather(1, tree.parents) * step * (depth == level)
