@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +34,8 @@ from outpace.verify.registry import make_rule
 BUNDLED = Path(__file__).parent / "bundled"
 """The small target and drafter that come with the package."""
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or one of the two as ``{"prompt": ...}`` or ``{"prompt_token_ids": ...}``."""
 
 _WARM_UP_DRAFT = 4
 
@@ -165,8 +166,12 @@ class LLM:
     ) -> list[RequestOutput]:
         """Returns one output per prompt, in order.
 
-        prompts: one or several texts or lists of token ids. sampling_params: one for all, or one
-        for each; default: as the model's generation_config says.
+        prompts: one or several texts, lists of token ids, or dicts with one of the two as "prompt"
+        or "prompt_token_ids". sampling_params: one for all, or one for each; default: as the
+        model's generation_config says.
+
+        Where a request's options turn out to contradict each other on the way, its text ends there
+        with the finish reason "error"; if it was the only one, that is raised.
         """
         return list(self.generate_each(prompts, sampling_params))
 
@@ -237,6 +242,8 @@ class LLM:
             for prompt, group in zip(prompts, groups, strict=True):
                 while any(request.finish_reason is None for request in group):
                     self.engine.step()
+                if len(requests) == 1:
+                    _raise_errors(group)
                 yield _output(prompt, group)
         finally:
             self._abandon(requests)
@@ -249,6 +256,7 @@ class LLM:
         try:
             while not all(done):
                 self.engine.step()
+                _raise_errors(requests)
                 for index, request in enumerate(requests):
                     text, ids = request.new_text(), request.output_ids[sent[index] :]
                     ended = request.finish_reason is not None and not done[index]
@@ -298,6 +306,7 @@ class LLM:
         return ids
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        prompt = _unwrapped(prompt)
         if isinstance(prompt, str):
             tokenizer = self._needs_tokenizer("a text prompt")
             _check_characters(prompt)
@@ -394,14 +403,39 @@ def _check_ids(name: str, tokens: Any, vocabulary: int) -> None:
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, (str, Mapping)):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise PromptError(f"prompts must be texts or lists of token ids, not {prompts!r}.")
     listed = list(prompts)
     if not listed:
         raise PromptError("no prompt was given.")
     if all(isinstance(item, int) for item in listed):
         return [listed]  # type: ignore[list-item]
     return listed  # type: ignore[return-value]
+
+
+def _unwrapped(prompt: Prompt) -> str | Sequence[int]:
+    """The text or the token ids of a prompt."""
+    found: Any = prompt
+    if isinstance(prompt, Mapping) and set(prompt) <= {"prompt", "prompt_token_ids"}:
+        found = prompt.get("prompt_token_ids", prompt.get("prompt"))
+    if isinstance(found, str) or (isinstance(found, Sequence) and not isinstance(found, bytes)):
+        return found
+    raise PromptError(
+        "a prompt is a text, a list of token ids, or a dict with one of the two as 'prompt' or "
+        f"'prompt_token_ids', not {_shown(prompt)}."
+    )
+
+
+def _raise_errors(requests: Iterable[Request]) -> None:
+    for request in requests:
+        if request.error is not None:
+            raise request.error
+
+
+def _shown(prompt: object) -> str:
+    return f"one with {sorted(map(str, prompt))}" if isinstance(prompt, Mapping) else repr(prompt)
 
 
 def _paired(
@@ -420,5 +454,6 @@ def _paired(
 
 def _output(prompt: Prompt, requests: Sequence[Request]) -> RequestOutput:
     outputs = [CompletionOutput.of(request, index) for index, request in enumerate(requests)]
-    text = prompt if isinstance(prompt, str) else None
+    known = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    text = known if isinstance(known, str) else None
     return RequestOutput(text, requests[0].prompt_ids, outputs)

@@ -128,6 +128,9 @@ class Speculative:
         try:
             while any(request.finish_reason is None for request in requests):
                 engine.step()
+                for request in requests:
+                    if request.error is not None:  # generate has no way to return half a batch
+                        raise request.error
                 columns.show()
         finally:
             for request in requests:

@@ -22,6 +22,8 @@ class CompletionOutput:
     seed: int
     """With the same seed and options the same text comes out again."""
     metrics: Metrics
+    error: str | None = None
+    """Why the text could not go on, with the finish reason "error"."""
 
     @classmethod
     def of(cls, request: Request, index: int) -> CompletionOutput:
@@ -35,6 +37,7 @@ class CompletionOutput:
             logprobs=None if request.params.logprobs is None else list(request.logprobs),
             seed=request.seed,
             metrics=request.metrics,
+            error=None if request.error is None else str(request.error),
         )
 
 

@@ -91,6 +91,7 @@ def _stream(llm: LLM, params: SamplingParams, job: Job, prompt: Prompt) -> None:
 def _print_all(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Prompt]) -> None:
     begin = perf_counter()
     parts: list[Metrics] = []
+    errors: list[str] = []
     for entry, output in zip(job.entries, llm.generate_each(prompts, params), strict=True):
         for completion in output.outputs:
             if parts:
@@ -98,7 +99,16 @@ def _print_all(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Pro
             _show_prompt(job, entry)
             typer.echo(completion.text)
             parts.append(completion.metrics)
+            errors += [completion.error] if completion.error else []
     typer.echo(report.summary(report.merged(parts, perf_counter() - begin)), err=True)
+    _tell_errors(errors, len(parts))
+
+
+def _tell_errors(errors: Sequence[str], texts: int) -> None:
+    """Ends with the mistake's exit code if a text could not be finished; the others are out."""
+    if errors:
+        typer.echo(f"outpace: {len(errors)} of {texts} texts ended early: {errors[0]}", err=True)
+        raise typer.Exit(2)
 
 
 def _show_prompt(job: Job, entry: Entry) -> None:
@@ -112,11 +122,15 @@ def _show_prompt(job: Job, entry: Entry) -> None:
 
 def _write_json(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Prompt]) -> None:
     records = []
+    errors: list[str] = []
+    count = 0
     outputs = llm.generate_each(prompts, params)  # checks all prompts, generates on the way
     lossy = replay(llm, prompts, params)
     divergence = {} if lossy is None else {"divergence": lossy.as_dict()}
     for entry, output in zip(job.entries, outputs, strict=True):
         for record in _records(llm, entry, output):
+            count += 1
+            errors += [record["error"]] if "error" in record else []
             if job.compare:
                 records.append(record)
             else:
@@ -124,6 +138,7 @@ def _write_json(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Pr
     if job.compare:
         comparison = measure(llm, prompts, params, lambda text: None)
         _line({"outputs": records, **comparison.as_dict(), **divergence})
+    _tell_errors(errors, count)
 
 
 def _records(llm: LLM, entry: Entry, output: RequestOutput) -> list[dict[str, Any]]:

@@ -52,6 +52,8 @@ def record(entry: Entry, output: CompletionOutput, tokenizer: Any, several: bool
         "finish_reason": output.finish_reason,
         "seed": output.seed,
     }
+    if output.error is not None:
+        found["error"] = output.error
     if output.logprobs is not None:
         pairs = zip(output.token_ids, output.logprobs, strict=True)
         found["logprobs"] = [_logprobs(tokenizer, token, laws) for token, laws in pairs]

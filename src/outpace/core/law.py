@@ -53,6 +53,17 @@ class RowOptions:
     """Tokens that min_tokens forbids: end of sequence and stop tokens."""
 
 
+class Contradiction(ParamsError):
+    """One row's options leave it no token to go on with."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(
+            "allowed_token_ids, bad_words, min_tokens and logits_processors together forbid every "
+            "token: relax one of them."
+        )
+        self.row = row
+
+
 _COLUMNS = ("_temperature", "_greedy", "_top_k", "_top_p", "_min_p", "_typical_p", "_bias")
 """Attributes of a `LawMaker` with a setting of each row, or nothing where no row has it set."""
 
@@ -62,8 +73,8 @@ class LawMaker:
 
     What it keeps from call to call is how often each row's committed tokens occur.
 
-    Raises ``ParamsError`` for options that name tokens outside the vocabulary and, when called, for
-    options that leave a committed history without any token to go on with.
+    Raises ``ParamsError`` for options that name tokens outside the vocabulary and, when called,
+    `Contradiction` for those that leave a committed history without any token to go on with.
 
     >>> maker = LawMaker([RowOptions(SamplingParams(temperature=0).resolve({}))], vocabulary=3)
     >>> history = History([[0]], [[]])
@@ -102,6 +113,8 @@ class LawMaker:
             or self._presence is not None
             or self._frequency is not None
         )
+        self.dead_ends: dict[int, list[int]] = {}
+        """By row, the nodes of the last call at which it has no token left to go on with."""
         self._prompts, self._outputs = (
             Tally(len(self.rows) if self._looks_back else 0, vocabulary, self.device)
             for _ in range(2)
@@ -143,6 +156,7 @@ class LawMaker:
         if self._looks_back:
             scores = self._penalised(scores, branches, history)
         by_node = [row for row in range(len(self.rows)) if self._goes_by_node(row, history)]
+        self.dead_ends = {}
         if by_node:
             scores = scores.clone()
             for row in by_node:
@@ -253,7 +267,21 @@ class LawMaker:
         scores = scores.masked_fill(self._banned(row, paths, history), NEVER)
         if self.rows[row].params.logits_processors:
             scores = self._processed(scores, row, paths, history)
-        return _passable(scores, paths)
+        return self._passable(scores, row, paths)
+
+    def _passable(self, scores: Tensor, row: int, paths: list[list[int]]) -> Tensor:
+        """Returns the scores ``[M, V]``, all equal where every token is forbidden.
+
+        At the root that is the user's contradiction, and an error. A drafted node may be such an
+        end when it is one that the target never reaches (a grammar's processor after a wrong
+        token): its law then does not matter, but it has to be one.
+        """
+        dead = scores.isneginf().all(-1)
+        ends = [node for node, is_dead in enumerate(dead.tolist()) if is_dead]
+        if any(not paths[node] for node in ends):
+            raise Contradiction(row)
+        self.dead_ends[row] = ends
+        return scores.masked_fill(dead[:, None], 0.0)
 
     def _banned(self, row: int, paths: list[list[int]], history: History) -> Tensor:
         """``[M, V]`` bool: what min_tokens and bad_words forbid."""
@@ -299,23 +327,6 @@ class LawMaker:
         if self._typical_p is not None:
             scores = keep_typical(scores, self._typical_p)
         return scores.softmax(-1)
-
-
-def _passable(scores: Tensor, paths: list[list[int]]) -> Tensor:
-    """Returns the scores ``[M, V]``, all equal where every token is forbidden.
-
-    At the root that is the user's contradiction, and an error. A drafted node may be such an end
-    when it is one that the target would never reach (a grammar's processor after a wrong token):
-    its law then does not matter, but it has to be one.
-    """
-    dead = scores.isneginf().all(-1)
-    for path, is_dead in zip(paths, dead.tolist(), strict=True):
-        if is_dead and not path:
-            raise ParamsError(
-                "allowed_token_ids, bad_words, min_tokens and logits_processors together forbid "
-                "every token: relax one of them."
-            )
-    return scores.masked_fill(dead[:, None], 0.0)
 
 
 def _one_hot(scores: Tensor) -> Tensor:

@@ -119,6 +119,9 @@ class Drafter(ABC):
     def observe(self, rows: Rows, proposal: Proposal, verdict: Verdict) -> None:
         """Is told the verdict on its proposal; ``rows`` are as they were when it was made."""
 
+    def rewind(self, rows: Rows) -> None:
+        """Is told that the round came to nothing: it will be played again for some of its rows."""
+
     def admit(self, prompts: Sequence[Sequence[int]]) -> None:
         """Begins new rows with these prompts, after the present ones."""
 

@@ -162,6 +162,11 @@ class DraftModel(Drafter):
             # The last drafted token was never fed, so it is not cached even if it was accepted.
             lengths[row] = min(lengths[row], rows.length(row) + accepted)
 
+    def rewind(self, rows: Rows) -> None:
+        # The last committed token is fed once more: its logits are gone.
+        for row, length in enumerate(self.runner.lengths):
+            self.runner.lengths[row] = min(length, rows.length(row) - 1)
+
     def _tree(self, rows: int, nodes: int) -> Tree:
         """The first nodes of a draft: few shapes come again and again, with all that a tree
         derives."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from outpace.core.law import History, LawMaker
+from outpace.core.law import Contradiction, History, LawMaker
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.transfer import sent
 from outpace.draft.base import Drafter, Rows
@@ -97,12 +97,19 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Admits what fits, plays one round, and returns the requests that took part in it."""
+        """Admits what fits, plays one round, and returns the requests that took part in it.
+
+        A request whose options contradict each other ends with its error, and the others go on.
+        """
         self._admit()
         if not self.running:
             return []
         played = list(self.running)
-        self._round()
+        try:
+            self._round()
+        except Contradiction as error:
+            self.drafter.rewind(self._rows())
+            self.running[error.row].fail(error)
         self._release()
         return played
 
@@ -155,11 +162,12 @@ class Engine:
         scores = self._scorer(sent(pending, self.target.device), proposal)
         times.append(perf_counter())
         verdict, decisions = decide(self.judge, scores, proposal, rows, self._verdicts)
+        dead_ends = rows.law.dead_ends
         reported = logprobs_of(scores.logits, branches_of(proposal), rows, self.running, decisions)
         self._commit(len(pending[0]), proposal, decisions)
         if proposal.tree.size:
             self.drafter.observe(rows, proposal, verdict)
-        emitted = self._emit(decisions, reported)
+        emitted = self._emit(decisions, reported, dead_ends)
         times.append(perf_counter())
         outcomes = self._count(decisions, emitted, times)
         seconds = Seconds(*(b - a for a, b in itertools.pairwise(times)))
@@ -205,13 +213,23 @@ class Engine:
             self.target.advance_paths(pending, [decision.path for decision in decisions])
 
     def _emit(
-        self, decisions: Sequence[Decision], reported: Sequence[list[dict[int, Logprob]]]
+        self,
+        decisions: Sequence[Decision],
+        reported: Sequence[list[dict[int, Logprob]]],
+        dead_ends: Mapping[int, Sequence[int]],
     ) -> list[int]:
-        """Appends to each text; returns how many tokens each took before a stop condition."""
+        """Appends to each text; returns how many tokens each took before a stop condition.
+
+        Behind a node that left no token to go on with, nothing is the target's.
+        """
         emitted = []
-        for request, decision, logprobs in zip(self.running, decisions, reported, strict=True):
-            taken = request.extend(decision.tokens)
-            request.logprobs += logprobs[:taken]
+        for row, (request, decision) in enumerate(zip(self.running, decisions, strict=True)):
+            dead = dead_ends.get(row, ())
+            end = next((at for at, node in enumerate(decision.path, 1) if node in dead), None)
+            taken = request.extend(decision.tokens[:end])
+            if end is not None and request.finish_reason is None:
+                request.fail(Contradiction(row))
+            request.logprobs += reported[row][:taken]
             emitted.append(taken)
         return emitted
 

@@ -10,8 +10,9 @@ from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
 from outpace.engine.text import Detokenizer, StopStrings
+from outpace.errors import OutpaceError
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop token or string that ended the text; None for end of sequence or length."""
+    error: OutpaceError | None = None
+    """Why the text could not go on, if its finish reason is that."""
     metrics: Metrics = field(default_factory=Metrics)
     _cut: int | None = None
     _shown: int = 0
@@ -113,6 +116,11 @@ class Request:
         """Ends the text where it is."""
         if self.finish_reason is None:
             self._finish("abort")
+
+    def fail(self, error: OutpaceError) -> None:
+        """Ends the text where it is, for a reason of its own."""
+        self.error = error
+        self._finish("error")
 
     def _detokenizer(self) -> Detokenizer:
         return Detokenizer(self.tokenizer, self.params.skip_special_tokens)
