@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outpace import LLM
+from outpace import LLM, SamplingParams
 from outpace.models.fixed import SLOTS, WIDTHS, Eager, Fixed, Outputs, Step
 from outpace.models.runner import Runner
 
@@ -135,11 +135,20 @@ def test_only_rounds_are_played_in_fixed_shapes() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_recorded_texts_are_the_same(tmp_path: Path) -> None:
-    target("llama").save_pretrained(tmp_path)
-    config = {"model": str(tmp_path), "num_speculative_tokens": 3}
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["draft_model", "draft_tree", "ngram"])
+def test_recorded_texts_are_the_same(method: str, temperature: float, tmp_path: Path) -> None:
+    target("llama").save_pretrained(tmp_path / "target")
+    drafter("llama").save_pretrained(tmp_path / "drafter")
+    config = {"method": method, "num_speculative_tokens": 3}
+    if method != "ngram":
+        config["model"] = str(tmp_path / "drafter")
     options = {"speculative_config": config, "max_num_seqs": 3, "max_model_len": CONTEXT}
-    plain = LLM(tmp_path, dtype="float64", device="cuda", **options)
-    recorded = LLM(tmp_path, dtype="float64", device="cuda", compile=True, **options)
-    expected, found = (ids(llm.generate(PROMPTS, greedy(40))) for llm in (plain, recorded))
-    assert found == expected
+    plain, recorded = (
+        LLM(tmp_path / "target", dtype="float64", device="cuda", compile=on, **options)
+        for on in (False, True)
+    )
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=40, ignore_eos=True)
+    for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
+        expected, found = (ids(llm.generate(prompts, params)) for llm in (plain, recorded))
+        assert found == expected
