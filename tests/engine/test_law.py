@@ -15,6 +15,8 @@ from scipy import stats
 
 from models.families import build, noised
 from outpace import LLM, SamplingParams
+from outpace.core.shape import Shape
+from outpace.engine.controller import Constant
 
 VOCABULARY = 6
 PROMPTS = [[1, 2, 3], [4]]
@@ -56,12 +58,13 @@ def p_value(found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) 
 
 
 @pytest.mark.parametrize(
-    ("method", "verify"), [("draft_model", "token"), ("draft_tree", "recursive")]
+    ("method", "verify"),
+    [("draft_model", "token"), ("draft_tree", "recursive"), ("grown tree", "recursive")],
 )
 def test_texts_of_three_tokens_follow_the_targets_law(method: str, verify: str) -> None:
     model = build("llama", vocab_size=VOCABULARY, num_hidden_layers=1)
     config = {
-        "method": method,
+        "method": method.replace("grown tree", "draft_tree"),
         "model": noised(model, 0.4),
         "num_speculative_tokens": 2,
         "verify": verify,
@@ -69,6 +72,8 @@ def test_texts_of_three_tokens_follow_the_targets_law(method: str, verify: str) 
     if method == "draft_tree":
         config |= {"branching": [2, 2], "num_speculative_tokens": 6}
     llm = LLM(model, speculative_config=config, max_num_seqs=400)
+    if method == "grown tree":  # neither level by level nor with as many children everywhere
+        llm.engine.controller = Constant(5, Shape((0, 1, 0, 1, 0)))
     temperature = 2.0
     found: list[Counter[tuple[int, ...]]] = [Counter() for _ in PROMPTS]
     accepted = drafted = 0

@@ -310,6 +310,10 @@ def test_a_seeded_row_is_offered_the_same_trees_whatever_was_learned() -> None:
     assert auto.budgets([seeded, request()])[0] == fresh.budgets([seeded, request()])[0]
     assert auto.shape == fresh.shape
     assert auto.shape != learned
+    auto.budgets([request(temperature=1.0, seed=7, speculative=3)])
+    assert auto.shape == fresh.shape, "also where it says itself how much to draft"
+    auto.budgets([request()])
+    assert auto.shape == learned
 
 
 def test_finished_requests_are_forgotten() -> None:

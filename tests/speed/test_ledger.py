@@ -13,6 +13,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.shape import Shape, Trail
 from outpace.engine.acceptance import Acceptance
 from outpace.engine.controller import Auto
+from outpace.engine.growing import Growing
 from outpace.engine.ladder import Ladder
 from outpace.engine.ledger import CREDIT, SHARE, Ledger
 from outpace.engine.prices import DRAWN, PASS, Prices
@@ -121,9 +122,18 @@ SEEDED = [
 ]
 
 
-@pytest.mark.parametrize("method", CONFIGS)
+def grown() -> LLM:
+    """With trees that are grown, at prices at which they fork."""
+    config = {"method": "draft_tree", "model": llama(2, noise=0.03)}
+    llm = LLM(llama(2), speculative_config=config)
+    cheap = Prices(level=0.3, node=0.02)
+    llm.engine.controller = Auto(Growing(cheap), prices=cheap)
+    return llm
+
+
+@pytest.mark.parametrize("method", [*CONFIGS, "grown"])
 def test_a_seeded_text_is_the_same_in_any_batch_and_at_any_speed(method: str) -> None:
-    llm = LLM(llama(2), speculative_config=CONFIGS[method])
+    llm = grown() if method == "grown" else LLM(llama(2), speculative_config=CONFIGS[method])
     assert isinstance(llm.engine.controller, Auto)
     alone = [llm.generate([PROMPTS[i]], SEEDED[i])[0] for i in (0, 1)]
     assert len({output.metrics.num_draft_tokens > 0 for output in alone}) == 1
@@ -133,6 +143,9 @@ def test_a_seeded_text_is_the_same_in_any_batch_and_at_any_speed(method: str) ->
         for i in (0, 1):
             assert texts[i].token_ids == alone[i].token_ids
             assert texts[i].metrics.num_draft_tokens == alone[i].metrics.num_draft_tokens
+    if method == "grown":
+        assert max(output.metrics.num_draft_tokens for output in alone) > 0
+        assert not llm.engine.controller._static.shape.is_chain
 
 
 def test_the_price_of_a_drafter_is_its_weights_over_the_targets() -> None:

@@ -52,19 +52,36 @@ def contestants(engines: Engines, rows: int) -> list[Contestant]:
     if engines.again:
         found.append(Ours(llms[0], "plain again", "off"))
     speculating = [llm for llm in llms if llm.config.method != "none"]
-    labels = [_label(llm, alone=len(speculating) == 1) for llm in speculating]
-    for number, (llm, label) in enumerate(zip(speculating, labels, strict=True), 1):
-        found.append(Ours(llm, label if labels.count(label) == 1 else f"{label} ({number})"))
+    found += map(Ours, speculating, _labels(speculating))
     if wanted:
         found += peers(wanted, _models(engines, llms[0]))
     return found
 
 
-def _label(llm: LLM, alone: bool) -> str:
-    config = llm.config
-    if alone:
-        return config.method
-    return f"{config.method} K={config.num_speculative_tokens} {llm.engine.judge.rule.name}"
+def _labels(llms: Sequence[LLM]) -> list[str]:
+    """A name for each: as much of its configuration as tells it from the others."""
+    if len(llms) == 1:
+        return [llms[0].config.method]
+    short = [
+        f"{llm.config.method} K={llm.config.num_speculative_tokens} {llm.engine.judge.rule.name}"
+        for llm in llms
+    ]
+    long = [
+        label if short.count(label) == 1 else " ".join([label, *_options_of(llm)])
+        for llm, label in zip(llms, short, strict=True)
+    ]
+    return [
+        label if long.count(label) == 1 else f"{label} ({number})"
+        for number, label in enumerate(long, 1)
+    ]
+
+
+def _options_of(llm: LLM) -> list[str]:
+    """The drafter's options that were given, or the name of its model's folder."""
+    given = {name: value for name, value in llm.config.options.items() if name != "model"}
+    model = llm.config.options.get("model")
+    named = {"model": Path(model).name} if isinstance(model, str) and not given else {}
+    return [f"{name}={value}" for name, value in {**named, **given}.items()]
 
 
 def engine(engines: Engines, config: Mapping[str, Any] | None, rows: int) -> LLM:

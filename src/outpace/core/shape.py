@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+LARGEST = 256
+"""Nodes that are scored at once, at most."""
+
 Chances = Sequence[Sequence[float]]
 """``chances[d][r]``: how likely the child of rank r (0: the eldest) of an accepted node at depth d
 is to be accepted once its elder siblings are rejected."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from outpace.core.law import Branches
 from outpace.core.proposal import Drawn, Point, Proposal, Sampled
 from outpace.core.rng import Role, gumbel, uniform
-from outpace.core.shape import Shape
+from outpace.core.shape import LARGEST, Shape
 from outpace.core.transfer import sent
 from outpace.core.tree import Tree
 from outpace.core.urn import Urn
@@ -25,9 +25,6 @@ from outpace.draft.model import DraftModel
 from outpace.errors import ConfigError
 from outpace.models.load import Loaded
 from outpace.models.runner import Runner
-
-LARGEST = 256
-"""Nodes that are scored at once."""
 
 PLANS = 64
 """Kept of the shapes that were drafted: a shape that is learned changes now and then."""

@@ -178,7 +178,7 @@ class Auto(Controller):
         fixed = [self._fixed(request) for request in requests]
         if self._growing is not None:
             # A batch drafts parts of one tree. What a seeded text meets must not be learned.
-            learned = not any(map(self._keeps_a_ledger, requests))
+            learned = not any(map(self._is_seeded, requests))
             self._ladder = self._growing.learned if learned else self._static
             self.shape = self._ladder.shape
         free = [request for request, count in zip(requests, fixed, strict=True) if count is None]
@@ -200,16 +200,14 @@ class Auto(Controller):
         wished = wish(request)
         if wished is not None:
             return wished
-        if not self._keeps_a_ledger(request):
+        if not self._is_seeded(request):
             return None
         return self._row(request).ledger.width(request.remaining)
 
-    def _keeps_a_ledger(self, request: Request) -> bool:
-        """Whether its drafts must follow from its own history alone."""
+    def _is_seeded(self, request: Request) -> bool:
+        """Whether what it drafts must follow from its own history alone."""
         params = request.params
-        if self._invariant or params.seed is None or params.greedy:
-            return False
-        return wish(request) is None
+        return not (self._invariant or params.seed is None or params.greedy)
 
     def _at_most(self, nodes: int) -> int:
         """The widest draft of at most so many nodes, or the narrowest there is."""

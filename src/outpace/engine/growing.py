@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outpace.core.shape import Chances, Shape
+from outpace.core.shape import LARGEST, Chances, Shape
 from outpace.engine.acceptance import Acceptance, prior
 from outpace.engine.ladder import LENGTHS, Ladder
 from outpace.engine.prices import Prices
@@ -30,7 +30,7 @@ class Growing:
 
     def __init__(self, prices: Prices, most: int = LENGTHS[-1]) -> None:
         """most: nodes of the largest tree."""
-        self._nominal, self._most = prices, most
+        self._nominal, self._most = prices, min(most, LARGEST)
         typical = [[prior(rank) for rank in range(SIBLINGS)]] * DEEPEST
         self.static = self._best(typical, prices)
         self.learned = self.static
