@@ -17,7 +17,7 @@ ROOT = Path(outpace.__file__).parent
 # core <- verify, models, draft <- engine <- api <- audit, bench, serve, train <- cli.
 # draft knows models only where it runs one.
 _ENGINE = {"core", "verify", "models", "draft"}
-_API = {*_ENGINE, "engine", "config", "outputs", "bundled"}
+_API = {*_ENGINE, "engine", "config", "outputs", "prompts", "bundled"}
 _FACE = {*_API, "api"}
 _TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "train"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "draft": {"config", "core", "models"},
     "engine": _ENGINE,
     "config": set(),
+    "prompts": set(),
     "outputs": {*_ENGINE, "engine"},
     "bundled": {"models"},
     "api": _API,

@@ -28,14 +28,12 @@ from outpace.models.load import Loaded, check_path, load
 from outpace.models.quantize import Quantization
 from outpace.models.runner import Runner
 from outpace.outputs import Chunk, CompletionOutput, RequestOutput
+from outpace.prompts import Prompt, check_characters, listed, unwrapped
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The small target and drafter that come with the package."""
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or one of the two as ``{"prompt": ...}`` or ``{"prompt_token_ids": ...}``."""
 
 _WARM_UP_DRAFT = 4
 
@@ -181,17 +179,17 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[RequestOutput]:
         """Yields what `generate` returns, each output once it and those before it are done."""
-        listed = _listed(prompts)
-        params = _paired(sampling_params, len(listed))
+        given = listed(prompts)
+        params = _paired(sampling_params, len(given))
         groups = []
-        for number, (prompt, options) in enumerate(zip(listed, params, strict=True), 1):
+        for number, (prompt, options) in enumerate(zip(given, params, strict=True), 1):
             try:
                 groups.append(self._requests(prompt, options))
             except PromptError as error:
-                if len(listed) == 1:
+                if len(given) == 1:
                     raise
-                raise PromptError(f"prompt {number} of {len(listed)}: {error}") from error
-        return self._play(listed, groups)
+                raise PromptError(f"prompt {number} of {len(given)}: {error}") from error
+        return self._play(given, groups)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -222,7 +220,7 @@ class LLM:
         text = tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=True
         )
-        _check_characters(text)
+        check_characters(text)
         ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
@@ -306,10 +304,10 @@ class LLM:
         return ids
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        prompt = _unwrapped(prompt)
+        prompt = unwrapped(prompt)
         if isinstance(prompt, str):
             tokenizer = self._needs_tokenizer("a text prompt")
-            _check_characters(prompt)
+            check_characters(prompt)
             ids: list[int] = tokenizer(prompt).input_ids
         else:
             ids = list(prompt)
@@ -373,17 +371,6 @@ def _speculation(
     return SpeculativeConfig.from_dict(found)
 
 
-def _check_characters(text: str) -> None:
-    # Half of a surrogate pair, as broken UTF-8 in a command line becomes, stops every tokenizer.
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"the prompt holds a character that is not Unicode text ({text[error.start]!r} at "
-            f"position {error.start}): give it as valid UTF-8."
-        ) from error
-
-
 def _context(wanted: int | None, target: Loaded) -> int:
     if wanted is None:
         return target.max_length
@@ -402,40 +389,10 @@ def _check_ids(name: str, tokens: Any, vocabulary: int) -> None:
             )
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise PromptError(f"prompts must be texts or lists of token ids, not {prompts!r}.")
-    listed = list(prompts)
-    if not listed:
-        raise PromptError("no prompt was given.")
-    if all(isinstance(item, int) for item in listed):
-        return [listed]  # type: ignore[list-item]
-    return listed  # type: ignore[return-value]
-
-
-def _unwrapped(prompt: Prompt) -> str | Sequence[int]:
-    """The text or the token ids of a prompt."""
-    found: Any = prompt
-    if isinstance(prompt, Mapping) and set(prompt) <= {"prompt", "prompt_token_ids"}:
-        found = prompt.get("prompt_token_ids", prompt.get("prompt"))
-    if isinstance(found, str) or (isinstance(found, Sequence) and not isinstance(found, bytes)):
-        return found
-    raise PromptError(
-        "a prompt is a text, a list of token ids, or a dict with one of the two as 'prompt' or "
-        f"'prompt_token_ids', not {_shown(prompt)}."
-    )
-
-
 def _raise_errors(requests: Iterable[Request]) -> None:
     for request in requests:
         if request.error is not None:
             raise request.error
-
-
-def _shown(prompt: object) -> str:
-    return f"one with {sorted(map(str, prompt))}" if isinstance(prompt, Mapping) else repr(prompt)
 
 
 def _paired(

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from outpace.api import LLM, Prompt
+from outpace.api import LLM
 from outpace.bench.divergence import Divergence, watching
 from outpace.core.params import SamplingParams
 from outpace.engine.controller import Constant
+from outpace.prompts import Prompt
 
 TEXTS = 4
 TOKENS = 64

@@ -12,11 +12,12 @@ from typing import Any
 
 from rich.table import Table
 
-from outpace.api import LLM, Prompt
+from outpace.api import LLM
 from outpace.cli.report import merged
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
 from outpace.outputs import RequestOutput
+from outpace.prompts import Prompt
 
 REPEATS = 5
 FEWEST = 3

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from outpace.api import LLM, Prompt
+from outpace.api import LLM
 from outpace.bench.replay import replay
 from outpace.cli import report
 from outpace.cli.compare import measure
@@ -22,6 +22,7 @@ from outpace.cli.prompts import Entry
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
 from outpace.outputs import RequestOutput
+from outpace.prompts import Prompt
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,8 @@ class Siblings:
         self._rows = rows
         self._with_replacement = with_replacement
         self.sampled = not (rows.coupled or rows.law.all_greedy)
-        self._u = uniform(rows.seeds, rows.positions, Role.DRAFT, nodes)  # [B, N]
+        if self.sampled:
+            self._u = uniform(rows.seeds, rows.positions, Role.DRAFT, nodes)  # [B, N]
 
     def __call__(
         self, logits: Tensor, branches: Branches, level: _Level
