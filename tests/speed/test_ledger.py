@@ -1,4 +1,4 @@
-"""The choice of how much to draft where it must be the same on every machine."""
+"""The choice of how much to draft where no clock may decide."""
 
 from __future__ import annotations
 

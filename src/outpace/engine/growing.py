@@ -23,9 +23,9 @@ CHEAPEST = 0.005
 
 
 class Growing:
-    """The trees to choose from: by nominal prices and typical chances, the same everywhere, and by
-    those that were measured and learned. A chain is the tree without siblings, and cheaper by what
-    comparing siblings takes.
+    """The trees to choose from: by nominal prices and typical chances, the same in every run, and
+    by those that were measured and learned. A chain is the tree without siblings, and cheaper by
+    what comparing siblings takes.
     """
 
     def __init__(self, prices: Prices, most: int = LENGTHS[-1]) -> None:

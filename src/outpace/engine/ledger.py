@@ -1,4 +1,4 @@
-"""What drafting costs and brings one request, by prices that are the same on every machine."""
+"""What drafting costs and brings one request, by prices that no clock changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round costs in passes of the target: nominal prices, the same on every machine."""
+"""What a round costs in passes of the target: nominal prices, that no clock changes."""
 
 from __future__ import annotations
 
