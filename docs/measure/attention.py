@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from outpace.models.attention import grouped_attention
+from outpace.targets.hf.attention import grouped_attention
 
 torch.set_num_threads(1)
 print("| heads, key heads, cached | queries | transformers | grouped |")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from outpace.engine.controller import Auto
-from speed.test_controller import Simulation, best_fixed, flat, request
+from cpu.test_controller import Simulation, best_fixed, flat, request
+
+from outpace.policy.controller import Auto
 
 DRAFTS = (0.02, 0.14, 0.4)
 

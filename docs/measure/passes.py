@@ -5,8 +5,8 @@ import sys
 import torch
 from transformers import DynamicCache
 
-from outpace.models import quantize
-from outpace.models.load import load
+from outpace.targets.cpu import quantize
+from outpace.targets.hf.load import load
 
 
 class OneByte(quantize.Int8Linear):

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from outpace.models.linear import RowLinear
-from outpace.models.packed import PackedLinear
-from outpace.models.quantize import Int8Linear
+from outpace.targets.cpu.linear import RowLinear
+from outpace.targets.cpu.packed import PackedLinear
+from outpace.targets.cpu.quantize import Int8Linear
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)

@@ -7,8 +7,9 @@ import time
 import torch
 
 from outpace import LLM, SamplingParams
-from outpace.draft import chains, tree
-from outpace.engine import engine, judge
+from outpace.draft import chains
+from outpace.draft.models import tree
+from outpace.engine import engine, verifier
 
 torch.set_num_threads(1)
 spent = {}
@@ -32,7 +33,7 @@ for owner, name in (
     (engine.Engine, "_propose"),
     (chains.Chains, "grow"),
     (tree.Siblings, "__call__"),
-    (judge, "draw"),
+    (verifier, "draw"),
     (engine.Engine, "_commit"),
 ):
     timed(owner, name)

@@ -8,14 +8,17 @@ import statistics
 import sys
 
 from outpace import LLM, SamplingParams
-from outpace.core.shape import Shape
-from outpace.engine.controller import Constant
+from outpace.core.tree_shape import TreeShape
+from outpace.policy.controller import Constant
 
 TURNS, TOKENS = 7, 48
 SHAPES = {
-    "plain": Shape(()),
-    **{f"chain of {length}": Shape.chain(length) for length in (1, 2, 4, 6, 10)},
-    **{f"tree {list(b)}": Shape.branching(b) for b in ((2,), (2, 1), (2, 2), (4, 1, 1), (3, 2, 1))},
+    "plain": TreeShape(()),
+    **{f"chain of {length}": TreeShape.chain(length) for length in (1, 2, 4, 6, 10)},
+    **{
+        f"tree {list(b)}": TreeShape.branching(b)
+        for b in ((2,), (2, 1), (2, 2), (4, 1, 1), (3, 2, 1))
+    },
 }
 
 pair = sys.argv[1] if len(sys.argv) > 1 else None

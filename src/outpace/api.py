@@ -16,19 +16,19 @@ from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.draft.base import Setup
 from outpace.draft.registry import find_drafter
-from outpace.engine.controller import Constant, make_controller
 from outpace.engine.engine import Engine
-from outpace.engine.judge import Judge
 from outpace.engine.request import Request
+from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError
-from outpace.models import generation
-from outpace.models.fixed import Recorder, fixed_for
-from outpace.models.kernels import Kernels
-from outpace.models.load import Loaded, check_path, load
-from outpace.models.quantize import Quantization
-from outpace.models.runner import Runner
 from outpace.outputs import Chunk, CompletionOutput, RequestOutput
+from outpace.policy.controller import Constant, make_controller
 from outpace.prompts import Prompt, check_characters, listed, unwrapped
+from outpace.targets.cpu.kernels import Kernels
+from outpace.targets.cpu.quantize import Quantization
+from outpace.targets.hf import generation
+from outpace.targets.hf.fixed import Recorder, fixed_for
+from outpace.targets.hf.load import Loaded, check_path, load
+from outpace.targets.hf.runner import Runner
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
 
@@ -103,15 +103,15 @@ class LLM:
         self._own = own
         self._defaults = {} if own is None else self.target.defaults
         setup = Setup(self.target, max_num_seqs, self.max_model_len, options, compile, cpu_kernels)
-        drafting, judge = drafter.build(setup), Judge(rule)
+        drafting, verifier = drafter.build(setup), Verifier(rule)
         fixed = fixed_for(self.target.model) if compile else None
         runner = Runner(self.target.model, max_num_seqs, self.max_model_len, fixed)
         count = self.config.num_speculative_tokens
-        controller = make_controller(count, drafting, judge.coupled, runner)
+        controller = make_controller(count, drafting, verifier.coupled, runner)
         vocabulary, reread = self.target.vocabulary, self._reread(rule)
         # On a CPU nothing would be gained: a verdict's operations are what they are.
         verdicts = Recorder() if fixed is not None and fixed.pads else None
-        self.engine = Engine(runner, drafting, judge, controller, vocabulary, reread, verdicts)
+        self.engine = Engine(runner, drafting, verifier, controller, vocabulary, reread, verdicts)
         if compile:
             self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
 

@@ -26,9 +26,9 @@ from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
-from outpace.models.calls import check_config, unpadded
-from outpace.models.load import Loaded, check_same_vocabulary, load_drafter
-from outpace.models.processors import AsGenerate, RowProcessors, check, of_row, split
+from outpace.targets.hf.calls import check_config, unpadded
+from outpace.targets.hf.load import Loaded, check_same_vocabulary, load_drafter
+from outpace.targets.hf.processors import AsGenerate, RowProcessors, check, of_row, split
 
 _OF_LOADING = ("dtype", "device", "quantization")
 """Options of a drafter that are done with once it is loaded."""

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import GenerationConfig, WatermarkingConfig
 
-from models.families import drafter, target
 from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError
+from targets.families import drafter, target
 
 PROMPT = [5, 6, 7, 5, 6]
 NEW = 14

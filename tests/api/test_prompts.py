@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from models.families import target
 from outpace import LLM, SamplingParams
 from outpace.errors import PromptError
+from targets.families import target
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outpace.audit import drafting
 from outpace.audit.drafting import Drafting, Drafts, laws_at_parents
-from outpace.audit.shapes import FAST, Shape
+from outpace.audit.gate_trees import FAST, GateTree
 from outpace.audit.world import World
 from outpace.core.proposal import Proposal, Sampled
 from outpace.verify.base import (
@@ -25,10 +25,10 @@ from outpace.verify.base import (
     ratio,
     rows_of,
 )
-from outpace.verify.block import BlockRule
-from outpace.verify.match import MatchRule
-from outpace.verify.recursive import RecursiveRule
-from outpace.verify.token import TokenRule
+from outpace.verify.lossless.block import BlockRule
+from outpace.verify.lossless.match import MatchRule
+from outpace.verify.lossless.recursive import RecursiveRule
+from outpace.verify.lossless.token import TokenRule
 
 ONE, TWO, THREE, PAIR, TRIPLE = (FAST[i] for i in range(5))
 
@@ -37,7 +37,7 @@ ONE, TWO, THREE, PAIR, TRIPLE = (FAST[i] for i in range(5))
 class Defect:
     rule: Rule
     drafting: Drafting
-    shapes: tuple[Shape, ...] = (TWO,)
+    shapes: tuple[GateTree, ...] = (TWO,)
     source: str = ""
 
 

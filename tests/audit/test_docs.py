@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from outpace.audit.gate_trees import FAST
 from outpace.audit.law import _rules, audit_law
 from outpace.audit.pytest_plugin import outpace_audit  # noqa: F401
-from outpace.audit.shapes import FAST
 from outpace.audit.table import HEAD, markdown
 from outpace.core.proposal import Drawn
 from outpace.errors import ConfigError

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from outpace.audit.drafting import BUILT_IN
+from outpace.audit.gate_trees import FAST
 from outpace.audit.law import audit_law
-from outpace.audit.shapes import FAST
 from outpace.audit.world import KINDS, make_world
 from outpace.errors import ConfigError, IncompatibleRule
+from outpace.verify.lossless.token import TokenRule
 from outpace.verify.registry import rules
-from outpace.verify.token import TokenRule
 
 from .defects import DEFECTS, Defect, Siblings, iid_as_if_without
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from outpace.audit.gate_trees import FAST
 from outpace.audit.pytest_plugin import outpace_audit  # noqa: F401
-from outpace.audit.shapes import FAST
-from outpace.verify.token import TokenRule
+from outpace.verify.lossless.token import TokenRule
 
 from .defects import DEFECTS, Broken, Swapped, argmax_with_soft_q
 

@@ -10,22 +10,22 @@ import pytest
 import torch
 
 import outpace.api
-import outpace.engine.judge as judging
-import outpace.models.runner as running
+import outpace.engine.verifier as judging
+import outpace.targets.hf.runner as running
 from outpace import LLM
 from outpace.core.law import Branches, LawMaker
 from outpace.core.proposal import Proposal, Sampled
 from outpace.core.rng import Role, inverse_cdf, uniform
 from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
-from outpace.draft.model import DraftModel
+from outpace.draft.models.chain import DraftModel
 from outpace.engine.engine import Engine
-from outpace.engine.judge import Judge
 from outpace.engine.request import Request
-from outpace.models.cache import SlotCache
-from outpace.models.masks import Layout, tree_layout
+from outpace.engine.verifier import Verifier
+from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.masks import Layout, tree_layout
 from outpace.verify.base import draw, normalised, rows_of, walk
-from outpace.verify.token import TokenRule
+from outpace.verify.lossless.token import TokenRule
 
 Patch = Callable[[pytest.MonkeyPatch, LLM], None]
 
@@ -199,7 +199,7 @@ def greedy_at_any_temperature(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None
         branches = judging.branches_of(proposal)
         return walk(rows.law.best(scores.logits, branches, rows.history), proposal)
 
-    monkeypatch.setattr(Judge, "__call__", best)
+    monkeypatch.setattr(Verifier, "__call__", best)
 
 
 def unwarped_bonus(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -218,7 +218,7 @@ def unwarped_bonus(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
         raw = scores.logits[..., : p.shape[-1]].softmax(-1)
         return draw(Raw(raw), p, proposal, rows.seeds, rows.positions)
 
-    monkeypatch.setattr(Judge, "__call__", call)
+    monkeypatch.setattr(Verifier, "__call__", call)
 
 
 def raw_logprobs(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:

@@ -13,7 +13,7 @@ from outpace import LLM, SamplingParams
 from outpace.audit.checks import Bench, Trial
 from outpace.audit.diff import Mode, audit_diff
 from outpace.audit.letters import LetterTokenizer, letter_model
-from outpace.audit.model import ModelReport, Plan, audit_model
+from outpace.audit.model import AuditPlan, ModelReport, audit_model
 from outpace.audit.options import cases
 from outpace.errors import OutpaceError
 
@@ -25,7 +25,7 @@ def modelled(defect: Defect, samples: int) -> ModelReport:
     llm = pair_llm(**defect.setup)
     params = SamplingParams(**{"temperature": 0.8, **defect.params})
     with defect.into(llm):
-        return audit_model(llm, Plan(PROMPTS, samples=samples, power=False), params)
+        return audit_model(llm, AuditPlan(PROMPTS, samples=samples, power=False), params)
 
 
 def differs(defect: Defect) -> bool:

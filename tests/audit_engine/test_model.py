@@ -6,11 +6,11 @@ import pytest
 from tests.audit_engine.pairs import PROMPTS, pair_llm
 
 from outpace import SamplingParams
-from outpace.audit.model import Plan, audit_model
-from outpace.engine.judge import Judge
+from outpace.audit.model import AuditPlan, audit_model
+from outpace.engine.verifier import Verifier
 from outpace.errors import ParamsError
 from outpace.verify.evidence import RuleNeeds
-from outpace.verify.token import TokenRule
+from outpace.verify.lossless.token import TokenRule
 
 SETUPS = {
     "chain": {},
@@ -33,7 +33,7 @@ FAST = ("chain", "block", "coupled", "tree")
     "setup", [s if s in FAST else pytest.param(s, marks=pytest.mark.slow) for s in SETUPS]
 )
 def test_a_clean_engine_raises_no_alarm(setup: str) -> None:
-    plan = Plan(PROMPTS, samples=24, power=False)
+    plan = AuditPlan(PROMPTS, samples=24, power=False)
     report = audit_model(pair_llm(**SETUPS[setup]), plan, SAMPLING)
     assert report.ok, report
 
@@ -50,9 +50,9 @@ class Cautious(TokenRule):
 
 def test_ending_chains_by_the_next_law_alone_keeps_the_text_and_the_claims_true() -> None:
     llm = pair_llm()
-    fixed = audit_model(llm, Plan(PROMPTS, samples=96, power=False), SAMPLING)
-    llm.engine.judge = Judge(Cautious())
-    report = audit_model(llm, Plan(PROMPTS, samples=96, power=False), SAMPLING)
+    fixed = audit_model(llm, AuditPlan(PROMPTS, samples=96, power=False), SAMPLING)
+    llm.engine.verifier = Verifier(Cautious())
+    report = audit_model(llm, AuditPlan(PROMPTS, samples=96, power=False), SAMPLING)
     assert report.ok, report
     assert 50 < report.drafts.observations < fixed.drafts.observations
 
@@ -63,13 +63,13 @@ def test_a_hundred_clean_runs_raise_no_alarm(setup: str) -> None:
     """One false alarm is expected in a thousand runs; 100 of these make 400."""
     llm = pair_llm(**SETUPS[setup])
     for seed in range(100):
-        plan = Plan(PROMPTS, samples=24, power=False, seed=seed * 1000)
+        plan = AuditPlan(PROMPTS, samples=24, power=False, seed=seed * 1000)
         assert audit_model(llm, plan, SAMPLING).ok, seed
 
 
 def test_a_lossy_rule_is_caught() -> None:
     lossy = pair_llm(verify={"name": "lenient", "lenience": 0.2})
-    plan = Plan(PROMPTS, samples=400, power=False)
+    plan = AuditPlan(PROMPTS, samples=400, power=False)
     report = audit_model(lossy, plan, SamplingParams(temperature=1.0))
     assert report.text.alarm
     assert not report.drafts.alarm
@@ -79,7 +79,9 @@ def test_a_lossy_rule_is_caught() -> None:
 
 def test_more_samples_detect_smaller_deviations() -> None:
     few, many = (
-        audit_model(pair_llm(), Plan(PROMPTS, samples=samples), SamplingParams(temperature=1.0))
+        audit_model(
+            pair_llm(), AuditPlan(PROMPTS, samples=samples), SamplingParams(temperature=1.0)
+        )
         for samples in (16, 96)
     )
     assert few.ok
@@ -90,4 +92,4 @@ def test_more_samples_detect_smaller_deviations() -> None:
 
 def test_greedy_sampling_is_refused() -> None:
     with pytest.raises(ParamsError, match="audit diff"):
-        audit_model(pair_llm(), Plan(PROMPTS), SamplingParams(temperature=0))
+        audit_model(pair_llm(), AuditPlan(PROMPTS), SamplingParams(temperature=0))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from outpace.bench.model_shapes import shape_named
 from outpace.bench.pair import Pair, PairOptions, make_pair
-from outpace.bench.shapes import shape_named
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from outpace.bench.results import Report
 from outpace.bench.specbench import read_answers
 from outpace.cli.bench import app
 from outpace.errors import ConfigError, OutpaceError
-from outpace.models.load import load
+from outpace.targets.hf.load import load
 
 
 def outpace(*arguments: str) -> Result:

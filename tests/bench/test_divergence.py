@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outpace import LLM
-from outpace.bench.arena import Arena, Plan
+from outpace.bench.arena import Arena, ArenaPlan
 from outpace.bench.contest import Job
 from outpace.bench.divergence import one_step, watching
 from outpace.bench.ours import Ours
@@ -77,7 +77,7 @@ def test_watching_measures_along_a_run_and_changes_no_text(pair: Pair) -> None:
     assert found.states == 5
     assert 0 < found.mean <= found.largest < 1
     assert found.unseen < 0.2
-    assert ours.llm.engine.judge.rule.name == "lenient"
+    assert ours.llm.engine.verifier.rule.name == "lenient"
 
 
 def test_watching_a_lossless_rule_finds_nothing(pair: Pair) -> None:
@@ -93,7 +93,7 @@ def test_watching_a_lossless_rule_finds_nothing(pair: Pair) -> None:
 def arena(pair: Pair, llm: LLM, temperature: float) -> Report:
     prompts = [Prompt("a", "t", "one"), Prompt("b", "t", "two")]
     takers = [Ours(llm, "plain", "off"), Ours(llm, "lossy")]
-    plan = Plan(temperatures=(temperature,), max_tokens=8)
+    plan = ArenaPlan(temperatures=(temperature,), max_tokens=8)
     played = Arena(plan, prompts, lambda t: list(t.encode()), takers).play()
     return Report({}, "plain", None, tuple(each.cell for each in played))
 
@@ -129,7 +129,7 @@ def test_a_rule_that_cannot_be_measured_is_refused_before_anything_is_timed(pair
     llm = engine(pair, name="lenient", lenience=0.3)
     idle = Ours(llm, "idle", 3)
     idle.speculative = "off"
-    plan = Plan(temperatures=(1.0,), max_tokens=4)
+    plan = ArenaPlan(temperatures=(1.0,), max_tokens=4)
     arena = Arena(
         plan, [Prompt("a", "t", "one")], lambda t: list(t.encode()),
         [Ours(llm, "plain", "off"), idle], clock=clock,

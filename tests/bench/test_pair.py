@@ -10,12 +10,12 @@ import torch
 
 from outpace import LLM, SamplingParams
 from outpace.bench.agreement import Texts, generated, greedy_agreement
+from outpace.bench.model_shapes import SMALLEST_VOCABULARY, ModelShape, shape_named, shapes
 from outpace.bench.pair import Pair, PairOptions, find_scale
-from outpace.bench.shapes import SMALLEST_VOCABULARY, Shape, shape_named, shapes
 from outpace.bench.tokens import byte_tokenizer, word
 from outpace.bench.weights import Dial, first_layers, random_model
 from outpace.errors import ConfigError
-from outpace.models.load import load
+from outpace.targets.hf.load import load
 
 
 def test_the_agreement_that_was_asked_for_is_reached_on_fresh_text(pair: Pair) -> None:
@@ -128,7 +128,7 @@ def test_shapes_that_cannot_be_are_refused(
 
 def test_a_custom_shape() -> None:
     shape = shape_named("custom", layers=3, hidden=32, heads=2, intermediate=64, vocab=300)
-    assert shape == Shape(layers=3, hidden=32, heads=2, kv_heads=2, intermediate=64, vocab=300)
+    assert shape == ModelShape(layers=3, hidden=32, heads=2, kv_heads=2, intermediate=64, vocab=300)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from outpace.bench.arena import Arena, Plan
+from outpace.bench.arena import Arena, ArenaPlan
 from outpace.bench.contest import Contestant, Job, Outcome
 from outpace.bench.prompts import Prompt
 from outpace.bench.schedule import Pace, play
@@ -136,7 +136,7 @@ def test_the_arena_fills_cells_and_names_who_did_not_take_part() -> None:
     takers = [Fake("plain", clock, 0.4), OnlyOne("fast", clock, 0.1)]
     ticks: list[str] = []
     arena = Arena(
-        Plan(batches=(1, 4), temperatures=(0.0,), max_tokens=11, max_prompt_tokens=3),
+        ArenaPlan(batches=(1, 4), temperatures=(0.0,), max_tokens=11, max_prompt_tokens=3),
         PROMPTS,
         lambda text: [ord(c) for c in text],
         takers,
@@ -157,7 +157,7 @@ def test_the_arena_fills_cells_and_names_who_did_not_take_part() -> None:
 
 def test_an_arena_without_a_baseline_is_refused() -> None:
     with pytest.raises(ConfigError, match="'plain'"):
-        Arena(Plan(), PROMPTS, lambda t: [1], [Fake("fast", Clock(), 1.0)]).play()
+        Arena(ArenaPlan(), PROMPTS, lambda t: [1], [Fake("fast", Clock(), 1.0)]).play()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_an_arena_without_a_baseline_is_refused() -> None:
 )
 def test_bad_plans_are_refused(plan: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="--"):
-        Plan(**plan)  # type: ignore[arg-type]
+        ArenaPlan(**plan)  # type: ignore[arg-type]
 
 
 def test_bad_paces_are_refused() -> None:

@@ -16,7 +16,7 @@ from outpace.bench import replay as replaying
 from outpace.bench.divergence import watching
 from outpace.bench.replay import TOKENS, replay
 from outpace.cli import compare
-from outpace.verify.judge import JudgeHead
+from outpace.verify.lossy.judge import JudgeHead
 
 Run = Callable[..., Any]
 Records = Callable[..., list[dict[str, Any]]]

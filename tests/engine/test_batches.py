@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from models.families import PROMPTS
-from models.playing import decoder, greedy, ids
 from outpace import LLM, SamplingParams
 from outpace.engine.request import Request
+from targets.families import PROMPTS
+from targets.generating import decoder, greedy, ids
 
 LENGTH = 12
 OPTIONS = {

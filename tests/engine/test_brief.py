@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.families import CONTEXT, PROMPTS, drafter, plain, target
-from models.playing import decoder, greedy, ids
 from outpace import LLM, SamplingParams
 from outpace.core.proposal import Point, Proposal, Sampled
 from outpace.draft.base import Rows
-from outpace.engine.judge import Judge
+from outpace.engine.verifier import Verifier
 from outpace.errors import IncompatibleRule
-from outpace.verify.coupled import CoupledRule
 from outpace.verify.evidence import Evidence, RuleNeeds
-from outpace.verify.recursive import RecursiveRule
-from outpace.verify.token import TokenRule
+from outpace.verify.lossless.coupled import CoupledRule
+from outpace.verify.lossless.recursive import RecursiveRule
+from outpace.verify.lossless.token import TokenRule
+from targets.families import CONTEXT, PROMPTS, drafter, plain, target
+from targets.generating import decoder, greedy, ids
 
 LENGTH = 16
 SURE = 0.055
@@ -153,7 +153,7 @@ def test_a_row_is_what_it_is_alone_in_a_batch_of_greedy_and_sampled_ones(rule: s
 def test_the_coupled_text_does_not_depend_on_where_chains_end() -> None:
     llm = decoder("llama", "draft_model", 5, verify="coupled")
     long = llm.generate(PROMPTS, SAMPLED)
-    llm.engine.judge = Judge(CautiousCoupled())
+    llm.engine.verifier = Verifier(CautiousCoupled())
     short = llm.generate(PROMPTS, SAMPLED)
     assert ids(short) == ids(long)
     drafted = [sum(out.metrics.num_draft_tokens for out in outs) for outs in (short, long)]
@@ -162,7 +162,7 @@ def test_the_coupled_text_does_not_depend_on_where_chains_end() -> None:
 
 def test_an_exact_rule_with_a_policy_is_exact_when_greedy() -> None:
     llm = decoder("llama", "draft_model", 5)
-    llm.engine.judge = Judge(Cautious())
+    llm.engine.verifier = Verifier(Cautious())
     outputs = llm.generate(PROMPTS, greedy(LENGTH))
     assert ids(outputs) == EXACT
     assert sum(output.metrics.num_draft_tokens for output in outputs) > 0
@@ -180,7 +180,7 @@ def test_a_policy_for_chains_refuses_trees() -> None:
 
 def evidence_of(llm: LLM, options: SamplingParams) -> list[tuple[Rows, Proposal, Evidence]]:
     """What the rule was given in each round in which something was drafted."""
-    rule: Any = llm.engine.judge.rule
+    rule: Any = llm.engine.verifier.rule
     given: list[Evidence] = []
 
     def watched(evidence: Evidence) -> Any:
@@ -239,7 +239,7 @@ def test_nobody_hands_over_laws_that_nobody_asked_for() -> None:
 def test_look_up_has_no_laws_and_no_doubts() -> None:
     joint = decoder("llama", "ngram", 3, verify="joint")
     laws: list[Any] = []
-    rule: Any = joint.engine.judge.rule
+    rule: Any = joint.engine.verifier.rule
     object.__setattr__(
         rule, "given", lambda given: laws.append(given.draft) or type(rule).given(rule, given)
     )

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from models.families import CONTEXT, PROMPTS, drafter, plain, target
-from models.playing import greedy, ids
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import drafters
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.verify.registry import rules
+from targets.families import CONTEXT, PROMPTS, drafter, plain, target
+from targets.generating import greedy, ids
 
 LENGTH = 14
 LOSSLESS = [name for name, rule in rules().items() if rule.lossless]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from models.families import drafter, target
 from outpace import LLM, SamplingParams
 from outpace.errors import ParamsError
+from targets.families import drafter, target
 
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from models.families import PROMPTS, drafter
-from models.playing import decoder, ids
 from outpace import SamplingParams
+from targets.families import PROMPTS, drafter
+from targets.generating import decoder, ids
 
 LENGTH = 14
 OPTIONS: dict[str, dict[str, Any]] = {

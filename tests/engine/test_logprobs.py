@@ -14,10 +14,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from models.families import PROMPTS, target
-from models.playing import METHODS, decoder
 from outpace import SamplingParams
 from outpace.engine.request import Logprob
+from targets.families import PROMPTS, target
+from targets.generating import METHODS, decoder
 
 LENGTH = 12
 COUNT = 3

@@ -6,9 +6,9 @@ import gc
 
 import pytest
 
-from models.families import drafter
-from models.playing import decoder
 from outpace import SamplingParams
+from targets.families import drafter
+from targets.generating import decoder
 
 BATCHES = 250
 ROWS = 4

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from models.playing import decoder, greedy
 from outpace import LLM, RequestOutput, SamplingParams
+from targets.generating import decoder, greedy
 
 from .texts import END, ids_of, spelled, text_decoder
 
@@ -17,7 +17,7 @@ LENGTH = 24
 
 def perfect(k: int = 8) -> LLM:
     """Drafts with the target itself: every run is accepted whole, so that ends fall inside one."""
-    from models.families import target
+    from targets.families import target
 
     return decoder("llama", "draft_model", k, model=target("llama"))
 
@@ -57,7 +57,7 @@ def test_max_tokens_is_reached_exactly_and_nothing_more_is_drafted(length: int) 
 
 
 def test_the_context_ends_a_text() -> None:
-    from models.families import target
+    from targets.families import target
 
     llm = LLM(
         target("llama"),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from models.families import build, noised
 from outpace import LLM, Chunk, SamplingParams
+from targets.families import build, noised
 
 from .texts import SIZE, helper, ids_of, spelled, text_decoder, tokenizer, writer
 

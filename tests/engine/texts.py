@@ -8,8 +8,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from models.families import build, noised
 from outpace import LLM
+from targets.families import build, noised
 
 END = 256
 SIZE = 257

@@ -24,9 +24,9 @@ from transformers import (
 )
 
 from engine.texts import helper, ids_of, spelled, tokenizer, writer
-from models.families import VOCABULARY, build, drafter, noised, target
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
 from outpace.hf import Speculative, speculative
+from targets.families import VOCABULARY, build, drafter, noised, target
 
 FAMILY = "llama"
 NEW = 16

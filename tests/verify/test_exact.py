@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from outpace.audit.drafting import BUILT_IN, iid
+from outpace.audit.gate_trees import FAST, FULL, GateTree
 from outpace.audit.law import audit_law, measure
-from outpace.audit.shapes import FAST, FULL, Shape
 from outpace.audit.world import World, make_world
 from outpace.core.proposal import Drawn, Point, Proposal
 from outpace.core.tree import Tree
@@ -45,7 +45,7 @@ def test_canonical_is_exact_however_short_the_alphabet(alphabet: int) -> None:
 
 
 def pair_of(
-    better: str, worse: str, shape: Shape, drafted: str, seed: int
+    better: str, worse: str, shape: GateTree, drafted: str, seed: int
 ) -> tuple[Tensor, Tensor]:
     world = make_world(12, shape.vocabulary, shape.depth, seed)
     drafts = BUILT_IN[drafted](world, list(shape.parents))
@@ -54,7 +54,7 @@ def pair_of(
 
 
 @pytest.mark.parametrize("shape", [s for s in FULL if s.is_chain], ids=lambda s: s.name)
-def test_block_never_accepts_less_than_token(shape: Shape) -> None:
+def test_block_never_accepts_less_than_token(shape: GateTree) -> None:
     block, token = pair_of("block", "token", shape, "iid", seed=3)
     assert (block >= token - 1e-12).all()
     assert shape.depth == 1 or (block > token + 1e-3).any()
@@ -62,7 +62,7 @@ def test_block_never_accepts_less_than_token(shape: Shape) -> None:
 
 @pytest.mark.parametrize("drafted", ["iid", "without"])
 @pytest.mark.parametrize("shape", [*QUICK, FAST[-1]], ids=lambda s: s.name)
-def test_traversal_never_accepts_less_than_recursive(shape: Shape, drafted: str) -> None:
+def test_traversal_never_accepts_less_than_recursive(shape: GateTree, drafted: str) -> None:
     traversal, recursive = pair_of("traversal", "recursive", shape, drafted, seed=4)
     assert (traversal >= recursive - 1e-12).all()
 
@@ -70,7 +70,7 @@ def test_traversal_never_accepts_less_than_recursive(shape: Shape, drafted: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafted", ["iid", "without"])
 @pytest.mark.parametrize("shape", FULL, ids=lambda s: s.name)
-def test_traversal_against_recursive_everywhere(shape: Shape, drafted: str) -> None:
+def test_traversal_against_recursive_everywhere(shape: GateTree, drafted: str) -> None:
     traversal, recursive = pair_of("traversal", "recursive", shape, drafted, seed=5)
     assert (traversal >= recursive - 1e-12).all()
 
@@ -100,7 +100,7 @@ def one_step_world(pairs: int = 200, vocabulary: int = 5) -> World:
 
 
 def one_step(rule: Rule, world: World, drafts: int, drafted: str) -> tuple[float, float]:
-    shape = Shape("siblings", (0,) * drafts, world.vocabulary)
+    shape = GateTree("siblings", (0,) * drafts, world.vocabulary)
     found = measure(rule, world, BUILT_IN[drafted](world, list(shape.parents)), shape)
     return float(found.one_step[-1].mean()), float(found.optimum.mean())
 
@@ -156,7 +156,7 @@ def test_the_likeliest_drafts_told_as_points_lie_between(drafts: int, published:
 
 
 def test_canonical_with_two_drafts_reaches_the_optimum_in_every_case() -> None:
-    world, shape = one_step_world(), Shape("siblings", (0, 0), 5)
+    world, shape = one_step_world(), GateTree("siblings", (0, 0), 5)
     found = measure(make_rule("canonical"), world, iid(world, [0, 0]), shape)
     assert torch.allclose(found.one_step[-1], found.optimum, atol=1e-6)
 
@@ -164,20 +164,20 @@ def test_canonical_with_two_drafts_reaches_the_optimum_in_every_case() -> None:
 @pytest.mark.parametrize("name", ["recursive", "kseq", "traversal", "canonical"])
 @pytest.mark.parametrize("drafts", [2, 3])
 def test_no_rule_beats_the_optimum(name: str, drafts: int) -> None:
-    world, shape = make_world(20, 4, 1, seed=7), Shape("siblings", (0,) * drafts, 4)
+    world, shape = make_world(20, 4, 1, seed=7), GateTree("siblings", (0,) * drafts, 4)
     for drafted in ("iid", "without") if name in ("recursive", "traversal") else ("iid",):
         found = measure(make_rule(name), world, BUILT_IN[drafted](world, [0] * drafts), shape)
         assert (found.one_step[-1] <= found.optimum + 1e-9).all()
 
 
 def test_kseq_keeps_its_guarantee() -> None:
-    world, shape = make_world(20, 4, 1, seed=8), Shape("siblings", (0, 0, 0), 4)
+    world, shape = make_world(20, 4, 1, seed=8), GateTree("siblings", (0, 0, 0), 4)
     found = measure(make_rule("kseq"), world, iid(world, [0, 0, 0]), shape)
     assert (found.one_step[-1] >= (1 - 1 / math.e) * found.optimum - 1e-12).all()
 
 
 def test_kseq_pools_chains_that_agree() -> None:
     """Two chains with the same first token offer two candidates for the second."""
-    shape = Shape("2 chains of 2", (0, 1, 0, 3))
+    shape = GateTree("2 chains of 2", (0, 1, 0, 3))
     pooled, apart = pair_of("kseq", "recursive", shape, "iid", seed=9)
     assert (pooled[-1].mean() > apart[-1].mean()).item()

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from outpace.audit.drafting import BUILT_IN, iid
+from outpace.audit.gate_trees import FAST, GateTree
 from outpace.audit.law import audit_law, measure
-from outpace.audit.shapes import FAST, Shape
 from outpace.audit.world import World
 from outpace.core.proposal import Point, Proposal, Sampled
 from outpace.core.tree import Tree
 from outpace.errors import ConfigError
 from outpace.verify.base import Rule
-from outpace.verify.cascade import CascadeRule
-from outpace.verify.confidence import confidence
 from outpace.verify.evidence import Evidence
-from outpace.verify.judge import JudgeHead, JudgeRule
+from outpace.verify.lossy.cascade import CascadeRule
+from outpace.verify.lossy.confidence import confidence
+from outpace.verify.lossy.judge import JudgeHead, JudgeRule
 from outpace.verify.registry import make_rule, rules
 
 LOSSY = [name for name, rule in rules().items() if not rule.lossless]
@@ -69,7 +69,7 @@ def greedy_report(rule: Rule) -> float:
     p = torch.nn.functional.one_hot(torch.randint(4, (12, 21)), 4).double()
     q = torch.rand(12, 21, 4).double().softmax(-1)
     world = World(p, q, p, torch.zeros(12, 21, 4), depth=2)
-    shape = Shape("chain 2", (0, 1), 4)
+    shape = GateTree("chain 2", (0, 1), 4)
     drafts = [BUILT_IN[way](world, [0, 1]) for way in ("iid", "point")]
     return max(float(measure(rule, world, draft, shape).distance.max()) for draft in drafts)
 
@@ -101,7 +101,7 @@ def test_knobs_cost_what_they_were_measured_to_cost(
     rule: Rule, distance: float, acceptance: float
 ) -> None:
     world = one_step_world()
-    found = measure(rule, world, iid(world, [0]), Shape("chain 1", (0,), 4))
+    found = measure(rule, world, iid(world, [0]), GateTree("chain 1", (0,), 4))
     assert float(found.distance[-1].mean()) == pytest.approx(distance, abs=0.03)
     assert float(found.one_step[-1].mean()) == pytest.approx(acceptance, abs=0.03)
 

@@ -12,7 +12,7 @@ from outpace.core.proposal import Point, Proposal, Sampled
 from outpace.core.tree import Tree
 from outpace.verify.base import Drawn, Rule, draw, walk
 from outpace.verify.evidence import Evidence
-from outpace.verify.judge import JudgeHead
+from outpace.verify.lossy.judge import JudgeHead
 from outpace.verify.registry import make_rule, rules
 
 KINDS = ["soft", "sharp", "one-hot", "flat", "tiny", "disjoint", "equal"]

@@ -15,8 +15,8 @@ from outpace.audit.spy import Spy
 from outpace.core.law import Branches, History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.rng import gumbel
-from outpace.models.load import Loaded
 from outpace.outputs import CompletionOutput, RequestOutput
+from outpace.targets.hf.load import Loaded
 
 Kind = Literal["law", "ends", "goes on", "length", "text", "logprobs", "seed", "n", "drafting"]
 EXACT = 1e-12
@@ -115,7 +115,7 @@ class Trial:
         self.bench, self.llm = bench, llm
         self.nodes, self.worst, self.drafted, self.accepted = 0, 0.0, 0, 0
         self._spy = Spy(llm.engine)
-        self._rule = llm.engine.judge.rule
+        self._rule = llm.engine.verifier.rule
 
     def run(self) -> tuple[dict[str, str], dict[str, str]]:
         """Returns what failed, and the kind of proof, by option."""
@@ -134,7 +134,7 @@ class Trial:
 
     def _proof(self, case: Case) -> str:
         if case.kind == "law":
-            walked = self.llm.engine.judge.coupled
+            walked = self.llm.engine.verifier.coupled
             return "text of plain forwards" if walked else f"law at every node to {EXACT:g}"
         return "cut of the text without it" if case.kind in ("ends", "goes on") else "checked"
 
@@ -199,7 +199,7 @@ class Trial:
             params = self.bench.params(case, True, 0)
             for one in output.outputs:
                 yield from self.bench.ending(params).breaches(one)
-        if self.llm.engine.judge.coupled and case.kind not in ("n", "seed"):
+        if self.llm.engine.verifier.coupled and case.kind not in ("n", "seed"):
             yield from self._other_texts(index, on, greedy=False)
         check = {
             "ends": lambda: self._cut(case, on, off, True),

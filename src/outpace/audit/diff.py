@@ -116,7 +116,7 @@ def audit_diff(
             difference = triage.first_difference(number, *pair)
             if difference is not None:
                 found.append(difference)
-    rule = llm.engine.judge.rule
+    rule = llm.engine.verifier.rule
     return DiffReport(
         llm.config.method, rule.name, rule.lossless, noise, texts, tokens, found, skipped
     )
@@ -188,7 +188,7 @@ class _Triage:
             scoring=float((rows[0] - rows[1]).abs().max()),
             plain_text=self._decode(wanted),
             speculative_text=self._decode(got),
-            lossy=not self.llm.engine.judge.rule.lossless,
+            lossy=not self.llm.engine.verifier.rule.lossless,
         )
 
     def _rows(self, common: list[int]) -> tuple[Tensor, Tensor]:

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from outpace.audit.drafting import BUILT_IN, ENDING, Drafting, Drafts
+from outpace.audit.gate_trees import FAST, FULL, GateTree
 from outpace.audit.oracle import best_acceptance, point_acceptance
-from outpace.audit.shapes import FAST, FULL, Shape
 from outpace.audit.world import World, make_world
 from outpace.core.proposal import Drawn, Point, Proposal, Sampled
 from outpace.core.tree import Tree
 from outpace.errors import ConfigError, IncompatibleRule, did_you_mean
 from outpace.verify.base import Rule
 from outpace.verify.evidence import Evidence
-from outpace.verify.judge import JudgeHead, JudgeRule
+from outpace.verify.lossy.judge import JudgeHead, JudgeRule
 from outpace.verify.registry import make_rule, rules
 
 TOLERANCE = 1e-12
@@ -91,7 +91,7 @@ def audit_law(
     drafters: Iterable[str] | dict[str, Drafting] | None = None,
     fast: bool = True,
     seed: int = 0,
-    shapes: Sequence[Shape] | None = None,
+    shapes: Sequence[GateTree] | None = None,
     pairs: int | None = None,
 ) -> LawReport:
     """Returns the report of all rules, or these, with every way of drafting that each one takes.
@@ -126,7 +126,7 @@ def audit_law(
     return LawReport(seed, tuple(rows))
 
 
-def audit_one(rule: Rule, world: World, drafts: Drafts, shape: Shape, drafted: str) -> LawRow:
+def audit_one(rule: Rule, world: World, drafts: Drafts, shape: GateTree, drafted: str) -> LawRow:
     """Returns what one rule does with one set of drafts on one shape."""
     found = measure(rule, world, drafts, shape)
     return LawRow(
@@ -153,7 +153,7 @@ class Measured:
     optimum: Tensor  # [G], the largest one_step of any rule, all nodes drafted
 
 
-def measure(rule: Rule, world: World, drafts: Drafts, shape: Shape) -> Measured:
+def measure(rule: Rule, world: World, drafts: Drafts, shape: GateTree) -> Measured:
     """Returns the numbers behind a row of the report."""
     case = _Case(rule, world, drafts, shape)
     joint = world.complete(case.emitted())  # [counts, proposals or 1, G, V^L]
@@ -169,7 +169,7 @@ def measure(rule: Rule, world: World, drafts: Drafts, shape: Shape) -> Measured:
 class _Case:
     """One batch: rows are (count, pair, proposal); nodes beyond a row's count hold rubbish."""
 
-    def __init__(self, rule: Rule, world: World, drafts: Drafts, shape: Shape) -> None:
+    def __init__(self, rule: Rule, world: World, drafts: Drafts, shape: GateTree) -> None:
         self.world, self.drafts, self.shape = world, drafts, shape
         parents, nodes = list(shape.parents), len(shape.parents)
         # All draft lengths, or of the large trees a short one, the last but one and the whole.

@@ -47,7 +47,7 @@ times."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class AuditPlan:
     """What to sample: ``samples`` texts of up to ``tokens`` tokens, shared out among the
     prompts."""
 
@@ -102,7 +102,7 @@ class ModelReport:
         return quiet and not self.breaches and not self.noise.excessive
 
 
-def audit_model(llm: LLM, plan: Plan, params: SamplingParams | None = None) -> ModelReport:
+def audit_model(llm: LLM, plan: AuditPlan, params: SamplingParams | None = None) -> ModelReport:
     """Returns the findings on an engine; stops early once the law is refuted.
 
     params: the sampling options to test under (not greedy: a greedy text has no law to test).
@@ -134,7 +134,7 @@ def watching(llm: LLM, claims: ClaimTest) -> Iterator[None]:
         llm.engine.drafter = drafter
 
 
-def _sampled(llm: LLM, plan: Plan, params: SamplingParams) -> tuple[SamplingParams, int]:
+def _sampled(llm: LLM, plan: AuditPlan, params: SamplingParams) -> tuple[SamplingParams, int]:
     """Returns the resolved params of one text, and its length."""
     drafted = llm.config.num_speculative_tokens
     depth = drafted if isinstance(drafted, int) else 5
@@ -150,7 +150,7 @@ def _sampled(llm: LLM, plan: Plan, params: SamplingParams) -> tuple[SamplingPara
 class _Session:
     """The texts sampled so far and what they say."""
 
-    def __init__(self, llm: LLM, plan: Plan, params: SamplingParams, noise: Noise) -> None:
+    def __init__(self, llm: LLM, plan: AuditPlan, params: SamplingParams, noise: Noise) -> None:
         self._llm, self._plan, self._params, self._noise = llm, plan, params, noise
         options = llm._row_options(params)
         temperature = params.temperature or 1.0
@@ -195,8 +195,8 @@ class _Session:
         """Returns what was found, with the power that the test had."""
         test, llm = self.text, self._llm
         return ModelReport(
-            rule=llm.engine.judge.rule.name,
-            lossless=llm.engine.judge.rule.lossless,
+            rule=llm.engine.verifier.rule.name,
+            lossless=llm.engine.verifier.rule.lossless,
             method=llm.config.method,
             samples=self.samples,
             tokens=tokens,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.tree import Tree
-from outpace.models.runner import Runner
+from outpace.targets.hf.runner import Runner
 
 _CAPS = {torch.float64: 1e-7, torch.float32: 2e-3}
 _NARROW_CAP = 0.3

@@ -27,7 +27,7 @@ from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model, noised
 from outpace.core.params import SamplingParams
 from outpace.draft.registry import drafters, find_drafter
 from outpace.errors import OutpaceError
-from outpace.verify.judge import JudgeHead
+from outpace.verify.lossy.judge import JudgeHead
 from outpace.verify.registry import find_rule, rules
 
 END = LetterTokenizer.eos_token_id

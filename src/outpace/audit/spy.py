@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.core.law import RowOptions
 from outpace.core.proposal import Proposal
-from outpace.engine.judge import branches_of
+from outpace.engine.verifier import branches_of
 from outpace.verify.base import Rule
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Spy:
     def __init__(self, engine: Engine) -> None:
         self.rounds: list[Round] = []
         self._engine = engine
-        engine.judge = replace(engine.judge, rule=self._watched(engine.judge.rule))
+        engine.verifier = replace(engine.verifier, rule=self._watched(engine.verifier.rule))
 
     def _watched(self, rule: Rule) -> Rule:
         kind: Any = type(rule)

@@ -26,7 +26,7 @@ BASELINE = "plain"
 
 
 @dataclass(frozen=True)
-class Plan:
+class ArenaPlan:
     """What to run."""
 
     batches: tuple[int, ...] = (1,)
@@ -69,7 +69,7 @@ class Arena:
     The contestant called "plain" is the baseline.
     """
 
-    plan: Plan
+    plan: ArenaPlan
     prompts: Sequence[Prompt]
     encode: Callable[[str], list[int]]
     contestants: Sequence[Contestant]

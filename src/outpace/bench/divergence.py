@@ -59,12 +59,12 @@ class Watch:
 @contextmanager
 def watching(llm: LLM, limit: int = 64) -> Iterator[Watch]:
     """Measures the rule of an engine while it generates inside; the texts do not change."""
-    watch, judge = Watch(limit), llm.engine.judge
-    llm.engine.judge = replace(judge, rule=_watched(judge.rule, watch))
+    watch, verifier = Watch(limit), llm.engine.verifier
+    llm.engine.verifier = replace(verifier, rule=_watched(verifier.rule, watch))
     try:
         yield watch
     finally:
-        llm.engine.judge = judge
+        llm.engine.verifier = verifier
 
 
 def _watched(rule: Rule, watch: Watch) -> Rule:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outpace.models.runner import Runner
+from outpace.targets.hf.runner import Runner
 
 Gap = Callable[[Sequence[int], int, int], float]
 """``gap(ids, one, other)``: how far apart the target's logits of two tokens are after ``ids``."""

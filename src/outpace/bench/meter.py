@@ -121,5 +121,5 @@ class _Batch:
             LawMaker([RowOptions(params)] * len(self.prompts), engine.vocabulary, device),
             torch.arange(len(self.prompts), device=device),
             torch.tensor(lengths, device=device),
-            engine.judge.brief,
+            engine.verifier.brief,
         )

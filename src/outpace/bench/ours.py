@@ -20,10 +20,10 @@ class Ours(Contestant):
         self.name = name
         self.speculative = speculative
         self.plain = speculative in ("off", 0) or llm.config.method == "none"
-        rule = llm.engine.judge.rule
+        rule = llm.engine.verifier.rule
         self.rule = None if self.plain else rule.name
         self.lossless = self.plain or rule.lossless
-        self.same_text_when_sampled = llm.engine.judge.coupled
+        self.same_text_when_sampled = llm.engine.verifier.coupled
         self.what = f"outpace, {'plain' if self.plain else describe(llm, speculative)}"
 
     def run(self, job: Job) -> Outcome:
@@ -56,4 +56,4 @@ def describe(llm: LLM, speculative: Speculative) -> str:
         for key, value in config.options.items()
     )
     options = f" ({options})" if options else ""
-    return f"{config.method}{options}, K={count}, verify={llm.engine.judge.rule.name}"
+    return f"{config.method}{options}, K={count}, verify={llm.engine.verifier.rule.name}"

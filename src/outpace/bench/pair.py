@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from outpace.bench.agreement import Agreement, Texts, generated, greedy_agreement, measure
-from outpace.bench.shapes import Shape
+from outpace.bench.model_shapes import ModelShape
 from outpace.bench.tokens import byte_tokenizer
 from outpace.bench.weights import Dial, first_layers, random_model
 from outpace.errors import ConfigError
-from outpace.models.load import DTYPES, pick_device
+from outpace.targets.hf.load import DTYPES, pick_device
 
 _REPEATS = 0.5
 """A text with fewer distinct 4-grams than this goes in circles, which no real text does."""
@@ -55,7 +55,7 @@ class Pair:
 
     target: str
     drafter: str
-    shape: Shape
+    shape: ModelShape
     options: PairOptions
     scale: float
     """Of what the layers behind the drafter add."""
@@ -69,7 +69,7 @@ class Pair:
         return dataclasses.asdict(self)
 
 
-def make_pair(shape: Shape, options: PairOptions, out: Path) -> Pair:
+def make_pair(shape: ModelShape, options: PairOptions, out: Path) -> Pair:
     """Writes ``out/target``, ``out/drafter`` and ``out/pair.json``; returns what was reached."""
     device = pick_device(options.device)
     target = random_model(shape, DTYPES[options.dtype], device, options.seed)
@@ -100,7 +100,7 @@ def make_pair(shape: Shape, options: PairOptions, out: Path) -> Pair:
     return pair
 
 
-def _calibrate(target: Any, drafter: Any, shape: Shape, options: PairOptions) -> float:
+def _calibrate(target: Any, drafter: Any, shape: ModelShape, options: PairOptions) -> float:
     """Scales the target's later layers; returns the scale."""
     texts = Texts.random(options.texts, options.tokens, options.seed + 1, target.device)
     dial = Dial(target, shape)

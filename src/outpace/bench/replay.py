@@ -10,7 +10,7 @@ from typing import Any
 from outpace.api import LLM
 from outpace.bench.divergence import Divergence, watching
 from outpace.core.params import SamplingParams
-from outpace.engine.controller import Constant
+from outpace.policy.controller import Constant
 from outpace.prompts import Prompt
 
 TEXTS = 4
@@ -55,7 +55,7 @@ def replay(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> Repla
 
     Other rounds are not affected: a controller does not learn from watched ones, which take longer.
     """
-    rule = llm.engine.judge.rule
+    rule = llm.engine.verifier.rule
     if rule.lossless:
         return None
     listed = list(prompts[:TEXTS])

@@ -11,7 +11,7 @@ from torch import nn
 
 from outpace.api import LLM
 from outpace.bench.library import transformers
-from outpace.draft.model import DraftModel
+from outpace.draft.models.chain import DraftModel
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from outpace.api import LLM
 from outpace.bench.answers import answers
-from outpace.bench.arena import BASELINE, Arena, Plan, Played
+from outpace.bench.arena import BASELINE, Arena, ArenaPlan, Played
 from outpace.bench.contest import Contestant
 from outpace.bench.memory import read_bandwidth
 from outpace.bench.ours import Ours
@@ -63,7 +63,7 @@ def _labels(llms: Sequence[LLM]) -> list[str]:
     if len(llms) == 1:
         return [llms[0].config.method]
     short = [
-        f"{llm.config.method} K={llm.config.num_speculative_tokens} {llm.engine.judge.rule.name}"
+        f"{llm.config.method} K={llm.config.num_speculative_tokens} {llm.engine.verifier.rule.name}"
         for llm in llms
     ]
     long = [
@@ -116,7 +116,7 @@ class Finished:
 
 def run(
     engines: Engines,
-    plan: Plan,
+    plan: ArenaPlan,
     prompts: Sequence[Prompt],
     progress: Callable[[int], Tick] = lambda total: ignore,
 ) -> Finished:

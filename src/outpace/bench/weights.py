@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.bench.library import transformers
-from outpace.bench.shapes import Shape
+from outpace.bench.model_shapes import ModelShape
 
 _EMBEDDING = 0.02
 _ATTENTION = 2.0
@@ -20,7 +20,7 @@ it is nearly an average, which changes little from token to token, and texts beg
 _MLP = 2.0
 
 
-def random_model(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
+def random_model(shape: ModelShape, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
     """Returns the target before calibration. The weights are a function of shape, seed, dtype and
     the kind of device."""
     generator = torch.Generator(device).manual_seed(seed)
@@ -50,7 +50,7 @@ def _fill(name: str, parameter: Tensor, generator: torch.Generator) -> None:
         parameter.normal_(0, gain / math.sqrt(parameter.shape[1]), generator=generator)
 
 
-def _sharpen(model: nn.Module, shape: Shape, generator: torch.Generator) -> None:
+def _sharpen(model: nn.Module, shape: ModelShape, generator: torch.Generator) -> None:
     """Sets the final norm so that the law is about as uncertain as a language model's.
 
     Gaussian logits over V tokens are dominated by their largest once their deviation passes
@@ -63,7 +63,7 @@ def _sharpen(model: nn.Module, shape: Shape, generator: torch.Generator) -> None
     weight.copy_(signs * deviation / (_EMBEDDING * math.sqrt(shape.hidden)))
 
 
-def first_layers(model: Any, shape: Shape) -> Any:
+def first_layers(model: Any, shape: ModelShape) -> Any:
     """Returns the drafter, the model's first layers under its own norm and head; weights shared."""
     with torch.device("meta"):
         drafter = transformers().AutoModelForCausalLM.from_config(
@@ -80,7 +80,7 @@ def first_layers(model: Any, shape: Shape) -> Any:
 class Dial:
     """The scale of what the layers behind the drafter add, turned without touching the weights."""
 
-    def __init__(self, model: Any, shape: Shape) -> None:
+    def __init__(self, model: Any, shape: ModelShape) -> None:
         self.scale = 1.0
         self._outputs: list[nn.Linear] = [
             output

@@ -90,7 +90,7 @@ def model(
         speculative_config, draft, method, num_speculative_tokens, verify, bundled=model is None
     )
     check_alpha(alpha)
-    from outpace.audit.model import Plan, audit_model, built_in_prompts
+    from outpace.audit.model import AuditPlan, audit_model, built_in_prompts
     from outpace.core.params import SamplingParams
 
     params = SamplingParams(
@@ -105,7 +105,7 @@ def model(
     )
     llm = engine_of(model, config, rows, dtype, device)
     listed = prompt_ids(llm, prompts) or built_in_prompts(llm)
-    report = audit_model(llm, Plan(listed, samples, tokens, alpha, seed), params)
+    report = audit_model(llm, AuditPlan(listed, samples, tokens, alpha, seed), params)
     conclude(report, "model_findings", as_json)
 
 

@@ -75,8 +75,8 @@ def pair_make(
 ) -> None:
     """Write a random target and a drafter that agrees with it at a chosen rate."""
     from outpace.bench.library import quiet
+    from outpace.bench.model_shapes import shape_named
     from outpace.bench.pair import PairOptions, describe, make_pair
-    from outpace.bench.shapes import shape_named
 
     chosen = shape_named(
         shape,
@@ -156,13 +156,13 @@ def run_benchmark(
 ) -> None:
     """Compare ways of decoding on the same prompts: interleaved, paired, with intervals."""
     from outpace.bench import session
-    from outpace.bench.arena import Plan
+    from outpace.bench.arena import ArenaPlan
     from outpace.bench.library import quiet
     from outpace.bench.prompts import chosen, read_prompts
     from outpace.bench.schedule import Pace
     from outpace.bench.table import NARROW, narrow_rows, notes, title
 
-    plan = Plan(
+    plan = ArenaPlan(
         batches=session.numbers(batch, int, "--batch"),
         temperatures=session.numbers(temperature, float, "--temperature"),
         max_tokens=max_tokens,

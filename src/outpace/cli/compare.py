@@ -199,12 +199,12 @@ def measure(
         seeded = dataclasses.replace(params, seed=(params.seed or 0) + repeat)
         plain.append(_run(llm, prompts, _plain(seeded)))
         speculative.append(_run(llm, prompts, seeded))
-    rule = llm.engine.judge.rule
+    rule = llm.engine.verifier.rule
     return Comparison(
         plain,
         speculative,
         what=_what(llm, resolved, len(prompts), len(plain)),
-        expects_identity=resolved.greedy or llm.engine.judge.coupled,
+        expects_identity=resolved.greedy or llm.engine.verifier.coupled,
         lossless=rule.lossless,
         dtype=str(llm.target.dtype).removeprefix("torch."),
     )

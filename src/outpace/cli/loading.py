@@ -32,7 +32,7 @@ def load_llm(
 
         params = SamplingParams(**sampling)
         from outpace.api import LLM
-        from outpace.models.load import hide_progress_bars
+        from outpace.targets.hf.load import hide_progress_bars
 
         hide_progress_bars(downloads=local or not console.is_terminal)
         return LLM(model, max_num_seqs=min(ROWS, max(1, texts)), **engine), params

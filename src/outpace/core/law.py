@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.tally import Tally
+from outpace.core.token_counts import TokenCounts
 from outpace.core.truncation import NEVER, keep_min_p, keep_top_k, keep_top_p, keep_typical
 from outpace.errors import ParamsError
 
@@ -116,7 +116,7 @@ class LawMaker:
         self.dead_ends: dict[int, list[int]] = {}
         """By row, the nodes of the last call at which it has no token left to go on with."""
         self._prompts, self._outputs = (
-            Tally(len(self.rows) if self._looks_back else 0, vocabulary, self.device)
+            TokenCounts(len(self.rows) if self._looks_back else 0, vocabulary, self.device)
             for _ in range(2)
         )
 

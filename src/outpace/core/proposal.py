@@ -46,8 +46,8 @@ class Proposal:
     counts: Tensor  # [B]
     law: Law
     soft: Tensor | None = None  # [B, N, V]
-    """The drafter's laws before any argmax, if the rule asked for them (`Brief.laws`). Not what
-    the tokens were drawn from, where they are points."""
+    """The drafter's laws before any argmax, if the rule asked for them (`DraftingTerms.laws`).
+    They are not what the tokens were drawn from where the tokens are points."""
 
     @property
     def valid(self) -> Tensor:
@@ -107,7 +107,7 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Brief:
+class DraftingTerms:
     """What the rule asks of the drafter, declared once."""
 
     coupled: bool = False

@@ -16,7 +16,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from outpace.core.urn import Urn
+from outpace.core.categorical import Categorical
 
 # The odd constants of SplitMix64 (Steele, Lea and Flood 2014, variant 13 of Stafford's mixers), as
 # signed 64-bit integers, since torch multiplies int64 modulo 2**64.
@@ -123,4 +123,4 @@ def inverse_cdf(law: Tensor, u: Tensor) -> Tensor:
     >>> inverse_cdf(torch.tensor([0.0, 0.25, 0.75]), torch.tensor(0.2)).item()
     1
     """
-    return Urn.of(law).draw(u[..., None])[..., 0]
+    return Categorical.of(law).draw(u[..., None])[..., 0]

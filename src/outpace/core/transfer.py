@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def sent(values: Any, device: torch.device) -> Tensor:
+def to_device(values: Any, device: torch.device) -> Tensor:
     """Returns whole numbers, in lists, as an int64 tensor on the device.
 
     On a GPU the copy is queued behind what runs there, and the host goes on: from ordinary memory

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from outpace.config import COMMON
 from outpace.core.law import History, LawMaker
-from outpace.core.proposal import Brief, Drawn, Needs, Proposal, Verdict
-from outpace.core.shape import Shape
+from outpace.core.proposal import DraftingTerms, Drawn, Needs, Proposal, Verdict
+from outpace.core.tree_shape import TreeShape
 from outpace.errors import ConfigError, did_you_mean
-from outpace.models.kernels import Kernels
-from outpace.models.load import Loaded
+from outpace.targets.cpu.kernels import Kernels
+from outpace.targets.hf.load import Loaded
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +26,9 @@ class Rows:
     law: LawMaker
     seeds: Tensor  # [B]
     positions: Tensor  # [B] committed tokens
-    brief: Brief = field(default_factory=Brief)
+    brief: DraftingTerms = field(default_factory=DraftingTerms)
     """What the rule asks of the drafter."""
-    shape: Shape | None = None
+    shape: TreeShape | None = None
     """Of which the budgets are the first nodes, for a drafter that leaves it open."""
 
     @property
@@ -61,7 +61,7 @@ class Setup:
     options: Mapping[str, Any]
     """As `Drafter.read` returns them."""
     compile: bool = False
-    """Play short passes compiled or recorded (`models.fixed`)."""
+    """Play short passes compiled or recorded (`targets.fixed`)."""
     cpu_kernels: Kernels = "auto"
 
 
@@ -81,7 +81,7 @@ class Drafter(ABC):
     options: ClassVar[Mapping[str, Any]] = {}
     """The entries of ``speculative_config`` that only this drafter knows, with their defaults."""
     needs: Needs = Needs()
-    shape: Shape | None = None
+    shape: TreeShape | None = None
     """Of its trees, where that is given; None for chains."""
     any_shape: bool = False
     """Whether it drafts what `Rows.shape` says."""

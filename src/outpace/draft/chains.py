@@ -10,7 +10,7 @@ from torch import Tensor
 from outpace.core.law import Branches
 from outpace.core.proposal import Point, Proposal, Sampled
 from outpace.core.rng import Role, inverse_cdf, realise, uniform
-from outpace.core.transfer import sent
+from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.draft.base import Rows
 
@@ -95,4 +95,4 @@ class Chains:
         sampled = not (rows.coupled or rows.law.all_greedy)
         law = Sampled(laws[0]) if sampled else Point()
         soft = laws[-1] if rows.brief.laws else None
-        return Proposal(tokens, tree, sent(counts, tokens.device), law, soft)
+        return Proposal(tokens, tree, to_device(counts, tokens.device), law, soft)

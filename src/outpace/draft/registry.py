@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from outpace.draft.base import Drafter
-from outpace.draft.model import DraftModel
-from outpace.draft.ngram import NgramDrafter
+from outpace.draft.lookup.ngram import NgramDrafter
+from outpace.draft.models.chain import DraftModel
+from outpace.draft.models.tree import DraftTree
 from outpace.draft.none import NoDrafter
-from outpace.draft.tree import DraftTree
 from outpace.errors import ConfigError, did_you_mean
 
 GROUP = "outpace.drafters"

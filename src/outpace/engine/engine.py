@@ -12,17 +12,17 @@ from torch import Tensor
 
 from outpace.core.law import Contradiction, History, LawMaker
 from outpace.core.proposal import Drawn, Proposal
-from outpace.core.transfer import sent
+from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Rows
-from outpace.engine.controller import Controller, Outcome, affordable
-from outpace.engine.cost import Seconds
-from outpace.engine.judge import Decision, Judge, branches_of, decide
 from outpace.engine.logprobs import logprobs_of
 from outpace.engine.request import Logprob, Request
 from outpace.engine.scoring import Scorer
-from outpace.models.fixed import Player
-from outpace.models.runner import PREFILL_CHUNK, Runner
-from outpace.models.weights import weight_bytes
+from outpace.engine.verifier import Decision, Verifier, branches_of, decide
+from outpace.policy.controller import Controller, Outcome, affordable
+from outpace.policy.cost import Seconds
+from outpace.targets.hf.fixed import StepRunner
+from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
+from outpace.targets.hf.weights import weight_bytes
 
 
 class Engine:
@@ -38,23 +38,23 @@ class Engine:
         self,
         target: Runner,
         drafter: Drafter,
-        judge: Judge,
+        verifier: Verifier,
         controller: Controller,
         vocabulary: int,
         reread: Sequence[int] = (),
-        verdicts: Player | None = None,
+        verdicts: StepRunner | None = None,
     ) -> None:
-        for drawn in [Drawn.POINT] if judge.coupled else drafter.draws:
-            judge.rule.check(drawn, drafter.trees)
+        for drawn in [Drawn.POINT] if verifier.coupled else drafter.draws:
+            verifier.rule.check(drawn, drafter.trees)
         self.target = target
         self.drafter = drafter
-        self.judge = judge
+        self.verifier = verifier
         self.controller = controller
         self.vocabulary = vocabulary
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._verdicts = verdicts
-        self._scorer = Scorer(target, judge.rule.needs, reread)
+        self._scorer = Scorer(target, verifier.rule.needs, reread)
         self._law: LawMaker | None = None
         self._seeds: Tensor | None = None
         self._nothing: Proposal | None = None
@@ -159,9 +159,9 @@ class Engine:
         proposal = self._propose(rows, budgets)
         times.append(perf_counter())
         pending = self._pending(rows)
-        scores = self._scorer(sent(pending, self.target.device), proposal)
+        scores = self._scorer(to_device(pending, self.target.device), proposal)
         times.append(perf_counter())
-        verdict, decisions = decide(self.judge, scores, proposal, rows, self._verdicts)
+        verdict, decisions = decide(self.verifier, scores, proposal, rows, self._verdicts)
         dead_ends = rows.law.dead_ends
         reported = logprobs_of(scores.logits, branches_of(proposal), rows, self.running, decisions)
         self._commit(len(pending[0]), proposal, decisions)
@@ -179,14 +179,14 @@ class Engine:
         if self._law is None or self._seeds is None:
             options = [request.options for request in self.running]
             self._law = LawMaker(options, self.vocabulary, device)
-            self._seeds = sent([request.seed for request in self.running], device)
+            self._seeds = to_device([request.seed for request in self.running], device)
         history = History(
             [request.prompt_ids for request in self.running],
             [request.output_ids for request in self.running],
         )
-        positions = sent([request.length for request in self.running], device)
+        positions = to_device([request.length for request in self.running], device)
         shape = self.controller.shape
-        return Rows(history, self._law, self._seeds, positions, self.judge.brief, shape)
+        return Rows(history, self._law, self._seeds, positions, self.verifier.brief, shape)
 
     def _propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if not any(budgets):

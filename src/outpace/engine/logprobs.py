@@ -9,8 +9,8 @@ from torch import Tensor
 
 from outpace.core.law import Branches
 from outpace.draft.base import Rows
-from outpace.engine.judge import Decision
 from outpace.engine.request import Logprob, Request
+from outpace.engine.verifier import Decision
 
 
 def logprobs_of(

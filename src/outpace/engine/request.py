@@ -70,6 +70,11 @@ class Request:
         """Tokens that may still be generated."""
         return self.max_tokens - len(self.output_ids)
 
+    @property
+    def finished(self) -> bool:
+        """Whether the text has ended."""
+        return self.finish_reason is not None
+
     def extend(self, tokens: Sequence[int]) -> int:
         """Appends tokens until one of them ends the text; returns how many were taken.
 

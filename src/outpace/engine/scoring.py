@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Proposal
-from outpace.core.transfer import sent
+from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
-from outpace.models.runner import Runner
+from outpace.targets.hf.runner import Runner
 from outpace.verify.evidence import RuleNeeds
 
 
@@ -63,7 +63,7 @@ class Scorer:
     def _twice(self, tokens: Tensor, proposal: Proposal) -> tuple[Tensor, Tree]:
         """Root, draft, the text, draft again: the text follows each row's last valid node."""
         rows, size = proposal.tokens.shape
-        text = sent(self._reread, tokens.device).expand(rows, -1)
+        text = to_device(self._reread, tokens.device).expand(rows, -1)
         behind = torch.arange(size + 1, size + text.shape[1], device=tokens.device)
         last = size + text.shape[1]
         copy = proposal.tree.parents + last  # the last token of the text stands for the root

@@ -23,7 +23,7 @@ class RuleNeeds:
     """The drafter's laws before any argmax, even where its tokens are points. A drafter without
     laws (prompt look-up) has none to give, and then q is 1 at the token."""
     keeps_drafting: Callable[[Tensor], Tensor] | None = None
-    """Whether a chain goes on, from its next law alone: see `Brief`. Chains only."""
+    """Whether a chain goes on, from its next law alone: see `DraftingTerms`. Chains only."""
 
 
 @dataclass(frozen=True, eq=False)

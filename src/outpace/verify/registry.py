@@ -8,23 +8,23 @@ from importlib.metadata import EntryPoint, entry_points
 
 from outpace.errors import ConfigError, did_you_mean
 from outpace.verify.base import Rule
-from outpace.verify.bild import BildRule
-from outpace.verify.block import BlockRule
-from outpace.verify.canonical import CanonicalRule
-from outpace.verify.cascade import CascadeRule
-from outpace.verify.confidence import ConfidenceRule
-from outpace.verify.coupled import CoupledRule
-from outpace.verify.ears import EarsRule
-from outpace.verify.joint import JointRule
-from outpace.verify.judge import JudgeRule
-from outpace.verify.kseq import KSeqRule
-from outpace.verify.lenient import LenientRule
-from outpace.verify.match import MatchRule
-from outpace.verify.recursive import RecursiveRule
-from outpace.verify.reflective import ReflectiveRule
-from outpace.verify.token import TokenRule
-from outpace.verify.traversal import TraversalRule
-from outpace.verify.typical import TypicalRule
+from outpace.verify.lossless.block import BlockRule
+from outpace.verify.lossless.canonical import CanonicalRule
+from outpace.verify.lossless.coupled import CoupledRule
+from outpace.verify.lossless.kseq import KSeqRule
+from outpace.verify.lossless.match import MatchRule
+from outpace.verify.lossless.recursive import RecursiveRule
+from outpace.verify.lossless.token import TokenRule
+from outpace.verify.lossless.traversal import TraversalRule
+from outpace.verify.lossy.bild import BildRule
+from outpace.verify.lossy.cascade import CascadeRule
+from outpace.verify.lossy.confidence import ConfidenceRule
+from outpace.verify.lossy.ears import EarsRule
+from outpace.verify.lossy.joint import JointRule
+from outpace.verify.lossy.judge import JudgeRule
+from outpace.verify.lossy.lenient import LenientRule
+from outpace.verify.lossy.reflective import ReflectiveRule
+from outpace.verify.lossy.typical import TypicalRule
 
 GROUP = "outpace.rules"
 """Entry-point group in which other packages name their `Rule` subclasses."""

@@ -1,0 +1,138 @@
+"""Shapes of synthetic models by name: layers, widths, vocabulary."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from outpace.bench.library import transformers
+from outpace.errors import ConfigError, did_you_mean
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+SMALLEST_VOCABULARY = 258
+"""256 bytes, one special token, one word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A target's shape, and how many of its layers are the drafter.
+
+    The drafter has the target's width, embedding, norm and head: only then is it a part of it.
+    """
+
+    family: str = "llama"
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocab: int
+    draft_layers: int = 1
+    tied: bool = False
+    head_dim: int | None = None
+    context: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise ConfigError(
+                f"unknown family {self.family!r}{did_you_mean(self.family, FAMILIES)}."
+            )
+        for name in ("layers", "hidden", "heads", "kv_heads", "intermediate", "draft_layers"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if self.vocab < SMALLEST_VOCABULARY:
+            raise ConfigError(
+                f"vocab must be at least {SMALLEST_VOCABULARY} (all bytes), not {self.vocab}."
+            )
+        if self.draft_layers >= self.layers:
+            raise ConfigError(
+                f"draft_layers must be less than the {self.layers} layers, not {self.draft_layers}."
+            )
+        if self.heads % self.kv_heads or (self.head_dim is None and self.hidden % self.heads):
+            raise ConfigError(
+                f"{self.heads} heads must divide the width {self.hidden} and be a multiple of the "
+                f"{self.kv_heads} kv_heads."
+            )
+
+    def config(self, layers: int) -> Any:
+        """Returns the transformers configuration of a model with this many layers."""
+        cls = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}[self.family]
+        return getattr(transformers(), cls)(
+            num_hidden_layers=layers,
+            hidden_size=self.hidden,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_dim or self.hidden // self.heads,
+            intermediate_size=self.intermediate,
+            vocab_size=self.vocab,
+            tie_word_embeddings=self.tied,
+            max_position_embeddings=self.context,
+            # No end of sequence: every text runs to its length, whoever generates it.
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=256,
+        )
+
+
+def shapes() -> dict[str, ModelShape]:
+    """Returns the named shapes. Widths and depths are those of the models they are named after."""
+    return {
+        "tiny": ModelShape(
+            layers=4, hidden=64, heads=4, kv_heads=2, intermediate=128, vocab=512, tied=True
+        ),
+        "bench-200m": ModelShape(
+            layers=16, hidden=1024, heads=16, kv_heads=8, intermediate=2816, vocab=16384, tied=True
+        ),
+        "llama-160m": ModelShape(
+            layers=12, hidden=768, heads=12, kv_heads=12, intermediate=3072, vocab=32000
+        ),
+        "tinyllama-1b": ModelShape(
+            layers=22, hidden=2048, heads=32, kv_heads=4, intermediate=5632, vocab=32000
+        ),
+        "llama-1b": ModelShape(
+            layers=16, hidden=2048, heads=32, kv_heads=8, intermediate=8192, vocab=128256, tied=True
+        ),
+        "llama-7b": ModelShape(
+            layers=32, hidden=4096, heads=32, kv_heads=32, intermediate=11008, vocab=32000
+        ),
+        "llama-8b": ModelShape(
+            layers=32, hidden=4096, heads=32, kv_heads=8, intermediate=14336, vocab=128256
+        ),
+        "qwen2.5-0.5b": ModelShape(
+            family="qwen2", layers=24, hidden=896, heads=14, kv_heads=2, intermediate=4864,
+            vocab=151936, tied=True,
+        ),
+        "qwen2.5-7b": ModelShape(
+            family="qwen2", layers=28, hidden=3584, heads=28, kv_heads=4, intermediate=18944,
+            vocab=152064,
+        ),
+        "qwen3-0.6b": ModelShape(
+            family="qwen3", layers=28, hidden=1024, heads=16, kv_heads=8, intermediate=3072,
+            vocab=151936, tied=True, head_dim=128,
+        ),
+        "qwen3-8b": ModelShape(
+            family="qwen3", layers=36, hidden=4096, heads=32, kv_heads=8, intermediate=12288,
+            vocab=151936, head_dim=128,
+        ),
+    }  # fmt: skip
+
+
+def shape_named(name: str, **changes: Any) -> ModelShape:
+    """Returns a named shape with some of its numbers changed; "custom" starts from nothing.
+
+    >>> shape_named("tiny", layers=6).layers
+    6
+    """
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if name == "custom":
+        needed = ("layers", "hidden", "heads", "intermediate", "vocab")
+        missing = [key for key in needed if key not in changes]
+        if missing:
+            raise ConfigError(f"shape 'custom' needs {', '.join(missing)} too.")
+        changes.setdefault("kv_heads", changes["heads"])
+        return ModelShape(**changes)
+    known = shapes()
+    if name not in known:
+        raise ConfigError(f"unknown shape {name!r}{did_you_mean(name, [*known, 'custom'])}.")
+    return dataclasses.replace(known[name], **changes)

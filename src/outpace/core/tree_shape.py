@@ -1,0 +1,182 @@
+"""The shape of a draft before anything is drawn: who is whose parent, the same in every row.
+
+Which shape is best depends on two things only: how likely a node's children are to be accepted, and
+what a node and a level cost (Chen et al. 2024, "Sequoia", solve it exactly for equal prices).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+LARGEST = 256
+"""Nodes that are scored at once, at most."""
+
+Chances = Sequence[Sequence[float]]
+"""``chances[d][r]``: how likely the child of rank r (0: the eldest) of an accepted node at depth d
+is to be accepted once its elder siblings are rejected."""
+
+Trail = list[tuple[int, int | None]]
+"""What became of a draft, by depth: how many siblings stood there, and the accepted one's rank."""
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """Parents of nodes 1..N; node 0 is the root. Parents come before their children and elder
+    siblings before younger ones, so that the first n nodes are a shape, too.
+
+    >>> TreeShape.branching([2, 1]).parents
+    (0, 0, 1, 2)
+    """
+
+    parents: tuple[int, ...]
+
+    @classmethod
+    def chain(cls, length: int) -> TreeShape:
+        """Returns the shape in which each node has one child."""
+        return cls(tuple(range(length)))
+
+    @classmethod
+    def branching(cls, children: Sequence[int]) -> TreeShape:
+        """Returns the shape with so many children per node at each depth, level by level.
+
+        >>> TreeShape.branching([3, 2]).levels
+        ((1, 2, 3), (4, 5, 6, 7, 8, 9))
+        """
+        parents: list[int] = []
+        above = [0]
+        for count in children:
+            begin = len(parents)
+            parents += [parent for parent in above for _ in range(count)]
+            above = list(range(begin + 1, len(parents) + 1))
+        return cls(tuple(parents))
+
+    @classmethod
+    def grown(cls, nodes: int, chances: Chances, level: float, node: float) -> TreeShape:
+        """Returns the shape to which, time and again, the node was added that promises most for its
+        price: its first n nodes are then about the best n.
+
+        level: price of one level more, that is of a drafter's pass; node: of one node more to
+        score. The chances bound depth and siblings.
+
+        >>> TreeShape.grown(4, [[0.9, 0.5]] * 4, level=0.1, node=0.1).parents
+        (0, 1, 2, 3)
+        >>> TreeShape.grown(4, [[0.5, 0.4]] * 4, level=0.1, node=0.1).parents
+        (0, 0, 1, 2)
+        """
+        parents: list[int] = []
+        depth = [0]
+        frontier = [(0, 0, 1.0)]  # parent, rank, chance that it comes to this child
+        while frontier and len(parents) < nodes:
+            height = max(depth)
+
+            def gain(child: tuple[int, int, float], height: int = height) -> float:
+                parent, rank, chance = child
+                new_level = depth[parent] == height
+                return chance * chances[depth[parent]][rank] / (node + level * new_level)
+
+            best = max(frontier, key=gain)
+            frontier.remove(best)
+            parent, rank, chance = best
+            accepted = chances[depth[parent]][rank]
+            parents.append(parent)
+            depth.append(depth[parent] + 1)
+            if rank + 1 < len(chances[depth[parent]]):
+                frontier.append((parent, rank + 1, chance * (1 - accepted)))
+            if depth[-1] < len(chances):
+                frontier.append((len(parents), 0, chance * accepted))
+        return cls(tuple(parents))
+
+    def first(self, nodes: int) -> TreeShape:
+        """Returns the shape of the first so many nodes, the same object each time."""
+        if nodes >= self.size:
+            return self
+        if nodes not in self._parts:
+            self._parts[nodes] = TreeShape(self.parents[:nodes])
+        return self._parts[nodes]
+
+    @cached_property
+    def _parts(self) -> dict[int, TreeShape]:
+        return {}
+
+    @property
+    def size(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(self.size))
+
+    @cached_property
+    def depth(self) -> tuple[int, ...]:
+        """Of each node, the root included."""
+        found = [0]
+        for parent in self.parents:
+            found.append(found[parent] + 1)
+        return tuple(found)
+
+    @cached_property
+    def height(self) -> int:
+        return max(self.depth)
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """Of each node, the root included, eldest first."""
+        found: list[list[int]] = [[] for _ in range(self.size + 1)]
+        for node, parent in enumerate(self.parents, 1):
+            found[parent].append(node)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def width(self) -> int:
+        """The largest number of children of a node."""
+        return max(map(len, self.children))
+
+    @cached_property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes at each depth from 1 on, siblings together, in the order of their parents."""
+        found = []
+        above: tuple[int, ...] = (0,)
+        while below := tuple(child for node in above for child in self.children[node]):
+            found.append(below)
+            above = below
+        return tuple(found)
+
+    def reached(self, chances: Chances) -> list[float]:
+        """Returns how likely each of nodes 1..N is to be accepted.
+
+        >>> TreeShape((0, 0, 1)).reached([[0.5, 0.5], [0.5]])
+        [0.5, 0.25, 0.25]
+        """
+        found = [1.0]
+        left = [1.0] * (self.size + 1)  # chance that it comes to the node's next child
+        rank = [0] * (self.size + 1)
+        for parent in self.parents:
+            chance = chances[self.depth[parent]][rank[parent]]
+            found.append(left[parent] * chance)
+            left[len(found) - 1] = found[-1]
+            left[parent] *= 1 - chance
+            rank[parent] += 1
+        return found[1:]
+
+    def trail(self, path: Sequence[int]) -> Trail:
+        """Returns what became of a draft of this shape of which ``path`` was accepted.
+
+        >>> TreeShape((0, 0, 1)).trail([1])
+        [(2, 0), (1, None)]
+        """
+        found: Trail = []
+        node = 0
+        for accepted in path:
+            siblings = self.children[node]
+            found.append((len(siblings), siblings.index(accepted)))
+            node = accepted
+        if self.children[node]:
+            found.append((len(self.children[node]), None))
+        return found
+
+
+def chain_trail(drafted: int, accepted: int) -> Trail:
+    """Returns what became of a chain of which so many tokens were accepted."""
+    return [(1, 0)] * accepted + [(1, None)] * (accepted < drafted)

@@ -1,0 +1,116 @@
+"""How likely the next drafted tokens are to be accepted, learned from what was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outpace.core.tree_shape import Trail
+
+PRIOR = 0.7
+PRIOR_WEIGHT = 6.0
+"""What a drafter is worth before anything is known of it: a guess with the weight of six tokens."""
+
+YOUNGER = 0.5
+"""Of its elder sibling's worth, that of a node."""
+
+DRAFTER_MEMORY = 0.998
+REQUEST_MEMORY = 0.98
+"""Kept of the counts at each new observation: some 500 rounds of all requests, 50 of one."""
+
+SHARED_WEIGHT = 10.0
+"""Weight, in tokens, of the drafter's estimate in that of a single request."""
+
+
+def prior(rank: int) -> float:
+    """Returns the chance of a sibling of this rank before anything is known."""
+    return PRIOR * YOUNGER**rank
+
+
+@dataclass
+class _Rank:
+    """Discounted counts of siblings of one rank, by depth (list index 0: depth 1)."""
+
+    tested: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+
+    def add(self, depth: int, accepted: bool, memory: float) -> None:
+        missing = depth + 1 - len(self.tested)
+        self.tested += [0.0] * missing
+        self.accepted += [0.0] * missing
+        self.tested[depth] = self.tested[depth] * memory + 1
+        self.accepted[depth] = self.accepted[depth] * memory + accepted
+
+    def rate(self, depth: int, guess: float, weight: float) -> float:
+        if depth >= len(self.tested):
+            return guess
+        return (self.accepted[depth] + guess * weight) / (self.tested[depth] + weight)
+
+
+@dataclass
+class Counts:
+    """Discounted counts of tested and accepted tokens, by depth and rank among siblings.
+
+    A token is tested if those before it were accepted and its elder siblings were not.
+    """
+
+    memory: float
+    ranks: list[_Rank] = field(default_factory=list)
+
+    def add(self, trail: Trail) -> None:
+        """Adds what became of a draft."""
+        for depth, (siblings, accepted) in enumerate(trail):
+            for rank in range(siblings if accepted is None else accepted + 1):
+                self.rank(rank).add(depth, rank == accepted, self.memory)
+
+    def rank(self, rank: int) -> _Rank:
+        """The counts of siblings of this rank."""
+        while rank >= len(self.ranks):
+            self.ranks.append(_Rank())
+        return self.ranks[rank]
+
+    def chances(self, depths: int, siblings: int = 1) -> list[list[float]]:
+        """Returns the chance at each depth 1..depths for each rank, given that it is tested. A
+        depth that was hardly tried takes after the one before it."""
+        found: list[list[float]] = [[] for _ in range(depths)]
+        for rank in range(siblings):
+            counts, guess = self.rank(rank), prior(rank)
+            for depth in range(depths):
+                guess = counts.rate(depth, guess, PRIOR_WEIGHT)
+                found[depth].append(guess)
+        return found
+
+
+class Acceptance:
+    """Chances by depth and rank of one drafter, over all requests and for each.
+
+    A request takes after the others, moved by as much as it differs from them at lesser depths.
+    """
+
+    def __init__(self) -> None:
+        self._all = Counts(DRAFTER_MEMORY)
+
+    def new(self) -> Counts:
+        """Returns the empty counts of a new request."""
+        return Counts(REQUEST_MEMORY)
+
+    def learn(self, request: Counts, trail: Trail) -> None:
+        """Adds one verified draft. A round in which nothing was drafted teaches nothing."""
+        for counts in (self._all, request):
+            counts.add(trail)
+
+    def typical(self, depths: int, siblings: int = 1) -> list[list[float]]:
+        """Returns the chances over all requests, as `Counts.chances` does."""
+        return self._all.chances(depths, siblings)
+
+    def chances(self, request: Counts, depths: int, siblings: int = 1) -> list[list[float]]:
+        """Returns the chances of one request, as `Counts.chances` does."""
+        found: list[list[float]] = [[] for _ in range(depths)]
+        shared = self.typical(depths, siblings)
+        for rank in range(siblings):
+            counts, own = request.rank(rank), 1.0  # relative to all, at the depth before
+            for depth in range(depths):
+                guess = shared[depth][rank]
+                chance = counts.rate(depth, min(1.0, guess * own), SHARED_WEIGHT)
+                own = chance / guess if guess else 1.0
+                found[depth].append(chance)
+        return found

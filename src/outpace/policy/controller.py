@@ -1,0 +1,372 @@
+"""How much to draft for each row."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+from outpace.core.tree_shape import Trail, TreeShape, chain_trail
+from outpace.draft.base import Drafter
+from outpace.draft.none import NoDrafter
+from outpace.policy.acceptance import Acceptance, Counts
+from outpace.policy.cost import CostModel, Place, ReadingCost, Seconds
+from outpace.policy.growing import Growing
+from outpace.policy.ladder import Ladder
+from outpace.policy.ledger import Ledger
+from outpace.policy.prices import Prices
+from outpace.policy.row import DraftingRow
+from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.weights import pass_bytes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one row drafted and what came of it."""
+
+    drafted: int  # nodes
+    depth: int  # levels
+    accepted: int  # levels
+    emitted: int
+    path: tuple[int, ...] = ()
+    """The accepted nodes, where a tree was drafted."""
+
+
+class Controller(ABC):
+    """Chooses each row's budget before a round and learns from what it brought."""
+
+    shape: TreeShape | None = None
+    """Of which the budgets that were chosen last are the first nodes, if that is not the drafter's
+    to say."""
+
+    @abstractmethod
+    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+        """Returns how many nodes to draft for each request, 0 to decode plainly."""
+
+    def record(
+        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
+    ) -> None:
+        """Is told what the last round drafted, what came of it and what it took; no seconds if
+        that says nothing about the next one.
+
+        The requests are as the round has left them.
+        """
+
+
+class Constant(Controller):
+    """The same number for every round. shape: of what is drafted, if the drafter leaves it open."""
+
+    def __init__(self, count: int, shape: TreeShape | None = None) -> None:
+        self._count = count
+        self.shape = shape
+
+    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+        return [self._count] * len(requests)
+
+
+def affordable(requests: Sequence[DraftingRow], budgets: Sequence[int]) -> list[int]:
+    """Returns the budgets under each request's own wish and what it may still generate.
+
+    One token comes with every round, so that the last one need not be drafted.
+    """
+    wishes = [wish(request) for request in requests]
+    return [
+        max(0, min(budget if wished is None else wished, request.remaining - 1))
+        for request, budget, wished in zip(requests, budgets, wishes, strict=True)
+    ]
+
+
+def wish(request: DraftingRow) -> int | None:
+    """Returns the budget that a request asks for itself, None if it leaves the choice to us."""
+    wished = request.params.speculative
+    if wished is None or wished == "auto":
+        return None
+    return 0 if wished == "off" else int(wished)
+
+
+MOST = 10
+"""Nodes of the longest chain that is considered: with the root, what a CPU scores in one reading
+of the weights. Acceptance that would repay more is rare."""
+
+FIRST = 4
+"""Nodes of the first draft, before anything is known, over the rows that are padded to it."""
+
+SHARE = 0.015
+"""Of all time, what may be lost on trying drafts where plain decoding seems best."""
+
+CREDIT = 2.0
+"""Plain rounds' worth of such loss that is granted before that."""
+
+DISTURBED = 4.0
+"""Plain rounds' worth that one trial can be charged with, should something else hold it up."""
+
+MARGIN = 1.04
+"""What drafting must promise over plain decoding: measurements are off by as much, and the luckier
+of two is believed."""
+
+CLOSE = 1.25
+"""Promises below this are looked into by playing plain rounds, too."""
+
+HORIZON = 128
+"""Tokens, at most, within which what a drafter has to read first must pay: texts end early."""
+
+LOOK_ASIDE = 24
+"""Rounds after which a width beside the best one is played, lest one bad measurement hide it."""
+
+PLAIN = 2
+"""Plain rounds before the first draft at a batch and context: one may have been disturbed."""
+
+TRUSTED = 3
+"""Measurements from which a median is one; a width with fewer is looked at four times as soon."""
+
+
+@dataclass
+class _Row:
+    """What is known of a request."""
+
+    counts: Counts
+    ledger: Ledger
+    begun: bool = False  # a request's first round reads the prompt, too
+    read: int = 0  # tokens that the drafter has seen
+    drafting: bool = False  # in its last round: only then is the drafter up to date
+
+    def unread(self, request: DraftingRow) -> int:
+        return 0 if self.drafting else request.length - self.read
+
+
+class Auto(Controller):
+    """Drafts as much as brings the most tokens per second, by measured times and acceptance.
+
+    For every width w the round is expected to take T(w) seconds, the median of such rounds at this
+    batch and context, and to bring 1 + a_1 + a_1 a_2 + ... tokens in each row. The same width suits
+    all rows, since narrower rows are padded to the widest: they only stop where they end.
+
+    Where plain decoding is best a draft is tried now and then, in one row, as long as all that such
+    trials lost stays under ``SHARE`` of the time: one is enough to see what a round takes, and the
+    drafter has but one prompt to read. Times differ from run to run, and what is drafted changes
+    which random numbers a sampled text meets: rows with a seed of their own go by their own
+    history alone (`Ledger`), unless ``invariant`` says that the rule's texts do not depend on the
+    draft.
+    """
+
+    def __init__(
+        self,
+        drafts: Ladder | Growing | None = None,
+        invariant: bool = False,
+        prices: Prices | None = None,
+    ) -> None:
+        """drafts: what to choose from, by default chains. prices: nominal ones."""
+        self.costs = CostModel()
+        self._reading = ReadingCost()
+        self.acceptance = Acceptance()
+        self._growing = drafts if isinstance(drafts, Growing) else None
+        static = drafts.static if isinstance(drafts, Growing) else drafts or Ladder.chains(MOST)
+        self._static = self._ladder = static
+        self._prices = prices or Prices()
+        self._invariant = invariant
+        self._rows: WeakKeyDictionary[DraftingRow, _Row] = WeakKeyDictionary()
+        self._ours = True  # whether a row of the present round is ours to choose for
+        self._trial = False  # whether it tries a draft where plain decoding seems best
+        self._since_aside = 0
+        self._total = self._loss = 0.0
+
+    # -- choosing ------------------------------------------------------------------------------
+
+    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+        fixed = [self._fixed(request) for request in requests]
+        if self._growing is not None:
+            # A batch drafts parts of one tree. What a seeded text meets must not be learned.
+            learned = not any(map(self._is_seeded, requests))
+            self._ladder = self._growing.learned if learned else self._static
+            self.shape = self._ladder.shape
+        free = [request for request, count in zip(requests, fixed, strict=True) if count is None]
+        floor = max((count for count in fixed if count is not None), default=0)
+        self._trial, self._ours = False, bool(free)
+        width = self._width(requests, free, floor) if free else 0
+        trying = self._scout(free) if self._trial else None
+        return [
+            count if count is not None else width if trying in (None, request) else 0
+            for request, count in zip(requests, fixed, strict=True)
+        ]
+
+    def _scout(self, free: Sequence[DraftingRow]) -> DraftingRow:
+        """The row in which it costs least to try a draft."""
+        return min(free, key=lambda row: self._row(row).unread(row))
+
+    def _fixed(self, request: DraftingRow) -> int | None:
+        """A row's own budget, whatever the others do; None if it is ours to choose."""
+        wished = wish(request)
+        if wished is not None:
+            return wished
+        if not self._is_seeded(request):
+            return None
+        return self._row(request).ledger.width(request.remaining)
+
+    def _is_seeded(self, request: DraftingRow) -> bool:
+        """Whether what it drafts must follow from its own history alone."""
+        params = request.params
+        return not (self._invariant or params.seed is None or params.greedy)
+
+    def _at_most(self, nodes: int) -> int:
+        """The widest draft of at most so many nodes, or the narrowest there is."""
+        widths = self._ladder.widths
+        return max(width for width in widths if width <= max(nodes, widths[1]))
+
+    def _width(
+        self, requests: Sequence[DraftingRow], free: Sequence[DraftingRow], floor: int
+    ) -> int:
+        lengths = [request.length for request in requests]
+        place = Place.of(len(requests), max(lengths))
+        known = self.costs.measured(place)
+        plain = known.get(0)
+        if plain is None or self.costs.times_measured(place, 0) < PLAIN:
+            return 0  # all others are measured against it
+        scout = self._scout(free)
+        reading = self._reading.seconds(self._row(scout).unread(scout))
+        widths = self._ladder.widths
+        curve = self.costs.curve(place, self._ladder.heights(max(floor, widths[-1])))
+        if curve is None:
+            return self._try(self._at_most(FIRST // len(requests)), reading, plain)
+        tokens = self._tokens(free)
+        # The rows whose width is not ours bring the same whatever we choose.
+        others = len(requests) - len(free)
+        # No leap to where the machine may be another: a kernel's limit, a full cache.
+        near = [width for width in widths if width <= max(widths[1], 2 * max(known))]
+        rates = {width: (others + tokens[width]) / curve[max(width, floor)] for width in near}
+        best = max(near, key=rates.__getitem__)
+        if best and rates[best] > MARGIN * rates[0] and self._pays(free, rates[best], rates[0]):
+            return self._aside(best, place, rates[best] < CLOSE * rates[0])
+        narrow = widths[1]
+        more = (tokens[narrow] / tokens[0] - 1) / len(free)
+        longer = curve[max(narrow, floor)] - plain + reading
+        return self._try(narrow, max(0.0, longer - more * plain), plain)
+
+    def _pays(self, free: Sequence[DraftingRow], drafting: float, plain: float) -> bool:
+        """Whether what the drafter has to read first is made up for before the texts end.
+
+        drafting, plain: tokens per second.
+        """
+        unread = sum(self._row(request).unread(request) for request in free)
+        tokens = sum(min(request.remaining, HORIZON) for request in free)
+        return tokens / drafting + self._reading.seconds(unread) < tokens / plain
+
+    def _tokens(self, free: Sequence[DraftingRow]) -> dict[int, float]:
+        """What each width is expected to bring in all free rows together."""
+        ladder = self._ladder
+        totals = dict.fromkeys(ladder.widths, 0.0)
+        for request in free:
+            counts = self._row(request).counts
+            chances = self.acceptance.chances(counts, ladder.shape.height, ladder.shape.width)
+            for width, tokens in ladder.tokens(chances, request.remaining - 1).items():
+                totals[width] += tokens
+        return totals
+
+    def _try(self, width: int, loss: float, plain: float) -> int:
+        """The width, as a trial, if its expected loss can be borne; 0 otherwise."""
+        self._trial = self._loss + loss <= SHARE * self._total + CREDIT * plain
+        return width if self._trial else 0
+
+    def _aside(self, best: int, place: Place, close: bool) -> int:
+        """The best width, or now and then one beside it, or plain decoding if that comes close:
+        the one that was measured least, or longest ago."""
+        widths = self._ladder.widths
+        at = widths.index(best)
+        beside = [*widths[max(0, at - 1) : at + 2], *[0] * close]
+        trust = {width: min(TRUSTED, self.costs.times_measured(place, width)) for width in beside}
+        width = min(beside, key=lambda each: (trust[each], self.costs.latest(place, each)))
+        self._since_aside += 1 if trust[width] >= TRUSTED else 4
+        if self._since_aside < LOOK_ASIDE:
+            return best
+        self._since_aside = 0
+        return width
+
+    # -- learning ------------------------------------------------------------------------------
+
+    def record(
+        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
+    ) -> None:
+        if seconds is not None:
+            self._learn_times(requests, outcomes, seconds)
+        if self._growing is not None and self._growing.due():
+            slopes = self.costs.slopes(_place(requests, outcomes), self._prices.forked)
+            self._growing.grow(self.acceptance, slopes)
+        for request, outcome in zip(requests, outcomes, strict=True):
+            row = self._row(request)
+            row.begun, row.drafting = True, outcome.drafted > 0
+            if outcome.drafted:
+                row.read = request.length
+            row.ledger.enter(outcome.drafted, outcome.depth, outcome.emitted)
+            # A text that has ended was cut somewhere in its draft.
+            if outcome.depth and not request.finished:
+                self.acceptance.learn(row.counts, self._trail(outcome))
+
+    def _learn_times(
+        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds
+    ) -> None:
+        pairs = list(zip(requests, outcomes, strict=True))
+        place = _place(requests, outcomes)
+        width = max(outcome.drafted for outcome in outcomes)
+        levels = max(outcome.depth for outcome in outcomes)
+        rows = [self._row(request) for request in requests]
+        begun = all(row.begun for row in rows)
+        unread = sum(
+            row.unread(request) - outcome.emitted
+            for row, (request, outcome) in zip(rows, pairs, strict=True)
+            if outcome.drafted and not row.drafting
+        )
+        # A drafter that has to catch up first takes longer than it will the next time.
+        if begun and not unread:
+            self.costs.add(place, width, seconds, levels)
+        elif begun and self._trial and self.costs.times_measured(place, width) < TRUSTED:
+            # At best drafting takes nothing, and often that is too much already.
+            self.costs.add(place, width, replace(seconds, draft=0.0), levels)
+        if unread:
+            steady = self.costs.split(place, width)
+            self._reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
+        self._total += seconds.total if self._ours else 0.0
+        plain = self.costs.measured(place).get(0)
+        if self._trial and width and plain is not None:
+            more = sum(outcome.emitted for outcome in outcomes) / len(outcomes) - 1
+            # Where plain rounds were slower just before, drafting took its time all the same.
+            longer = max(seconds.total - plain, seconds.draft)
+            loss = min(longer, (DISTURBED - 1) * plain) - plain * more
+            self._loss = max(0.0, self._loss + loss)
+
+    def _trail(self, outcome: Outcome) -> Trail:
+        shape = self._ladder.shape
+        if shape.is_chain:
+            return chain_trail(outcome.depth, outcome.accepted)
+        return shape.first(outcome.drafted).trail(outcome.path)
+
+    def _row(self, request: DraftingRow) -> _Row:
+        if request not in self._rows:
+            counts = self.acceptance.new()
+            self._rows[request] = _Row(counts, Ledger(self._static, self._prices, counts))
+        return self._rows[request]
+
+
+def _place(requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> Place:
+    """Where a round was played, whose outcomes the requests have already been given."""
+    pairs = zip(requests, outcomes, strict=True)
+    return Place.of(len(requests), max(row.length - outcome.emitted for row, outcome in pairs))
+
+
+def make_controller(
+    count: int | Literal["auto"], drafter: Drafter, invariant: bool, target: Runner
+) -> Controller:
+    """Returns the controller that num_speculative_tokens asks for.
+
+    invariant: the texts of the rule do not depend on what is drafted.
+    """
+    if isinstance(drafter, NoDrafter):
+        return Constant(0)
+    read = pass_bytes(target.model)
+    prices = Prices.nominal(drafter.pass_bytes, read, target.device.type)
+    if count != "auto":
+        return Constant(count, Growing(prices, count).static.shape if drafter.any_shape else None)
+    if drafter.any_shape:
+        return Auto(Growing(prices), invariant, prices)
+    ladder = None if drafter.shape is None else Ladder.by_level(drafter.shape)
+    return Auto(ladder, invariant, prices)

@@ -1,0 +1,232 @@
+"""What a round takes, by batch, context and width of the draft: measured, not modelled.
+
+round(B, w) = draft(B, w) + score(B, w + 1 tokens) + everything else
+
+Every round that is played is a measurement. A cell keeps the last few and answers with their
+median, which neither a page fault nor another process moves. Between measured widths the time is
+interpolated, beyond them it goes on as it rose before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median, median_low
+
+KEPT = 15
+"""Measurements per cell: enough for a median, few enough to follow a machine that changes."""
+
+SHORTEST_CONTEXT = 512
+"""Contexts up to this share a bucket; longer ones have one per doubling."""
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """One round's time. On a GPU work is handed over and waited for later: there only the sum of
+    the three tells anything."""
+
+    draft: float
+    score: float
+    rest: float
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.score + self.rest
+
+
+@dataclass
+class _Cell:
+    levels: int
+    seen: deque[Seconds] = field(default_factory=lambda: deque(maxlen=KEPT))
+    total: float = 0.0
+    draft: float = 0.0
+    latest: int = 0
+
+    def add(self, seconds: Seconds, number: int) -> None:
+        self.seen.append(seconds)
+        self.total = median_low(round_.total for round_ in self.seen)
+        self.draft = median_low(round_.draft for round_ in self.seen)
+        self.latest = number
+
+
+class ReadingCost:
+    """What it takes a drafter to read a token that it has not seen yet: a prompt, or what was
+    generated without it."""
+
+    def __init__(self) -> None:
+        self._seen: deque[float] = deque(maxlen=KEPT)
+
+    def add(self, seconds: float, tokens: int) -> None:
+        """Adds what reading so many tokens took."""
+        self._seen.append(max(0.0, seconds) / tokens)
+
+    def seconds(self, tokens: int) -> float:
+        """Returns what reading so many will take; 0 while nothing is known."""
+        return tokens * median_low(self._seen) if self._seen else 0.0
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Which rounds cost alike, at equal width."""
+
+    batch: int
+    context: int
+
+    @classmethod
+    def of(cls, batch: int, context: int) -> Place:
+        """Returns the place of a batch whose longest row has this many tokens.
+
+        >>> Place.of(batch=6, context=1000)
+        Place(batch=8, context=1024)
+        """
+        rows = batch if batch <= 4 else _power(batch)
+        return cls(rows, max(SHORTEST_CONTEXT, _power(context)))
+
+
+class CostModel:
+    """Medians of measured rounds, and a curve over all widths from those that were measured."""
+
+    def __init__(self) -> None:
+        self._cells: dict[Place, dict[int, _Cell]] = {}
+        self._added = 0
+
+    def add(self, place: Place, width: int, seconds: Seconds, levels: int | None = None) -> None:
+        """Adds a round that drafted ``width`` nodes in its widest row.
+
+        levels: passes of the drafter, by default one for each node. What was measured with another
+        number of them is forgotten.
+        """
+        cells = self._cells.setdefault(place, {})
+        self._added += 1
+        levels = width if levels is None else levels
+        if width not in cells or cells[width].levels != levels:
+            cells[width] = _Cell(levels)
+        cells[width].add(seconds, self._added)
+
+    def measured(self, place: Place) -> Mapping[int, float]:
+        """Returns the median seconds of each measured width, ascending."""
+        cells = self._cells.get(place, {})
+        return {width: cells[width].total for width in sorted(cells)}
+
+    def times_measured(self, place: Place, width: int) -> int:
+        """Returns how many measurements of such rounds are kept."""
+        cell = self._cells.get(place, {}).get(width)
+        return len(cell.seen) if cell else 0
+
+    def latest(self, place: Place, width: int) -> int:
+        """Returns a number that is the greater the later such a round was measured, 0 for never."""
+        cell = self._cells.get(place, {}).get(width)
+        return cell.latest if cell else 0
+
+    def split(self, place: Place, width: int) -> Seconds | None:
+        """Returns the medians of the parts of such a round, None if there was none."""
+        cell = self._cells.get(place, {}).get(width)
+        if cell is None:
+            return None
+        drafts, scores, rests = (
+            [getattr(round_, part) for round_ in cell.seen] for part in ("draft", "score", "rest")
+        )
+        return Seconds(median(drafts), median(scores), median(rests))
+
+    def slopes(self, place: Place, forked: float) -> tuple[float, float] | None:
+        """Returns what a level and a node more cost, in plain rounds; None while nothing is known.
+
+        forked: what trees cost over chains, in plain rounds. On a GPU, where the parts cannot be
+        told apart, drafting shows what its launching takes.
+        """
+        cells = self._cells.get(place, {})
+        drafting = {width: cell for width, cell in cells.items() if width and cell.levels}
+        if 0 not in cells or not drafting:
+            return None
+        plain = cells[0].total
+        level = median(cell.draft / cell.levels for cell in drafting.values())
+        node = median(
+            (cell.total - cell.draft - plain * (1 + forked * (width > cell.levels))) / width
+            for width, cell in drafting.items()
+        )
+        return level / plain, node / plain
+
+    @property
+    def places(self) -> list[Place]:
+        return sorted(self._cells)
+
+    def curve(self, place: Place, levels: Sequence[int]) -> list[float] | None:
+        """Returns the seconds of a round for each width 0..W, never falling, and never below a
+        plain round and what drafting itself took: a machine that was faster while a draft was
+        tried must not make it look free.
+
+        levels: passes of the drafter for each width. What was not measured is put together from
+        what so many passes, and the rest of a round with so many nodes, take.
+
+        None until both a plain round and a drafting one have been measured, here or, for what a
+        drafted token adds, at the nearest other place.
+        """
+        known = self._known(place)
+        if known is None:
+            return None
+        drafts = {cell.levels: cell.draft for cell in known.values()}
+        drafts = {level: drafts[level] for level in sorted(drafts)}
+        rests = {width: cell.total - cell.draft for width, cell in known.items()}
+        curve: list[float] = []
+        for width, level in enumerate(levels):
+            cell = known.get(width)
+            drafting = _at(drafts, level)
+            exact = cell is not None and cell.levels == level
+            seconds = cell.total if cell and exact else drafting + _at(rests, width)
+            least = known[0].total + (drafting if width else 0.0)
+            curve.append(max(seconds, least, *curve[-1:]))
+        return curve
+
+    def _known(self, place: Place) -> dict[int, _Known] | None:
+        """What was measured, by width; beside a plain round what drafting added to one elsewhere,
+        if nothing else is known here."""
+        cells = self._cells.get(place, {})
+        if 0 not in cells:
+            return None
+        plain = _Known(0, cells[0].total, 0.0)
+        if len(cells) == 1:
+            others = [
+                (abs(other.context - place.context), other)
+                for other, theirs in self._cells.items()
+                if other.batch == place.batch and 0 in theirs and len(theirs) > 1
+            ]
+            if not others:
+                return None
+            cells = self._cells[min(others)[1]]
+        scale = plain.total / cells[0].total
+        drafting = {
+            width: _Known(cell.levels, cell.total * scale, cell.draft * scale)
+            for width, cell in sorted(cells.items())
+            if width
+        }
+        return {0: plain, **drafting}
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A round, as far as it is known."""
+
+    levels: int
+    total: float
+    draft: float
+
+
+def _at(known: Mapping[int, float], width: int) -> float:
+    """Linear between measured widths; beyond the last, on along the line from a plain round."""
+    if width in known:
+        return known[width]
+    widths = list(known)
+    above = [other for other in widths if other > width]
+    if above:
+        high = min(above)
+        low = max(other for other in widths if other < width)
+    else:
+        low, high = 0, max(widths)
+    slope = (known[high] - known[low]) / max(1, high - low)
+    return known[low] + slope * (width - low)
+
+
+def _power(count: int) -> int:
+    """The power of two that is at least ``count``."""
+    return 1 << max(0, count - 1).bit_length()

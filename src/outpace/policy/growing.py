@@ -1,0 +1,68 @@
+"""Which tree to draft, where a drafter can draft any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outpace.core.tree_shape import LARGEST, Chances, TreeShape
+from outpace.policy.acceptance import Acceptance, prior
+from outpace.policy.ladder import LENGTHS, Ladder
+from outpace.policy.prices import Prices
+
+DEEPEST = 8
+"""Levels at most."""
+
+SIBLINGS = 4
+"""Children of a node at most: a fifth one is accepted too seldom."""
+
+REGROWN = 64
+"""Rounds after which the tree is grown anew from what has been learned since."""
+
+CHEAPEST = 0.005
+"""Plain rounds that a level or a node costs at least: noise makes some of them look free."""
+
+
+class Growing:
+    """The trees to choose from: by nominal prices and typical chances, the same in every run, and
+    by those that were measured and learned. A chain is the tree without siblings, and cheaper by
+    what comparing siblings takes.
+    """
+
+    def __init__(self, prices: Prices, most: int = LENGTHS[-1]) -> None:
+        """most: nodes of the largest tree."""
+        self._nominal, self._most = prices, min(most, LARGEST)
+        typical = [[prior(rank) for rank in range(SIBLINGS)]] * DEEPEST
+        self.static = self._best(typical, prices)
+        self.learned = self.static
+        self._since = 0
+
+    def due(self) -> bool:
+        """Is told of one more round; returns whether the tree should be grown anew."""
+        self._since += 1
+        return self._since >= REGROWN
+
+    def grow(self, acceptance: Acceptance, slopes: tuple[float, float] | None) -> None:
+        """Grows the tree by what was learned.
+
+        slopes: what a level and a node more cost here, in plain rounds, if that is known.
+        """
+        if slopes is None:
+            return
+        self._since = 0
+        level, node = (max(slope, CHEAPEST) for slope in slopes)
+        prices = replace(self._nominal, level=level, node=node)
+        self.learned = self._best(acceptance.typical(DEEPEST, SIBLINGS), prices)
+
+    def _best(self, chances: Chances, prices: Prices) -> Ladder:
+        """Of chains and of trees those that promise most."""
+        only_eldest = [siblings[:1] for siblings in chances]
+        shapes = [
+            TreeShape.grown(self._most, known, prices.level, prices.node)
+            for known in (only_eldest, chances)
+        ]
+
+        def promise(ladder: Ladder) -> float:
+            found = ladder.tokens(chances, DEEPEST).items()
+            return max(n / prices.round(width, ladder.levels[width]) for width, n in found)
+
+        return max(map(Ladder.by_node, shapes), key=promise)

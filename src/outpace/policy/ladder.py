@@ -1,0 +1,66 @@
+"""The drafts that a controller chooses from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from outpace.core.tree_shape import Chances, TreeShape
+
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
+"""Nodes of the trees that are considered."""
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Drafts of which each is a part of the next: the first nodes of one shape.
+
+    widths: the numbers of nodes to choose from, ascending from 0.
+    """
+
+    shape: TreeShape
+    widths: tuple[int, ...]
+
+    @classmethod
+    def chains(cls, most: int) -> Ladder:
+        """Returns the chains of up to so many tokens."""
+        return cls(TreeShape.chain(most), tuple(range(most + 1)))
+
+    @classmethod
+    def by_level(cls, shape: TreeShape) -> Ladder:
+        """Returns the trees that a shape makes if it is cut between two levels.
+
+        >>> Ladder.by_level(TreeShape.branching([4, 2])).levels
+        {0: 0, 4: 1, 12: 2}
+        """
+        return cls(shape, tuple(accumulate(map(len, shape.levels), initial=0)))
+
+    @classmethod
+    def by_node(cls, shape: TreeShape) -> Ladder:
+        """Returns trees of the first nodes of a shape whose order is that of their worth."""
+        return cls(shape, tuple(length for length in LENGTHS if length <= shape.size))
+
+    @cached_property
+    def levels(self) -> dict[int, int]:
+        """Of each width."""
+        heights = self.heights(self.widths[-1])
+        return {width: heights[width] for width in self.widths}
+
+    def heights(self, widest: int) -> list[int]:
+        """Returns the levels of each number of nodes 0..widest; beyond the shape each node is
+        taken for another level."""
+        inside = list(accumulate(self.shape.depth, max))
+        return [*inside, *range(inside[-1] + 1, inside[-1] + 1 + widest)][: widest + 1]
+
+    def tokens(self, chances: Chances, room: int) -> dict[int, float]:
+        """Returns the expected tokens of a round for each width, with the one that every round
+        brings. room: levels that may be used before the text ends.
+
+        >>> Ladder.chains(2).tokens([[0.5], [0.5]], room=9)
+        {0: 1.0, 1: 1.5, 2: 1.75}
+        """
+        depth = self.shape.depth[1:]
+        reached = zip(self.shape.reached(chances), depth, strict=True)
+        total = list(accumulate((c if d <= room else 0.0 for c, d in reached), initial=1.0))
+        return {width: total[width] for width in self.widths}

@@ -1,0 +1,57 @@
+"""What drafting costs and brings one request, by prices that no clock changes."""
+
+from __future__ import annotations
+
+from outpace.policy.acceptance import Counts
+from outpace.policy.ladder import Ladder
+from outpace.policy.prices import Prices
+
+SHARE = 0.01
+"""Of all that was spent, what drafting may have lost."""
+
+CREDIT = 0.6
+"""Passes of the target that it may have lost beyond that."""
+
+RESERVE = 4.0
+"""Passes of the target that it may have gained to be set against what is lost later."""
+
+
+class Ledger:
+    """Chooses how much to draft for one request by nothing but its own history.
+
+    The width that brings the most tokens for its price is drafted, with the acceptance by depth
+    that the request has seen (Leviathan et al. 2022, section 3.3, without the assumption that all
+    depths are alike). Every draft's loss against plain decoding, price less tokens, is entered, and
+    its gain, as far as ``RESERVE``. While the loss is above ``CREDIT`` and ``SHARE`` of what was
+    spent nothing is drafted, and where nothing seems best the narrowest draft is tried as often as
+    that allows. So drafting loses no more than that and one draft, whatever the drafter is.
+    """
+
+    def __init__(self, ladder: Ladder, prices: Prices, counts: Counts) -> None:
+        """counts: what the request has seen, kept by somebody else."""
+        self._ladder, self._prices, self._counts = ladder, prices, counts
+        self._spent = self._loss = 0.0
+
+    def width(self, remaining: int) -> int:
+        """Returns how many nodes to draft where ``remaining`` tokens may still be generated."""
+        ladder, room = self._ladder, remaining - 1  # one token comes anyway
+        if room <= 0:
+            return 0
+        chances = self._counts.chances(ladder.shape.height, ladder.shape.width)
+        gains = {
+            width: tokens / self._prices.round(width, ladder.levels[width])
+            for width, tokens in ladder.tokens(chances, room).items()
+        }
+        best = max(ladder.widths, key=gains.__getitem__)
+        width = best or ladder.widths[1]
+        lost = self._loss
+        if not best:
+            lost += self._prices.round(width, ladder.levels[width]) * (1 - gains[width])
+        return width if lost <= CREDIT + SHARE * self._spent else 0
+
+    def enter(self, nodes: int, levels: int, emitted: int) -> None:
+        """Enters what a round drafted and how many tokens it brought."""
+        price = self._prices.round(nodes, levels)
+        self._spent += price
+        if nodes:
+            self._loss = max(-RESERVE, self._loss + price - emitted)

@@ -1,0 +1,1 @@
+"""What is decoded: the protocol of a target, and its implementations."""

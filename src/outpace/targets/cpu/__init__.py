@@ -1,0 +1,1 @@
+"""Our own kernels for passes over a few tokens on a CPU."""

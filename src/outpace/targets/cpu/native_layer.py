@@ -1,0 +1,190 @@
+"""Single decoder layers of the Llama kind, played by our own code.
+
+Most of what a layer does besides its products is launching some forty small operations, which takes
+longer than the operations. A layer that is found to be of the common kind (RMS norms, rotary
+attention, a gated SiLU) is played by `native.cpp` instead: what a token gets then has the same bits
+whatever else is in the pass, drafts included. Long prompts, and all that is not of that kind, stay
+with transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core.tree import Tree
+from outpace.targets.cpu.layer_stack import (
+    HEAD_NORMS,
+    NORMS,
+    PARTS,
+    LayerStack,
+    PassDescriptions,
+    eps_of,
+    playable,
+)
+from outpace.targets.cpu.layers import hooks_of
+from outpace.targets.cpu.native import Native, native
+from outpace.targets.cpu.native_linear import NativeLinear
+from outpace.targets.cpu.rotary import Angles
+from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.runner import Runner
+
+CHILDREN = {"self_attn", "mlp", *NORMS}
+"""All that such a layer consists of."""
+
+MOST_EACH = 64
+"""Query heads that may share a key head."""
+
+TOLERANCE = 1e-4
+"""By how much of what a layer adds its played result may be off: rounding is some 1e-6 of it."""
+
+ROUNDING = 1e-6
+"""The same, of what it is added to."""
+
+
+class NativeLayer:
+    """Plays one decoder layer: the ``forward`` of that layer, in the place of its own."""
+
+    def __init__(self, library: Native, layer: nn.Module, plans: PassDescriptions) -> None:
+        """layer: one that looks `_like_llama`. plans: those of the same model."""
+        self.plain: Any = layer.forward
+        self._stack = LayerStack(library, [layer], plans)
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
+        """Returns the layer's output ``[A, T, hidden]``."""
+        mask = options.get("attention_mask")
+        cached = isinstance(options.get("past_key_values"), SlotCache) and not args
+        boolean = mask is None or mask.dtype == torch.bool
+        if not (cached and boolean and playable(hidden_states)) or self._stack.watched:
+            return self.plain(hidden_states, *args, **options)
+        return self.play(hidden_states, **options)
+
+    def play(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        past_key_values: SlotCache,
+        attention_mask: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Returns the same, played by the library."""
+        y = hidden_states.clone(memory_format=torch.contiguous_format)
+        self._stack.play(y, Angles(*position_embeddings), past_key_values, attention_mask)
+        return y
+
+
+# -- which layers ------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def use_native_layers(model: nn.Module) -> int:
+    """Lets the library play those layers of a causal LM that it gives the same numbers as their own
+    code; returns how many.
+
+    That is tried on a small draft, layer by layer, in a pass that nothing else depends on.
+    """
+    library = native()
+    device: Any = model.device
+    if library is None or device.type != "cpu":
+        return 0
+    plans = PassDescriptions()
+    trials = [
+        _Trial(NativeLayer(library, layer, plans), layer)
+        for layer in model.modules()
+        if _like_llama(layer, library)
+    ]
+    if not trials:
+        return 0
+    try:
+        for trial in trials:
+            trial.layer.forward = trial
+        small_draft(model)
+    finally:
+        for trial in trials:
+            del trial.layer.forward
+    for trial in trials:
+        if trial.same:
+            trial.layer.forward = trial.block
+    return sum(trial.same for trial in trials)
+
+
+class _Trial:
+    """Plays a layer in both ways and compares them."""
+
+    def __init__(self, block: NativeLayer, layer: Any) -> None:
+        self.block = block
+        self.layer = layer
+        self._agreed: list[bool] = []  # of each pass
+
+    @property
+    def same(self) -> bool:
+        """Whether it was played, and always with the same result."""
+        return bool(self._agreed) and all(self._agreed)
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
+        if options.get("attention_mask") is None or args or not playable(hidden_states):
+            return self.block.plain(hidden_states, *args, **options)
+        played = self.block.play(hidden_states, **options)
+        expected = self.block.plain(hidden_states, *args, **options)
+        if isinstance(expected, Tensor):
+            rounding = ROUNDING * hidden_states.abs().max()
+            allowed = TOLERANCE * (expected - hidden_states).std() + rounding
+            self._agreed.append(bool((played - expected).abs().max() <= allowed))
+        return expected
+
+
+def small_draft(model: nn.Module) -> Tensor:
+    """Returns the logits ``[2, 5, V]`` of a pass over two rows with a draft tree."""
+    config: Any = model.config
+    vocabulary = config.get_text_config().vocab_size
+    runner = Runner(model, rows=2, max_length=32)
+    runner.admit(2)
+    runner.prefill(0, [[token % vocabulary for token in row] for row in ((3, 1, 4), (1, 5, 9))])
+    runner.lengths = [3, 2]
+    tokens = torch.tensor([[2, 6, 5, 3, 5], [8, 9, 7, 9, 3]]) % vocabulary
+    logits: Tensor = runner.forward(tokens, keep=5, tree=Tree.uniform([0, 0, 1, 2], rows=2)).logits
+    return logits
+
+
+def _like_llama(layer: Any, library: Native) -> bool:
+    """Whether a layer looks as if it were of the kind; that it is, only a trial tells."""
+    if {name for name, _ in layer.named_children()} != CHILDREN:
+        return False
+    modules = dict(layer.named_modules())
+    known = {"", "self_attn", "mlp", "mlp.act_fn", *PARTS, *NORMS, *HEAD_NORMS}
+    if not {*PARTS, *NORMS} <= modules.keys() <= known or any(
+        any(hooks_of(module)) for module in modules.values()
+    ):
+        return False
+    linears: list[Any] = [modules[name] for name in PARTS]
+    norms = [modules[name] for name in (*NORMS, *HEAD_NORMS) if name in modules]
+    if not all(map(_takes, linears)) or {len(list(norm.parameters())) for norm in norms} != {1}:
+        return False
+    return _fits(layer, linears, norms, library)
+
+
+def _fits(layer: Any, linears: Sequence[Any], norms: Sequence[Any], library: Native) -> bool:
+    """Whether the numbers of a layer are such that the library can play it."""
+    attention = layer.self_attn
+    dim = getattr(attention, "head_dim", 0)
+    if not dim or getattr(attention, "scaling", None) is None or None in map(eps_of, norms):
+        return False
+    query, key, *_ = (linear.out_features for linear in linears)
+    wholes = dim, linears[0].in_features, linears[4].out_features
+    return (
+        all(size % library.lanes == 0 for size in wholes)
+        and len(set(map(eps_of, norms))) == 1
+        and {norm.weight.dtype for norm in norms} == {torch.float32}
+        and [len(norm.weight) for norm in norms[2:]] in ([], [dim, dim])
+        and query % key == 0
+        and query // key <= MOST_EACH
+    )
+
+
+def _takes(linear: Any) -> bool:
+    if type(linear) is nn.Linear:
+        return linear.weight.dtype == torch.float32 and linear.weight.is_contiguous()
+    return isinstance(linear, NativeLinear) and linear.told().matrix.is_contiguous()

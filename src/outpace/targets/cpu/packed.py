@@ -1,0 +1,85 @@
+"""Linear layers whose weights oneDNN has laid out once for its own product, on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.targets.cpu.opaque import opaque
+
+HINT = 8
+"""Rows that the layout is made for: with it the product was as fast as any at 1 to 512 rows."""
+
+DTYPES = frozenset({torch.float32, torch.bfloat16})
+
+
+def available(dtype: torch.dtype = torch.float32) -> bool:
+    """Whether weights can be packed here: this build of torch can, and the processor."""
+    has: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not (has and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return False
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.ones(16, 16, dtype=dtype), HINT)
+    except RuntimeError:  # narrow types need instructions that not every processor has
+        return False
+    return True
+
+
+def dtypes() -> frozenset[torch.dtype]:
+    """Returns the types of weights that can be packed here."""
+    return frozenset(filter(available, DTYPES))
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns oneDNN's product ``[..., N]`` of x ``[..., K]`` with a weight ``[N, K]``, packed or
+    plain."""
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
+
+
+def _shape(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], packed.shape[0])
+
+
+class PackedLinear(nn.Module):
+    """A linear layer that keeps its weight in oneDNN's layout only, and so in one copy.
+
+    A row of the result is the same to the last bit whatever other rows share the pass. ``weight``
+    and ``state_dict`` show the plain weight, unpacked anew each time.
+    """
+
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None, shown_t: bool = False) -> None:
+        """weight: ``[N, K]``; not kept. shown_t: ``weight`` is to look transposed, as GPT-2's."""
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias
+        self._dtype = weight.dtype
+        self._shown_t = shown_t
+        self._compilable = opaque("packed_linear", product, _shape)
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), HINT)
+
+    @property
+    def weight(self) -> Tensor:
+        """``[N, K]``, or ``[K, N]`` where it looks transposed: a plain copy."""
+        plain = self._packed.to_dense(self._dtype)
+        return plain.t().contiguous() if self._shown_t else plain
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the packed weight, which is no parameter."""
+        return self.out_features * self.in_features * self._dtype.itemsize
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``[..., K]`` -> ``[..., N]``."""
+        play = self._compilable if torch.compiler.is_compiling() else product
+        result: Tensor = play(x, self._packed, self.bias)
+        return result
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight

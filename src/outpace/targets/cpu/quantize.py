@@ -1,0 +1,241 @@
+"""Quantised weights: less memory to read, and a model of its own.
+
+On a CPU, "int8": each output channel's weights as 8-bit integers of one scale. Our own products
+(`targets.native`) widen them as they go; activations stay as they are.
+
+Without a C++ compiler the products are oneDNN's, of exact integers, and the activations must be
+integers too (`Int8Linear`). Rounded to 8 bits they would not do here:
+attention adds up in another order when several tokens share a pass, the last bit that this changes
+decides now and then which way an activation is rounded, and one step of 1/127 is felt in the logits
+(by a percent of their spread) where the last bit was not. Speculation would change the text.
+So each row is split into two 8-bit halves of a scale of its own, 15 bits together, and both pass
+through the product as rows of their own, at hardly more than the price of one: the weights are read
+once. What is lost is then only what the weights lose.
+
+On a GPU, "int8" and "int4": torchao's weight-only schemes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from outpace.errors import ConfigError, UnsupportedModel, did_you_mean
+from outpace.targets.cpu.layers import SMALLEST_SCALE, exchange, linear_layers, matrix_of, to_int8
+from outpace.targets.cpu.native import native
+from outpace.targets.cpu.native_linear import native_int8
+from outpace.targets.cpu.opaque import opaque
+
+Quantization = Literal["int8", "int4"]
+QUANTIZATIONS = ("int8", "int4")
+
+WORTH = 1 << 18
+"""Weights of a layer from which on reading a quarter of them saves time: smaller ones stay in the
+processor's own memory."""
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with 8-bit weights and activations of two 8-bit halves.
+
+    A row's result has the same bits whatever rows it shares the product with: its scale is its own,
+    the products are exact integers, and each operation around them rounds element by element. Only
+    the packed weight is kept.
+    """
+
+    def __init__(self, layer: nn.Module, levels: int) -> None:
+        super().__init__()
+        matrix = matrix_of(layer)  # [N, K]
+        self.out_features, self.in_features = matrix.shape
+        self.levels = levels
+        integers, scale = to_int8(matrix)
+        self.register_buffer("scale", scale)  # [N]
+        self.register_buffer("zero", torch.zeros(len(scale), dtype=torch.int32))
+        self.bias: Any = layer.bias
+        self._packed = _pack(integers)
+        self._compilable = opaque("int8_linear", _product, _shape)
+        self.packed_bytes = integers.nbytes + self.scale.nbytes + self.zero.nbytes
+
+    scale: Tensor
+    zero: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``[..., K]`` -> ``[..., N]``."""
+        flat = x.reshape(-1, self.in_features)  # [R, K]
+        rows, finer = len(flat), 2 * self.levels
+        step = flat.abs().amax(-1, keepdim=True).clamp_min_(SMALLEST_SCALE).div_(self.levels)
+        steps = flat / step
+        high = steps.round()
+        halves = torch.cat([high, (steps - high).mul_(finer)])  # [2 R, K], within the levels
+        middle = self.levels + 1  # what zero is as an unsigned byte, which is what the kernels take
+        bytes_ = halves.add_(middle + 0.5).to(torch.uint8)  # cutting off behind the point rounds
+        product = self._compilable if torch.compiler.is_compiling() else _product
+        y: Tensor = product(bytes_, middle, self._packed, self.scale, self.zero)  # [2 R, N]
+        y = y[:rows].add_(y[rows:].div_(finer)).mul_(step)
+        if self.bias is not None:
+            y = y.add_(self.bias)
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+def _pack(integers: Tensor) -> Tensor:
+    # The number of rows is a hint.
+    packed: Tensor = torch.ops.onednn.qlinear_prepack(integers, [16, integers.shape[1]])
+    return packed
+
+
+def _product(x: Tensor, middle: int, packed: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """Returns bytes x ``[R, K]`` less middle, times the weight and its channels' scales."""
+    y: Tensor = torch.ops.onednn.qlinear_pointwise(
+        x, 1.0, middle, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return y
+
+
+def _shape(x: Tensor, middle: int, packed: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    return scale.new_empty(x.shape[0], scale.shape[0])
+
+
+def int8_levels() -> int:
+    """Returns up to which integer activations are multiplied exactly here, 127 or 63; 0: none are.
+
+    Without VNNI, pairs of products are added up in 16 bits, which full bytes overflow.
+    """
+    ones, zero = torch.ones(32), torch.zeros(32, dtype=torch.int32)
+    try:
+        packed = _pack(torch.full((32, 64), 127, dtype=torch.int8))
+        for levels in (127, 63):
+            x = torch.full((2, 64), 2 * levels + 1, dtype=torch.uint8)
+            if bool((_product(x, levels + 1, packed, ones, zero) == 127 * 64 * levels).all()):
+                return levels
+    except (RuntimeError, AttributeError):
+        return 0
+    return 0
+
+
+def check(quantization: str | None, device: torch.device, dtype: torch.dtype | str) -> None:
+    """Raises ``ConfigError`` where a model cannot be quantised so; asked before it is loaded."""
+    if quantization is None:
+        return
+    if quantization not in QUANTIZATIONS:
+        raise ConfigError(
+            f"unknown quantization {quantization!r}{did_you_mean(quantization, QUANTIZATIONS)}."
+        )
+    if device.type == "cpu":
+        _check_cpu(quantization, dtype)
+    elif dtype in (torch.float32, torch.float64):
+        raise ConfigError(
+            f"quantization {quantization!r} on a GPU computes in 16 bits, not in "
+            f"{str(dtype).removeprefix('torch.')}: use dtype 'bfloat16'."
+        )
+    else:
+        _torchao()
+
+
+def _check_cpu(quantization: str, dtype: torch.dtype | str) -> None:
+    if quantization != "int8":
+        raise ConfigError(
+            f"quantization {quantization!r} is there on a GPU only: use 'int8' on a CPU."
+        )
+    if dtype != torch.float32:
+        raise ConfigError(
+            "quantization 'int8' on a CPU computes in float32, not in "
+            f"{str(dtype).removeprefix('torch.')}: use dtype 'float32'."
+        )
+    if native() is None and int8_levels() == 0:
+        raise ConfigError(
+            "quantization 'int8' needs a C++ compiler, or torch with oneDNN's integer products, "
+            "which this processor or this build of torch lacks: install one, or leave "
+            "quantization out."
+        )
+
+
+@torch.no_grad()
+def quantize(model: nn.Module, quantization: Quantization) -> None:
+    """Exchanges the linear layers of a model for quantised ones, in place.
+
+    Embeddings stay; a head that is tied to one gets integers of its own. Raises
+    ``UnsupportedModel`` where most of what a pass reads is in other layers.
+    """
+    _check_layers(model)
+    if next(model.parameters()).device.type != "cpu":
+        return _by_torchao(model, quantization)
+    library, levels = native(), int8_levels()
+    if library is None:
+        exchange(model, lambda layer: Int8Linear(layer, levels))
+    else:
+        exchange(model, lambda layer: native_int8(library, layer))
+
+
+def pays(model: nn.Module) -> bool:
+    """Returns whether 8-bit weights make a model's passes faster, as far as that can be told from
+    its layers: most of what a pass reads is in large ones, and they are our own products."""
+    weights = [getattr(parent, name).weight for parent, name in linear_layers(model)]
+    where, kind = next(model.parameters()).device, next(model.parameters()).dtype
+    if where.type != "cpu" or kind != torch.float32 or native() is None:
+        return False
+    sizes = {id(weight): weight.numel() for weight in weights}.values()
+    large = sum(size for size in sizes if size >= WORTH)
+    return 2 * large > sum(sizes) and _inside(model) > _outside(model)
+
+
+def _inside(model: nn.Module) -> int:
+    """Weights in plain linear layers."""
+    layers: list[Any] = [getattr(parent, name) for parent, name in linear_layers(model)]
+    return sum({id(layer): layer.weight.numel() for layer in layers}.values())
+
+
+def _outside(model: nn.Module) -> int:
+    """Weights in others, besides embeddings."""
+    layers: list[Any] = [getattr(parent, name) for parent, name in linear_layers(model)]
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    linear = {id(layer.weight) for layer in layers}
+    others = {id(w): w.numel() for w in model.parameters() if id(w) not in tables | linear}
+    return sum(others.values())
+
+
+def _check_layers(model: nn.Module) -> None:
+    inside, outside = _inside(model), _outside(model)
+    if inside <= outside:
+        raise UnsupportedModel(
+            f"{type(model).__name__} keeps {outside:,} of its weights outside plain linear layers "
+            f"(in those {inside:,}), as mixtures of experts do, and only these can be quantised: "
+            "leave quantization out."
+        )
+
+
+def _by_torchao(model: nn.Module, quantization: Quantization) -> None:
+    dtype = next(model.parameters()).dtype
+    if dtype != torch.bfloat16 and (quantization == "int4" or dtype != torch.float16):
+        raise ConfigError(
+            f"quantization {quantization!r} on a GPU computes in 16 bits, not in "
+            f"{str(dtype).removeprefix('torch.')}: use dtype 'bfloat16'."
+        )
+    if any(type(module) is Conv1D for module in model.modules()):
+        raise UnsupportedModel(
+            f"{type(model).__name__} has GPT-2's kind of linear layers, which torchao does not "
+            "quantise: leave quantization out, or run it on a CPU."
+        )
+    torchao = _torchao()
+    schemes = {"int8": torchao.Int8WeightOnlyConfig, "int4": torchao.Int4WeightOnlyConfig}
+    try:
+        torchao.quantize_(model, schemes[quantization]())
+    except ImportError as error:
+        raise ConfigError(
+            f"torchao needs another package for quantization {quantization!r} ({error}): install "
+            "it, or leave quantization out."
+        ) from error
+
+
+def _torchao() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about its own kernels for other machines
+            from torchao import quantization
+    except ImportError as error:
+        raise ConfigError(
+            "quantization on a GPU needs torchao: pip install 'outpace[quant]'."
+        ) from error
+    return quantization

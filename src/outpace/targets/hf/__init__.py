@@ -1,0 +1,1 @@
+"""Targets that are transformers models."""

@@ -1,0 +1,401 @@
+"""Models and tokenizers by path, hub name, or already loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import enable_progress_bars  # type: ignore[attr-defined]
+from huggingface_hub.utils._validators import validate_repo_id
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
+from outpace.targets.cpu.kernels import ASKED, NATIVE, Kernels, speed_up
+from outpace.targets.cpu.kernels import check as check_kernels
+from outpace.targets.cpu.native_layer import use_native_layers
+from outpace.targets.cpu.native_linear import lay_out_weights, share_products
+from outpace.targets.cpu.native_model import use_native_model
+from outpace.targets.cpu.quantize import Quantization, pays, quantize
+from outpace.targets.cpu.quantize import check as check_quantization
+from outpace.targets.hf import support
+from outpace.targets.hf.attention import use_grouped
+from outpace.targets.hf.weights import weight_bytes
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+WEIGHTS = ("*.safetensors", "*.bin")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A causal LM that outpace can decode, its tokenizer if it has one, and what both say."""
+
+    model: nn.Module
+    tokenizer: Any
+    name: str
+    same_tokens: bool = False
+    """Known to share the tokens of whatever it is used with."""
+    quantization: Quantization | None = None
+    """How its linear layers were quantised when it was loaded."""
+
+    @property
+    def config(self) -> Any:
+        """The text model's configuration."""
+        config: Any = self.model.config
+        return config.get_text_config()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its weights."""
+        return next(self.model.parameters()).dtype
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that the model has positions for.
+
+        Where longer texts have other rotary angles (LongRoPE), only those of the shorter ones: a
+        batch would change what its rows have cached as soon as the longest of them got there.
+        """
+        top = int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]
+        first = [kind.get("original_max_position_embeddings") for kind in kinds]
+        long = any(kind.get("rope_type") == "longrope" for kind in kinds)
+        return min([top, *filter(None, first)]) if long else top
+
+    @cached_property  # tokenizers make the whole table anew each time: 10 ms
+    def vocabulary(self) -> int:
+        """Tokens that can be generated: heads are often padded beyond what the tokenizer knows."""
+        size = int(self.config.vocab_size)
+        if self.tokenizer is None:
+            return size
+        return min(size, int(max(self.tokenizer.get_vocab().values())) + 1)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The model's generation_config as a dict of the options that it sets."""
+        config: Any = self.model.generation_config
+        return dict(config.to_diff_dict())
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        config: Any = self.model.generation_config
+        ids = config.eos_token_id
+        if ids is None and self.tokenizer is not None:
+            ids = self.tokenizer.eos_token_id
+        if ids is None:
+            return ()
+        return (ids,) if isinstance(ids, int) else tuple(ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return weight_bytes(self.model)
+
+
+def load(
+    model: str | os.PathLike[str] | nn.Module | Loaded,
+    *,
+    tokenizer: Any = None,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    trust_remote_code: bool = False,
+    cpu_kernels: Kernels = "auto",
+    quantization: Quantization | Literal["auto"] | None = None,
+) -> Loaded:
+    """Returns the model, checked: it is a causal LM whose drafts can be scored and rolled back.
+
+    dtype "auto": float32 on a CPU (narrow types are slower there), the checkpoint's own on a GPU.
+    device "auto": CUDA where there is one. cpu_kernels "auto": linear layers of a model loaded here
+    are exchanged for ones that are faster on few rows (`targets.kernels`), and layers of the Llama
+    kind played whole (`targets.block`); a model handed over stays as it is. quantization: see
+    `targets.quantize`; "auto", for models whose law may change: where it saves time. Raises
+    ``ConfigError``, ``ModelLoadError`` or ``UnsupportedModel``.
+    """
+    check_kernels(cpu_kernels)
+    wanted = None if quantization == "auto" else quantization
+    if wanted is not None and cpu_kernels in ASKED:
+        raise ConfigError(
+            f"cpu_kernels {cpu_kernels!r} and quantization exclude each other: leave one out."
+        )
+    if isinstance(model, (Loaded, nn.Module)):
+        _check_handed_over(cpu_kernels, wanted)
+        if isinstance(model, nn.Module):
+            model = Loaded(model.eval(), tokenizer, type(model).__name__)
+        loaded = model
+        support.check(loaded.model)
+        support.probe(loaded.model)
+        return loaded
+    loaded = _from_path(str(model), tokenizer, dtype, device, trust_remote_code, wanted)
+    if quantization == "auto" and cpu_kernels == "auto" and pays(loaded.model):
+        wanted = "int8"
+        loaded = replace(loaded, quantization=wanted)
+    if wanted is None:
+        speed_up(loaded.model, cpu_kernels)
+    use_grouped(loaded.model)
+    support.check(loaded.model)
+    support.probe(loaded.model)
+    if wanted is not None:
+        # After the probe, which then need not tell rounding from a mask that is ignored.
+        quantize(loaded.model, wanted)
+    if cpu_kernels in NATIVE:
+        lay_out_weights(loaded.model)
+        share_products(loaded.model)
+        use_native_layers(loaded.model)
+        use_native_model(loaded.model)
+    support.probe(loaded.model, coarse=wanted is not None)
+    return loaded
+
+
+def _check_handed_over(cpu_kernels: Kernels, quantization: Quantization | None) -> None:
+    """Raises for what would change a model that the caller has loaded."""
+    changes = f"cpu_kernels {cpu_kernels!r}" if cpu_kernels in ASKED else None
+    changes = "quantization" if quantization is not None else changes
+    if changes is not None:
+        raise ConfigError(
+            f"{changes} changes a model's layers, and a model that you loaded stays as it is: give "
+            "its path or hub name instead."
+        )
+
+
+def load_drafter(
+    model: str | os.PathLike[str] | nn.Module | Loaded,
+    target: Loaded,
+    *,
+    tokenizer: Any = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    cpu_kernels: Kernels = "auto",
+    quantization: Quantization | Literal["auto"] | None = "auto",
+) -> Loaded:
+    """Returns the model that drafts for a target, as `load` does: on the target's device and in its
+    dtype unless told otherwise.
+
+    quantization "auto": in 8 bits where that saves time. What is drafted is a guess, and the text
+    is the target's whatever the guesses are.
+    """
+    if quantization == "auto" and dtype is not None:
+        quantization = None
+    return load(
+        model,
+        tokenizer=tokenizer,
+        dtype=target.dtype if dtype is None else dtype,
+        device=target.device if device is None else device,
+        cpu_kernels="auto" if isinstance(model, (Loaded, nn.Module)) else cpu_kernels,
+        quantization=quantization,
+    )
+
+
+def check_path(model: str | os.PathLike[str]) -> None:
+    """Raises ``ModelLoadError`` where a look at the disk tells that nothing can be loaded.
+
+    Cheap, so that it can be asked of target and drafter before the weights of either are read.
+    """
+    path = Path(model)
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise ModelLoadError(
+                f"{path} has no config.json: name a folder that holds a saved model."
+            )
+        if not any(next(path.glob(pattern), None) for pattern in WEIGHTS):
+            raise ModelLoadError(
+                f"{path} has a config.json but no weights ({' or '.join(WEIGHTS)}): download or "
+                "save the model again."
+            )
+    elif path.exists():
+        raise ModelLoadError(f"{path} is a file: name the folder that holds the saved model.")
+    elif not _is_hub_name(str(model)):
+        raise ModelLoadError(f"there is no folder {str(model)!r}, and no hub name looks like this.")
+
+
+def _is_hub_name(name: str) -> bool:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def _from_path(
+    path: str,
+    tokenizer: Any,
+    dtype: str | torch.dtype,
+    device: str | torch.device,
+    trust: bool,
+    quantization: Quantization | None,
+) -> Loaded:
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    check_quantization(quantization, where, kind)
+    check_path(path)
+    config = _config(path, trust)
+    support.check_config(config)
+    # Before the weights, which are what takes long.
+    known = _tokenizer(path, trust) if tokenizer is None else tokenizer
+    model = _weights(path, config, kind, trust)
+    return Loaded(model.to(where).eval(), known, path, quantization=quantization)
+
+
+def _config(path: str, trust: bool) -> Any:
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust)
+    except Exception as error:  # transformers raises all sorts over the files of others
+        if isinstance(error, OSError) and not Path(path).exists():
+            raise ModelLoadError(
+                f"{path!r} is neither a folder here nor a model that can be downloaded: "
+                f"{_first_line(error)}"
+            ) from error
+        raise ModelLoadError(
+            f"cannot read the config.json of {path!r}: {_reason(error)}"
+        ) from error
+
+
+def _weights(path: str, config: Any, dtype: str | torch.dtype, trust: bool) -> nn.Module:
+    load_it: Any = AutoModelForCausalLM.from_pretrained  # its stubs know one result, not the pair
+    try:
+        model, report = load_it(
+            path,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust,
+            attn_implementation=_attention(config),
+            output_loading_info=True,
+        )
+    except SafetensorError as error:
+        raise ModelLoadError(
+            f"the weights in {path!r} are damaged or cut short ({_first_line(error)}): download or "
+            "save the model again."
+        ) from error
+    except Exception as error:  # as above
+        raise ModelLoadError(
+            f"cannot load a causal language model from {path!r}: {_why(error, config)}"
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        # transformers would fill them with random numbers, and the text would be noise.
+        raise ModelLoadError(
+            f"the weights in {path!r} lack {len(missing)} of those that its config.json calls for "
+            f"({missing[0]!r} is one): download or save the model again."
+        )
+    return model  # type: ignore[no-any-return]
+
+
+def _why(error: Exception, config: Any) -> str:
+    text = str(error)
+    if text.startswith("Unrecognized configuration class"):
+        return f"its type {config.model_type!r} is no causal language model."
+    if "ignore_mismatched_sizes" in text:
+        return "the shapes of its weights are not those that its config.json calls for."
+    return _reason(error)
+
+
+def _attention(config: Any) -> str | None:
+    # Soft-capped attention scores exist in the eager kernel only; elsewhere transformers picks the
+    # fastest of those that the model supports.
+    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
+
+
+def _tokenizer(path: str, trust: bool) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+    except Exception as error:  # the tokenizers library raises bare exceptions over a broken file
+        if any((Path(path) / name).exists() for name in TOKENIZERS):
+            raise ModelLoadError(
+                f"cannot read the tokenizer of {path!r}: {_reason(error)}"
+            ) from error
+        return None  # prompts must then be token ids, and the engine says so
+
+
+def hide_progress_bars(*, downloads: bool) -> None:
+    """Silences transformers' loading bars, for programs that show their own progress.
+
+    downloads: those of the hub too. Changes the whole process.
+    """
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # hides both kinds
+    if not downloads:
+        enable_progress_bars()
+
+
+def pick_device(device: str | torch.device) -> torch.device:
+    """Returns the device; ``ConfigError`` if it does not exist here."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {device!r}: use 'auto', 'cpu' or 'cuda'.") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda' was asked for, but torch sees no CUDA device: use 'cpu'.")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {str(device)!r} was asked for, but torch sees {torch.cuda.device_count()} "
+            "CUDA device(s), counted from 0."
+        )
+    return chosen
+
+
+def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
+    """Returns the dtype to load weights in ("auto" is left to the checkpoint on a GPU)."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}: choose from auto, {', '.join(DTYPES)}.")
+    return DTYPES[dtype]
+
+
+def check_same_vocabulary(target: Loaded, drafter: Loaded) -> None:
+    """Raises ``VocabularyMismatch`` unless every token id means the same text in both models."""
+    if drafter.same_tokens:
+        return
+    if target.tokenizer is None or drafter.tokenizer is None:
+        ours, theirs = target.config.vocab_size, drafter.config.vocab_size
+        if ours != theirs:
+            raise VocabularyMismatch(
+                f"the target has {ours} tokens and the drafter {theirs}, and without both "
+                "tokenizers nothing tells that they agree: use a drafter with the target's "
+                "vocabulary."
+            )
+        return
+    ours, theirs = target.tokenizer.get_vocab(), drafter.tokenizer.get_vocab()
+    different = [token for token in theirs if ours.get(token, theirs[token]) != theirs[token]]
+    unknown = [token for token in theirs if token not in ours]
+    if different or len(unknown) > max(64, len(ours) // 100):
+        example = (different or unknown)[0]
+        raise VocabularyMismatch(
+            f"drafter and target have different tokenizers: the target's has {len(ours)} tokens, "
+            f"the drafter's {len(theirs)}, and {example!r} is {ours.get(example, 'absent')} in the "
+            f"first and {theirs[example]} in the second; use a drafter trained with the target's "
+            "tokenizer."
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:300]
+
+
+def _reason(error: BaseException) -> str:
+    # The text of errors such as KeyError says nothing without their name.
+    told = isinstance(error, (OSError, ImportError)) or type(error) in (ValueError, RuntimeError)
+    return _first_line(error) if told else f"{type(error).__name__}: {_first_line(error)}"

@@ -1,0 +1,112 @@
+"""Which slot each column of a pass may attend to, and where it stands.
+
+A pass feeds each row first its pending tokens (committed but not yet cached: a chain that ends in
+the root), then the drafted nodes. Column t of row b is written at slot ``start_b + t``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.core.tree import Tree
+from outpace.targets.hf.attention import BOOLEAN
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Positions and visibility of the T columns of a pass over A rows."""
+
+    positions: Tensor  # [A, T]
+    seen: Tensor  # [A, T, S] bool
+    slot_positions: Tensor  # [A, S]; only where seen
+
+    def within(self, window: int) -> Tensor:
+        """Returns ``seen`` restricted to a sliding window, measured in positions, not in slots."""
+        distance = self.positions[:, :, None] - self.slot_positions[:, None, :]
+        return self.seen & (distance < window)
+
+
+def chain_positions(starts: Tensor, columns: int) -> Tensor:
+    """Returns ``[A, T]``: the positions of T columns that follow ``starts`` in order."""
+    return starts[:, None] + torch.arange(columns, device=starts.device)
+
+
+def chain_layout(starts: Tensor, columns: int, slots: int) -> Layout:
+    """Returns the layout of pending tokens followed by a chain: causal, each row from its start.
+
+    starts: ``[A]``. Padding columns come last, so that nothing real ever sees them.
+    """
+    slot = torch.arange(slots, device=starts.device)
+    positions = chain_positions(starts, columns)
+    seen = slot <= positions[..., None]
+    return Layout(positions, seen, slot.expand(starts.shape[0], -1))
+
+
+def tree_layout(starts: Tensor, pending: int, tree: Tree, slots: int) -> Layout:
+    """Returns the layout of ``pending`` tokens, the last of them the root, followed by a tree.
+
+    A node sees what is committed, the pending tokens, its ancestors and itself; its position is the
+    one that its token will have if it is accepted, ``start + pending - 1 + depth``.
+    """
+    device, columns = starts.device, pending + tree.size
+    column = torch.arange(columns, device=device)
+    node = (column - pending + 1).clamp(min=0)  # [T]; 0 for all pending columns
+    related = tree.ancestors[:, node][:, :, node]  # [A, T, T]
+    causal = column[:, None] >= column
+    allowed = torch.where(column < pending, causal, related)
+    depth = torch.where(column < pending, column - (pending - 1), tree.depth[:, node])
+    positions = starts[:, None] + pending - 1 + depth
+
+    relative = torch.arange(slots, device=device) - starts[:, None]  # [A, S]
+    inside = (relative >= 0) & (relative < columns)
+    index = relative.clamp(0, columns - 1)
+    here = allowed.gather(2, index[:, None, :].expand(-1, columns, -1))
+    seen = (relative < 0)[:, None, :] | (inside[:, None, :] & here)
+    committed = torch.arange(slots, device=device).expand_as(relative)
+    slot_positions = torch.where(relative < 0, committed, positions.gather(1, index))
+    return Layout(positions, seen, slot_positions)
+
+
+class MaskMaker:
+    """Puts a layout into the form that one model takes.
+
+    Models with one kind of layer take one mask; those that list ``layer_types`` with sliding layers
+    take one by layer type; those with a ``sliding_window`` and no such list (Mistral, Phi-3,
+    Mixtral) use the mask they are given in every layer and add no window of their own, so it is
+    folded in.
+    """
+
+    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+        layer_types = set(getattr(config, "layer_types", None) or ())
+        self.by_layer_type = "sliding_attention" in layer_types
+        window = getattr(config, "sliding_window", None)
+        if layer_types and not self.by_layer_type:
+            window = None
+        self.window: int | None = window
+        self.boolean = config._attn_implementation in BOOLEAN
+        self.dtype = dtype
+
+    @property
+    def has_own(self) -> bool:
+        """Without a mask the model is plainly causal over all slots, and takes a faster kernel."""
+        return self.boolean and self.window is None
+
+    def __call__(self, layout: Layout) -> Any:
+        """Returns the ``attention_mask`` argument: a tensor ``[A, 1, T, S]`` or a dict of them."""
+        if self.window is None:
+            return self._shaped(layout.seen)
+        narrow = self._shaped(layout.within(self.window))
+        if not self.by_layer_type:
+            return narrow
+        return {"full_attention": self._shaped(layout.seen), "sliding_attention": narrow}
+
+    def _shaped(self, seen: Tensor) -> Tensor:
+        mask = seen[:, None]
+        if self.boolean:
+            return mask
+        zero = torch.zeros((), dtype=self.dtype, device=seen.device)
+        return torch.where(mask, zero, torch.finfo(self.dtype).min)

@@ -1,0 +1,225 @@
+"""Runs one causal LM over ragged rows: the pass of a plan, and the lengths that follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from outpace.core.transfer import to_device
+from outpace.core.tree import Tree
+from outpace.targets.hf.cache import SlotCache, Writing
+from outpace.targets.hf.fixed import PENDING, Fixed
+from outpace.targets.hf.masks import MaskMaker, chain_layout, chain_positions, tree_layout
+
+PREFILL_CHUNK = 512
+"""Prompt tokens per pass, so that masks and activations stay small."""
+
+
+class Runner:
+    """One model, its slot cache, and ``lengths``: how many tokens of each row are cached.
+
+    Rows 0..active-1 are in use and every pass covers all of them, but for a prefill, which covers
+    the rows that it is given. ``forward`` never changes a length: the caller commits what it
+    accepts.
+    """
+
+    def __init__(
+        self, model: nn.Module, rows: int, max_length: int, fixed: Fixed | None = None
+    ) -> None:
+        """fixed: how to play passes of all rows that come in the same shape again and again."""
+        loaded: Any = model  # nn.Module says of no attribute what it is
+        self.model = loaded
+        self.config: Any = loaded.config.get_text_config()
+        self.max_length = max_length
+        self.cache = SlotCache(rows)
+        self.lengths: list[int] = []
+        self.passes = 0
+        # The model's own properties walk through its parameters each time.
+        self.device: torch.device = loaded.device
+        self.dtype: torch.dtype = loaded.dtype
+        self._mask = MaskMaker(self.config, self.dtype)
+        self.fixed = fixed
+
+    @property
+    def active(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent on compiling or recording passes so far."""
+        return self.fixed.player.seconds if self.fixed is not None else 0.0
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def admit(self, count: int) -> None:
+        """Adds ``count`` empty rows after the active ones."""
+        if self.active + count > self.cache.rows:
+            raise AssertionError(f"{self.active} + {count} rows in a cache of {self.cache.rows}")
+        self.lengths += [0] * count
+
+    def retain(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows (ascending), renumbered from 0."""
+        for target, source in enumerate(rows):
+            if source != target:
+                self.cache.move_row(source, target, self.lengths[source])
+        self.lengths = [self.lengths[row] for row in rows]
+
+    def advance(self, counts: Sequence[int]) -> None:
+        """Commits: the first ``counts[b]`` columns of the last pass become part of row b."""
+        self.lengths = [have + new for have, new in zip(self.lengths, counts, strict=True)]
+
+    def advance_paths(self, pending: int, paths: Sequence[Sequence[int]]) -> None:
+        """Commits the last pass's pending tokens and, of its tree, each row's accepted path."""
+        for row, nodes in enumerate(paths):
+            root = self.lengths[row] + pending - 1
+            self.cache.move_path(row, root, nodes)
+            self.lengths[row] += pending + len(nodes)
+
+    # -- passes --------------------------------------------------------------------------------
+
+    def prefill(self, first: int, prompts: Sequence[Sequence[int]]) -> None:
+        """Caches the prompts into the rows from ``first`` on, and commits them."""
+        longest = max(len(prompt) for prompt in prompts)
+        for begin in range(0, longest, PREFILL_CHUNK):
+            chunks = [list(prompt[begin : begin + PREFILL_CHUNK]) for prompt in prompts]
+            width = max(len(chunk) for chunk in chunks)
+            padded = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
+            self.forward(to_device(padded, self.device), keep=1, first=first)
+            for row, chunk in enumerate(chunks):
+                self.lengths[first + row] += len(chunk)
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: Tensor, keep: int, tree: Tree | None = None, first: int = 0, **options: Any
+    ) -> Any:
+        """Returns the model's output for the pending tokens and drafted nodes of consecutive rows.
+
+        tokens: ``[A, T]``: per row its pending tokens, then the nodes of ``tree`` (default: all
+        pending, one chain). keep: logits of this many last columns, ``[A, keep, V]``.
+        options: further arguments of the model, such as ``output_hidden_states``.
+        """
+        rows, columns = tokens.shape
+        width = self._fixed_width(rows, columns, tree, options)
+        if width is not None:
+            return self._forward_fixed(tokens, keep, tree, width)
+        lengths = self.lengths[first : first + rows]
+        self._reserve(max(lengths) + columns)
+        writing = self._writing(first, lengths, columns)
+        self.cache.writing = writing
+        positions, mask = self._placed(writing, tree)
+        if writing.view > self.max_length:
+            # Only padding can stand beyond the context: a row that drafts less than others.
+            positions = positions.clamp(max=self.max_length - 1)
+        self.passes += 1
+        return self.model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=keep,
+            **options,
+        )
+
+    def _reserve(self, slots: int) -> None:
+        capacity = self.cache.capacity
+        self.cache.reserve(slots)
+        if self.fixed is not None and self.cache.capacity != capacity:
+            self.fixed.player.forget()
+
+    # -- passes of fixed shapes ----------------------------------------------------------------
+
+    def fixed_view(self, pending: int, further: int) -> int | None:
+        """Returns the slots that passes of fixed shapes over all active rows will see, with room
+        for so many pending columns and further ones; None where they are not played so."""
+        # The first pass of all makes the cache's buffers, which is no part of any other.
+        if self.fixed is None or not self.cache.layers:
+            return None
+        needed = max(self.lengths) + pending + further
+        self._reserve(needed)
+        return self.fixed.slots(needed, self.cache.capacity)
+
+    def _fixed_width(
+        self, rows: int, columns: int, tree: Tree | None, options: Mapping[str, Any]
+    ) -> int | None:
+        if self.fixed is None or rows != self.active or options or not self.cache.layers:
+            return None
+        pending = columns - (0 if tree is None else tree.size)
+        return self.fixed.width(columns) if pending <= PENDING else None
+
+    def _forward_fixed(self, tokens: Tensor, keep: int, tree: Tree | None, width: int) -> Any:
+        """`forward` for all active rows, padded to ``width`` columns."""
+        assert self.fixed is not None
+        rows, columns = tokens.shape
+        needed = max(self.lengths) + width
+        self._reserve(needed)
+        view = self.fixed.slots(needed, self.cache.capacity)
+        starts = to_device(self.lengths, self.device)
+        inputs = [pad(tokens, (0, width - columns)), starts]
+        pending = None  # all that shapes a chain is its width
+        if tree is not None and not tree.is_chain:
+            pending = columns - tree.size
+            inputs.append(pad(tree.parents, (0, width - columns)))  # children of the root
+        self.passes += 1
+
+        def step(tokens: Tensor, starts: Tensor, *parents: Tensor) -> tuple[Tensor]:
+            return (self.fixed_pass(view, tokens, starts, pending or 0, *parents),)
+
+        (logits,) = self.fixed.player.play(("pass", rows, width, view, pending), step, inputs)
+        return CausalLMOutputWithPast(logits=logits[:, columns - keep : columns])
+
+    def fixed_pass(
+        self,
+        view: int,
+        tokens: Tensor,
+        starts: Tensor,
+        pending: int = 0,
+        parents: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the logits ``[A, T, V]`` of all active rows, with nothing decided on the host but
+        shapes: what a `StepRunner` may repeat.
+
+        tokens: ``[A, T]``, fed behind ``starts`` ``[A]``; parents: of those after the pending ones,
+        if they make a tree.
+        """
+        assert self.fixed is not None
+        columns = tokens.shape[1]
+        self.cache.writing = Writing(0, starts, None, columns, view).located()
+        if parents is None:
+            layout = chain_layout(starts, columns, view)
+        else:
+            layout = tree_layout(starts, pending, Tree(parents), view)
+        output = self.fixed.forward(
+            input_ids=tokens,
+            position_ids=layout.positions.clamp(max=self.max_length - 1),
+            attention_mask=self._mask(layout),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=0,
+        )
+        logits: Tensor = output.logits
+        return logits
+
+    # -- plans ---------------------------------------------------------------------------------
+
+    def _writing(self, first: int, lengths: list[int], columns: int) -> Writing:
+        starts = to_device(lengths, self.device)
+        uniform = lengths[0] if min(lengths) == max(lengths) else None
+        return Writing(first, starts, uniform, columns, view=max(lengths) + columns)
+
+    def _placed(self, writing: Writing, tree: Tree | None) -> tuple[Tensor, Any]:
+        """The positions ``[A, T]`` and the mask of a pass."""
+        if tree is not None and not tree.is_chain:
+            pending = writing.columns - tree.size
+            layout = tree_layout(writing.starts, pending, tree, writing.view)
+            return layout.positions, self._mask(layout)
+        alone = writing.columns == 1 and writing.uniform_start is not None
+        if (alone or writing.uniform_start == 0) and self._mask.has_own:
+            return chain_positions(writing.starts, writing.columns), None
+        layout = chain_layout(writing.starts, writing.columns, writing.view)
+        return layout.positions, self._mask(layout)

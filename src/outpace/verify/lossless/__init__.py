@@ -1,0 +1,1 @@
+"""Rules whose texts follow the target's law exactly."""

@@ -1,0 +1,90 @@
+"""Speculative cascades: exact sampling from a mixture of the two models, chosen at each position.
+
+Narasimhan et al. 2024, "Faster cascades via speculative decoding" (arXiv 2405.19261).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Drawn, Proposal, Sampled
+from outpace.verify.base import Rule
+from outpace.verify.lossless.token import TokenRule
+from outpace.verify.options import require, require_one_of
+
+
+@dataclass(frozen=True)
+class CascadeRule(Rule):
+    """The token rule against a mixture of p and q.
+
+        "chow"   mixture = q if max q >= 1 - alpha, else p
+        "diff"   mixture = q if max q >= max p - alpha, else p
+        "opt"    mixture = q if max q >= max p - alpha TV(p, q), else p
+        "token"  mixture = q on the tokens with p >= (1 - alpha) max p, and the rest of q's mass
+                 redrawn from p
+        stop, next = those of the token rule with the mixture for p
+
+    Samples exactly from the mixture, which is not p: lossy by design. After the last drafted token
+    there is no q, and the law is p. Needs a sampled draft.
+    """
+
+    defer: str = "opt"
+    alpha: float = 0.1
+
+    name: ClassVar[str] = "cascade"
+    lossless: ClassVar[bool] = False
+    takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.IID, Drawn.WITHOUT})
+    trees: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_one_of(self.name, "defer", self.defer, _MIXTURES)
+        require(self.name, "alpha", self.alpha, 0, 1, above=False)
+
+    def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
+        return TokenRule().stop(self.mixture(p, proposal), proposal)
+
+    def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
+        return TokenRule().next(self.mixture(p, proposal), proposal, node)
+
+    def mixture(self, p: Tensor, proposal: Proposal) -> Tensor:
+        """Returns ``[B, M, V]``: the law that is sampled from."""
+        if not isinstance(proposal.law, Sampled):
+            return p  # nothing was drafted: `check` has refused all other points
+        mixed = _MIXTURES[self.defer](p[:, :-1], proposal.law.q.to(p.dtype), self.alpha)
+        drafted = torch.where(proposal.valid[..., None], mixed, p[:, :-1])
+        return torch.cat([drafted, p[:, -1:]], 1)
+
+
+def _chow(p: Tensor, q: Tensor, alpha: float) -> Tensor:
+    return torch.where(q.amax(-1, keepdim=True) >= 1 - alpha, q, p)
+
+
+def _diff(p: Tensor, q: Tensor, alpha: float) -> Tensor:
+    return torch.where(_lead(p, q) <= alpha, q, p)
+
+
+def _opt(p: Tensor, q: Tensor, alpha: float) -> Tensor:
+    distance = (p - q).clamp(min=0).sum(-1, keepdim=True)
+    return torch.where(_lead(p, q) <= alpha * distance, q, p)
+
+
+def _token(p: Tensor, q: Tensor, alpha: float) -> Tensor:
+    kept = torch.where(p >= (1 - alpha) * p.amax(-1, keepdim=True), q, 0.0)
+    return kept + p * (1 - kept.sum(-1, keepdim=True)).clamp(min=0)
+
+
+def _lead(p: Tensor, q: Tensor) -> Tensor:
+    return p.amax(-1, keepdim=True) - q.amax(-1, keepdim=True)
+
+
+_MIXTURES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "chow": _chow,
+    "diff": _diff,
+    "opt": _opt,
+    "token": _token,
+}

@@ -1,0 +1,118 @@
+"""Judge decoding: a linear head on the target's embedding says whether a token is right as it is.
+
+Bachmann et al. 2025, "Judge decoding: faster speculative sampling requires going beyond model
+alignment" (arXiv 2501.19309).
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Drawn, Proposal
+from outpace.errors import ConfigError
+from outpace.verify.base import Rule, drafted_mass, first_failure, ratio
+from outpace.verify.evidence import RuleNeeds
+from outpace.verify.lossless.token import residual_next
+from outpace.verify.options import require
+from outpace.verify.siblings import at_drafted
+
+
+@dataclass(frozen=True, eq=False)
+class JudgeHead:
+    """sigmoid(weight . h + bias): how likely a token with target state h is right as it is."""
+
+    weight: Tensor  # [H]
+    bias: float = 0.0
+
+    def score(self, embedding: Tensor) -> Tensor:
+        """Returns ``[...]`` in (0, 1). embedding: ``[..., H]``."""
+        weight = self.weight.to(embedding)
+        return torch.sigmoid((embedding @ weight).double() + self.bias)
+
+    def save(self, path: str) -> None:
+        """Writes the head to a file that `load` reads."""
+        torch.save({"weight": self.weight, "bias": self.bias}, path)
+
+    @classmethod
+    def load(cls, path: str) -> JudgeHead:
+        """Returns the head that `save` wrote; ``ConfigError`` if there is none."""
+        try:
+            found = torch.load(path, weights_only=True)
+            return cls(found["weight"], float(found["bias"]))
+        except (OSError, KeyError, TypeError, pickle.UnpicklingError) as error:
+            raise ConfigError(
+                f"no judge head in {path!r}: make one with JudgeHead.save."
+            ) from error
+
+    @classmethod
+    def fit(
+        cls, embeddings: Tensor, right: Tensor, ridge: float = 1e-3, steps: int = 100
+    ) -> JudgeHead:
+        """Returns the head that separates right from wrong tokens, both weighing the same in all.
+
+        embeddings: ``[T, H]``; right: ``[T]`` bool. Logistic regression by Newton's method.
+        """
+        if not bool(right.any()) or bool(right.all()):
+            raise ConfigError("a judge head can only be fitted to tokens both right and wrong.")
+        x = torch.cat([embeddings.double(), torch.ones_like(embeddings[:, :1]).double()], 1)
+        y = right.double()
+        each = torch.where(right, 0.5 / y.sum(), 0.5 / (1 - y).sum())  # [T]
+        found = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
+        penalty = ridge * torch.eye(len(found), dtype=x.dtype, device=x.device)
+        for _ in range(steps):
+            chance = torch.sigmoid(x @ found)
+            gradient = x.T @ (each * (chance - y)) + ridge * found
+            curve = (x * (each * chance * (1 - chance))[:, None]).T @ x + penalty
+            move = torch.linalg.solve(curve, gradient)
+            found = found - move
+            if float(move.abs().max()) < 1e-9:
+                break
+        return cls(found[:-1], float(found[-1]))
+
+
+@dataclass(frozen=True)
+class JudgeRule(Rule):
+    """Accept a token if the judge does, or if the token rule does.
+
+        a_i = 1 if score(h_i) > threshold, else min(1, p_i(x_i) / q_i(x_i))
+        next = norm([p - q]_+) after a failure, p after the last token
+
+    h_i is the target's last hidden state at the drafted token (the paper takes it before the final
+    norm, transformers gives it after). Lossy; exact where the judge never speaks (threshold 1). The
+    head is fitted by `JudgeHead.fit`, and may be given as a file that `JudgeHead.save` wrote.
+    """
+
+    head: JudgeHead | str | None = None
+    threshold: float = 0.5
+
+    name: ClassVar[str] = "judge"
+    lossless: ClassVar[bool] = False
+    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    trees: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self.name, "threshold", self.threshold, 0, 1, above=False)
+        if isinstance(self.head, str):
+            object.__setattr__(self, "head", JudgeHead.load(self.head))
+        elif not isinstance(self.head, JudgeHead):
+            raise ConfigError("verify='judge' needs head: a JudgeHead, or a file made by its save.")
+
+    @property
+    def needs(self) -> RuleNeeds:
+        return RuleNeeds(taps=(-1,))
+
+    def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
+        assert isinstance(self.head, JudgeHead)
+        if self.evidence.taps is None:
+            raise ConfigError("verify='judge' needs evidence.taps in every round: rule.given(...).")
+        judged = self.head.score(self.evidence.taps)[:, 1:] > self.threshold  # [B, N]
+        accept = ratio(at_drafted(p, proposal), drafted_mass(proposal, torch.float64))
+        return first_failure(torch.where(judged, 1.0, accept), proposal)
+
+    def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
+        return residual_next(p, proposal, node)

@@ -1,0 +1,502 @@
+"""Our own products and layers: the same numbers as torch's, and the same bits in any company."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.pytorch_utils import Conv1D
+
+from outpace import LLM, SamplingParams
+from outpace.core.tree import Tree
+from outpace.errors import ConfigError
+from outpace.targets.cpu import kernels, native
+from outpace.targets.cpu.kernels import speed_up
+from outpace.targets.cpu.native import Native
+from outpace.targets.cpu.native_layer import NativeLayer, use_native_layers
+from outpace.targets.cpu.native_linear import (
+    FEW,
+    NativeLinear,
+    Together,
+    lay_out_weights,
+    narrowest,
+    native_int8,
+    native_linear,
+    share_products,
+)
+from outpace.targets.cpu.native_model import NativeModel, use_native_model
+from outpace.targets.cpu.rotary import Rotary
+from outpace.targets.hf.load import load
+from outpace.targets.hf.runner import Runner
+
+FOUND = native.native()
+pytestmark = pytest.mark.skipif(FOUND is None, reason="no C++ compiler here")
+
+SHAPES = [(64, 32), (31, 48), (101, 64), (100, 7), (1, 5), (144, 129)]
+BASE: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+PLAYED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "llama-bias": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 6}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+}
+
+
+def library() -> Native:
+    assert FOUND is not None
+    return FOUND
+
+
+def made(family: str, **more: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config, model, options = PLAYED[family]
+    found: PreTrainedModel = model(config(**{**BASE, **options, **more})).eval()
+    with torch.no_grad():  # norms of ones and biases of zeros would hide what is left out
+        for parameter in found.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.3 * torch.randn_like(parameter)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.inference_mode()
+def test_products_are_torchs_and_a_row_keeps_its_bits(
+    shape: tuple[int, int], bias: bool, dtype: torch.dtype
+) -> None:
+    if not library().takes(dtype):
+        pytest.skip("the compiler knows no such numbers")
+    torch.manual_seed(0)
+    plain = nn.Linear(shape[1], shape[0], bias=bias)
+    plain.weight.copy_(plain.weight.to(dtype))
+    layer = native_linear(library(), plain)
+    assert layer.weight.dtype == dtype
+    x = torch.randn(FEW, shape[1])
+    alone = torch.cat([layer(row[None]) for row in x])
+    torch.testing.assert_close(alone, plain(x), rtol=1e-5, atol=1e-5)
+    for rows in range(1, FEW + 1):
+        assert torch.equal(layer(x[:rows]), alone[:rows])
+        assert torch.equal(layer(x[-rows:].flip(0)), alone[-rows:].flip(0))
+    assert torch.equal(layer(x.view(2, FEW // 2, -1)).view(FEW, -1), alone)
+    many = torch.randn(3, FEW, shape[1])
+    torch.testing.assert_close(layer(many), plain(many), rtol=1e-5, atol=1e-5)
+    assert layer(torch.zeros(0, shape[1])).shape == (0, shape[0])
+
+
+@pytest.mark.parametrize("rows", [1, 7, 24, 25, 26, 31, 100])
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.inference_mode()
+def test_eight_bits_are_scaled_back(shape: tuple[int, int], rows: int) -> None:
+    torch.manual_seed(0)
+    layer = native_int8(library(), nn.Linear(shape[1], shape[0]))
+    x = torch.randn(rows, shape[1])
+    assert layer.weight.dtype == torch.int8
+    torch.testing.assert_close(layer(x), layer.dense(x), rtol=1e-5, atol=1e-5)
+    if layer.can_be_laid_out:
+        expected = layer.dense(x)
+        layer.lay_out()
+        torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(layer(x[-1:]), layer(x)[-1:])
+
+
+@pytest.mark.parametrize(("ours", "onednns"), [(1, 2), (2, 1)])
+@torch.inference_mode()
+def test_prompts_go_to_whoever_wins(
+    ours: int, onednns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = cycle([0, ours, 0, onednns])
+    monkeypatch.setattr("outpace.targets.cpu.native_linear.perf_counter", lambda: next(clock))
+    size = library().panel
+    layer = native_linear(library(), nn.Linear(64, 3 * size))
+    x, rows = torch.randn(40, 64), layer.weight.clone()
+    expected, wins = layer(x), ours < onednns
+    assert lay_out_weights(nn.ModuleList([layer])) == wins
+    assert (layer.most > FEW) == wins
+    assert (layer.held == "panels") == wins
+    assert torch.equal(layer.weight, rows)
+    assert layer.state_dict().keys() == {"weight", "bias"}
+    assert torch.equal(layer.state_dict()["weight"], rows)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("inputs", [7, 64, 1100])
+@torch.inference_mode()
+def test_laid_out_a_row_keeps_its_bits_in_any_company(
+    inputs: int, bias: bool, dtype: torch.dtype
+) -> None:
+    if not library().takes(dtype):
+        pytest.skip("the compiler knows no such numbers")
+    torch.manual_seed(0)
+    plain = nn.Linear(inputs, 5 * library().panel, bias=bias)
+    plain.weight.copy_(plain.weight.to(dtype))
+    layer = native_linear(library(), plain)
+    layer.lay_out()
+    x = torch.randn(140, inputs)
+    alone = torch.cat([layer(row[None]) for row in x])
+    torch.testing.assert_close(alone, plain(x), rtol=1e-5, atol=1e-5)
+    for rows in (*range(1, 2 * FEW), 139, 140):
+        assert torch.equal(layer(x[:rows]), alone[:rows])
+        assert torch.equal(layer(x[-rows:].flip(0)), alone[-rows:].flip(0))
+
+
+@torch.inference_mode()
+def test_layers_of_any_size_and_order_compute_together() -> None:
+    torch.manual_seed(0)
+    size = library().panel
+    linears = [nn.Linear(40, outputs) for outputs in (101, 4 * size, 7, 9 * size)]
+    layers = [native_linear(library(), linear) for linear in linears]
+    layers[1].lay_out()
+    layers[3].lay_out()
+    together = Together(library(), layers)
+    for rows in (1, 3, 30):
+        x = torch.randn(rows, 40)
+        for layer, linear in zip(layers, linears, strict=True):
+            torch.testing.assert_close(together.product(layer, x), linear(x), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_are_read_by_others_stay_in_rows() -> None:
+    model = made("llama", tie_word_embeddings=True, vocab_size=32 * 5)
+    speed_up(model, "native", smallest=1)
+    lay_out_weights(model)
+    assert model.lm_head.held == "weight"
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@torch.inference_mode()
+def test_models_in_sixteen_bits_add_up_in_float32() -> None:
+    plain = nn.Linear(256, 32).bfloat16()
+    layer = native_linear(library(), plain)
+    x = torch.randn(3, 256).bfloat16()
+    exact = (x.double() @ plain.weight.double().t() + plain.bias.double()).bfloat16()
+    assert layer(x).dtype == torch.bfloat16
+    assert float((layer(x) == exact).double().mean()) > 0.95
+
+
+@torch.inference_mode()
+def test_gpt2_layers_stay_as_they_are_shown() -> None:
+    layer = Conv1D(24, 16)
+    x = torch.randn(3, 16)
+    expected, shown = layer(x), layer.weight.clone()
+    fast = native_linear(library(), layer)
+    torch.testing.assert_close(fast(x), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(fast.weight, shown)
+
+
+def test_only_weights_that_lose_nothing_are_narrowed() -> None:
+    weight = torch.randn(300, 300)
+    assert narrowest(weight, library()) == torch.float32
+    short = weight.bfloat16().float()
+    assert narrowest(short, library()) == torch.bfloat16
+    short[-1, -1] += 1e-6  # beyond the sample that is looked at first
+    assert narrowest(short, library()) == torch.float32
+
+
+def test_gradients_still_flow() -> None:
+    layer = native_linear(library(), nn.Linear(32, 16))
+    x = torch.randn(2, 32, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+
+
+@torch.inference_mode()
+def test_a_weight_that_moved_is_found_again() -> None:
+    layer = native_linear(library(), nn.Linear(32, 16, bias=False))
+    x = torch.randn(2, 32)
+    before = layer(x)
+    layer.weight.data = 2 * layer.weight.data
+    torch.testing.assert_close(layer(x), 2 * before)
+
+
+@torch.inference_mode()
+def test_layers_that_share_their_input_compute_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made("llama")
+    ids = torch.tensor([[5, 6, 7]])
+    expected = model(input_ids=ids).logits
+    speed_up(model, "native", smallest=1)
+    layers = sum(isinstance(module, NativeLinear) for module in model.modules())
+    assert share_products(model) == 10, "q, k, v and gate, up of two layers"
+    calls = []
+    products = Native.products
+    monkeypatch.setattr(
+        Native, "products", lambda self, x, weights: calls.append(1) or products(self, x, weights)
+    )
+    for _ in range(2):
+        torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-5)
+    assert len(calls) == 2 * (layers - 6)
+    attention = model.model.layers[0].self_attn
+    x, other = torch.randn(1, 64), torch.randn(1, 64)
+    first, second = attention.k_proj(x), attention.v_proj(other)
+    torch.testing.assert_close(first, x @ attention.k_proj.weight.t())
+    torch.testing.assert_close(second, other @ attention.v_proj.weight.t())
+
+
+def scored(runner: Runner, tokens: Tensor, tree: Tree | None, lengths: list[int]) -> Tensor:
+    runner.lengths = list(lengths)
+    logits: Tensor = runner.forward(tokens, keep=tokens.shape[1], tree=tree).logits
+    return logits
+
+
+def play(model: PreTrainedModel, whole: bool) -> None:
+    speed_up(model, "native", smallest=1)
+    for layer in model.modules():
+        if whole and isinstance(layer, NativeLinear) and layer.can_be_laid_out:
+            layer.lay_out()
+    assert use_native_layers(model) == 2
+    if whole:
+        assert use_native_model(model)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("family", PLAYED)
+@torch.inference_mode()
+def test_played_layers_give_transformers_numbers(family: str, whole: bool) -> None:
+    model, plain = made(family), made(family)
+    play(model, whole)
+    found, expected = (Runner(which, rows=2, max_length=512) for which in (model, plain))
+    tokens = torch.randint(0, 101, (2, 7))
+    for tree in (Tree.uniform([0, 0, 1, 2, 2, 0], rows=2), Tree.chain(2, 6)):
+        for lengths in ([9, 4], [9, 9], [300, 7]):
+            logits = []
+            for runner in (found, expected):
+                runner.lengths = []
+                runner.admit(2)
+                torch.manual_seed(1)
+                runner.prefill(0, [list(range(1, lengths[0] % 97)), list(range(3, lengths[1]))])
+                for start in range(0, max(lengths), 20):  # the library's passes fill it too
+                    runner.lengths = [min(start, length) for length in lengths]
+                    runner.forward(torch.randint(0, 101, (2, 20)) * 0 + 5, keep=1)
+                logits.append(scored(runner, tokens, tree, lengths))
+            torch.testing.assert_close(logits[0], logits[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("family", PLAYED)
+@torch.inference_mode()
+def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str, whole: bool) -> None:
+    model = made(family)
+    play(model, whole)
+    runner = Runner(model, rows=3, max_length=512)
+    runner.admit(3)
+    torch.manual_seed(1)
+    text = torch.randint(0, 101, (160,)).tolist()
+    alone = []
+    for length, token in enumerate(text):  # one row, one token at a time
+        runner.lengths = [length]
+        alone.append(runner.forward(torch.tensor([[token]]), keep=1).logits[0, 0])
+    runner.lengths = [0, 0, 0]
+    done = 0
+    while done < len(text) - 8:  # three rows; the right path lies at the end of a tree
+        nodes = [1, 2, *text[done + 1 : done + 4], 3]
+        tokens = torch.tensor([[text[done], *nodes]] * 3)
+        tree = Tree.uniform([0, 1, 0, 3, 4, 4], rows=3)
+        logits = scored(runner, tokens, tree, [done] * 3)
+        for node, at in ((0, 0), (3, 1), (4, 2), (5, 3)):
+            for row in range(3):
+                assert torch.equal(logits[row, node], alone[done + at])
+        runner.lengths = [done] * 3
+        runner.advance_paths(1, [[3, 4, 5]] * 3)
+        done += 4
+    for rows in (1, 3):  # and so does one in a short prompt
+        length = FEW // rows
+        logits = scored(runner, torch.tensor([text[:length]] * rows), None, [0] * rows)
+        assert torch.equal(logits, torch.stack(alone[:length]).expand(rows, -1, -1))
+
+
+@torch.inference_mode()
+def test_layers_that_compute_something_else_are_left_to_transformers() -> None:
+    torch.manual_seed(0)
+    granite = GraniteForCausalLM(GraniteConfig(**BASE, residual_multiplier=0.3)).eval()
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, **ends))
+    gelu = made("llama", hidden_act="gelu")
+    hooked = made("llama")
+    hooked.model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    for model, count in ((granite, 0), (gpt2.eval(), 0), (gelu, 0), (hooked, 1)):
+        speed_up(model, "native", smallest=1)
+        assert use_native_layers(model) == count
+        assert sum(isinstance(layer.forward, NativeLayer) for layer in model.modules()) == count
+
+
+@torch.inference_mode()
+def test_a_model_played_whole_still_does_what_else_it_is_asked() -> None:
+    model, plain = made("qwen3"), made("qwen3")
+    play(model, whole=True)
+    runners = [Runner(which, rows=1, max_length=64) for which in (model, plain)]
+    tokens = torch.tensor([[5, 6, 7]])
+
+    def same(tensors: list[Tensor]) -> None:
+        torch.testing.assert_close(tensors[0], tensors[1], rtol=1e-3, atol=1e-3)
+
+    for runner in runners:
+        runner.admit(1)
+    asked = [runner.forward(tokens, keep=1, output_hidden_states=True) for runner in runners]
+    for states in zip(*(output.hidden_states for output in asked), strict=True):
+        same(list(states))
+    inner = model.model
+    for watched in (inner, inner.layers[1], inner.layers[0].self_attn.k_proj, inner.norm):
+        seen: list[nn.Module] = []
+        hook = watched.register_forward_hook(lambda module, *_, seen=seen: seen.append(module))
+        same([scored(runner, tokens, None, [0]) for runner in runners])
+        assert seen == [watched]
+        hook.remove()
+    same([which(input_ids=tokens).logits for which in (model, plain)])
+    before = scored(runners[0], tokens, None, [0])
+    with torch.no_grad():
+        for which in (model, plain):
+            which.model.norm.weight.data = which.model.norm.weight.data * 2
+    same([scored(runner, tokens, None, [0]) for runner in runners])
+    for which in (model, plain):
+        which.model.layers = which.model.layers[:1]
+        which.config.num_hidden_layers = 1
+    same([scored(runner, tokens, None, [0]) for runner in runners])
+    assert not torch.allclose(scored(runners[0], tokens, None, [0]), before, atol=1e-2)
+
+
+@torch.inference_mode()
+def test_a_model_that_scales_its_logits_is_not_played_whole() -> None:
+    torch.manual_seed(0)
+    model = GraniteForCausalLM(GraniteConfig(**BASE, logits_scaling=3.0)).eval()
+    speed_up(model, "native", smallest=1)
+    assert use_native_layers(model) == 2
+    assert not use_native_model(model)
+    assert not isinstance(model.forward, NativeModel)
+
+
+def test_texts_are_those_of_torch(tmp_path: Path) -> None:
+    made("llama").save_pretrained(tmp_path)
+    texts = []
+    for options in ({"cpu_kernels": "off"}, {"cpu_kernels": "native"}):
+        for method in (None, {"method": "ngram", "num_speculative_tokens": 4}):
+            llm = LLM(tmp_path, speculative_config=method, **options)  # type: ignore[arg-type]
+            params = SamplingParams(temperature=0, max_tokens=60)
+            found = llm.generate([[1, 2, 3], [7]], params)
+            texts.append([out.token_ids for out in found])
+    assert all(text == texts[0] for text in texts)
+
+
+def test_a_model_handed_over_keeps_its_layers(tmp_path: Path) -> None:
+    model = made("llama")
+    assert not isinstance(load(model).model.model.layers[0].forward, NativeLayer)
+    model.save_pretrained(tmp_path)
+    ours = load(tmp_path).model
+    assert isinstance(ours.model.layers[0].forward, NativeLayer)
+    assert isinstance(ours.forward, NativeModel)
+    off = load(tmp_path, cpu_kernels="off").model
+    assert not isinstance(off.model.layers[0].forward, NativeLayer)
+    assert not isinstance(off.forward, NativeModel)
+
+
+def test_without_a_compiler_torchs_own_products_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert native.native.__wrapped__() is None
+    monkeypatch.setattr(kernels, "native", lambda: None)
+    model = nn.Sequential(nn.Linear(512, 512))
+    with pytest.raises(ConfigError, match="'native' needs a C\\+\\+ compiler: leave it at 'auto'"):
+        speed_up(model, "native")
+    assert speed_up(model, "auto") == 1
+    assert not isinstance(model[0], NativeLinear)
+
+
+def test_a_broken_compiler_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert native.native.__wrapped__() is None
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+@pytest.mark.slow
+def test_what_was_built_is_kept_and_damage_is_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert native.native.__wrapped__() is not None
+    (kept,) = (tmp_path / "outpace").glob("*.so")
+    made_at = kept.stat().st_mtime_ns
+    assert native.native.__wrapped__() is not None
+    assert kept.stat().st_mtime_ns == made_at
+    elsewhere = tmp_path / "elsewhere"  # what a process has loaded once it does not read again
+    damaged = elsewhere / "outpace" / kept.name
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"cut short")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(elsewhere))
+    assert native.native.__wrapped__() is not None
+    assert damaged.stat().st_size > 1000
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert native.native.__wrapped__() is not None, "for this process only"
+
+
+@torch.inference_mode()
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    model = made("llama")
+    play(model, whole=True)
+    runner = Runner(model, rows=2, max_length=512)
+    runner.admit(2)
+    tokens, threads, found = torch.randint(0, 101, (2, 9)), torch.get_num_threads(), []
+    try:
+        for count in (threads, 1, 3):
+            torch.set_num_threads(count)
+            found.append(scored(runner, tokens, None, [0, 4]))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "dynamic"])
+@torch.inference_mode()
+def test_angles_are_the_models_own(kind: str) -> None:
+    rope = {"rope_type": kind, "rope_theta": 1e4, **({} if kind == "default" else {"factor": 4.0})}
+    module = LlamaForCausalLM(LlamaConfig(**{**BASE, "rope_parameters": rope})).model.rotary_emb
+    rotary, x = Rotary(module), torch.zeros(1)
+    for reach in (8, 4, 600):  # beyond the 512 that "dynamic" leaves as they are
+        positions = torch.tensor([[reach - 1, 0, 2]])
+        cosines, sines, where = rotary(x, positions, reach)
+        assert (where is None) == (kind == "dynamic")
+        if where is not None:
+            cosines, sines = cosines[where], sines[where]
+        expected = module(x, positions)
+        torch.testing.assert_close(cosines, expected[0], rtol=0, atol=1e-6)
+        torch.testing.assert_close(sines, expected[1], rtol=0, atol=1e-6)

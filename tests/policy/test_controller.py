@@ -1,0 +1,365 @@
+"""The choice of how much to draft, against simulated clocks and simulated acceptance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from outpace.core.law import RowOptions
+from outpace.core.params import SamplingParams
+from outpace.core.tree_shape import TreeShape
+from outpace.engine.request import Request
+from outpace.policy.acceptance import Acceptance
+from outpace.policy.controller import (
+    FIRST,
+    MOST,
+    Auto,
+    Constant,
+    Controller,
+    Outcome,
+    affordable,
+)
+from outpace.policy.cost import CostModel, Place, Seconds
+from outpace.policy.growing import REGROWN, Growing
+from outpace.policy.ladder import Ladder
+from outpace.policy.prices import Prices
+
+PRICES = Prices(level=0.1, node=0.04, started=0.1)
+
+Cost = Callable[[int, int], float]  # rows, width -> seconds
+Chance = Callable[[int, int], float]  # tokens generated, depth -> chance of acceptance
+
+
+def flat(draft: float, slope: float = 0.02) -> Cost:
+    """A machine on which scoring w + 1 tokens costs 1 + slope * w, and drafting each ``draft``."""
+    return lambda rows, width: 1 + width * (draft + slope)
+
+
+def crowded(rows: int, width: int) -> float:
+    """A machine that computes no more than eight tokens at the price of one."""
+    return max(1.0, rows * (width + 1) / 8) + 0.1 * width
+
+
+def request(tokens: int = 100_000, **options: object) -> Request:
+    params = SamplingParams(**{"temperature": 0, **options}).resolve({})
+    return Request([1] * 8, RowOptions(params), seed=0, max_tokens=tokens)
+
+
+class Simulation:
+    """Plays rounds of a pretended engine; ``found`` caps what the drafter finds to propose."""
+
+    def __init__(self, controller: Controller, cost: Cost, chance: Chance, seed: int = 0) -> None:
+        self.controller, self.cost, self.chance = controller, cost, chance
+        self.random = random.Random(seed)
+        self.seconds = 0.0
+        self.tokens = 0
+        self.widths: list[int] = []
+        self.drafting: list[int] = []  # rows, by round
+        self.catching_up = 0.0  # what a first draft takes besides
+
+    def play(
+        self, rows: Sequence[Request], rounds: int, found: Callable[[], int] = lambda: MOST
+    ) -> Simulation:
+        for _ in range(rounds):
+            budgets = affordable(rows, self.controller.budgets(rows))
+            outcomes = [
+                self.outcome(row, min(budget, found()))
+                for row, budget in zip(rows, budgets, strict=True)
+            ]
+            width = max(outcome.drafted for outcome in outcomes)
+            noise = self.random.uniform(0.95, 1.05) * (3 if self.random.random() < 0.02 else 1)
+            took = self.cost(len(rows), width)
+            self.widths.append(width)
+            self.seconds += took
+            self.tokens += sum(outcome.emitted for outcome in outcomes)
+            late = self.catching_up if width and not (self.drafting and self.drafting[-1]) else 0.0
+            self.drafting.append(sum(outcome.drafted > 0 for outcome in outcomes))
+            self.controller.record(rows, outcomes, Seconds(late, took * noise, 0))
+        return self
+
+    def outcome(self, row: Request, drafted: int) -> Outcome:
+        accepted = 0
+        while accepted < drafted:
+            if self.random.random() >= self.chance(len(row.output_ids), accepted):
+                break
+            accepted += 1
+        taken = row.extend([2] * (accepted + 1))
+        return Outcome(drafted, drafted, accepted, taken)
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+def best_fixed(cost: Cost, chance: float, rows: int = 1) -> float:
+    """Tokens per second of the best constant width."""
+    tokens = Ladder.chains(MOST).tokens([[chance]] * MOST, room=MOST)
+    return max(rows * tokens[width] / cost(rows, width) for width in range(MOST + 1))
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.5, 0.75, 0.9, 0.98])
+@pytest.mark.parametrize("draft", [0.02, 0.14, 0.4])
+def test_within_five_percent_of_the_best_fixed_width(chance: float, draft: float) -> None:
+    cost = flat(draft)
+    speeds = [
+        Simulation(Auto(), cost, lambda *_: chance, seed).play([request()], 1000).speed
+        for seed in range(4)
+    ]
+    assert sum(speeds) / 4 > 0.95 * best_fixed(cost, chance)
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize("draft", [0.02, 0.14, 0.4])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_useless_drafter_costs_three_percent_at_most(
+    chance: float, draft: float, seed: int
+) -> None:
+    auto = Simulation(Auto(), flat(draft), lambda *_: chance, seed)
+    for _ in range(5):
+        auto.play([request()], 100)
+    assert auto.speed > 0.97
+
+
+def test_a_drafter_that_gets_better_is_found_out() -> None:
+    auto = Simulation(Auto(), flat(0.1), lambda tokens, _: 0.9 if tokens > 400 else 0.0)
+    row = request()
+    auto.play([row], 400)
+    assert max(auto.widths[-50:]) <= 1
+    auto.play([row], 300)
+    assert sum(auto.widths[-100:]) / 100 > 3
+
+
+def test_drafting_stops_where_the_batch_fills_the_machine() -> None:
+    auto = Auto()
+    alone = Simulation(auto, crowded, lambda *_: 0.7).play([request()], 300)
+    full = Simulation(auto, crowded, lambda *_: 0.7).play([request() for _ in range(16)], 500)
+    assert sum(alone.widths[-100:]) / 100 > 2
+    assert sum(full.widths[-100:]) / 100 < 0.2
+    assert full.speed > 0.97 * 16 / crowded(16, 0)
+
+
+def rows_drafting(cost: Cost) -> list[int]:
+    """How many of 16 rows draft, by round."""
+    rows = [request() for _ in range(16)]
+    play = Simulation(Auto(), cost, lambda *_: 0.9)
+    play.play(rows, 200)
+    return play.drafting
+
+
+def test_one_row_tries_drafts_for_all() -> None:
+    assert set(rows_drafting(crowded)) == {0, 1}
+    assert rows_drafting(flat(0.1))[-100:].count(16) > 90, "what pays, pays in all rows"
+
+
+def test_one_trial_tells_what_cannot_pay() -> None:
+    auto, rows = Auto(), [request() for _ in range(16)]
+    play = Simulation(auto, lambda rows, width: 1 + 2 * width, lambda *_: 0.9)
+    play.catching_up = 3.0
+    play.play(rows, 60)
+    assert play.drafting.count(1) == 1
+    assert max(play.drafting) == 1
+
+
+@pytest.mark.parametrize(("tokens", "drafts"), [(5, False), (200, True)])
+def test_what_a_drafter_reads_first_must_pay(tokens: int, drafts: bool) -> None:
+    auto = Auto()
+    known = Simulation(auto, flat(0.1), lambda *_: 0.9)
+    known.catching_up = 8.0  # for a prompt of eight tokens
+    known.play([request()], 60)
+    assert known.widths[-1] > 0
+    fresh = request(tokens)
+    (budget,) = auto.budgets([fresh])
+    assert (budget > 0) == drafts
+
+
+def test_requests_of_one_batch_are_chosen_for_together() -> None:
+    rows = [request(), request()]
+    auto = Auto()
+    play = Simulation(auto, flat(0.1), lambda *_: 0.0)
+    play.outcome = lambda row, drafted: _all_or_nothing(row, drafted, row is rows[0])  # type: ignore[method-assign]
+    play.play(rows, 200)
+    levels = auto.acceptance
+    good, bad = (levels.chances(auto._row(row).counts, 3)[0][0] for row in rows)
+    assert good > 0.8
+    assert bad < 0.2
+    assert sum(play.widths[-50:]) / 50 > 3  # (11 + 1) / T beats (1 + 1) / T(0)
+
+
+def _all_or_nothing(row: Request, drafted: int, good: bool) -> Outcome:
+    accepted = drafted if good else 0
+    return Outcome(drafted, drafted, accepted, row.extend([2] * (accepted + 1)))
+
+
+def test_a_miss_teaches_nothing() -> None:
+    auto = Auto()
+    play = Simulation(auto, flat(0.0), lambda *_: 0.8)
+    row = request()
+    play.play([row], 60, found=lambda: 0)
+    fresh = Acceptance()
+    assert auto.acceptance.chances(fresh.new(), 3) == fresh.chances(fresh.new(), 3)
+    assert auto.budgets([row]) == [FIRST]  # asking costs nothing, so it goes on
+    play.play([row], 200, found=lambda: play.random.choice([0, 0, 6]))
+    assert max(play.widths) == 6
+
+
+def test_an_ended_text_teaches_nothing() -> None:
+    auto = Auto()
+    row = request(tokens=3)
+    auto.budgets([row])
+    row.extend([2, 2, 2])
+    auto.record([row], [Outcome(5, 5, 2, 3)], Seconds(1, 1, 0))
+    fresh = Acceptance()
+    assert auto.acceptance.chances(fresh.new(), 3) == fresh.chances(fresh.new(), 3)
+
+
+def test_wishes_and_what_is_left_bind_every_controller() -> None:
+    rows = [request(speculative="off"), request(speculative=3), request(tokens=2), request()]
+    assert affordable(rows, Constant(5).budgets(rows)) == [0, 3, 1, 5]
+    auto = Auto()
+    Simulation(auto, flat(0.1), lambda *_: 0.9).play([request()], 50)
+    budgets = affordable(rows, auto.budgets(rows))
+    assert budgets[:2] == [0, 3]
+    assert budgets[2] <= 1
+
+
+def test_a_seeded_sampled_text_does_not_depend_on_times() -> None:
+    seeded = {"temperature": 1, "seed": 7}
+    widths = []
+    for seconds in (1e-6, 1.0, 1e6):
+        play = Simulation(Auto(prices=PRICES), crowded_at(seconds), lambda *_: 0.6)
+        widths.append(play.play([request(**seeded)], 60).widths)
+    assert widths[0] == widths[1] == widths[2]
+    assert max(widths[0]) > 1
+    assert Auto(invariant=True).budgets([request(**seeded)]) == [0]  # a plain round comes first
+    assert Auto().budgets([request(temperature=1)]) == [0]
+    assert Auto().budgets([request(temperature=0, seed=7)]) == [0]
+
+
+def test_a_round_without_a_price_teaches_all_but_times() -> None:
+    timed, untimed = Auto(), Auto()
+    rows = [request(temperature=1.0, seed=7), request(temperature=1.0, seed=7)]
+    outcome = Outcome(4, 4, 1, 2)
+    for _ in range(20):
+        timed.record(rows[:1], [outcome], Seconds(0, 1, 0))
+        untimed.record(rows[1:], [outcome], None)
+    assert timed.budgets(rows[:1]) == untimed.budgets(rows[1:])
+    assert timed.costs.places
+    assert not untimed.costs.places
+
+
+def crowded_at(seconds: float) -> Cost:
+    return lambda rows, width: seconds * (1 + width**3)
+
+
+def test_trees_are_cut_between_levels() -> None:
+    ladder = Ladder.by_level(TreeShape.branching([4, 1, 1]))
+    assert ladder.levels == {0: 0, 4: 1, 8: 2, 12: 3}
+    auto = Auto(ladder)
+    row = request()
+    for _ in range(40):
+        width = auto.budgets([row])[0]
+        assert width in ladder.widths
+        depth = ladder.levels[width]
+        row.extend([2] * (depth + 1))
+        outcome = Outcome(width, depth, depth, depth + 1, (1, 5, 9)[:depth])
+        auto.record([row], [outcome], Seconds(0, 1 + width / 40, 0))
+    assert auto.budgets([row]) == [12]
+
+
+def grow(auto: Auto, chances: Sequence[float], level: float, node: float, rounds: int) -> TreeShape:
+    """Plays rounds in which siblings have these chances; returns the tree that is drafted then."""
+    dice, row = random.Random(0), request()
+    for _ in range(rounds):
+        width = affordable([row], auto.budgets([row]))[0]
+        shape = (auto.shape or TreeShape(())).first(width)
+        path, here = [], 0
+        while here is not None:
+            children = zip(shape.children[here], chances, strict=False)
+            here = next((child for child, p in children if dice.random() < p), None)
+            path += [] if here is None else [here]
+        row.extend([2] * (len(path) + 1))
+        height = shape.height
+        seconds = Seconds(level * height, 1 + node * width, 0)
+        outcome = Outcome(width, height, len(path), len(path) + 1, tuple(path))
+        auto.record([row], [outcome], seconds)
+    return (auto.shape or TreeShape(())).first(auto.budgets([row])[0])
+
+
+def test_a_tree_is_as_deep_and_as_wide_as_pays() -> None:
+    deep = grow(Auto(Growing(PRICES)), [0.9, 0.1, 0.1, 0.1], level=0.05, node=0.1, rounds=600)
+    assert deep.is_chain
+    assert deep.size > 3
+    wide = grow(Auto(Growing(PRICES)), [0.5, 0.5, 0.5, 0.5], level=0.4, node=0.01, rounds=600)
+    assert wide.width == 4
+    assert wide.height < deep.height
+
+
+def test_a_tree_that_cannot_pay_is_hardly_tried() -> None:
+    auto = Auto(Growing(replace(PRICES, level=0.4)))
+    assert grow(auto, [0.02, 0.0, 0.0, 0.0], level=0.4, node=0.1, rounds=500).size <= 1
+
+
+def test_a_seeded_row_is_offered_the_same_trees_whatever_was_learned() -> None:
+    auto, fresh = Auto(Growing(PRICES)), Auto(Growing(PRICES))
+    grow(auto, [0.9, 0.1, 0.1, 0.1], level=0.05, node=0.1, rounds=2 * REGROWN + 40)
+    learned = auto.shape
+    seeded = request(temperature=1.0, seed=7)
+    assert auto.budgets([seeded, request()])[0] == fresh.budgets([seeded, request()])[0]
+    assert auto.shape == fresh.shape
+    assert auto.shape != learned
+    auto.budgets([request(temperature=1.0, seed=7, speculative=3)])
+    assert auto.shape == fresh.shape, "also where it says itself how much to draft"
+    auto.budgets([request()])
+    assert auto.shape == learned
+
+
+def test_finished_requests_are_forgotten() -> None:
+    auto = Auto()
+    for _ in range(50):
+        Simulation(auto, flat(0.1), lambda *_: 0.5).play([request()], 3)
+    assert len(auto._rows) <= 1
+
+
+def test_costs_between_and_beyond_what_was_measured() -> None:
+    costs, place = CostModel(), Place.of(1, 10)
+    assert costs.curve(place, range(5)) is None
+    costs.add(place, 0, Seconds(0, 1, 0))
+    assert costs.curve(place, range(5)) is None
+    costs.add(place, 2, Seconds(0.5, 1, 0))
+    assert costs.curve(place, range(5)) == [1.0, 1.25, 1.5, 1.75, 2.0]
+    far = Place.of(1, 3000)
+    costs.add(far, 0, Seconds(0, 2, 0))
+    assert costs.curve(far, range(3)) == [2.0, 2.5, 3.0]
+    assert costs.split(place, 2) == Seconds(0.5, 1, 0)
+    assert costs.split(place, 3) is None
+    assert Place.of(5, 600) == Place.of(8, 1024)
+    assert costs.places == [place, far]
+
+
+def test_nodes_of_one_level_share_its_pass() -> None:
+    costs, place = CostModel(), Place.of(1, 10)
+    costs.add(place, 0, Seconds(0, 1.0, 0), levels=0)
+    costs.add(place, 1, Seconds(0.5, 1.1, 0), levels=1)
+    assert costs.curve(place, [0, 1, 1, 2]) == pytest.approx([1.0, 1.6, 1.7, 2.3])
+    assert costs.slopes(place, forked=0.2) == pytest.approx((0.5, 0.1))
+    costs.add(place, 4, Seconds(1.0, 1.6, 0), levels=2)  # 0.2 of it for comparing siblings
+    assert costs.slopes(place, forked=0.2) == pytest.approx((0.5, 0.1))
+    costs.add(place, 1, Seconds(0.9, 1.1, 0), levels=2)
+    assert costs.times_measured(place, 1) == 1, "another number of passes is another draft"
+
+
+def test_drafting_is_never_free() -> None:
+    costs, place = CostModel(), Place.of(1, 10)
+    costs.add(place, 0, Seconds(0, 2.0, 0))  # others had the memory, then
+    costs.add(place, 2, Seconds(0.5, 1.0, 0))
+    assert costs.curve(place, range(5)) == [2.0, 2.25, 2.5, 2.75, 3.0]
+
+
+def test_the_median_forgets_a_disturbed_round() -> None:
+    costs, place = CostModel(), Place.of(1, 10)
+    for seconds in (1.0, 1.0, 90.0):
+        costs.add(place, 0, Seconds(0, seconds, 0))
+    assert costs.measured(place) == {0: 1.0}

@@ -1,0 +1,74 @@
+"""Greedy text equals that of transformers' own ``generate``, token for token, in every family."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from outpace.targets.hf import runner
+
+from .families import FAMILIES, PROMPTS, WINDOW, build, plain, target
+from .generating import METHODS, decoder, greedy, ids
+
+LENGTH = 16
+MANY = ("llama", "mistral", "gemma3")
+"""One family without windows, one with windows everywhere, one with both types of layers."""
+SOME_K = dict(zip(FAMILIES, itertools.cycle((3, 5, 8)), strict=False))
+
+
+def reference(family: str, length: int = LENGTH) -> list[list[int]]:
+    return plain(family, length, tuple(map(tuple, PROMPTS)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", METHODS)
+def test_ragged_batches_and_single_rows_equal_generate(family: str, method: str) -> None:
+    llm = decoder(family, method, SOME_K[family])
+    outputs = llm.generate(PROMPTS, greedy(LENGTH))
+    assert ids(outputs) == reference(family)
+    longest = PROMPTS.index(max(PROMPTS, key=len))
+    alone = llm.generate([PROMPTS[longest]], greedy(LENGTH))
+    assert ids(alone) == [reference(family)[longest]]
+    if method == "draft_model":
+        drafted = sum(output.metrics.num_draft_tokens for output in outputs)
+        accepted = sum(output.metrics.num_accepted_tokens for output in outputs)
+        assert 0 < accepted < drafted, "the drafter should be right some of the time, not always"
+
+
+@pytest.mark.parametrize("k", range(1, 9))
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("family", MANY)
+def test_every_draft_length_equals_generate(family: str, method: str, k: int) -> None:
+    assert ids(decoder(family, method, k).generate(PROMPTS, greedy(LENGTH))) == reference(family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("k", range(1, 9))
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_of_it(family: str, method: str, k: int, rows: int) -> None:
+    outputs = decoder(family, method, k, rows).generate(PROMPTS, greedy(40))
+    assert ids(outputs) == reference(family, 40)
+
+
+@pytest.mark.parametrize("family", [name for name, made in FAMILIES.items() if made.windowed])
+def test_windows_are_exceeded(family: str) -> None:
+    """With a window that is never full the same weights give other logits, so it does act here."""
+    with torch.no_grad():
+        tokens = torch.arange(2 * WINDOW)[None]
+        wide = build(family, sliding_window=64)
+        assert not torch.allclose(target(family)(tokens).logits[:, -1], wide(tokens).logits[:, -1])
+
+
+@pytest.mark.parametrize("family", [*MANY, "gpt_oss"])
+@pytest.mark.parametrize("chunk", [1, 4, 11])
+def test_prompts_longer_than_a_prefill_chunk(
+    family: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "PREFILL_CHUNK", chunk)
+    assert ids(decoder(family, "draft_model", 3).generate(PROMPTS, greedy(LENGTH))) == reference(
+        family
+    )
