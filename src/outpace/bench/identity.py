@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from outpace.targets.hf.runner import Runner
+from outpace.targets.base import Target
 
 Gap = Callable[[Sequence[int], int, int], float]
 """``gap(ids, one, other)``: how far apart the target's logits of two tokens are after ``ids``."""
@@ -77,18 +75,11 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(one) == len(other) else min(len(one), len(other))
 
 
-def gap_of(runner: Runner) -> Gap:
-    """Returns the gap as a target sees it that is not decoding anything at the moment."""
+def gap_of(target: Target) -> Gap:
+    """Returns the gap as a target sees it that reads the text plainly."""
 
     def gap(ids: Sequence[int], one: int, other: int) -> float:
-        runner.admit(1)
-        try:
-            if len(ids) > 1:
-                runner.prefill(0, [list(ids[:-1])])
-            last = torch.tensor([[ids[-1]]], device=runner.device)
-            logits = runner.forward(last, keep=1).logits[0, -1].double()
-        finally:
-            runner.retain([])
+        logits = target.plain(ids)[-1].double()
         return float((logits[one] - logits[other]) / logits.std())
 
     return gap

@@ -43,7 +43,7 @@ class Ours(Contestant):
     @property
     def nbytes(self) -> int:
         engine = self.llm.engine
-        own = self.llm.target.nbytes + engine.target.cache.nbytes
+        own = engine.target.weight_bytes + engine.target.cache_bytes
         return own if self.plain else own + engine.drafter.nbytes
 
 

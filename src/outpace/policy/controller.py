@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Literal
 from weakref import WeakKeyDictionary
 
+from outpace.core.stats import Seconds
 from outpace.core.tree_shape import Trail, TreeShape, chain_trail
 from outpace.draft.base import Drafter
-from outpace.draft.none import NoDrafter
 from outpace.policy.acceptance import Acceptance, Counts
-from outpace.policy.cost import CostModel, Place, ReadingCost, Seconds
+from outpace.policy.cost import CostModel, Place, ReadingCost
 from outpace.policy.growing import Growing
 from outpace.policy.ladder import Ladder
 from outpace.policy.ledger import Ledger
 from outpace.policy.prices import Prices
 from outpace.policy.row import DraftingRow
-from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.weights import pass_bytes
+from outpace.targets.base import Target
 
 
 @dataclass(frozen=True)
@@ -86,10 +85,6 @@ def wish(request: DraftingRow) -> int | None:
     return 0 if wished == "off" else int(wished)
 
 
-MOST = 10
-"""Nodes of the longest chain that is considered: with the root, what a CPU scores in one reading
-of the weights. Acceptance that would repay more is rare."""
-
 FIRST = 4
 """Nodes of the first draft, before anything is known, over the rows that are padded to it."""
 
@@ -153,16 +148,16 @@ class Auto(Controller):
 
     def __init__(
         self,
-        drafts: Ladder | Growing | None = None,
+        drafts: Ladder | Growing,
         invariant: bool = False,
         prices: Prices | None = None,
     ) -> None:
-        """drafts: what to choose from, by default chains. prices: nominal ones."""
+        """drafts: what to choose from. prices: nominal ones."""
         self.costs = CostModel()
         self._reading = ReadingCost()
         self.acceptance = Acceptance()
         self._growing = drafts if isinstance(drafts, Growing) else None
-        static = drafts.static if isinstance(drafts, Growing) else drafts or Ladder.chains(MOST)
+        static = drafts.static if isinstance(drafts, Growing) else drafts
         self._static = self._ladder = static
         self._prices = prices or Prices()
         self._invariant = invariant
@@ -354,19 +349,19 @@ def _place(requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> Plac
 
 
 def make_controller(
-    count: int | Literal["auto"], drafter: Drafter, invariant: bool, target: Runner
+    count: int | Literal["auto"], drafter: Drafter, invariant: bool, target: Target
 ) -> Controller:
     """Returns the controller that num_speculative_tokens asks for.
 
     invariant: the texts of the rule do not depend on what is drafted.
     """
-    if isinstance(drafter, NoDrafter):
+    if not drafter.longest:
         return Constant(0)
-    read = pass_bytes(target.model)
-    prices = Prices.nominal(drafter.pass_bytes, read, target.device.type)
+    prices = Prices.nominal(drafter.pass_bytes, target.pass_bytes, target.device.type)
     if count != "auto":
         return Constant(count, Growing(prices, count).static.shape if drafter.any_shape else None)
     if drafter.any_shape:
         return Auto(Growing(prices), invariant, prices)
-    ladder = None if drafter.shape is None else Ladder.by_level(drafter.shape)
+    shape = drafter.shape
+    ladder = Ladder.chains(drafter.longest) if shape is None else Ladder.by_level(shape)
     return Auto(ladder, invariant, prices)
