@@ -269,7 +269,8 @@ class Engine:
         seconds = Seconds(*(b - a for a, b in itertools.pairwise(times)))
         deliver_round(self.drafter, scores, pending, decisions)
         self.drafter.observe(rows, Round(proposal, verdict, seconds, laws, scores.rider_logits))
-        outcomes = self._count(played, decisions, emitted, seconds)
+        method = proposal.method or self.drafter.name
+        outcomes = self._count(played, decisions, emitted, seconds, method)
         steady = self.compile_seconds == compiled  # compiling is no price of a round
         self.controller.record(played, outcomes, seconds if steady else None)
         for observer in self.observers:
@@ -347,6 +348,7 @@ class Engine:
         decisions: Sequence[Decision],
         emitted: Sequence[int],
         seconds: Seconds,
+        method: str,
     ) -> list[Outcome]:
         """Counts the round for each request; returns what came of it."""
         outcomes = []
@@ -360,5 +362,5 @@ class Engine:
             metrics.sample_seconds += seconds.rest
             metrics.total_seconds += seconds.total
             path = tuple(decision.path[:kept])
-            outcomes.append(Outcome(decision.drafted, decision.depth, kept, taken, path))
+            outcomes.append(Outcome(decision.drafted, decision.depth, kept, taken, path, method))
         return outcomes
