@@ -13,6 +13,8 @@ from torch import nn
 
 LETTERS = "abcdefghijklm"
 END = "<end>"
+CONTEXT = 512
+"""The models' context length: enough for texts that outgrow the first cache buffers."""
 WINDOW = 4
 """Of the family with sliding windows: far below the length of the texts."""
 PADDED = 18
@@ -57,7 +59,7 @@ def letter_model(family: str = "llama", seed: int = 1, scale: float = 5.0) -> An
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "max_position_embeddings": 96,
+        "max_position_embeddings": CONTEXT,
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,

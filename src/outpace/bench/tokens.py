@@ -17,7 +17,7 @@ def word(number: int) -> str:
     """Returns the made-up word of a number; different numbers give different words.
 
     >>> word(0), word(81)
-    ('baba', 'beda')
+    ('baba', 'bebe')
     """
     syllables = len(_CONSONANTS) * len(_VOWELS)
     text = ""
