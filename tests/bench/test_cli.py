@@ -130,7 +130,7 @@ def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:
         (["run", "--model", "TARGET"], "nothing to compare"),
         (["run", "--model", "TARGET", "--vs", "hg"], "unknown peer 'hg'"),
         (["run", "--model", "TARGET", "--vs", "hf-assisted"], "needs a draft model"),
-        (["run", "--model", "TARGET", "--vs", "llama.cpp"], "llama.cpp"),
+        (["run", "--model", "TARGET", "--vs", "llama.cpp"], "unknown peer 'llama.cpp'"),
         (["run", "--prompts", "gsm9k"], "did you mean 'gsm8k'"),
         (["run", "--batch", "x"], "--batch must be numbers"),
         (["run", "--model", "TARGET", "--again", "--batch", "99"], "at least that many prompts"),

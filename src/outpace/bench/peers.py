@@ -29,7 +29,6 @@ HOMES = {
     "hf": "outpace.bench.hf:plain",
     "hf-assisted": "outpace.bench.hf:assisted",
     "openvino": "outpace.bench.openvino:contestants",
-    "llama.cpp": "outpace.bench.llamacpp:contestants",
 }
 
 

@@ -109,7 +109,7 @@ def run_benchmark(
     verify: Verify = None,
     vs: Annotated[
         str,
-        typer.Option(help="Peers, with commas: plain, hf, hf-assisted, openvino, llama.cpp."),
+        typer.Option(help="Peers, with commas: plain, hf, hf-assisted, openvino."),
     ] = "plain",
     again: Annotated[
         bool, typer.Option("--again", help="Run plain decoding twice: an A/A check.")
