@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from outpace.bench.contest import Job
+from outpace.bench.contest import BatchJob
 from outpace.bench.pair import Pair
 from outpace.bench.peers import Models, peers
 from outpace.bench.results import Report
@@ -118,7 +118,7 @@ def test_openvino_multiplies_by_the_same_integers(pair: Pair) -> None:
 def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:
     pytest.importorskip("openvino_genai")
     models = Models(pair.target, pair.drafter, "float32", "cpu")
-    job = Job(((3, 1, 4, 1, 5), (9, 2, 6)), 12, 0.0)
+    job = BatchJob(((3, 1, 4, 1, 5), (9, 2, 6)), 12, 0.0)
     plain, *others = [c.run(job).texts for c in peers(["hf", "openvino"], models)]
     assert len(others) == 3
     assert all(texts == plain for texts in others)

@@ -10,19 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from outpace.bench.costing import cost_rows, read_cost, write_cost
+from outpace.bench.costing import cost_rows
 from outpace.bench.costs import CostReport, curve_of
 from outpace.bench.divergence import Divergence
 from outpace.bench.html import report_html
-from outpace.bench.identity import Difference, Identity
+from outpace.bench.identity import Identity, TextDifference
 from outpace.bench.interval import Interval
+from outpace.bench.outputs import OutputFiles
 from outpace.bench.plots import figures
 from outpace.bench.results import (
-    Cell,
     MethodResult,
     Prediction,
     Report,
     Roof,
+    SettingResult,
     Sweep,
     SweepPoint,
     TaskResult,
@@ -51,7 +52,7 @@ def method(name: str, ratio: float | None) -> MethodResult:
         tasks=(TaskResult("story", interval, 20.0, drafting),),
         acceptance=drafting,
         split=Split(0.1, 0.7, 0.1, 0.1),
-        identity=Identity(12, 11, (Difference("p1", 3, 5, 6, 1e-5),)) if ratio else None,
+        identity=Identity(12, 11, (TextDifference("p1", 3, 5, 6, 1e-5),)) if ratio else None,
         peak_bytes=10**9,
         own_bytes=9 * 10**8,
         over_peers={"hf": Interval(1.5, None, None, 1)} if ratio else {},
@@ -62,7 +63,7 @@ def method(name: str, ratio: float | None) -> MethodResult:
 
 def report() -> Report:
     point = SweepPoint(3, Interval(1.9, 1.8, 2.0, 4), 2.0, 2.1)
-    cell = Cell(
+    cell = SettingResult(
         batch=1,
         temperature=0.0,
         prompts=12,
@@ -82,11 +83,10 @@ def lossy(divergence: Divergence | None) -> Report:
     return replace(base, cells=(replace(cell, methods=(cell.methods[0], wrong)),))
 
 
-def test_json_goes_out_and_comes_back(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "r.json"
-    report().write(path)
-    assert Report.from_json(path.read_text()) == report()
-    assert json.loads(path.read_text())["schema"] == 1
+def test_json_goes_out_and_comes_back() -> None:
+    text = report().to_json()
+    assert Report.from_json(text) == report()
+    assert json.loads(text)["schema"] == 1
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,9 @@ def test_markdown_has_a_row_per_method_and_the_notes() -> None:
 def test_cost_reports_go_out_and_come_back(tmp_path: Path) -> None:
     times = Times({1: 0.01, 4: 0.04}, {1: 0.05, 5: 0.06})
     found = CostReport({"cpu": "x"}, "target", "drafter", 1e10, (curve_of(1, 128, times),))
-    write_cost(found, tmp_path / "c.json", tmp_path / "c.html", tmp_path / "png")
-    assert read_cost(tmp_path / "c.json") == found
+    files = OutputFiles(tmp_path / "c.json", tmp_path / "c.html", tmp_path / "png")
+    files.write_cost(found)
+    assert CostReport.from_json((tmp_path / "c.json").read_text()) == found
     page = (tmp_path / "c.html").read_text()
     assert page.count("data:image/png") == 2
     assert "2.50 x" in page  # 5 tokens for .04 + .06 s against .05 s each
@@ -159,4 +160,4 @@ def test_cost_reports_go_out_and_come_back(tmp_path: Path) -> None:
         ["5", "60.00", "1.20", ""],
     ]
     with pytest.raises(ConfigError, match="no report"):
-        read_cost(tmp_path / "c.html")
+        CostReport.from_json("<html>")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from outpace.bench.contest import Contestant, Job, Outcome
+from outpace.bench.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.library import transformers
 from outpace.bench.peers import Models, drafter_of
 from outpace.targets.hf.load import pick_device, pick_dtype
@@ -31,7 +31,7 @@ class HfPlain(Contestant):
         self._model = model
 
     @torch.inference_mode()
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: BatchJob) -> BatchTexts:
         width = max(map(len, job.prompts))
         ids = [[0] * (width - len(p)) + list(p) for p in job.prompts]
         mask = [[0] * (width - len(p)) + [1] * len(p) for p in job.prompts]
@@ -54,7 +54,7 @@ class HfPlain(Contestant):
                 **options,
                 **self._extra(),
             )
-        return Outcome(found[:, width:].tolist())
+        return BatchTexts(found[:, width:].tolist())
 
     def _extra(self) -> dict[str, Any]:
         return {}
@@ -80,7 +80,7 @@ class HfAssisted(HfPlain):
     def refusal(self, batch: int, temperature: float) -> str | None:
         return "transformers' assisted generation runs batch 1 only" if batch > 1 else None
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: BatchJob) -> BatchTexts:
         # Set anew for each run: the heuristic schedule changes it on the way.
         config = self._assistant.generation_config
         config.num_assistant_tokens = self._count

@@ -14,7 +14,7 @@ Gap = Callable[[Sequence[int], int, int], float]
 
 
 @dataclass(frozen=True)
-class Difference:
+class TextDifference:
     """The first token at which a text leaves the baseline's."""
 
     prompt: str
@@ -32,7 +32,7 @@ class Identity:
 
     compared: int
     identical: int
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[TextDifference, ...] = ()
 
     @property
     def explained(self) -> bool:
@@ -61,7 +61,7 @@ def compare(
         other = theirs[at] if at < len(theirs) else -1
         known = gap is not None and one >= 0 and other >= 0
         size = gap([*prompt, *ours[:at]], one, other) if known and gap is not None else None
-        differences.append(Difference(name, at, one, other, size))
+        differences.append(TextDifference(name, at, one, other, size))
     return Identity(len(expected), len(expected) - len(differences), tuple(differences))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from outpace.bench.contest import Contestant, Job, Outcome
+from outpace.bench.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.ir import INSTALL, save_ir, save_quantised
 from outpace.bench.library import extra
 from outpace.bench.peers import Models, drafter_of
@@ -33,7 +33,7 @@ class OpenVino(Contestant):
             return "OpenVINO GenAI's speculative sampling does not sample the target's law"
         return None
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: BatchJob) -> BatchTexts:
         genai, ov = _packages()
         config = genai.GenerationConfig()
         config.max_new_tokens = job.max_tokens
@@ -50,7 +50,7 @@ class OpenVino(Contestant):
         mask = np.array([[0] * (width - len(p)) + [1] * len(p) for p in job.prompts], np.int64)
         inputs = genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(mask))
         found = self._pipeline.generate(inputs, config)
-        return Outcome([list(text) for text in found.tokens])
+        return BatchTexts([list(text) for text in found.tokens])
 
 
 def contestants(models: Models) -> list[Contestant]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outpace.bench.interval import Interval
-from outpace.bench.results import Cell, MethodResult, Report
+from outpace.bench.results import MethodResult, Report, SettingResult
 
 HEADER = (
     "method",
@@ -22,14 +22,14 @@ NARROW = ("method", "tok/s", "speed-up", "accepted", "tok/pass", "same", "of bou
 """What fits a terminal; the rest is in the files."""
 
 
-def narrow_rows(cell: Cell) -> Iterator[tuple[str, ...]]:
+def narrow_rows(cell: SettingResult) -> Iterator[tuple[str, ...]]:
     """Yields the columns of `NARROW`, a row per method."""
     kept = (0, 1, 2, 4, 5, 6, 8)
     for row in rows(cell):
         yield tuple(row[index] for index in kept)
 
 
-def rows(cell: Cell) -> Iterator[tuple[str, ...]]:
+def rows(cell: SettingResult) -> Iterator[tuple[str, ...]]:
     """Yields a row per method."""
     for method in cell.methods:
         yield (
@@ -45,7 +45,7 @@ def rows(cell: Cell) -> Iterator[tuple[str, ...]]:
         )
 
 
-def notes(cell: Cell) -> Iterator[str]:
+def notes(cell: SettingResult) -> Iterator[str]:
     """Yields what a reader must know besides the numbers."""
     for reason in dict.fromkeys(cell.refused.values()):
         names = [name for name, why in cell.refused.items() if why == reason]
@@ -73,7 +73,7 @@ def notes(cell: Cell) -> Iterator[str]:
             yield f"{method.name} is lossy: {method.divergence.phrase}."
 
 
-def title(cell: Cell) -> str:
+def title(cell: SettingResult) -> str:
     """Returns a heading."""
     return (
         f"batch {cell.batch}, temperature {cell.temperature:g}: {cell.prompts} prompts, "
