@@ -9,71 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.bench.reports import report, wide_report
 
 from outpace.bench.costing import cost_rows
 from outpace.bench.costs import CostReport, curve_of
 from outpace.bench.divergence import Divergence
 from outpace.bench.html import report_html
-from outpace.bench.identity import Identity, TextDifference
-from outpace.bench.interval import Interval
 from outpace.bench.outputs import OutputFiles
 from outpace.bench.plots import figures
 from outpace.bench.results import (
-    MethodResult,
-    Prediction,
     Report,
-    Roof,
-    SettingResult,
-    Sweep,
-    SweepPoint,
-    TaskResult,
 )
-from outpace.bench.rounds import Acceptance, Split
 from outpace.bench.table import markdown
 from outpace.bench.theory import Times
 from outpace.errors import ConfigError
 
 PNG = b"\x89PNG\r\n"
-PREDICTION = Prediction(2.2, 2.1, 0.8, ((3, 0.01),), ((1, 0.05), (4, 0.06)))
-
-
-def method(name: str, ratio: float | None) -> MethodResult:
-    interval = None if ratio is None else Interval(ratio, ratio - 0.1, ratio + 0.1, 12)
-    drafting = Acceptance(100, 70, 103, 33, (33, 33, 34), (30, 22, 18)) if ratio else None
-    return MethodResult(
-        name=name,
-        what=f"{name} <as it is>",
-        rule="token" if ratio else None,
-        lossless=True,
-        tokens_per_second=20.0 * (ratio or 1),
-        decode_tokens_per_second=21.0 * (ratio or 1),
-        speedup=interval,
-        decode_speedup=interval,
-        tasks=(TaskResult("story", interval, 20.0, drafting),),
-        acceptance=drafting,
-        split=Split(0.1, 0.7, 0.1, 0.1),
-        identity=Identity(12, 11, (TextDifference("p1", 3, 5, 6, 1e-5),)) if ratio else None,
-        peak_bytes=10**9,
-        own_bytes=9 * 10**8,
-        over_peers={"hf": Interval(1.5, None, None, 1)} if ratio else {},
-        prediction=PREDICTION if ratio else None,
-        roof=Roof(31.0, 0.9),
-    )
-
-
-def report() -> Report:
-    point = SweepPoint(3, Interval(1.9, 1.8, 2.0, 4), 2.0, 2.1)
-    cell = SettingResult(
-        batch=1,
-        temperature=0.0,
-        prompts=12,
-        prompt_tokens=40.5,
-        max_tokens=128,
-        methods=(method("plain", None), method("draft_model", 2.0)),
-        refused={"hf": "it is asleep"},
-        sweep=Sweep("draft_model", 0.8, (point, replace(point, k=5))),
-    )
-    return Report({"cpu": "a <cpu>", "command": "outpace bench run"}, "plain", 12e9, (cell,))
 
 
 def lossy(divergence: Divergence | None) -> Report:
@@ -120,6 +71,18 @@ def test_the_page_holds_its_figures_and_numbers_and_fetches_nothing() -> None:
     for shown in ("2.00 x", "[1.90, 2.10]", "0.955", "90 %", "11/12", "it is asleep", "1.50 x"):
         assert shown in page, shown
     assert "a &lt;cpu&gt;" in page, "what a machine says about itself is text"
+
+
+def test_the_page_says_what_its_words_mean_and_no_table_leaves_it() -> None:
+    page = report_html(wide_report([f"method {i}" for i in range(9)], ["story"]), {})
+    heads = {re.sub(r"<[^>]+>|, ms|, MB", "", h) for h in re.findall(r"<th>(.*?)</th>", page)}
+    words = " ".join(re.findall(r"<dt>(.*?)</dt>", page))
+    known = {"method", "task", "tokens/s", "measured", "measured / predicted"}
+    unexplained = [h for h in heads - known if h not in words and not h.startswith("method ")]
+    assert not unexplained
+    tables = page.count("<table>")
+    assert tables == page.count('<div class="table"><table>') == page.count("</table></div>") > 3
+    assert re.search(r"\.table \{[^}]*overflow-x: auto", page)
 
 
 def test_a_lossy_rule_is_written_with_its_divergence_only() -> None:

@@ -124,6 +124,7 @@ def _write_answers(folder: Path, done: Finished) -> None:
             found = answers(
                 setting.runs, method.name, done.report.provenance["model"], done.tokenizer
             )
-            name = f"{method.name}-b{result.batch}-t{result.temperature:g}.jsonl"
             # A method's name may hold options, and those spaces and slashes.
-            write_answers(folder / re.sub(r"[^\w.=+-]+", "-", name), found)
+            name = re.sub(r"[^\w.=+-]+", "-", method.name).strip("-")
+            file = f"{name}-b{result.batch}-t{result.temperature:g}.jsonl"
+            write_answers(folder / file, found)

@@ -19,8 +19,8 @@ _COLOURS = (
 """Of methods, or of the curves of a cost report: each keeps its own in all figures."""
 _PARTS = {"draft": "#3b3b3b", "verify": "#8c8c8c", "sample": "#c4c4c4", "other": "#e6e6e6"}
 """Of the parts of a round: greys, which no method has."""
-_LABEL = 60
-"""Characters after which a label of the legend goes on in a new line."""
+_LABEL, _TICK = 60, 28
+"""Characters after which a label of the legend, or of a tick, goes on in a new line."""
 _CHARACTER, _HANDLE, _LINE = 0.055, 0.6, 0.16
 """Inches that a legend needs per character, for the sample beside a label, and per line."""
 
@@ -37,7 +37,7 @@ def figures(report: Report) -> dict[str, bytes]:
     names = dict.fromkeys(method.name for cell in report.cells for method in cell.methods)
     colours = {name: _colour(index) for index, name in enumerate(names)}
     found: dict[str, bytes] = {}
-    with _text_as_it_is():
+    with _settings():
         for cell in report.cells:
             at = f"b{cell.batch}-t{cell.temperature:g}"
             for name, png in _of_setting(cell, colours).items():
@@ -47,7 +47,7 @@ def figures(report: Report) -> dict[str, bytes]:
 
 def cost_figures(curves: Sequence[Curve]) -> dict[str, bytes]:
     """Returns the images of a cost report by name."""
-    with _text_as_it_is():
+    with _settings():
         found = {"cost-curves": _cost_curves(curves)}
         if any(curve.draft for curve in curves):
             found["speedup-allowed"] = _speedup_allowed(curves)
@@ -85,7 +85,7 @@ def _speedup_by_task(cell: SettingResult, colours: Colours) -> bytes:
             error_kw={"elinewidth": 1, "ecolor": "#333333"},
         )  # fmt: skip
     axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axes.set_xticks(range(len(names)), _wrapped(names), rotation=30, ha="right", fontsize=8)
     axes.set_ylabel("speed-up over plain")
     return _png(figure, axes)
 
@@ -116,7 +116,7 @@ def _time_split(methods: Sequence[MethodResult]) -> bytes:
     """A bar by method, stacked from the parts of the time of one token."""
     figure, axes = _figure(height=1.2 + 0.3 * len(methods))
     left = [0.0] * len(methods)
-    names = [m.name for m in methods]
+    bars = range(len(methods))
     for part, colour in _PARTS.items():
         shares = []
         for method in methods:
@@ -124,9 +124,10 @@ def _time_split(methods: Sequence[MethodResult]) -> bytes:
             per_token = 1000 / method.tokens_per_second / (method.split.total or 1.0)
             shares.append(getattr(method.split, part) * per_token)
         axes.barh(
-            names, shares, left=left, label=part, color=colour, edgecolor="#777777", linewidth=0.4
+            bars, shares, left=left, label=part, color=colour, edgecolor="#777777", linewidth=0.4
         )
         left = [a + b for a, b in zip(left, shares, strict=True)]
+    axes.set_yticks(bars, _wrapped([m.name for m in methods]), fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("ms per token")
     return _png(figure, axes)
@@ -243,21 +244,30 @@ def _add_legend(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> N
     )
 
 
+def _wrapped(names: Sequence[str]) -> list[str]:
+    return [textwrap.fill(name, _TICK) for name in names]
+
+
 def _whole_numbers(axes: Any) -> None:
-    """Lets the x axis have ticks at whole numbers only."""
-    axes.xaxis.set_major_locator(_matplotlib("ticker").MaxNLocator(integer=True))
+    """Lets the x axis have ticks at whole numbers only, and if there is but one, one tick."""
+    locator = _matplotlib("ticker").MaxNLocator(integer=True, min_n_ticks=1)
+    axes.xaxis.set_major_locator(locator)
 
 
 def _colour(index: int) -> str:
     return _COLOURS[index % len(_COLOURS)]
 
 
-def _text_as_it_is() -> AbstractContextManager[Any]:
-    """While it lasts, matplotlib draws texts as they are: it would read what stands between two
-    dollar signs, in the name of a task, as a formula."""
-    context: AbstractContextManager[Any] = extra(
-        "matplotlib", "a plot", "outpace[bench]"
-    ).rc_context({"text.parse_math": False})
+def _settings() -> AbstractContextManager[Any]:
+    """The settings that all figures are drawn under.
+
+    Text is drawn as it is: matplotlib would otherwise read what stands between two dollar signs,
+    such as in the name of a task, as a formula.
+    """
+    matplotlib = extra("matplotlib", "a plot", "outpace[bench]")
+    context: AbstractContextManager[Any] = matplotlib.rc_context(
+        {"text.parse_math": False, "font.size": 9}
+    )
     return context
 
 
