@@ -23,7 +23,7 @@ class TextDifference:
     found: int
     gap: float | None
     """Logit of the expected token minus that of the other, in standard deviations of all logits.
-    Near 0: a tie that rounding decided. Otherwise: other words."""
+    Near 0 the tokens are almost tied, and rounding may have decided."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Identity:
 
 
 NEAR = 0.02
-"""A gap of logits, in their standard deviations, that rounding can close: bfloat16 keeps 8 bits."""
+"""Largest gap, in standard deviations of the logits, that rounding can close (in bfloat16, which
+keeps 8 bits)."""
 
 
 def compare(
@@ -78,7 +79,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def gap_of(runner: Runner) -> Gap:
-    """Returns the gap as a target sees it that is not decoding anything at the moment."""
+    """Returns a function for the gaps of this target, which must not be decoding meanwhile."""
 
     def gap(ids: Sequence[int], one: int, other: int) -> float:
         runner.admit(1)

@@ -17,11 +17,11 @@ from outpace.bench.peers import Models, drafter_of
 from outpace.errors import ConfigError
 
 COUNTS = (3, 5)
-"""Drafted tokens per round; the best is what is quoted."""
+"""Drafted tokens per round, a contestant for each."""
 
 
 class OpenVino(Contestant):
-    """One pipeline. Its cache keeps float32, as everybody's here (unasked it would be 8 bits)."""
+    """One pipeline. Its cache is in float32, as everybody's here; its default would be 8 bits."""
 
     def __init__(self, pipeline: Any, count: int | None) -> None:
         self.name = "openvino" if count is None else f"openvino-speculative-{count}"
@@ -69,7 +69,7 @@ def contestants(models: Models) -> list[Contestant]:
 
 
 def _pipeline(models: Models, speculative: bool) -> Any:
-    """A pipeline. With 8-bit weights it also rounds activations to 8 bits, in groups, unasked."""
+    """A pipeline. With 8-bit weights it rounds activations to 8 bits too, which is its default."""
     genai, _ = _packages()
     options: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": "f32",

@@ -1,4 +1,4 @@
-"""A report as a table: for the terminal, and as Markdown for a README."""
+"""A report as tables: for the terminal, and as Markdown for a README."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADER = (
     "of memory bound",
 )
 NARROW = ("method", "tok/s", "speed-up", "accepted", "tok/pass", "same", "of bound")
-"""What fits a terminal; the rest is in the files."""
+"""The columns that fit a terminal; files have all."""
 
 
 def narrow_rows(cell: SettingResult) -> Iterator[tuple[str, ...]]:
@@ -46,7 +46,7 @@ def rows(cell: SettingResult) -> Iterator[tuple[str, ...]]:
 
 
 def notes(cell: SettingResult) -> Iterator[str]:
-    """Yields what a reader must know besides the numbers."""
+    """Yields sentences that a reader of the table must know."""
     for reason in dict.fromkeys(cell.refused.values()):
         names = [name for name, why in cell.refused.items() if why == reason]
         yield f"{', '.join(names)} did not take part: {reason}."
@@ -74,7 +74,7 @@ def notes(cell: SettingResult) -> Iterator[str]:
 
 
 def title(cell: SettingResult) -> str:
-    """Returns a heading."""
+    """Returns the heading of a table."""
     return (
         f"batch {cell.batch}, temperature {cell.temperature:g}: {cell.prompts} prompts, "
         f"{cell.max_tokens} new tokens each"
@@ -82,7 +82,7 @@ def title(cell: SettingResult) -> str:
 
 
 def markdown(report: Report) -> str:
-    """Returns all cells as Markdown tables; raises as ``Report.check`` does."""
+    """Returns all tables as Markdown; raises ``ConfigError`` where `Report.check` does."""
     report.check()
     lines = []
     for cell in report.cells:
