@@ -1,9 +1,10 @@
-"""The examples in the docstrings of all modules say what happens."""
+"""The examples in docstrings say what happens, and those in the documentation can be imported."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ import pytest
 import outpace
 
 ROOT = Path(outpace.__file__).parent
+REPOSITORY = Path(__file__).parents[1]
+IMPORT = re.compile(r"^\s*from (outpace[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+PAGES = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/**/*.md"))]
 
 
 def modules_with_examples() -> list[str]:
@@ -32,3 +36,15 @@ def test_docstring_examples_hold(name: str) -> None:
 def test_every_package_is_looked_at() -> None:
     packages = {name.split(".")[1] for name in modules_with_examples()}
     assert {"audit", "bench", "core", "engine", "policy", "targets", "verify"} <= packages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_what_a_page_imports_exists(page: Path) -> None:
+    for module, names in IMPORT.findall(page.read_text("utf-8")):
+        found = importlib.import_module(module)
+        missing = [name for name in names.replace(" ", "").split(",") if not hasattr(found, name)]
+        assert not missing, f"{module} has no {', '.join(missing)}"
+
+
+def test_the_pages_show_imports() -> None:
+    assert sum(len(IMPORT.findall(page.read_text("utf-8"))) for page in PAGES) >= 3
