@@ -14,7 +14,11 @@ import outpace
 ROOT = Path(outpace.__file__).parent
 REPOSITORY = Path(__file__).parents[1]
 IMPORT = re.compile(r"^\s*from (outpace[\w.]*) import ([\w, ]+)$", re.MULTILINE)
-PAGES = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/**/*.md"))]
+PAGES = [
+    page
+    for page in (REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/**/*.md")))
+    if IMPORT.search(page.read_text("utf-8"))
+]
 
 
 def modules_with_examples() -> list[str]:
@@ -46,5 +50,5 @@ def test_what_a_page_imports_exists(page: Path) -> None:
         assert not missing, f"{module} has no {', '.join(missing)}"
 
 
-def test_the_pages_show_imports() -> None:
-    assert sum(len(IMPORT.findall(page.read_text("utf-8"))) for page in PAGES) >= 3
+def test_there_are_pages_with_imports() -> None:
+    assert {"README.md", "audit.md"} <= {page.name for page in PAGES}
