@@ -24,6 +24,7 @@ from outpace.engine.request import Request
 from outpace.engine.verifier import Judgement, Verifier
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.masks import Layout, tree_layout
+from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.target import HFTarget
 from outpace.verify.base import draw, normalised, rows_of, walk
 from outpace.verify.lossless.token import TokenRule
@@ -73,6 +74,39 @@ def not_rolled_back(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 def path_not_moved(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     monkeypatch.setattr(SlotCache, "move_path", lambda self, row, start, nodes: None)
+
+
+def path_moved_early(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """The path is taken from one slot too early where two tokens are pending before the tree."""
+    move = SlotCache.move_path
+    advance = Runner.advance_paths
+    early = 0
+
+    def advance_paths(self, pending, paths):
+        nonlocal early
+        early = int(pending == 2)
+        advance(self, pending, paths)
+
+    monkeypatch.setattr(Runner, "advance_paths", advance_paths)
+    monkeypatch.setattr(
+        SlotCache,
+        "move_path",
+        lambda self, row, start, nodes: move(self, row, start - early, nodes),
+    )
+
+
+def last_slot_lost(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """The last slot of the buffers is lost when they grow."""
+    reserve = SlotCache.reserve
+
+    def reserved(self, slots):
+        last = self.capacity - 1
+        reserve(self, slots)
+        if self.capacity > last + 1:
+            for buffer in self.buffers:
+                buffer[:, :, last] = 0
+
+    monkeypatch.setattr(SlotCache, "reserve", reserved)
 
 
 def rows_not_moved(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -316,3 +350,13 @@ def draft_cache_not_rolled_back(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> No
 
     monkeypatch.setattr(DraftModel, "observe", lambda self, rows, round: None)
     monkeypatch.setattr(Rows, "since", at_least_one)
+
+
+def not_rewound(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """After a round that came to nothing the drafter keeps what it drafted in that round."""
+    monkeypatch.setattr(DraftModel, "rewind", lambda self, rows: None)
+
+
+def beyond_its_context(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """A drafter that goes on where its positions have ended proposes badly, and truthfully."""
+    monkeypatch.setattr(llm.engine.drafter.runner, "max_length", 10**6)

@@ -12,7 +12,7 @@ Gap = Callable[[Sequence[int], int, int], float]
 
 
 @dataclass(frozen=True)
-class Difference:
+class TextDifference:
     """The first token at which a text leaves the baseline's."""
 
     prompt: str
@@ -21,7 +21,7 @@ class Difference:
     found: int
     gap: float | None
     """Logit of the expected token minus that of the other, in standard deviations of all logits.
-    Near 0: a tie that rounding decided. Otherwise: other words."""
+    Near 0 the tokens are almost tied, and rounding may have decided."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Identity:
 
     compared: int
     identical: int
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[TextDifference, ...] = ()
 
     @property
     def explained(self) -> bool:
@@ -39,7 +39,8 @@ class Identity:
 
 
 NEAR = 0.02
-"""A gap of logits, in their standard deviations, that rounding can close: bfloat16 keeps 8 bits."""
+"""Largest gap, in standard deviations of the logits, that rounding can close (in bfloat16, which
+keeps 8 bits)."""
 
 
 def compare(
@@ -59,7 +60,7 @@ def compare(
         other = theirs[at] if at < len(theirs) else -1
         known = gap is not None and one >= 0 and other >= 0
         size = gap([*prompt, *ours[:at]], one, other) if known and gap is not None else None
-        differences.append(Difference(name, at, one, other, size))
+        differences.append(TextDifference(name, at, one, other, size))
     return Identity(len(expected), len(expected) - len(differences), tuple(differences))
 
 
@@ -76,7 +77,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def gap_of(target: Target) -> Gap:
-    """Returns the gap as a target sees it that reads the text plainly."""
+    """Returns a function for the gaps of this target, which reads each text plainly."""
 
     def gap(ids: Sequence[int], one: int, other: int) -> float:
         logits = target.plain(ids)[-1].double()
