@@ -1,23 +1,29 @@
-"""The drafter that CONTRIBUTING shows really works."""
+"""The drafters that CONTRIBUTING shows really work."""
 
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
+from engine.registering import register
+from outpace import LLM
 from outpace.core.law import History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.draft.base import Drafter, Rows
+from targets.families import PROMPTS, plain, target
+from targets.generating import greedy, ids
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+LENGTH = 40
 
 
-def example() -> type[Drafter]:
-    source = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert source is not None
-    scope: dict[str, object] = {"__name__": "example"}
-    exec(source[1], scope)
-    drafter = scope["RepeatDrafter"]
+def example(name: str) -> type[Drafter]:
+    scope: dict[str, Any] = {"__name__": "example"}
+    for source in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(source, scope)
+    drafter = scope[name]
     assert isinstance(drafter, type)
     assert issubclass(drafter, Drafter)
     return drafter
@@ -30,6 +36,24 @@ def test_the_example_drafter_repeats_the_last_token() -> None:
         LawMaker(options, vocabulary=8),
         seeds=torch.zeros(2, dtype=torch.long),
     )
-    proposal = example()().propose(rows, [3, 1])
+    proposal = example("RepeatDrafter")().propose(rows, [3, 1])
     assert proposal.tokens.tolist() == [[2, 2, 2], [4, 0, 0]]
     assert proposal.counts.tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("config", [{"method": "repeat"}, {"method": "recall", "reach": 30}])
+def test_the_text_is_the_targets(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]) -> None:
+    register(monkeypatch, example("RepeatDrafter"), example("RecallDrafter"))
+    speculation = {"num_speculative_tokens": 3, **config}
+    llm = LLM(target("llama"), speculative_config=speculation, max_num_seqs=3)
+    outputs = llm.generate(PROMPTS, greedy(LENGTH))
+    assert ids(outputs) == plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
+    drafted = sum(output.metrics.num_draft_tokens for output in outputs)
+    accepted = sum(output.metrics.num_accepted_tokens for output in outputs)
+    assert 0 < accepted < drafted
+
+
+def test_an_option_of_the_example_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, example("RecallDrafter"))
+    with pytest.raises(ValueError, match=r"unknown key 'raech'.*did you mean 'reach'"):
+        LLM(target("llama"), speculative_config={"method": "recall", "raech": 3})

@@ -11,6 +11,7 @@ bug.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -27,6 +28,10 @@ from outpace.core.rng import gumbel
 from outpace.outputs import CompletionOutput
 
 Mode = Literal["greedy", "coupled"]
+
+SHORT = 2
+"""Of each prompt, these first tokens are a prompt, too: the shortest of which several are pending
+when the first draft is scored."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ def audit_diff(
     ``verify="coupled"``. tolerance: in logits; unset: measured on this model, see `noise.measure`.
     """
     params = params or SamplingParams(max_tokens=64)
+    prompts = [*prompts, *([*prompt][:SHORT] for prompt in prompts if len(prompt) > SHORT)]
     llm = next(iter(engines.values()))
     noise = _noise(llm, prompts, tolerance)
     texts: dict[str, int] = {}
@@ -131,11 +137,27 @@ def _params(mode: Mode, params: SamplingParams, number: int) -> SamplingParams:
 def _both(
     llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
 ) -> tuple[list[CompletionOutput], list[CompletionOutput]]:
-    """Returns the texts without speculation, and those with it."""
-    listed = [list(prompt) for prompt in prompts]
-    off = [replace(one, speculative="off") for one in params]
-    plain, speculative = llm.generate(listed, off), llm.generate(listed, params)
-    return [text.outputs[0] for text in plain], [text.outputs[0] for text in speculative]
+    """Returns the texts without speculation, and those with it.
+
+    Prompts of one length are given together: they end in the pass of their first round, and others
+    do not.
+    """
+    plain: dict[int, CompletionOutput] = {}
+    speculative: dict[int, CompletionOutput] = {}
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for number, prompt in enumerate(prompts):
+        by_length[len(prompt) if len(prompt) <= SHORT else SHORT + 1].append(number)
+    for numbers in by_length.values():
+        listed = [list(prompts[number]) for number in numbers]
+        asked = [params[number] for number in numbers]
+        off = [replace(one, speculative="off") for one in asked]
+        for found, options in ((plain, off), (speculative, asked)):
+            outputs = llm.generate(listed, options)
+            found |= {
+                number: output.outputs[0] for number, output in zip(numbers, outputs, strict=True)
+            }
+    order = range(len(prompts))
+    return [plain[number] for number in order], [speculative[number] for number in order]
 
 
 def _noise(llm: LLM, prompts: Sequence[Sequence[int]], tolerance: float | None) -> Noise:

@@ -149,9 +149,15 @@ class _Session:
         self._drafted = self._accepted = 0
 
     def play(self, numbers: range) -> None:
-        """Samples texts and plays their tokens, prompt by prompt."""
+        """Samples texts and plays their tokens, prompt by prompt.
+
+        Every other time all texts continue the same prompt: rows of one length read the end of
+        their prompts in the pass of their first round, and others do not.
+        """
         prompts = [list(prompt) for prompt in self._plan.prompts]
-        which = [number % len(prompts) for number in numbers]
+        turn = numbers.start // len(numbers)
+        together = turn % 2 == 1
+        which = [(turn // 2 if together else number) % len(prompts) for number in numbers]
         params = [replace(self._params, seed=self._plan.seed + number) for number in numbers]
         outputs = self._llm.generate([prompts[index] for index in which], params)
         texts: dict[int, list[list[int]]] = defaultdict(list)
@@ -206,11 +212,11 @@ def built_in_prompts(llm: LLM) -> list[list[int]]:
         found = [list(tokenizer(text).input_ids) for text in _TEXTS]
     found = [ids for ids in found if ids]
     if len(found) > 1:
-        return found
+        return [*found, found[0][:2]]
     generator = torch.Generator().manual_seed(0)
     return [
         torch.randint(llm.target.vocabulary, (length,), generator=generator).tolist()
-        for length in (5, 1, 9, 3)
+        for length in (5, 1, 9, 3, 2)
     ]
 
 
