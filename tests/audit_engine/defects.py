@@ -45,7 +45,7 @@ DEFECTS = [
     Defect("cache one short after full acceptance", m.cache_off_by_one, ALL, {"noise": 0.05}),
     Defect("rejected tokens stay in the cache", m.not_rolled_back, ALL),
     Defect("accepted path of a tree not moved", m.path_not_moved, ALL, TREE),
-    Defect("rows not moved when others finish", m.rows_not_moved, ALL),
+    Defect("rows take the slots of those that finished", m.rows_keep_their_numbers, ALL),
     Defect("siblings see each other", m.siblings_seen, ALL, TREE),
     Defect("positions by slot, not depth", m.positions_by_slot, ALL, TREE),
     Defect("sliding window counted in slots", m.window_in_slots, ALL, WINDOWED_TREE),

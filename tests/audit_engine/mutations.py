@@ -39,8 +39,8 @@ def cache_off_by_one(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
         real(self, pending, proposal, decisions)
         for row, d in enumerate(decisions):
             if d.drafted and len(d.path) == d.drafted:
-                for buffer in self.target.cache.buffers:
-                    buffer[row, :, self.target.lengths[row] - 1] = 0
+                for slots in self.target.cache.row(row):
+                    slots[:, self.target.lengths[row] - 1] = 0
 
     monkeypatch.setattr(Engine, "_commit", commit)
 
@@ -53,8 +53,8 @@ def not_rolled_back(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
         for row, d in enumerate(decisions):
             if len(d.path) < d.drafted:
                 last = self.target.lengths[row] - 1
-                for buffer in self.target.cache.buffers:
-                    buffer[row, :, last] = buffer[row, :, last + 1]
+                for slots in self.target.cache.row(row):
+                    slots[:, last] = slots[:, last + 1]
 
     monkeypatch.setattr(Engine, "_commit", commit)
 
@@ -63,8 +63,9 @@ def path_not_moved(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     monkeypatch.setattr(SlotCache, "move_path", lambda self, row, start, nodes: None)
 
 
-def rows_not_moved(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    monkeypatch.setattr(SlotCache, "move_row", lambda self, source, target, length: None)
+def rows_keep_their_numbers(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    real = SlotCache.retain
+    monkeypatch.setattr(SlotCache, "retain", lambda self, rows: real(self, range(len(rows))))
 
 
 def siblings_seen(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:

@@ -19,7 +19,7 @@ from outpace.core.tree import Tree
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.errors import ConfigError
-from outpace.targets.hf.fixed import PENDING, fixed_for
+from outpace.targets.hf.fixed import PENDING, FixedView, fixed_for
 from outpace.targets.hf.load import Loaded, check_path, check_same_vocabulary, load_drafter
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.weights import pass_bytes
@@ -107,7 +107,7 @@ class DraftModel(Drafter):
 
     # -- chains of fixed shape, drafted in one step -------------------------------------------
 
-    def _one_step(self, rows: Rows, live: Sequence[bool], length: int) -> int | None:
+    def _one_step(self, rows: Rows, live: Sequence[bool], length: int) -> FixedView | None:
         """The slots that the passes of such a step see, once all but a few tokens have been read;
         None where drafting asks the host."""
         if self.runner.fixed is None or not rows.law.is_fixed or rows.brief.keeps_drafting:
@@ -119,7 +119,7 @@ class DraftModel(Drafter):
         return self.runner.fixed_view(PENDING, length)
 
     def _in_one_step(
-        self, rows: Rows, counts: Sequence[int], live: Sequence[bool], view: int
+        self, rows: Rows, counts: Sequence[int], live: Sequence[bool], view: FixedView
     ) -> Proposal:
         """Drafts chains with nothing but one step of the `StepRunner`."""
         assert self.runner.fixed is not None

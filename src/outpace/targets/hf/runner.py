@@ -12,12 +12,16 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
-from outpace.targets.hf.cache import SlotCache, Writing
-from outpace.targets.hf.fixed import PENDING, Fixed
+from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.fixed import PENDING, Fixed, FixedView
 from outpace.targets.hf.masks import MaskMaker, chain_layout, chain_positions, tree_layout
+from outpace.targets.hf.placement import PassSlots
 
 PREFILL_CHUNK = 512
 """Prompt tokens per pass, so that masks and activations stay small."""
+
+PADDING = 16
+"""Prompts are padded to this many tokens, or to twice their own length, to be read in one pass."""
 
 
 class Runner:
@@ -36,12 +40,13 @@ class Runner:
         self.model = loaded
         self.config: Any = loaded.config.get_text_config()
         self.max_length = max_length
-        self.cache = SlotCache(rows)
         self.lengths: list[int] = []
         self.passes = 0
         # The model's own properties walk through its parameters each time.
         self.device: torch.device = loaded.device
         self.dtype: torch.dtype = loaded.dtype
+        self.cache = SlotCache(rows, self.device)
+        self._generation = self.cache.generation  # that recorded passes know
         self._mask = MaskMaker(self.config, self.dtype)
         self.fixed = fixed
 
@@ -58,15 +63,19 @@ class Runner:
 
     def admit(self, count: int) -> None:
         """Adds ``count`` empty rows after the active ones."""
-        if self.active + count > self.cache.rows:
-            raise AssertionError(f"{self.active} + {count} rows in a cache of {self.cache.rows}")
+        self.cache.admit(count)
         self.lengths += [0] * count
+
+    def fork(self, source: int, length: int) -> int:
+        """Adds a row that begins with the first ``length`` tokens cached of another row, so that
+        they are not read again; returns its number."""
+        row = self.cache.fork(source, length)
+        self.lengths.append(length)
+        return row
 
     def retain(self, rows: Sequence[int]) -> None:
         """Keeps only these rows (ascending), renumbered from 0."""
-        for target, source in enumerate(rows):
-            if source != target:
-                self.cache.move_row(source, target, self.lengths[source])
+        self.cache.retain(rows)
         self.lengths = [self.lengths[row] for row in rows]
 
     def advance(self, counts: Sequence[int]) -> None:
@@ -84,14 +93,26 @@ class Runner:
 
     def prefill(self, first: int, prompts: Sequence[Sequence[int]]) -> None:
         """Caches the prompts into the rows from ``first`` on, and commits them."""
+        # All at once, so that rows that come together lie next to each other; with one slot for the
+        # token that follows.
+        needed = [
+            length + len(prompt) + 1
+            for length, prompt in zip(self.lengths[first:], prompts, strict=False)
+        ]
+        self._reserve_slots(first, needed)
         longest = max(len(prompt) for prompt in prompts)
         for begin in range(0, longest, PREFILL_CHUNK):
             chunks = [list(prompt[begin : begin + PREFILL_CHUNK]) for prompt in prompts]
-            width = max(len(chunk) for chunk in chunks)
-            padded = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
-            self.forward(to_device(padded, self.device), keep=1, first=first)
-            for row, chunk in enumerate(chunks):
-                self.lengths[first + row] += len(chunk)
+            for group in _of_similar_length(chunks):
+                self._read(first + group.start, chunks[group.start : group.stop])
+
+    def _read(self, first: int, chunks: Sequence[list[int]]) -> None:
+        """Caches and commits chunks of the prompts of rows from ``first`` on, in one pass."""
+        width = max(len(chunk) for chunk in chunks)
+        padded = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
+        self.forward(to_device(padded, self.device), keep=1, first=first)
+        for row, chunk in enumerate(chunks, first):
+            self.lengths[row] += len(chunk)
 
     @torch.inference_mode()
     def forward(
@@ -107,12 +128,11 @@ class Runner:
         width = self._fixed_width(rows, columns, tree, options)
         if width is not None:
             return self._forward_fixed(tokens, keep, tree, width)
-        lengths = self.lengths[first : first + rows]
-        self._reserve(max(lengths) + columns)
-        writing = self._writing(first, lengths, columns)
-        self.cache.writing = writing
-        positions, mask = self._placed(writing, tree)
-        if writing.view > self.max_length:
+        self._reserve(first, rows, columns)
+        slots = self._slots(first, rows, columns)
+        self.cache.slots = slots
+        positions, mask = self._placed(slots, tree)
+        if slots.view > self.max_length:
             # Only padding can stand beyond the context: a row that drafts less than others.
             positions = positions.clamp(max=self.max_length - 1)
         self.passes += 1
@@ -126,23 +146,28 @@ class Runner:
             **options,
         )
 
-    def _reserve(self, slots: int) -> None:
-        capacity = self.cache.capacity
-        self.cache.reserve(slots)
-        if self.fixed is not None and self.cache.capacity != capacity:
+    def _reserve(self, first: int, rows: int, columns: int) -> None:
+        """Gives each of the rows slots for so many columns behind what it has cached."""
+        lengths = self.lengths[first : first + rows]
+        self._reserve_slots(first, [length + columns for length in lengths])
+
+    def _reserve_slots(self, first: int, needed: Sequence[int]) -> None:
+        self.cache.reserve(first, needed)
+        if self.fixed is not None and self.cache.generation != self._generation:
+            self._generation = self.cache.generation
             self.fixed.player.forget()
 
     # -- passes of fixed shapes ----------------------------------------------------------------
 
-    def fixed_view(self, pending: int, further: int) -> int | None:
-        """Returns the slots that passes of fixed shapes over all active rows will see, with room
-        for so many pending columns and further ones; None where they are not played so."""
+    def fixed_view(self, pending: int, further: int) -> FixedView | None:
+        """Returns what passes of fixed shapes over all active rows will see of the cache, with room
+        for so many pending columns and further ones; None where passes are not made so."""
         # The first pass of all makes the cache's buffers, which is no part of any other.
         if self.fixed is None or not self.cache.layers:
             return None
-        needed = max(self.lengths) + pending + further
-        self._reserve(needed)
-        return self.fixed.slots(needed, self.cache.capacity)
+        self._reserve(0, self.active, pending + further)
+        slots = self.fixed.slots(max(self.lengths) + pending + further, self.cache.longest)
+        return FixedView(slots, self.cache.placement(0, self.active).spaced(slots))
 
     def _fixed_width(
         self, rows: int, columns: int, tree: Tree | None, options: Mapping[str, Any]
@@ -156,9 +181,8 @@ class Runner:
         """`forward` for all active rows, padded to ``width`` columns."""
         assert self.fixed is not None
         rows, columns = tokens.shape
-        needed = max(self.lengths) + width
-        self._reserve(needed)
-        view = self.fixed.slots(needed, self.cache.capacity)
+        view = self.fixed_view(width, 0)
+        assert view is not None
         starts = to_device(self.lengths, self.device)
         inputs = [pad(tokens, (0, width - columns)), starts]
         pending = None  # all that shapes a chain is its width
@@ -175,25 +199,26 @@ class Runner:
 
     def fixed_pass(
         self,
-        view: int,
+        view: FixedView,
         tokens: Tensor,
         starts: Tensor,
         pending: int = 0,
         parents: Tensor | None = None,
     ) -> Tensor:
         """Returns the logits ``[A, T, V]`` of all active rows, with nothing decided on the host but
-        shapes: what a `StepRunner` may repeat.
+        shapes: what a `StepRunner` may repeat, as long as `fixed_view` returns the same view.
 
         tokens: ``[A, T]``, fed behind ``starts`` ``[A]``; parents: of those after the pending ones,
         if they make a tree.
         """
         assert self.fixed is not None
-        columns = tokens.shape[1]
-        self.cache.writing = Writing(0, starts, None, columns, view).located()
+        rows, columns = tokens.shape
+        placement = self.cache.placement(0, rows)
+        self.cache.slots = PassSlots(placement, starts, None, columns, view.slots).worked_out()
         if parents is None:
-            layout = chain_layout(starts, columns, view)
+            layout = chain_layout(starts, columns, view.slots)
         else:
-            layout = tree_layout(starts, pending, Tree(parents), view)
+            layout = tree_layout(starts, pending, Tree(parents), view.slots)
         output = self.fixed.forward(
             input_ids=tokens,
             position_ids=layout.positions.clamp(max=self.max_length - 1),
@@ -207,19 +232,41 @@ class Runner:
 
     # -- plans ---------------------------------------------------------------------------------
 
-    def _writing(self, first: int, lengths: list[int], columns: int) -> Writing:
-        starts = to_device(lengths, self.device)
-        uniform = lengths[0] if min(lengths) == max(lengths) else None
-        return Writing(first, starts, uniform, columns, view=max(lengths) + columns)
+    def _slots(self, first: int, rows: int, columns: int) -> PassSlots:
+        lengths = self.lengths[first : first + rows]
+        longest = max(lengths)
+        return PassSlots(
+            self.cache.placement(first, rows),
+            starts=to_device(lengths, self.device),
+            uniform_start=longest if min(lengths) == longest else None,
+            columns=columns,
+            view=longest + columns,
+        )
 
-    def _placed(self, writing: Writing, tree: Tree | None) -> tuple[Tensor, Any]:
+    def _placed(self, slots: PassSlots, tree: Tree | None) -> tuple[Tensor, Any]:
         """The positions ``[A, T]`` and the mask of a pass."""
         if tree is not None and not tree.is_chain:
-            pending = writing.columns - tree.size
-            layout = tree_layout(writing.starts, pending, tree, writing.view)
+            pending = slots.columns - tree.size
+            layout = tree_layout(slots.starts, pending, tree, slots.view)
             return layout.positions, self._mask(layout)
-        alone = writing.columns == 1 and writing.uniform_start is not None
-        if (alone or writing.uniform_start == 0) and self._mask.has_own:
-            return chain_positions(writing.starts, writing.columns), None
-        layout = chain_layout(writing.starts, writing.columns, writing.view)
+        alone = slots.columns == 1 and slots.uniform_start is not None
+        if (alone or slots.uniform_start == 0) and self._mask.has_own:
+            return chain_positions(slots.starts, slots.columns), None
+        layout = chain_layout(slots.starts, slots.columns, slots.view)
         return layout.positions, self._mask(layout)
+
+
+def _of_similar_length(chunks: Sequence[Sequence[int]]) -> list[range]:
+    """Returns groups of consecutive chunks that may be padded to the longest of the group, without
+    those that are empty: padding costs computation and slots."""
+    groups: list[range] = []
+    for row, chunk in enumerate(chunks):
+        if not chunk:
+            continue
+        if groups and groups[-1].stop == row:
+            lengths = [len(chunks[other]) for other in (*groups[-1], row)]
+            if max(lengths) <= max(PADDING, 2 * min(lengths)):
+                groups[-1] = range(groups[-1].start, row + 1)
+                continue
+        groups.append(range(row, row + 1))
+    return groups
