@@ -160,18 +160,35 @@ def test_a_row_in_slots_that_held_nan_sees_none() -> None:
     assert not any(slots.any() for slots in cache.row(2))
 
 
-@pytest.mark.parametrize("short", [1, 2])  # two rows always have a distance, three need not
-def test_a_short_row_never_looks_at_the_slots_of_another(short: int) -> None:
-    cache = filled([2000, *[10] * short])
-    for row in range(1 + short):
-        for slots in cache.row(row):
-            slots.fill_(1.0 if row == 1 else float("nan"))
-    place(cache, [1500, *[4] * short], 2)
-    keys, values = cache.update(*torch.ones(2, 1 + short, HEADS, 2, SIZE).double(), 0)
-    assert keys.shape == values.shape == (1 + short, HEADS, 1502, SIZE)
+def poisoned(cache: SlotCache, spared: int) -> None:
+    """Fills all slots with NaN but those of one row."""
+    spare = contents(cache, spared)
+    for buffer in cache.buffers:
+        buffer.fill_(float("nan"))
+    for slots, old in zip(cache.row(spared), spare, strict=True):
+        slots.copy_(old)
+
+
+def test_a_short_row_never_looks_at_the_slots_of_another() -> None:
+    cache = filled([2000, 10, 10])
+    poisoned(cache, spared=1)
+    place(cache, [1500, 4, 4], 2)
+    keys, values = cache.update(*torch.ones(2, 3, HEADS, 2, SIZE).double(), 0)
+    assert keys.shape == values.shape == (3, HEADS, 1502, SIZE)
     assert keys[0].isnan().any()
     assert not keys[1].isnan().any()
     assert not values[1].isnan().any()
+
+
+def test_rows_that_touch_are_not_looked_at_beyond_their_ends() -> None:
+    cache = filled([10] * 5)
+    cache.retain([0, 4])
+    cache.reserve(1, [300])
+    assert cache.placement(0, 2).spacing is not None, "by chance, at the distance of one grain"
+    poisoned(cache, spared=0)
+    place(cache, [4, 300], 2)
+    keys, _ = cache.update(*torch.ones(2, 2, HEADS, 2, SIZE).double(), 0)
+    assert not keys[0].isnan().any()
 
 
 def test_more_rows_than_the_cache_holds_are_our_own_mistake() -> None:
