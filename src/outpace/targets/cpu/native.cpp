@@ -817,7 +817,7 @@ struct Run {
   Threads threads;
   Team team = {};
 
-  void play() {
+  void compute() {
     const int64_t tokens = pass.rows * pass.columns, hidden = layers->hidden;
     const int size = threads.here(), own = team.join();
     float *made = pass.scratch, *rest = made + tokens * hidden;
@@ -944,6 +944,6 @@ void outpace_layers(const Layer *layers, int64_t layer_count, const Pass *pass, 
           keys,          values,
           {norm, head, logits, keep},
           {parallel, size, count}};
-  run.threads.run([](void *given) { static_cast<Run *>(given)->play(); }, &run);
+  run.threads.run([](void *given) { static_cast<Run *>(given)->compute(); }, &run);
 }
 }
