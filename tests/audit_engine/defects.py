@@ -57,7 +57,7 @@ DEFECTS = [
     Defect("drafter not rewound after a contradiction", m.not_rewound, ("diff",), params=GIVING_UP),
     Defect("tree drafter not rewound after a contradiction", m.not_rewound, ("diff",), TREE,
            GIVING_UP),
-    Defect("rows not moved when others finish", m.rows_not_moved, ALL),
+    Defect("rows take the slots of those that finished", m.rows_keep_their_numbers, ALL),
     Defect("siblings see each other", m.siblings_seen, ALL, TREE),
     Defect("positions by slot, not depth", m.positions_by_slot, ALL, TREE),
     Defect("sliding window counted in slots", m.window_in_slots, ALL, WINDOWED_TREE),

@@ -56,8 +56,8 @@ def _after_commit(
 def cache_off_by_one(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     def spoil(target, row, accepted, drafted):
         if drafted and accepted == drafted:
-            for buffer in target.runner.cache.buffers:
-                buffer[row, :, target.lengths[row] - 1] = 0
+            for slots in target.runner.cache.row(row):
+                slots[:, target.lengths[row] - 1] = 0
 
     _after_commit(monkeypatch, spoil)
 
@@ -66,8 +66,8 @@ def not_rolled_back(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     def spoil(target, row, accepted, drafted):
         if accepted < drafted:
             last = target.lengths[row] - 1
-            for buffer in target.runner.cache.buffers:
-                buffer[row, :, last] = buffer[row, :, last + 1]
+            for slots in target.runner.cache.row(row):
+                slots[:, last] = slots[:, last + 1]
 
     _after_commit(monkeypatch, spoil)
 
@@ -96,21 +96,23 @@ def path_moved_early(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 
 def last_slot_lost(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    """The last slot of the buffers is lost when they grow."""
+    """The last slot of a row is lost when it gets more."""
     reserve = SlotCache.reserve
 
-    def reserved(self, slots):
-        last = self.capacity - 1
-        reserve(self, slots)
-        if self.capacity > last + 1:
-            for buffer in self.buffers:
-                buffer[:, :, last] = 0
+    def reserved(self, first, needed):
+        before = [extent.size for extent in self._extents]
+        reserve(self, first, needed)
+        for row, size in enumerate(before):
+            if size and self._extents[row].size > size:
+                for slots in self.row(row):
+                    slots[:, size - 1] = 0
 
     monkeypatch.setattr(SlotCache, "reserve", reserved)
 
 
-def rows_not_moved(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    monkeypatch.setattr(SlotCache, "move_row", lambda self, source, target, length: None)
+def rows_keep_their_numbers(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    real = SlotCache.retain
+    monkeypatch.setattr(SlotCache, "retain", lambda self, rows: real(self, range(len(rows))))
 
 
 def siblings_seen(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from outpace.audit.letters import letter_model
 from outpace.audit.noise import measure
-from outpace.targets.hf.cache import BUCKET, SlotCache
+from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.extents import GRAIN
 
 TEXTS = ([1, 2, 3, 4, 5], [6], [7, 8, 7, 8])
 
@@ -18,13 +21,13 @@ def test_a_text_longer_than_the_first_buffers_is_always_measured(
     asked: list[int] = []
     reserve = SlotCache.reserve
 
-    def watched(self: SlotCache, slots: int) -> None:
-        asked.append(slots)
-        reserve(self, slots)
+    def watched(self: SlotCache, first: int, needed: Sequence[int]) -> None:
+        asked.extend(needed)
+        reserve(self, first, needed)
 
     monkeypatch.setattr(SlotCache, "reserve", watched)
     noise = measure(letter_model(), TEXTS, 3, tree=tree)
-    assert max(asked) > BUCKET
+    assert max(asked) > GRAIN
     assert not noise.excessive
 
 

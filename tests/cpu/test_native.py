@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from outpace.targets.cpu.native_linear import (
 from outpace.targets.cpu.native_model import NativeModel, use_native_model
 from outpace.targets.cpu.rotary import Rotary
 from outpace.targets.hf.load import load
+from outpace.targets.hf.placement import PassSlots
 from outpace.targets.hf.runner import Runner
 
 FOUND = native.native()
@@ -293,7 +295,7 @@ def test_played_layers_give_transformers_numbers(family: str, whole: bool) -> No
         for lengths in ([9, 4], [9, 9], [300, 7]):
             logits = []
             for runner in (found, expected):
-                runner.lengths = []
+                runner.retain([])
                 runner.admit(2)
                 torch.manual_seed(1)
                 runner.prefill(0, [list(range(1, lengths[0] % 97)), list(range(3, lengths[1]))])
@@ -335,6 +337,58 @@ def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str, whole: bo
         length = FEW // rows
         logits = scored(runner, torch.tensor([text[:length]] * rows), None, [0] * rows)
         assert torch.equal(logits, torch.stack(alone[:length]).expand(rows, -1, -1))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@torch.inference_mode()
+def test_a_token_has_the_same_bits_wherever_its_row_lies(whole: bool) -> None:
+    model = made("llama")
+    play(model, whole)
+    torch.manual_seed(1)
+    texts = [torch.randint(0, 101, (length,)).tolist() for length in (400, 60, 30, 44)]
+    runner = Runner(model, rows=4, max_length=512)
+    drafts = torch.randint(0, 101, (4, 5))
+    tree = Tree.uniform([0, 0, 2, 1], rows=1)
+    alone = []
+    for text, draft in zip(texts, drafts, strict=True):
+        runner.admit(1)
+        for begin in range(0, len(text), 20):
+            runner.prefill(0, [text[begin : begin + 20]])
+        alone.append(runner.forward(draft[None], keep=5, tree=tree).logits[0])
+        runner.retain([])
+    runner.admit(4)
+    for row, text in enumerate(texts):
+        for begin in range(0, len(text), 20):
+            runner.prefill(row, [text[begin : begin + 20]])
+    rows = [0, 1, 2, 3]
+    for kept in ([0, 1, 2, 3], [0, 2, 3], [1, 2]):
+        runner.retain([rows.index(row) for row in kept if row in rows])
+        rows = [row for row in rows if row in kept]
+        trees = Tree.uniform([0, 0, 2, 1], rows=len(rows))
+        logits = runner.forward(drafts[rows], keep=5, tree=trees).logits
+        assert torch.equal(logits, torch.stack([alone[row] for row in rows]))
+
+
+@torch.inference_mode()
+def test_layers_read_rows_of_any_length_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gathered(slots: PassSlots) -> Tensor:
+        raise AssertionError("rows were copied together")
+
+    model = made("llama")
+    play(model, whole=True)
+    runner = Runner(model, rows=3, max_length=512)
+    runner.admit(3)
+    for row, length in enumerate((400, 5, 5)):
+        runner.prefill(row, [[1] * length])
+    runner.retain([0, 2])
+    seen = cached_property(gathered)
+    seen.__set_name__(PassSlots, "seen")
+    monkeypatch.setattr(PassSlots, "seen", seen)
+    slots = [part.clone() for part in runner.cache.row(1)]
+    runner.forward(torch.tensor([[1, 2], [3, 4]]), keep=1)
+    for before, after in zip(slots, runner.cache.row(1), strict=True):
+        changed = (before != after).any(0).any(-1)
+        assert changed.nonzero().flatten().tolist() == [5, 6]
 
 
 @torch.inference_mode()

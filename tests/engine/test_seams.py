@@ -240,6 +240,10 @@ class SeveralDrafter(Drafter):
         for child in self.children:
             child.retain(rows)
 
+    def reset(self) -> None:
+        for child in self.children:
+            child.reset()
+
     def rewind(self, rows: Rows) -> None:
         for child in self.children:
             child.rewind(rows)

@@ -22,7 +22,7 @@ from outpace.engine.capture import CudaGraphs, Recording
 from outpace.targets.hf.fixed import FixedShapes, Step
 
 from .families import CONTEXT, drafter, target
-from .generating import ids
+from .generating import greedy, ids
 
 PROMPTS = [[5, 9, 2, 41], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
 
@@ -105,6 +105,21 @@ def test_recorded_texts_are_the_same(family: str, options: dict[str, Any]) -> No
         alone = params(options, seed)
         assert ids(found.generate(PROMPTS[:1], alone)) == ids(plain.generate(PROMPTS[:1], alone))
     assert [kinds(steps_of) for steps_of in runners] == [{"pass"}, {"pass"}]
+
+
+def test_recordings_find_rows_wherever_they_lie() -> None:
+    config = {"model": drafter("llama"), "num_speculative_tokens": 1}
+    limits = {"max_num_seqs": 4, "max_model_len": CONTEXT}
+    plain, found = (LLM(target("llama"), speculative_config=config, **limits) for _ in range(2))
+    of_target, of_drafter = recorded(found)
+    for ended in (0, 1):  # whichever row ends first, the others stay where they are
+        asked = [greedy(1 if row == ended else 5) for row in range(4)]
+        prompts = [*PROMPTS, [3, 1]]
+        assert ids(found.generate(prompts, asked)) == ids(plain.generate(prompts, asked))
+    for steps in (of_target, of_drafter):
+        spacings = {key[3].spacing for key in steps._recordings}  # type: ignore[index]
+        assert None in spacings, "rows at other distances are looked up on the device"
+        assert len(spacings) > 1, "and equal distances are a part of the key"
 
 
 @pytest.mark.parametrize("method", ["draft_tree", "ngram"])

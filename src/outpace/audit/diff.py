@@ -144,10 +144,7 @@ def _both(
     """
     plain: dict[int, CompletionOutput] = {}
     speculative: dict[int, CompletionOutput] = {}
-    by_length: dict[int, list[int]] = defaultdict(list)
-    for number, prompt in enumerate(prompts):
-        by_length[len(prompt) if len(prompt) <= SHORT else SHORT + 1].append(number)
-    for numbers in by_length.values():
+    for numbers in _calls(prompts):
         listed = [list(prompts[number]) for number in numbers]
         asked = [params[number] for number in numbers]
         off = [replace(one, speculative="off") for one in asked]
@@ -158,6 +155,18 @@ def _both(
             }
     order = range(len(prompts))
     return [plain[number] for number in order], [speculative[number] for number in order]
+
+
+def _calls(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Returns which prompts are given in one call: short ones of one length, and all others."""
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for number, prompt in enumerate(prompts):
+        by_length[min(len(prompt), SHORT + 1)].append(number)
+    short = [numbers for length, numbers in by_length.items() if length <= SHORT]
+    alike = [numbers for numbers in short if len(numbers) > 1]
+    taken = {number for numbers in alike for number in numbers}
+    others = [number for number in range(len(prompts)) if number not in taken]
+    return [*alike, others] if others else alike
 
 
 def _noise(llm: LLM, prompts: Sequence[Sequence[int]], tolerance: float | None) -> Noise:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.tree import Tree
-from outpace.targets.hf.cache import BUCKET
+from outpace.targets.hf.extents import GRAIN
 from outpace.targets.hf.runner import Runner
 
 _CAPS = {torch.float64: 1e-7, torch.float32: 2e-3}
@@ -28,7 +28,7 @@ measured on far fewer texts than are decoded."""
 _PIECE = 64
 """Tokens that are read at a time, so that the cache grows while it holds something, as it does
 when a text is generated."""
-_LONG = BUCKET + 2 * _PIECE
+_LONG = GRAIN + 2 * _PIECE
 """Tokens of the one long text that is always measured: more than the cache's first buffers hold,
 and enough to be read in several pieces before and after they grow."""
 
@@ -108,7 +108,7 @@ def measure(
 def _long(model: Any, texts: Sequence[Sequence[int]], drafted: int) -> list[int]:
     """Returns the texts one after another, again and again, up to `_LONG` tokens or as many as the
     model's context and the siblings of a drafted tree leave room for."""
-    limit: int = getattr(model.config.get_text_config(), "max_position_embeddings", _LONG)
+    limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", _LONG))
     joined = [token for ids in texts for token in ids]
     length = max(1, min(_LONG, limit - 2 * drafted))
     return (joined * (length // max(1, len(joined)) + 1))[:length]

@@ -8,6 +8,7 @@ What happens to a drafter, in this order:
     observe(rows, round)    once a round: what became of them
     rewind(rows)            instead of observe, where a round came to nothing
     retain(rows)            some texts have ended
+    reset()                 a step was interrupted: all texts join the batch again
 """
 
 from __future__ import annotations
@@ -230,6 +231,10 @@ class Drafter(ABC):
 
     def retain(self, rows: Sequence[int]) -> None:
         """Keeps only these rows (ascending), renumbered from 0."""
+
+    def reset(self) -> None:
+        """Forgets all rows, whatever state an interruption in the middle of anything has left."""
+        self.retain([])
 
     @property
     def nbytes(self) -> int:

@@ -171,8 +171,8 @@ class Engine:
         them may be anything."""
         for request in self.running:
             request.settle()
-        self.target.retain([])
-        self.drafter.retain([])
+        self.target.reset()
+        self.drafter.reset()
         self.waiting.extendleft(row for row in reversed(self.running) if not row.finished)
         self.running = []
         self._rows_changed()

@@ -128,8 +128,11 @@ class Target(ABC):
 
     @abstractmethod
     def retain(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows (ascending), numbered anew from 0. With no row at all it is also
-        the way back from a pass that failed half way."""
+        """Keeps only these rows (ascending), numbered anew from 0."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forgets all rows, whatever state an interruption in the middle of anything has left."""
 
     # -- what it costs -------------------------------------------------------------------------
 

@@ -118,6 +118,9 @@ class DraftModel(Drafter):
             else:
                 self.runner.admit(1)
 
+    def reset(self) -> None:
+        self.runner.reset()
+
     def retain(self, rows: Sequence[int]) -> None:
         self.runner.retain(rows)
 

@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama kind as `native.cpp` plays them, for passes over a few tokens."""
+"""Decoder layers of the Llama kind, computed by `native.cpp` in passes over a few tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from outpace.targets.cpu.layers import hooks_of
 from outpace.targets.cpu.native import Native, Part, Weight, part
 from outpace.targets.cpu.native_linear import FEW, NativeLinear
 from outpace.targets.cpu.rotary import Angles
-from outpace.targets.hf.cache import SlotCache, Writing
+from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.placement import PassSlots
 
 PARTS = (
     *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
@@ -26,6 +27,8 @@ HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
 
 class _Layer(ctypes.Structure):
+    """`Layer` of `native.cpp`, field by field."""
+
     _fields_ = (
         *((name, Part) for name in ("query", "key", "value", "output", "gate", "up", "down")),
         *((name, ctypes.c_void_p) for name in ("before", "after", "query_norm", "key_norm")),
@@ -36,11 +39,13 @@ class _Layer(ctypes.Structure):
 
 
 class _Pass(ctypes.Structure):
+    """`Pass` of `native.cpp`, field by field."""
+
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "columns", "view", "rotary")),
-        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "positions", "starts", "mask")),
-        *((name, ctypes.c_int64) for name in ("mask_row", "mask_column")),
-        *((name, ctypes.c_int64) for name in ("cache_row", "cache_head")),
+        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "positions")),
+        *((name, ctypes.c_void_p) for name in ("firsts", "starts", "mask")),
+        *((name, ctypes.c_int64) for name in ("mask_row", "mask_column", "cache_head")),
         ("scratch", ctypes.c_void_p),
     )
 
@@ -52,15 +57,15 @@ class LayerStack:
         self,
         library: Native,
         layers: Sequence[nn.Module],
-        plans: PassDescriptions,
+        passes: PassDescriptions,
         norm: nn.Module | None = None,
         head: nn.Module | None = None,
     ) -> None:
-        """layers: of the kind. plans: those of the same model. norm, head: what comes after the
-        last."""
+        """layers: decoder layers that the library can compute. passes: shared by all stacks of one
+        model. norm, head: the modules behind the last layer, if the stack ends the model."""
         self._library = library
         self._layers = [_Modules(layer) for layer in layers]
-        self._plans = plans
+        self._passes = passes
         self._norm: Any = norm
         self._head = head if takes_head(head) else None
         last: list[Any] = [module for module in (norm, self._head) if module is not None]
@@ -71,8 +76,8 @@ class LayerStack:
         ]
         inside = [module for layer in layers for module in layer.modules()]
         self._hooks = [hooks for module in (*inside, *last) for hooks in hooks_of(module)]
-        self._told: _Told | None = None
-        self._rooms: _Rooms | None = None
+        self._last_description: _StackDescription | None = None
+        self._last_pointers: _CachePointers | None = None
 
     @property
     def watched(self) -> bool:
@@ -81,74 +86,81 @@ class LayerStack:
 
     @property
     def has_head(self) -> bool:
-        """Whether it can make logits."""
+        """Whether it can compute logits."""
         return self._head is not None
 
-    def play(self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None) -> None:
-        """Replaces x by what the layers make of it.
+    def run(self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None) -> None:
+        """Replaces hidden states by the output of the last layer.
 
         x: float32 ``[A, T, hidden]``, contiguous; mask: bool ``[A, 1, T, S]``, or nothing where all
         is seen, or all up to the token itself.
         """
-        self._play(self._ready(), x, angles, cache, mask, (None, None, 0))
+        self._run(self._description(), x, angles, cache, mask, (None, None, 0))
 
     def logits(
         self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None, keep: int
     ) -> Tensor:
         """Returns the logits of each row's last tokens, ``[A, keep, V]``, where it `has_head`."""
-        told = self._ready()
-        assert told.head is not None
-        found = x.new_empty(x.shape[0], keep, told.head.outputs)
-        ending = ctypes.byref(told.head), found.data_ptr(), keep
-        self._play(told, x, angles, cache, mask, ending)
+        description = self._description()
+        assert description.head is not None
+        found = x.new_empty(x.shape[0], keep, description.head.outputs)
+        ending = ctypes.byref(description.head), found.data_ptr(), keep
+        self._run(description, x, angles, cache, mask, ending)
         return found
 
-    def _play(
+    def _run(
         self,
-        told: _Told,
+        description: _StackDescription,
         x: Tensor,
         angles: Angles,
         cache: SlotCache,
         mask: Tensor | None,
         ending: Any,
     ) -> None:
-        rooms = self._rooms_of(cache, told, x)
-        plan = self._plans.of(cache.writing, mask, angles, rooms.strides, told.scratch)
-        pointers = rooms.keys, rooms.values, told.norm, told.threads
-        self._library.layers(told.layers, plan.told, x, *pointers, ending)
+        pointers = self._pointers_into(cache, description, x)
+        current = self._passes.of(
+            cache.slots, mask, angles, pointers.head_stride, description.scratch
+        )
+        given = pointers.keys, pointers.values, description.norm, description.threads
+        self._library.layers(description.layers, current.struct, x, *given, ending)
 
-    def _rooms_of(self, cache: SlotCache, told: _Told, x: Tensor) -> _Rooms:
-        """Returns where the layers' keys and values are, anew if the cache is another or grew."""
-        found, first = self._rooms, cache.writing.first
-        if found is None or found.cache() is not cache or found.of != (cache.capacity, first):
-            layer = told.layers[0]
-            rooms = [cache.room(index, layer.groups, layer.dim, x) for index in told.indices]
-            pointers = ctypes.c_void_p * len(rooms)
-            found = self._rooms = _Rooms(
-                keys=pointers(*(keys.data_ptr() for keys, _ in rooms)),
-                values=pointers(*(values.data_ptr() for _, values in rooms)),
-                strides=rooms[0][0].stride()[:2],
+    def _pointers_into(
+        self, cache: SlotCache, description: _StackDescription, x: Tensor
+    ) -> _CachePointers:
+        """Returns where the layers' keys and values are, looked up again if the cache is another
+        one or has exchanged its buffers."""
+        found = self._last_pointers
+        if found is None or found.cache() is not cache or found.generation != cache.generation:
+            layer = description.layers[0]
+            buffers = [
+                cache.buffers_of(index, layer.groups, layer.dim, x) for index in description.indices
+            ]
+            pointers = ctypes.c_void_p * len(buffers)
+            found = self._last_pointers = _CachePointers(
+                keys=pointers(*(keys.data_ptr() for keys, _ in buffers)),
+                values=pointers(*(values.data_ptr() for _, values in buffers)),
+                head_stride=buffers[0][0].stride(0),
                 cache=weakref.ref(cache),
-                of=(cache.capacity, first),
+                generation=cache.generation,
             )
         return found
 
-    def _ready(self) -> _Told:
-        """Returns what the library is told, anew if a weight has moved."""
+    def _description(self) -> _StackDescription:
+        """Returns the layers as the library reads them, described again if a weight has moved."""
         pointers = [parameters[name].data_ptr() for parameters, name in self._weights]
         threads = torch.get_num_threads()
-        told = self._told
-        if told is None or told.pointers != pointers or told.threads != threads:
-            told = self._told = self._tell(pointers, threads)
-        return told
+        found = self._last_description
+        if found is None or found.pointers != pointers or found.threads != threads:
+            found = self._last_description = self._describe(pointers, threads)
+        return found
 
-    def _tell(self, pointers: list[int], threads: int) -> _Told:
+    def _describe(self, pointers: list[int], threads: int) -> _StackDescription:
         weights = [layer.weights() for layer in self._layers]
         layers = (_Layer * len(weights))(
-            *(layer.told(of) for layer, of in zip(self._layers, weights, strict=True))
+            *(layer.struct(of) for layer, of in zip(self._layers, weights, strict=True))
         )
         head = None if self._head is None else _weight(self._head)
-        return _Told(
+        return _StackDescription(
             layers=layers,
             indices=[layer.attention.layer_idx for layer in self._layers],
             norm=None if self._norm is None else self._norm.weight.data_ptr(),
@@ -161,24 +173,28 @@ class LayerStack:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _StackDescription:
+    """The layers of a stack, as the library reads them."""
+
     layers: ctypes.Array[_Layer]
     indices: list[int]  # of the layers, in the cache
-    norm: int | None
+    norm: int | None  # pointer to the weight of the norm behind the last layer
     head: Part | None
     threads: int
     scratch: int  # floats per token
-    pointers: list[int]
+    pointers: list[int]  # to all weights, when they were described
     weights: list[list[Weight]]  # alive as long as the layers may be read
 
 
 @dataclass(frozen=True)
-class _Rooms:
+class _CachePointers:
+    """Where the buffers of a cache were found."""
+
     keys: ctypes.Array[ctypes.c_void_p]  # by layer
     values: ctypes.Array[ctypes.c_void_p]
-    strides: tuple[int, ...]  # of rows and heads
+    head_stride: int  # in floats
     cache: weakref.ref[SlotCache]
-    of: tuple[int, int]  # its capacity, and the first row
+    generation: int  # of the cache's buffers
 
 
 class _Modules:
@@ -194,7 +210,8 @@ class _Modules:
     def weights(self) -> list[Weight]:
         return [_weight(linear) for linear in self.linears]
 
-    def told(self, weights: Sequence[Weight]) -> _Layer:
+    def struct(self, weights: Sequence[Weight]) -> _Layer:
+        """Returns the layer as the library reads it."""
         parts = [part(weight) for weight in weights]
         norms = [norm.weight.data_ptr() for norm in self.norms]
         dim = self.attention.head_dim
@@ -206,19 +223,19 @@ class _Modules:
         )
 
 
-def playable(x: Tensor) -> bool:
-    """Whether hidden states ``[A, T, hidden]`` are what a `LayerStack` is made for."""
+def can_run(x: Tensor) -> bool:
+    """Whether a `LayerStack` takes these hidden states ``[A, T, hidden]``."""
     plain = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
     return few(x) and plain
 
 
 def few(tokens: Tensor) -> bool:
-    """Whether a pass over tokens ``[A, T, ...]`` is small enough."""
+    """Whether a pass over tokens ``[A, T, ...]`` is small enough for a `LayerStack`."""
     return 0 < tokens.shape[0] * tokens.shape[1] <= FEW and not torch.compiler.is_compiling()
 
 
 def takes_head(head: Any) -> bool:
-    """Whether a model's last product can be played with its layers."""
+    """Whether a `LayerStack` can end in this module, the one that makes a model's logits."""
     return isinstance(head, NativeLinear) and head.told().matrix.is_contiguous()
 
 
@@ -238,35 +255,30 @@ def _weight(linear: Any) -> Weight:
 
 @dataclass(frozen=True)
 class _PassDescription:
-    told: _Pass
-    source: tuple[Any, ...]  # what it was made of, by identity
-    numbers: tuple[int, ...]  # and by value
-    alive: tuple[Tensor | None, ...]  # what it points to
+    struct: _Pass
+    source: tuple[Any, ...]  # the objects that it was made of
+    numbers: tuple[int, int]  # and the numbers
+    alive: tuple[Tensor | None, ...]  # the tensors that it points to
 
 
 class PassDescriptions:
-    """What a model's layers are told of the current pass: the same for most of them."""
+    """The current pass as the library reads it: the same for most layers of a model."""
 
     def __init__(self) -> None:
         self._last: _PassDescription | None = None  # replaced as one: threads
 
     def of(
-        self,
-        writing: Writing,
-        mask: Tensor | None,
-        angles: Angles,
-        strides: tuple[int, ...],
-        size: int,
+        self, slots: PassSlots, mask: Tensor | None, angles: Angles, head_stride: int, scratch: int
     ) -> _PassDescription:
-        """Returns what layers are told of a pass.
+        """Returns the description of a pass.
 
-        mask: bool ``[A, 1, T, S]``; strides: of the cache's rows and heads; size: floats per token
-        that the layer needs to work in.
+        mask: bool ``[A, 1, T, S]``; head_stride: floats between two heads in the cache; scratch:
+        floats per token that a layer needs to work in.
         """
-        last, source, numbers = self._last, (writing, mask, *angles), (*strides, size)
+        last, source, numbers = self._last, (slots, mask, *angles), (head_stride, scratch)
         if last is not None and last.numbers == numbers and _same(last.source, source):
             return last
-        self._last = _plan(writing, mask, angles, numbers)
+        self._last = _describe_pass(slots, mask, angles, head_stride, scratch)
         return self._last
 
 
@@ -274,25 +286,25 @@ def _same(old: Sequence[Any], new: Sequence[Any]) -> bool:
     return all(one is other for one, other in zip(old, new, strict=True))
 
 
-def _plan(
-    writing: Writing, mask: Tensor | None, angles: Angles, numbers: tuple[int, ...]
+def _describe_pass(
+    slots: PassSlots, mask: Tensor | None, angles: Angles, head_stride: int, size: int
 ) -> _PassDescription:
-    row, head, size = numbers
     cosines, sines = angles.cosines.contiguous(), angles.sines.contiguous()
     positions = None if angles.positions is None else angles.positions.contiguous()
-    rows, columns = writing.rows, writing.columns
-    source = writing, mask, *angles
+    rows, columns = slots.rows, slots.columns
+    source = slots, mask, *angles
     if mask is None and columns > 1:  # a prompt, which follows nothing: plainly causal
         mask = torch.ones(columns, columns, dtype=torch.bool).tril().expand(rows, 1, -1, -1)
     if mask is not None and mask.stride(-1) != 1:
         mask = mask.contiguous()
     scratch = cosines.new_empty(rows * columns * size)
-    told = _Pass(
-        *(rows, columns, writing.view, cosines.shape[-1]),
+    struct = _Pass(
+        *(rows, columns, slots.view, cosines.shape[-1]),
         *(cosines.data_ptr(), sines.data_ptr()),
         None if positions is None else positions.data_ptr(),
-        writing.starts.data_ptr(),
+        *(slots.placement.firsts.data_ptr(), slots.starts.data_ptr()),
         *((None, 0, 0) if mask is None else (mask.data_ptr(), mask.stride(0), mask.stride(2))),
-        *(row, head, scratch.data_ptr()),
+        *(head_stride, scratch.data_ptr()),
     )
-    return _PassDescription(told, source, numbers, (cosines, sines, positions, mask, scratch))
+    numbers = head_stride, size
+    return _PassDescription(struct, source, numbers, (cosines, sines, positions, mask, scratch))

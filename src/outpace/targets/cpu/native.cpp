@@ -633,10 +633,11 @@ struct Pass {
   int64_t rows, columns, view, rotary; // view: slots that may be seen; rotary: dimensions turned
   const float *cosines, *sines;        // [positions, rotary]
   const int64_t *positions;            // [rows, columns], or null: of the tokens in their order
-  const int64_t *starts;               // [rows]: the slot of each row's first token
+  const int64_t *firsts;               // [rows]: where each row's slots begin in the cache
+  const int64_t *starts;               // [rows]: the slot, of the row's own, of its first token
   const uint8_t *mask;                 // [rows, columns, view], or null: all is seen
   int64_t mask_row, mask_column;       // strides
-  int64_t cache_row, cache_head;       // strides of the cache, in floats
+  int64_t cache_head;                  // floats between two heads of the cache
   float *scratch;
 };
 
@@ -724,7 +725,7 @@ struct Seeing {
   const uint8_t *mask; // [view], or null
   int64_t next;
 
-  // Returns how many of the next slots it sees, at most BLOCK, and which.
+  // Returns how many of the next slots below `view` it sees, at most BLOCK, and which.
   int look(int64_t view, int32_t *seen) {
     int count = 0;
     for (; next < view && count < BLOCK; next++)
@@ -737,7 +738,8 @@ struct Attention {
   const Layer *layer;
   const Pass *pass;
   float *queries, *keys, *values; // products: [rows columns, heads dim] or [..., groups dim]
-  float *key_cache, *value_cache, *result;
+  float *key_cache, *value_cache; // [groups, slots, dim], slots of all rows
+  float *result;
 };
 
 // The tokens of one row, for the query heads that share a key head.
@@ -745,7 +747,9 @@ void attention_of(const Attention &job, int64_t row, int64_t group) {
   const Layer &layer = *job.layer;
   const Pass &pass = *job.pass;
   int64_t dim = layer.dim, each = layer.heads / layer.groups;
-  int64_t offset = row * pass.cache_row + group * pass.cache_head;
+  int64_t offset = pass.firsts[row] * dim + group * pass.cache_head;
+  // What a short row is scored for does not depend on how long the others are.
+  int64_t view = std::min(pass.view, pass.starts[row] + pass.columns);
   float *keys = job.key_cache + offset, *values = job.value_cache + offset;
   auto placed = [&](float *head, int64_t r) {
     int64_t at = (pass.positions ? pass.positions[r] : r) * pass.rotary;
@@ -780,7 +784,7 @@ void attention_of(const Attention &job, int64_t row, int64_t group) {
       more = false;
       for (int64_t t = 0; t < tokens; t++) {
         int32_t seen[BLOCK];
-        int count = all[t].look(pass.view, seen);
+        int count = all[t].look(view, seen);
         for (int64_t h = 0; count && h < each; h++)
           attend(all[t].queries[h], keys, values, seen, count, dim, layer.scaling);
         more |= count == BLOCK;
@@ -813,7 +817,7 @@ struct Run {
   Threads threads;
   Team team = {};
 
-  void play() {
+  void compute() {
     const int64_t tokens = pass.rows * pass.columns, hidden = layers->hidden;
     const int size = threads.here(), own = team.join();
     float *made = pass.scratch, *rest = made + tokens * hidden;
@@ -931,7 +935,7 @@ int64_t outpace_scratch(const Layer *layer, int threads) {
 
 // x: [tokens, hidden], what comes in, and then what comes out of all layers, normalised if there is
 // a weight for that. Where there is a head, logits: [rows, keep, outputs] are written instead.
-// keys, values: each layer's cache, from the first row of the pass on.
+// keys, values: each layer's cache, [heads, slots, dim].
 void outpace_layers(const Layer *layers, int64_t layer_count, const Pass *pass, float *x,
                     float *const *keys, float *const *values, const float *norm, const Part *head,
                     float *logits, int64_t keep, Parallel parallel, int (*size)(), int count) {
@@ -940,6 +944,6 @@ void outpace_layers(const Layer *layers, int64_t layer_count, const Pass *pass, 
           keys,          values,
           {norm, head, logits, keep},
           {parallel, size, count}};
-  run.threads.run([](void *given) { static_cast<Run *>(given)->play(); }, &run);
+  run.threads.run([](void *given) { static_cast<Run *>(given)->compute(); }, &run);
 }
 }

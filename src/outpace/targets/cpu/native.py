@@ -156,8 +156,8 @@ class Native:
         """Replaces x by what layers make of it, or writes the logits.
 
         layers, plan: structures as the source knows them; x: float32, contiguous; keys, values:
-        arrays of pointers to each layer's cache, from the first row of the pass on; norm: pointer
-        to the weight of what comes after the last layer; ending: the head, a pointer to its logits
+        arrays of pointers to each layer's cache ``[heads, slots, dim]``; norm: pointer to the
+        weight of what comes after the last layer; ending: the head, a pointer to its logits
         ``[A, keep, V]``, keep.
         """
         told = ctypes.byref(plan), x.data_ptr(), keys, values, norm, *ending

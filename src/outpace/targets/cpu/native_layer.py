@@ -22,8 +22,8 @@ from outpace.targets.cpu.layer_stack import (
     PARTS,
     LayerStack,
     PassDescriptions,
+    can_run,
     eps_of,
-    playable,
 )
 from outpace.targets.cpu.layers import hooks_of
 from outpace.targets.cpu.native import Native, native
@@ -58,7 +58,7 @@ class NativeLayer:
         mask = options.get("attention_mask")
         cached = isinstance(options.get("past_key_values"), SlotCache) and not args
         boolean = mask is None or mask.dtype == torch.bool
-        if not (cached and boolean and playable(hidden_states)) or self._stack.watched:
+        if not (cached and boolean and can_run(hidden_states)) or self._stack.watched:
             return self.plain(hidden_states, *args, **options)
         return self.play(hidden_states, **options)
 
@@ -72,7 +72,7 @@ class NativeLayer:
     ) -> Tensor:
         """Returns the same, played by the library."""
         y = hidden_states.clone(memory_format=torch.contiguous_format)
-        self._stack.play(y, Angles(*position_embeddings), past_key_values, attention_mask)
+        self._stack.run(y, Angles(*position_embeddings), past_key_values, attention_mask)
         return y
 
 
@@ -125,7 +125,7 @@ class _Trial:
         return bool(self._agreed) and all(self._agreed)
 
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
-        if options.get("attention_mask") is None or args or not playable(hidden_states):
+        if options.get("attention_mask") is None or args or not can_run(hidden_states):
             return self.block.plain(hidden_states, *args, **options)
         played = self.block.play(hidden_states, **options)
         expected = self.block.plain(hidden_states, *args, **options)

@@ -73,11 +73,11 @@ class NativeModel:
                 **rest,
             )
         x = self._embed(input_ids)
-        told = self._rotary(x, position_ids, past_key_values.capacity), past_key_values
+        told = self._rotary(x, position_ids, past_key_values.longest), past_key_values
         if isinstance(logits_to_keep, int) and self._stack.has_head:
             keep = logits_to_keep or x.shape[1]
             return Scored(self._stack.logits(x, *told, attention_mask, keep))
-        self._stack.play(x, *told, attention_mask)
+        self._stack.run(x, *told, attention_mask)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         return Scored(self._head(x[:, kept]))
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from outpace.targets.hf.placement import Spacing
+
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
 """Columns of a pass of fixed shape; wider passes are run as they come."""
 
@@ -65,6 +67,17 @@ class StepRunner(ABC):
         """Drops all that points into buffers: they have moved."""
 
 
+@dataclass(frozen=True)
+class FixedView:
+    """What a pass of a fixed shape sees of the cache, as a part of the step's key."""
+
+    slots: int
+    """Of each row."""
+    spacing: Spacing | None
+    """Where the rows lie, which a recorded step cannot be told later. None where they are unevenly
+    spaced: then the step looks it up on the device, and any such placement will do."""
+
+
 @dataclass(frozen=True, eq=False)
 class FixedShapes:
     """How one model's passes of fixed shapes are run.
@@ -82,6 +95,7 @@ class FixedShapes:
             return columns if columns <= WIDTHS[-1] else None
         return next((width for width in WIDTHS if width >= columns), None)
 
-    def slots(self, needed: int, capacity: int) -> int:
-        """Returns how many of the cache's slots such a pass sees."""
-        return min(-(-needed // SLOTS) * SLOTS, capacity)
+    def slots(self, needed: int, longest: int) -> int:
+        """Returns how many slots of each row such a pass sees. longest: those of the largest
+        row."""
+        return min(-(-needed // SLOTS) * SLOTS, longest)

@@ -12,9 +12,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
-from outpace.targets.hf.cache import SlotCache, Writing
-from outpace.targets.hf.fixed import PENDING, FixedShapes
+from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.fixed import PENDING, FixedShapes, FixedView
 from outpace.targets.hf.masks import MaskMaker, chain_layout, chain_positions, tree_layout
+from outpace.targets.hf.placement import PassSlots
 
 PREFILL_CHUNK = 512
 """Prompt tokens per pass, so that masks and activations stay small."""
@@ -31,17 +32,18 @@ class Runner:
     def __init__(
         self, model: nn.Module, rows: int, max_length: int, fixed: FixedShapes | None = None
     ) -> None:
-        """fixed: how to play passes of all rows that come in the same shape again and again."""
+        """fixed: how to run passes whose shapes come again and again, if not as they come."""
         loaded: Any = model  # nn.Module says of no attribute what it is
         self.model = loaded
         self.config: Any = loaded.config.get_text_config()
         self.max_length = max_length
-        self.cache = SlotCache(rows)
         self.lengths: list[int] = []
         self.passes = 0
         # The model's own properties walk through its parameters each time.
         self.device: torch.device = loaded.device
         self.dtype: torch.dtype = loaded.dtype
+        self.cache = SlotCache(rows, self.device)
+        self._generation = self.cache.generation  # that recorded passes know
         self._mask = MaskMaker(self.config, self.dtype)
         self.fixed = fixed
 
@@ -58,23 +60,24 @@ class Runner:
 
     def admit(self, count: int) -> None:
         """Adds ``count`` empty rows after the active ones."""
-        if self.active + count > self.cache.rows:
-            raise AssertionError(f"{self.active} + {count} rows in a cache of {self.cache.rows}")
+        self.cache.admit(count)
         self.lengths += [0] * count
 
     def fork(self, source: int, length: int) -> int:
-        """Adds a row that begins with the first ``length`` cached tokens of another one; returns
-        its number."""
-        self.admit(1)
-        self.cache.move_row(source, self.active - 1, length)
-        self.lengths[-1] = length
-        return self.active - 1
+        """Adds a row that begins with the first ``length`` tokens cached of another row, so that
+        they are not read again; returns its number."""
+        row = self.cache.fork(source, length)
+        self.lengths.append(length)
+        return row
+
+    def reset(self) -> None:
+        """Forgets all rows, whatever state an interruption has left."""
+        self.lengths = []
+        self.cache.reset()
 
     def retain(self, rows: Sequence[int]) -> None:
         """Keeps only these rows (ascending), renumbered from 0."""
-        for target, source in enumerate(rows):
-            if source != target:
-                self.cache.move_row(source, target, self.lengths[source])
+        self.cache.retain(rows)
         self.lengths = [self.lengths[row] for row in rows]
 
     def advance(self, counts: Sequence[int]) -> None:
@@ -92,9 +95,17 @@ class Runner:
 
     # -- passes --------------------------------------------------------------------------------
 
+    def reserve(self, first: int, slots: Sequence[int]) -> None:
+        """Gives each of the rows from ``first`` on so many slots. Rows that get theirs in one call
+        lie next to each other."""
+        self.cache.reserve(first, slots)
+        if self.fixed is not None and self.cache.generation != self._generation:
+            self._generation = self.cache.generation
+            self.fixed.steps.forget()
+
     def prefill(self, first: int, prompts: Sequence[Sequence[int]], **options: Any) -> Any:
-        """Caches the prompts into the rows from ``first`` on, and commits them; returns the model's
-        output for the last chunk of them."""
+        """Caches the prompts into the rows from ``first`` on, padded to the longest of them, and
+        commits them; returns the model's output for the last chunk of them."""
         output = None
         longest = max(len(prompt) for prompt in prompts)
         for begin in range(0, longest, PREFILL_CHUNK):
@@ -102,8 +113,8 @@ class Runner:
             width = max(len(chunk) for chunk in chunks)
             padded = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
             output = self.forward(to_device(padded, self.device), keep=1, first=first, **options)
-            for row, chunk in enumerate(chunks):
-                self.lengths[first + row] += len(chunk)
+            for row, chunk in enumerate(chunks, first):
+                self.lengths[row] += len(chunk)
         return output
 
     @torch.inference_mode()
@@ -128,12 +139,11 @@ class Runner:
         width = None if eager or first else self._fixed_width(columns, tree, options)
         if width is not None:
             return self._forward_fixed(tokens, keep, tree, width)
-        lengths = self.lengths[first : first + rows]
-        self._reserve(max(lengths) + columns)
-        writing = self._writing(first, lengths, columns)
-        self.cache.writing = writing
-        positions, mask = self._placed(writing, tree)
-        if writing.view > self.max_length:
+        self._reserve(first, rows, columns)
+        slots = self._slots(first, rows, columns)
+        self.cache.slots = slots
+        positions, mask = self._placed(slots, tree)
+        if slots.view > self.max_length:
             # Only padding can stand beyond the context: a row that drafts less than others.
             positions = positions.clamp(max=self.max_length - 1)
         self.passes += 1
@@ -147,13 +157,19 @@ class Runner:
             **options,
         )
 
-    def _reserve(self, slots: int) -> None:
-        capacity = self.cache.capacity
-        self.cache.reserve(slots)
-        if self.fixed is not None and self.cache.capacity != capacity:
-            self.fixed.steps.forget()
+    def _reserve(self, first: int, rows: int, columns: int) -> None:
+        """Gives each of the rows slots for so many columns behind what it has cached."""
+        lengths = self.lengths[first : first + rows]
+        self.reserve(first, [length + columns for length in lengths])
 
     # -- passes of fixed shapes ----------------------------------------------------------------
+
+    def _fixed_view(self, rows: int, width: int) -> FixedView:
+        """What a pass of a fixed shape over the first rows sees of the cache."""
+        assert self.fixed is not None
+        self._reserve(0, rows, width)
+        slots = self.fixed.slots(max(self.lengths[:rows]) + width, self.cache.longest)
+        return FixedView(slots, self.cache.placement(0, rows).spaced(slots))
 
     def _fixed_width(
         self, columns: int, tree: Tree | None, options: Mapping[str, Any]
@@ -169,11 +185,8 @@ class Runner:
         """`forward` for the first rows, padded to ``width`` columns."""
         assert self.fixed is not None
         rows, columns = tokens.shape
-        lengths = self.lengths[:rows]
-        needed = max(lengths) + width
-        self._reserve(needed)
-        view = self.fixed.slots(needed, self.cache.capacity)
-        starts = to_device(lengths, self.device)
+        view = self._fixed_view(rows, width)
+        starts = to_device(self.lengths[:rows], self.device)
         inputs = [pad(tokens, (0, width - columns)), starts]
         pending = None  # all that shapes a chain is its width
         if tree is not None and not tree.is_chain:
@@ -189,25 +202,26 @@ class Runner:
 
     def _fixed_pass(
         self,
-        view: int,
+        view: FixedView,
         tokens: Tensor,
         starts: Tensor,
         pending: int = 0,
         parents: Tensor | None = None,
     ) -> Tensor:
         """Returns the logits ``[A, T, V]`` of the first rows, with nothing decided on the host but
-        shapes: what a `StepRunner` may repeat.
+        shapes: what a `StepRunner` may repeat, as long as the view is the same.
 
         tokens: ``[A, T]``, fed behind ``starts`` ``[A]``; parents: of those after the pending ones,
         if they make a tree.
         """
         assert self.fixed is not None
-        columns = tokens.shape[1]
-        self.cache.writing = Writing(0, starts, None, columns, view).located()
+        rows, columns = tokens.shape
+        placement = self.cache.placement(0, rows)
+        self.cache.slots = PassSlots(placement, starts, None, columns, view.slots).worked_out()
         if parents is None:
-            layout = chain_layout(starts, columns, view)
+            layout = chain_layout(starts, columns, view.slots)
         else:
-            layout = tree_layout(starts, pending, Tree(parents), view)
+            layout = tree_layout(starts, pending, Tree(parents), view.slots)
         output = self.fixed.forward(
             input_ids=tokens,
             position_ids=layout.positions.clamp(max=self.max_length - 1),
@@ -221,19 +235,25 @@ class Runner:
 
     # -- plans ---------------------------------------------------------------------------------
 
-    def _writing(self, first: int, lengths: list[int], columns: int) -> Writing:
-        starts = to_device(lengths, self.device)
-        uniform = lengths[0] if min(lengths) == max(lengths) else None
-        return Writing(first, starts, uniform, columns, view=max(lengths) + columns)
+    def _slots(self, first: int, rows: int, columns: int) -> PassSlots:
+        lengths = self.lengths[first : first + rows]
+        longest = max(lengths)
+        return PassSlots(
+            self.cache.placement(first, rows),
+            starts=to_device(lengths, self.device),
+            uniform_start=longest if min(lengths) == longest else None,
+            columns=columns,
+            view=longest + columns,
+        )
 
-    def _placed(self, writing: Writing, tree: Tree | None) -> tuple[Tensor, Any]:
+    def _placed(self, slots: PassSlots, tree: Tree | None) -> tuple[Tensor, Any]:
         """The positions ``[A, T]`` and the mask of a pass."""
         if tree is not None and not tree.is_chain:
-            pending = writing.columns - tree.size
-            layout = tree_layout(writing.starts, pending, tree, writing.view)
+            pending = slots.columns - tree.size
+            layout = tree_layout(slots.starts, pending, tree, slots.view)
             return layout.positions, self._mask(layout)
-        alone = writing.columns == 1 and writing.uniform_start is not None
-        if (alone or writing.uniform_start == 0) and self._mask.has_own:
-            return chain_positions(writing.starts, writing.columns), None
-        layout = chain_layout(writing.starts, writing.columns, writing.view)
+        alone = slots.columns == 1 and slots.uniform_start is not None
+        if (alone or slots.uniform_start == 0) and self._mask.has_own:
+            return chain_positions(slots.starts, slots.columns), None
+        layout = chain_layout(slots.starts, slots.columns, slots.view)
         return layout.positions, self._mask(layout)

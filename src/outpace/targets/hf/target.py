@@ -71,6 +71,10 @@ class HFTarget(Target):
         self._ready += 1
         return self.active - 1
 
+    def reset(self) -> None:
+        self.runner.reset()
+        self._prompts, self._ready = [], 0
+
     def retain(self, rows: Sequence[int]) -> None:
         self.runner.retain(rows)
         self._prompts = [self._prompts[row] for row in rows]
@@ -82,6 +86,8 @@ class HFTarget(Target):
         if self._ready == 0 and self._fit_the_first_pass():
             self._ready = self.active
             return []
+        unread = self._prompts[self._ready :]
+        self.runner.reserve(self._ready, [len(prompt) + 1 for prompt in unread])
         found = []
         while self._skip_read_rows() < self.active and token_budget > 0:
             chunk = self._read(self._next_chunk(token_budget), layers)
