@@ -6,6 +6,7 @@ always has a smaller number. A chain is the tree in which the parent of n is n -
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -140,14 +141,16 @@ class Tree:
     def generations(self) -> list[Generation]:
         """The drafted nodes by depth and, among those of one depth, by sibling rank."""
         key = (self.depth[:, 1:] * self.size + self.sibling_rank).flatten()
-        ordered = key.sort(stable=True)
-        kinds, counts = ordered.values.unique_consecutive(return_counts=True)
-        row, child = ordered.indices // self.size, ordered.indices % self.size
+        kinds, order = key.sort(stable=True)
+        row, child = order // self.size, order % self.size
         nodes = torch.stack([row, self.parents[row, child], child])  # [3, B N]
-        listed = kinds.tolist()
-        parts = zip(listed, nodes.split(counts.tolist(), 1), strict=True)
-        known = set(listed)
-        return [Generation(*part.unbind(), kind + 1 in known) for kind, part in parts]
+        sizes = Counter(kinds.tolist())  # in this order
+        parts = torch.split(nodes, list(sizes.values()), 1)
+        found = []
+        for kind, part in zip(sizes, parts, strict=True):
+            row, parent, child = part.unbind()
+            found.append(Generation(row, parent, child, has_younger=kind + 1 in sizes))
+        return found
 
     @cached_property
     def leaves_first(self) -> Tensor:

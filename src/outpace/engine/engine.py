@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from outpace.core.law import Contradiction, History, LawMaker
+from outpace.core.law import History, LawMaker, RowFault
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Rows
@@ -107,7 +107,7 @@ class Engine:
         played = list(self.running)
         try:
             self._round()
-        except Contradiction as error:
+        except RowFault as error:
             self.drafter.rewind(self._rows())
             self.running[error.row].fail(error)
         self._release()
@@ -216,7 +216,7 @@ class Engine:
         self,
         decisions: Sequence[Decision],
         reported: Sequence[list[dict[int, Logprob]]],
-        dead_ends: Mapping[int, Sequence[int]],
+        dead_ends: Mapping[int, Mapping[int, RowFault]],
     ) -> list[int]:
         """Appends to each text; returns how many tokens each took before a stop condition.
 
@@ -224,11 +224,11 @@ class Engine:
         """
         emitted = []
         for row, (request, decision) in enumerate(zip(self.running, decisions, strict=True)):
-            dead = dead_ends.get(row, ())
+            dead = dead_ends.get(row, {})
             end = next((at for at, node in enumerate(decision.path, 1) if node in dead), None)
             taken = request.extend(decision.tokens[:end])
             if end is not None and request.finish_reason is None:
-                request.fail(Contradiction(row))
+                request.fail(dead[decision.path[end - 1]])
             request.logprobs += reported[row][:taken]
             emitted.append(taken)
         return emitted

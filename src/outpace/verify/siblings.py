@@ -70,12 +70,6 @@ def children_law_at(proposal: Proposal, node: Tensor) -> Tensor:
     return rows_of(proposal.law.q, first[:, 0].clamp(min=0)).double().mul_(first >= 0)
 
 
-def at_drafted(p: Tensor, proposal: Proposal) -> Tensor:
-    """Returns ``[B, N]`` float64: what the target gives each drafted token, at its parent."""
-    rows = torch.arange(p.shape[0], device=p.device)[:, None]
-    return p[rows, proposal.tree.parents, proposal.tokens].double()
-
-
 def excess(p: Tensor, q: Tensor, t: Tensor) -> Tensor:
     """Returns ``[..., V]``: [p - t q]_+. t: ``[...]``."""
     return torch.addcmul(p, t[..., None], q, value=-1).clamp_(min=0)

@@ -15,12 +15,11 @@ from torch import Tensor
 from outpace.core.pieces import pieces
 from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.errors import ConfigError
-from outpace.verify.base import Rule, normalised, ratio, rows_of
+from outpace.verify.base import Rule, at_drafted, normalised, ratio, rows_of
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.lossless.selection import best_pairing
 from outpace.verify.siblings import (
     as_match,
-    at_drafted,
     child,
     merged,
     reach_merged,

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from outpace.core.pieces import pieces
 from outpace.core.proposal import Drawn, Proposal, Sampled
-from outpace.verify.base import Rule, drafted_mass, normalised, ratio, rows_of
+from outpace.verify.base import Rule, at_drafted, drafted_mass, normalised, ratio, rows_of
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.siblings import (
     as_match,
-    at_drafted,
     children,
     children_law_at,
     in_turn,
@@ -25,7 +24,6 @@ from outpace.verify.siblings import (
     quotient,
     reach_merged,
 )
-
 
 ROUNDING = 1e-14
 """Relative differences of rho that are taken for none. The law is off by no more than that."""
@@ -83,7 +81,7 @@ def density(p: Tensor, proposal: Proposal) -> Tensor:
     if proposal.tree.width < 2:
         return rho
     fork = proposal.tree.forks[0]
-    count = children(proposal)[fork.row, fork.node]  # [F]
+    count = children(proposal)[fork.row, fork.node].clamp(min=1)  # [F], padding has none
     eldest = proposal.tree.child[0][fork.row, fork.node]
     found = []
     for part in pieces(len(fork.row), p.shape[-1]):
@@ -120,7 +118,7 @@ def _root(p: Tensor, q: Tensor, counts: Sequence[int]) -> Tensor:
 def _solved(full: float, capped: float, count: int) -> float:
     """Returns the root in [1, count] of 1 - (1 - beta)^count = rho beta, where beta is full +
     capped / rho, by Newton's method between bounds."""
-    low, high, rho = 1.0, float(max(1, count)), 1.0
+    low, high, rho = 1.0, float(count), 1.0
     while True:
         beta = min(1.0, full + capped / rho)
         gap = (1 - (1 - beta) ** count) - (rho * full + capped)  # falls where rho rises

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal, Sampled
-from outpace.verify.base import Rule, drafted_mass, normalised, rows_of
+from outpace.verify.base import Rule, at_drafted, drafted_mass, normalised, rows_of
 from outpace.verify.lossless.block import BlockRule
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.siblings import (
     TINY,
     as_match,
-    at_drafted,
     children_law_at,
     drawable,
     excess,

@@ -12,10 +12,17 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
-from outpace.verify.base import Rule, drafted_mass, normalised, of_token, rows_of, stop_at
+from outpace.verify.base import (
+    Rule,
+    at_drafted,
+    drafted_mass,
+    normalised,
+    of_token,
+    rows_of,
+    stop_at,
+)
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.options import require
-from outpace.verify.siblings import at_drafted
 
 
 @dataclass(frozen=True)
