@@ -54,7 +54,6 @@ class CanonicalRule(Rule):
     lossless: ClassVar[bool] = True
     takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.POINT, Drawn.IID})
     trees: ClassVar[bool] = True
-    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if (
@@ -151,9 +150,12 @@ def _knock_out(
     tokens, each = proposal.tokens[row[:, None], index], torch.arange(len(row), device=row.device)
     chance = torch.zeros_like(tokens, dtype=torch.float64)
     chance[:, 0] = there[:, 0].double()
-    induced, tables = q, []
+    size = min(alphabet, p.shape[-1])
+    induced, tables = q, here.new_zeros(len(row), width - 1, size, size)
     for rank in range(1, width):
         meets = there[:, rank]
+        if not bool(meets.any()):
+            break  # nobody has a younger child either
         solved = known[:, rank - 1] if known is not None else None
         pairing = best_pairing(here, induced, q, alphabet, meets, solved)
         weight = pairing.weight(each[:, None], tokens[:, :rank], tokens[:, rank : rank + 1])
@@ -161,7 +163,5 @@ def _knock_out(
         chance[:, rank] = (chance[:, :rank] - kept).sum(-1)
         chance[:, :rank] = kept
         induced = torch.where(meets[:, None], pairing.induced, induced)
-        tables.append(pairing.table)
-    size = min(alphabet, p.shape[-1])
-    none = here.new_zeros(len(row), 0, size, size)
-    return _KnockOut(listed, chance, induced, torch.stack(tables, 1) if tables else none)
+        tables[:, rank - 1] = pairing.table
+    return _KnockOut(listed, chance, induced, tables)
