@@ -19,8 +19,8 @@ FIRST = (64, 1024, 16384)
 """How many of the highest scores are looked at, one number after the other, until they decide."""
 
 MARGIN = {torch.float32: 2e-6, torch.float64: 1e-11}
-"""By how much the mass of the highest scores must pass top_p, or miss it, to decide. It is more than
-the rounding of a softmax over the sorted scores, so that this would have decided the same."""
+"""By how much the mass of the highest scores must pass top_p, or miss it, to decide. It is more
+than a softmax over the sorted scores is rounded by, so that this would have decided the same."""
 
 
 def keep_top_k(scores: Tensor, k: Tensor, largest: int) -> Tensor:
