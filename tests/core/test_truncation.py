@@ -41,6 +41,7 @@ def test_top_p_keeps_what_transformers_keeps(kind: str, dtype: torch.dtype) -> N
     given = scores(kind, dtype)
     wanted = torch.tensor([0.1, 0.5, 0.9, 0.99, 0.999, 1.0], dtype=torch.float64)
     kept = keep_top_p(given, wanted[:, None, None])
+    assert kept.equal(keep_top_p(given, wanted[:, None, None], waits=False))
     for row, mass in enumerate(wanted.tolist()):
         stable = _stable(given[row], mass)
         assert kept[row].equal(stable), (kind, mass)
@@ -64,6 +65,7 @@ def test_top_k_keeps_what_transformers_keeps(kind: str, dtype: torch.dtype) -> N
     given = scores(kind, dtype)
     wanted = [1, 2, 50, 1000, 5000, WIDE]
     kept = keep_top_k(given, torch.tensor(wanted)[:, None, None], 5000)
+    assert kept.equal(keep_top_k(given, torch.tensor(wanted)[:, None, None], 5000, waits=False))
     for row, k in enumerate(wanted):
         assert kept[row].equal(TopKLogitsWarper(k)(None, given[row])), (kind, k)
 

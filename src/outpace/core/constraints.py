@@ -50,7 +50,7 @@ class Constraints:
     @property
     def possible(self) -> bool:
         """Whether there is any history under which the row is constrained."""
-        return bool(self._bad_words or (self._min_tokens and self._end_ids) or self._processors)
+        return bool(self._bad_words or self._min_tokens or self._processors)
 
     def active(self, history: History) -> bool:
         """Returns whether the row may be constrained after this history."""

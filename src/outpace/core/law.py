@@ -65,6 +65,9 @@ class LawMaker:
         self.rows = tuple(rows)
         self.vocabulary = vocabulary
         self.device = torch.device(device)
+        self._waits = self.device.type == "cpu"
+        """Whether numbers are looked at while laws are made: elsewhere that would wait for the
+        device, and in a step that is recorded it cannot be done."""
         params = [row.params for row in self.rows]
         self.all_greedy = all(p.greedy for p in params)
         self.any_greedy = any(p.greedy for p in params)
@@ -91,7 +94,7 @@ class LawMaker:
         )
         self._dead_ends: dict[int, dict[int, RowFault]] = {}
         self._unread: list[tuple[Tensor, Tensor, Branches]] = []
-        """Of laws that were made on a device: the highest scores, the logits and the nodes."""
+        """Of laws that nobody has looked at: the highest scores, the logits and the nodes."""
         self._prompts, self._outputs = (
             TokenCounts(len(self.rows) if self._looks_back else 0, vocabulary, self.device)
             for _ in range(2)
@@ -156,7 +159,7 @@ class LawMaker:
         highest: ``[B, M]``, the highest score of each node. It is a finite number where there is a
         law, since it is not a number where any score is not.
         """
-        if highest.device.type != "cpu":
+        if not self._waits:
             self._unread.append((highest, logits, branches))
             return True
         if math.isfinite(float(highest.sum())):
@@ -215,6 +218,7 @@ class LawMaker:
     def over(self, columns: Sequence[Tensor]) -> LawMaker:
         """Returns the maker of the same `kind` that reads these tensors."""
         made = copy.copy(self)
+        made._waits = False
         present = (name for name in _COLUMNS if getattr(self, name) is not None)
         for name, column in zip(present, columns, strict=True):
             setattr(made, name, column)
@@ -356,9 +360,9 @@ class LawMaker:
             scores = scores / self._temperature.to(scores.dtype)
         highest = scores.amax(-1)
         if self._top_k is not None:
-            scores = keep_top_k(scores, self._top_k, self._largest_k)
+            scores = keep_top_k(scores, self._top_k, self._largest_k, self._waits)
         if self._top_p is not None:
-            scores = keep_top_p(scores, self._top_p)
+            scores = keep_top_p(scores, self._top_p, self._waits)
         if self._min_p is not None:
             scores = keep_min_p(scores, self._min_p)
         if self._typical_p is not None:

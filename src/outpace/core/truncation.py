@@ -4,8 +4,9 @@ Each function returns the scores ``[B, M, V]`` with those of all other tokens at
 setting is a ``[B, 1, 1]`` column, and a row in which it is off keeps all. Of several tied tokens at
 the cut those with the larger ids are kept, whatever else is in the batch.
 
-Sorting 152,000 scores takes a CPU some 30 ms, and a law keeps a few dozen of them. So on a CPU the
-highest scores are looked at first, and the rest is sorted only where they do not decide.
+Sorting 152,000 scores takes a CPU some 30 ms, and a law keeps a few dozen of them. So the highest
+scores are looked at first, and the rest is sorted only where they do not decide. On other devices
+sorting is cheap, and asking whether something is decided is not: ``waits`` is false there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MARGIN = {torch.float32: 2e-6, torch.float64: 1e-11}
 than a softmax over the sorted scores is rounded by, so that this would have decided the same."""
 
 
-def keep_top_k(scores: Tensor, k: Tensor, largest: int) -> Tensor:
+def keep_top_k(scores: Tensor, k: Tensor, largest: int, waits: bool = True) -> Tensor:
     """Keeps the k highest and their ties. largest: the largest k of a row that cuts; others keep
     all."""
     size = scores.shape[-1]
@@ -32,15 +33,15 @@ def keep_top_k(scores: Tensor, k: Tensor, largest: int) -> Tensor:
     kth = top.gather(-1, rank)
     # Whether no token beyond these ties with the last, or can be drawn at all.
     complete = (top[..., -1:] < kth) | (kth == NEVER) | (k > largest)
-    if _on_cpu(scores) and bool(complete.all()):
+    if waits and bool(complete.all()):
         kept = _alone(scores, index, top.masked_fill(top < kth, NEVER))
         return torch.where(k > largest, scores, kept) if bool((k > largest).any()) else kept
     return scores.masked_fill(scores < kth.masked_fill(k > largest, NEVER), NEVER)
 
 
-def keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
+def keep_top_p(scores: Tensor, top_p: Tensor, waits: bool = True) -> Tensor:
     """Keeps the fewest most probable tokens whose mass reaches top_p."""
-    if not _on_cpu(scores):
+    if not waits:
         return _keep_top_p_sorted(scores, top_p)
     flat = scores.flatten(0, -2)  # [R, V]
     mass = top_p.expand(*scores.shape[:-1], 1).flatten()  # [R]
@@ -111,8 +112,3 @@ def keep_typical(scores: Tensor, mass: Tensor) -> Tensor:
 def _alone(scores: Tensor, index: Tensor, values: Tensor) -> Tensor:
     """The scores of the tokens ``index`` [..., k], and minus infinity for all others."""
     return torch.full_like(scores, NEVER).scatter_(-1, index, values)
-
-
-def _on_cpu(scores: Tensor) -> bool:
-    """Elsewhere sorting is cheap, and asking whether something is decided is not."""
-    return scores.device.type == "cpu"
