@@ -120,5 +120,5 @@ class Constraints:
         highest = scores.amax()
         if bool(highest.isnan()) or bool(highest.isposinf()):
             wanted = "return finite scores, and -inf for what it forbids"
-            what = f"scores of which the highest is {float(highest)}"
+            what = f"scores that are no numbers: the highest is {float(highest)}"
             raise ProcessorFault.returned(self.row, processor, what, wanted)

@@ -371,5 +371,5 @@ class LawMaker:
 
 
 def _one_hot(scores: Tensor, best: Tensor) -> Tensor:
-    """The laws ``[..., V]`` of which all is at the token ``best`` [..., 1]."""
+    """The laws ``[..., V]`` that give the token ``best`` [..., 1] with certainty."""
     return torch.zeros_like(scores).scatter_(-1, best, 1.0)

@@ -62,9 +62,7 @@ class JointRule(Rule):
         likely = gain.cumsum(1).exp() > self.threshold
         lengths = torch.arange(1, gain.shape[1] + 1, device=p.device)
         longest = torch.where(likely & proposal.valid, lengths, 0)
-        node = torch.cat([torch.zeros_like(longest[:, :0].sum(1, keepdim=True)), longest], 1).amax(
-            1
-        )
+        node = torch.nn.functional.pad(longest, (1, 0)).amax(1)
         return stop_at(node, p.shape[1], torch.float64)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
