@@ -16,15 +16,8 @@ from outpace.audit.drafting import Drafting, Drafts, laws_at_parents
 from outpace.audit.gate_trees import FAST, GateTree
 from outpace.audit.world import World
 from outpace.core.proposal import Proposal, Sampled
-from outpace.verify.base import (
-    Rule,
-    at_parent,
-    first_failure,
-    of_token,
-    proposed_mass,
-    ratio,
-    rows_of,
-)
+from outpace.core.tree import Tree
+from outpace.verify.base import Rule, first_failure, of_token, ratio, rows_of
 from outpace.verify.lossless.block import BlockRule
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.lossless.recursive import RecursiveRule
@@ -39,6 +32,18 @@ class Defect:
     drafting: Drafting
     shapes: tuple[GateTree, ...] = (TWO,)
     source: str = ""
+
+
+def at_parent(p: Tensor, tree: Tree) -> Tensor:
+    """Returns ``[B, N, V]``: the law that each drafted node is checked against."""
+    return p.gather(1, tree.parents[..., None].expand(-1, -1, p.shape[-1]))
+
+
+def proposed_mass(proposal: Proposal, vocabulary: int, dtype: torch.dtype) -> Tensor:
+    """Returns ``[B, N, V]``: the law of each drafted token, one-hot where it is a point."""
+    if isinstance(proposal.law, Sampled):
+        return proposal.law.q.to(dtype)
+    return torch.nn.functional.one_hot(proposal.tokens, vocabulary).to(dtype)
 
 
 # -- the drafter lies about q, or selects after sampling -------------------------------------------

@@ -19,6 +19,7 @@ from outpace.verify.evidence import Evidence
 from outpace.verify.lossy.cascade import CascadeRule
 from outpace.verify.lossy.confidence import confidence
 from outpace.verify.lossy.judge import JudgeHead, JudgeRule
+from outpace.verify.lossy.reflective import ReflectiveRule
 from outpace.verify.registry import make_rule, rules
 
 LOSSY = [name for name, rule in rules().items() if not rule.lossless]
@@ -216,12 +217,11 @@ def test_a_rule_without_its_evidence_says_so() -> None:
 def test_reflection_fuses_logits_and_keeps_greedy_rows_greedy() -> None:
     soft = torch.tensor([[[0.6, 0.4]]]).double()
     second = torch.tensor([[[0.1, 0.9]]]).double()
-    rule = make_rule("reflective", weight=0.5).given(Evidence(second=second))
-    fused = rule.fused(soft)[0, 0]  # type: ignore[attr-defined]
+    rule = ReflectiveRule(weight=0.5)
+    fused = rule.fused(soft, second, soft)[0, 0]
     odds = math.sqrt(0.6 * 0.1) / math.sqrt(0.4 * 0.9)
     assert (fused[0] / fused[1]).item() == pytest.approx(odds)
-    rule = rule.given(Evidence(second=second, soft=soft))
-    assert rule.fused(torch.tensor([[[1.0, 0.0]]]))[0, 0].tolist() == [0, 1]  # type: ignore[attr-defined]
+    assert rule.fused(torch.tensor([[[1.0, 0.0]]]), second, soft)[0, 0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("defer", ["chow", "diff", "opt", "token"])
@@ -229,16 +229,14 @@ def test_cascades_sample_exactly_from_their_mixture(defer: str) -> None:
     torch.manual_seed(0)
     p, q = torch.rand(30, 4).double().softmax(-1), (3 * torch.rand(30, 4).double()).softmax(-1)
     rule = CascadeRule(defer=defer, alpha=0.3)
-    laws = torch.stack([p, p], 1)
-    mixtures = []
+    laws, mixture = torch.stack([p, p], 1), rule.mixture(p, q)
     emitted = torch.zeros_like(p)
     for token in range(4):
         tokens = torch.full((30, 1), token)
         proposal = Proposal(tokens, Tree.chain(30, 1), torch.ones(30).long(), Sampled(q[:, None]))
-        mixtures.append(rule.mixture(laws, proposal)[:, 0])
         stop, refused = rule.stop(laws, proposal), rule.next(laws, proposal, tokens[:, 0] * 0)
         emitted[:, token] += q[:, token] * stop[:, 1]
         emitted += (q[:, token] * stop[:, 0])[:, None] * refused
-    assert torch.allclose(emitted, mixtures[0], atol=1e-12)
-    assert torch.allclose(mixtures[0].sum(-1), torch.ones(30).double())
-    assert not torch.allclose(mixtures[0], p)
+    assert torch.allclose(emitted, mixture, atol=1e-12)
+    assert torch.allclose(mixture.sum(-1), torch.ones(30).double())
+    assert not torch.allclose(mixture, p)

@@ -1,4 +1,4 @@
-"""Laws to draw from, read once however often one draws."""
+"""Drawing tokens from a law: it is summed up once, however many tokens are drawn."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Categorical(ABC):
     """Draws tokens from unnormalised laws ``[..., V]`` by given uniforms.
 
     A uniform picks the token at which the law's cumulative sum passes it, and never one of mass 0.
-    No mass may be negative. An urn in which no mass is left gives token 0.
+    No mass may be negative. Once no mass is left, token 0 is drawn.
 
-    >>> urn = Categorical.of(torch.tensor([0.0, 0.25, 0.75]))
-    >>> urn.draw(torch.tensor([0.2, 0.3])).tolist()
+    >>> tokens = Categorical.of(torch.tensor([0.0, 0.25, 0.75]))
+    >>> tokens.draw(torch.tensor([0.2, 0.3])).tolist()
     [1, 2]
-    >>> urn.remove(torch.tensor([1]))
-    >>> urn.draw(torch.tensor([0.2])).tolist()
+    >>> tokens.remove(torch.tensor([1]))
+    >>> tokens.draw(torch.tensor([0.2])).tolist()
     [2]
     """
 
     @staticmethod
     def of(law: Tensor) -> Categorical:
-        """Returns the urn that is read fastest."""
+        """Returns the kind that is fastest for a vocabulary of this size on this device."""
         small = law.device.type == "cpu" and law.shape[-1] <= SMALL
         return CumulativeCategorical(law) if small else Blocks(law)
 

@@ -7,18 +7,21 @@ verifier checks is a law made here, so the two can never be warped differently.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Hashable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
 
 import torch
 from torch import Tensor
 
-from outpace.core.params import SamplingParams
+from outpace.core.constraints import Constraints, History, RowOptions
+from outpace.core.faults import Contradiction, NotFinite, RowFault
+from outpace.core.pieces import pieces
 from outpace.core.token_counts import TokenCounts
 from outpace.core.truncation import NEVER, keep_min_p, keep_top_k, keep_top_p, keep_typical
 from outpace.errors import ParamsError
+
+__all__ = ["Branches", "Contradiction", "History", "LawMaker", "RowFault", "RowOptions"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,47 +38,16 @@ class Branches:
         return cls(empty, empty.bool())
 
 
-@dataclass(frozen=True, eq=False)
-class History:
-    """The committed tokens of B rows: what the options that look back need."""
-
-    prompts: Sequence[Sequence[int]]
-    outputs: Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True)
-class RowOptions:
-    """One row's resolved options with everything that needs a tokenizer already in token ids."""
-
-    params: SamplingParams
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    end_ids: tuple[int, ...] = ()
-    """Tokens that min_tokens forbids: end of sequence and stop tokens."""
-
-
-class Contradiction(ParamsError):
-    """One row's options leave it no token to go on with."""
-
-    def __init__(self, row: int) -> None:
-        super().__init__(
-            "allowed_token_ids, bad_words, min_tokens and logits_processors together forbid every "
-            "token: relax one of them."
-        )
-        self.row = row
-
-
-_COLUMNS = ("_temperature", "_greedy", "_top_k", "_top_p", "_min_p", "_typical_p", "_bias")
-"""Attributes of a `LawMaker` with a setting of each row, or nothing where no row has it set."""
-
-
 class LawMaker:
     """Makes the laws of B rows; build a new one when the rows change.
 
     What it keeps from call to call is how often each row's committed tokens occur.
 
-    Raises ``ParamsError`` for options that name tokens outside the vocabulary and, when called,
-    `Contradiction` for those that leave a committed history without any token to go on with.
+    Raises ``ParamsError`` for options that name tokens outside the vocabulary and, when called, a
+    `RowFault` for a row whose committed history has no law: its options leave it no token to go on
+    with (`Contradiction`), its scores are not finite numbers, or a logits processor fails.
 
+    >>> from outpace.core.params import SamplingParams
     >>> maker = LawMaker([RowOptions(SamplingParams(temperature=0).resolve({}))], vocabulary=3)
     >>> history = History([[0]], [[]])
     >>> maker(torch.tensor([[[0.1, 0.9, 0.0]]]), Branches.root(1), history).tolist()
@@ -88,11 +60,13 @@ class LawMaker:
         self.rows = tuple(rows)
         self.vocabulary = vocabulary
         self.device = torch.device(device)
+        self._waits = self.device.type == "cpu"
+        """Whether numbers are looked at while laws are made: elsewhere that would wait for the
+        device."""
         params = [row.params for row in self.rows]
         self.all_greedy = all(p.greedy for p in params)
         self.any_greedy = any(p.greedy for p in params)
         self._temperature = self._column([p.temperature or 1.0 for p in params], off=1.0)
-        self._greedy = torch.tensor([p.greedy for p in params], device=self.device)
         wanted = [k if (k := p.top_k or 0) > 0 else vocabulary for p in params]
         self._largest_k = max((k for k in wanted if k < vocabulary), default=vocabulary)
         self._top_k = self._integers(wanted)
@@ -103,18 +77,19 @@ class LawMaker:
         self._presence = self._column([p.presence_penalty for p in params], off=0.0)
         self._frequency = self._column([p.frequency_penalty for p in params], off=0.0)
         self._bias = self._static_bias()
-        # Tokens beyond the vocabulary cannot be generated, so nothing is left to forbid.
-        self._end_ids = [[i for i in row.end_ids if i in range(vocabulary)] for row in self.rows]
-        self._bad_words = [
-            [word for word in row.bad_words_ids if word[-1] < vocabulary] for row in self.rows
+        self._constraints = [
+            Constraints(number, row, vocabulary, self.device)
+            for number, row in enumerate(self.rows)
         ]
+        self._greedy = torch.tensor([p.greedy for p in params], device=self.device)
         self._looks_back = (
             self._repetition is not None
             or self._presence is not None
             or self._frequency is not None
         )
-        self.dead_ends: dict[int, list[int]] = {}
-        """By row, the nodes of the last call at which it has no token left to go on with."""
+        self._dead_ends: dict[int, dict[int, RowFault]] = {}
+        self._unread: list[tuple[Tensor, Tensor, Branches]] = []
+        """Of laws that nobody has looked at: the highest scores, the logits and the nodes."""
         self._prompts, self._outputs = (
             TokenCounts(len(self.rows) if self._looks_back else 0, vocabulary, self.device)
             for _ in range(2)
@@ -126,73 +101,94 @@ class LawMaker:
         logits: ``[B, M, V']``, V' >= V (rows beyond the vocabulary are padding and are cut).
         float64 logits give float64 laws, all others float32.
         """
-        scores = self.adjusted(logits, branches, history)
-        if self.all_greedy:
-            return _one_hot(scores)
-        law = self._truncated(scores)
-        if self.any_greedy:
-            law = torch.where(self._greedy[:, None, None], _one_hot(scores), law)
-        return law
+        self._begin()
+        return self._laws(logits, branches, history, self._law)
 
     def best(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
         """Returns ``[B, M]``, the token of each node's law where all rows are greedy."""
-        return self.adjusted(logits, branches, history).argmax(-1)
+        self._begin()
+        found = [scores.max(-1) for scores in self._adjusted(logits, branches, history)]
+        highest = torch.cat([each.values for each in found], 1)
+        self._check(highest, logits, branches)
+        return torch.cat([each.indices for each in found], 1)
 
     def reported(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
         """Returns ``[B, M, V]`` log-probabilities to report, those of the `soft` laws."""
-        return self.soft(logits, branches, history).log()
+        return self.soft(logits, branches, history).log_()
 
     def soft(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
         """Returns the laws ``[B, M, V]``, those of greedy rows before the argmax."""
-        return self._truncated(self.adjusted(logits, branches, history))
+        return self._laws(logits, branches, history, self._soft)
 
     def adjusted(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
         """Returns the scores ``[B, M, V]`` before temperature and truncation."""
-        scores = logits[..., : self.vocabulary]
-        if scores.dtype not in (torch.float32, torch.float64):
-            scores = scores.float()
-        if self._bias is not None:
-            scores = scores + self._bias[:, None, :].to(scores.dtype)
-        if self._looks_back:
-            scores = self._penalised(scores, branches, history)
-        by_node = [row for row in range(len(self.rows)) if self._goes_by_node(row, history)]
-        self.dead_ends = {}
-        if by_node:
-            scores = scores.clone()
-            for row in by_node:
-                scores[row] = self._constrained(scores[row], row, branches, history)
+        parts = list(self._adjusted(logits, branches, history))
+        scores = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        self._check(scores.amax(-1), logits, branches)
         return scores
 
-    # -- the laws as a function of tensors alone -----------------------------------------------
+    # -- nodes without a law -------------------------------------------------------------------
 
     @property
-    def is_fixed(self) -> bool:
-        """Whether the laws follow from the logits and `columns`, whatever was committed."""
-        by_node = any(
-            row.bad_words_ids or row.params.min_tokens or row.params.logits_processors
-            for row in self.rows
+    def dead_ends(self) -> Mapping[int, Mapping[int, RowFault]]:
+        """By row, the drafted nodes of the last laws that have none, each with the reason.
+
+        A drafted node may be such an end if the target never reaches it, as after a token that a
+        grammar does not know. Its law then does not matter, but it has to be one: it is even.
+        Where the root has no law, the call raises the `RowFault`; on a device other than the CPU,
+        which is not waited for, reading this property does.
+        """
+        unread, self._unread = self._unread, []
+        for given in unread:
+            self._find_faults(*given)
+        return self._dead_ends
+
+    def _begin(self) -> None:
+        self._unread = []
+        self._dead_ends = {}
+
+    def _check(self, highest: Tensor, logits: Tensor, branches: Branches) -> bool:
+        """Raises the fault of a row whose committed text has no law; returns whether drafted nodes
+        may have none.
+
+        highest: ``[B, M]``, the highest score of each node. It is a finite number where there is a
+        law, since it is not a number where any score is not.
+        """
+        if not self._waits:
+            self._unread.append((highest, logits, branches))
+            return True
+        if math.isfinite(float(highest.sum())):
+            return False
+        self._find_faults(highest, logits, branches)
+        return True
+
+    def _find_faults(self, highest: Tensor, logits: Tensor, branches: Branches) -> None:
+        for row, node in (~highest.isfinite()).nonzero().tolist():
+            fault = self._fault(row, float(highest[row, node]), logits[row, node])
+            if not bool(branches.valid[row, node].any()):
+                raise fault
+            self._dead_ends.setdefault(row, {}).setdefault(node, fault)
+
+    def _fault(self, row: int, highest: float, logits: Tensor) -> RowFault:
+        """Why a node has no law. logits: ``[V']``, what the model made of it."""
+        top = float(logits[: self.vocabulary].amax())
+        if not math.isfinite(top):
+            return NotFinite(
+                row,
+                f"the model's scores of the next token are not finite numbers (the highest is "
+                f"{top}): its weights are damaged, or its dtype overflows; try dtype='float32'.",
+            )
+        if highest == NEVER:
+            return Contradiction(row)
+        params = self.rows[row].params
+        names = ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty")
+        given = [f"{name}={value}" for name in names if (value := getattr(params, name))]
+        given += [name for name in ("logit_bias", "logits_processors") if getattr(params, name)]
+        return NotFinite(
+            row,
+            "the scores of the next token are not finite numbers under these options: choose "
+            f"milder values of {', '.join(given)}.",
         )
-        return not (by_node or self._looks_back)
-
-    @property
-    def columns(self) -> tuple[Tensor, ...]:
-        """The rows' settings as tensors: those that are set."""
-        return tuple(column for name in _COLUMNS if (column := getattr(self, name)) is not None)
-
-    @property
-    def kind(self) -> Hashable:
-        """What else the laws follow from: equal where only `columns` differ."""
-        present = tuple(name for name in _COLUMNS if getattr(self, name) is not None)
-        numbers = len(self.rows), self.vocabulary, self._largest_k
-        return *present, *numbers, self.all_greedy, self.any_greedy
-
-    def over(self, columns: Sequence[Tensor]) -> LawMaker:
-        """Returns the maker of the same `kind` that reads these tensors."""
-        made = copy.copy(self)
-        present = (name for name in _COLUMNS if getattr(self, name) is not None)
-        for name, column in zip(present, columns, strict=True):
-            setattr(made, name, column)
-        return made
 
     # -- building ------------------------------------------------------------------------------
 
@@ -233,7 +229,34 @@ class LawMaker:
                     f"{name} names token {token}; the vocabulary has 0 to {self.vocabulary - 1}."
                 )
 
-    # -- options that look back ----------------------------------------------------------------
+    # -- scores --------------------------------------------------------------------------------
+
+    def _adjusted(self, logits: Tensor, branches: Branches, history: History) -> Iterator[Tensor]:
+        """Yields the scores ``[B, m, V]`` before temperature and truncation, for m nodes at a time
+        and in their order. They may be the logits themselves, and nobody may write into them."""
+        active = [each for each in self._constraints if each.active(history)]
+        rows, nodes = logits.shape[:2]
+        for part in pieces(nodes, rows * self.vocabulary):
+            scores = logits[:, part, : self.vocabulary]
+            here = Branches(branches.tokens[:, part], branches.valid[:, part])
+            if scores.dtype not in (torch.float32, torch.float64):
+                scores = scores.float()
+            if self._bias is not None:
+                scores = scores + self._bias[:, None, :].to(scores.dtype)
+            if self._looks_back:
+                scores = self._penalised(scores, here, history)
+            if active:
+                scores = scores.clone()
+            for constraints in active:
+                row = constraints.row
+                paths = [
+                    tokens[valid].tolist()
+                    for tokens, valid in zip(here.tokens[row], here.valid[row], strict=True)
+                ]
+                faults = constraints.apply(scores[row], paths, history)
+                for node, fault in faults.items():
+                    self._dead_ends.setdefault(row, {})[part.start + node] = fault
+            yield scores
 
     def _penalised(self, scores: Tensor, branches: Branches, history: History) -> Tensor:
         output = self._outputs(history.outputs)[:, None, :].repeat(1, scores.shape[1], 1)
@@ -253,82 +276,66 @@ class LawMaker:
             scores = scores - self._presence.to(scores.dtype) * (output > 0).to(scores.dtype)
         return scores
 
-    def _goes_by_node(self, row: int, history: History) -> bool:
-        short = len(history.outputs[row]) < (self.rows[row].params.min_tokens or 0)
-        processors = self.rows[row].params.logits_processors
-        return bool(self._bad_words[row] or (short and self._end_ids[row]) or processors)
+    # -- laws ----------------------------------------------------------------------------------
 
-    def _constrained(
-        self, scores: Tensor, row: int, branches: Branches, history: History
+    def _laws(
+        self,
+        logits: Tensor,
+        branches: Branches,
+        history: History,
+        law_of: Callable[[Tensor], tuple[Tensor, Tensor]],
     ) -> Tensor:
-        """Returns the scores ``[M, V]`` of one row after what is decided node by node."""
-        table = zip(branches.tokens[row].tolist(), branches.valid[row].tolist(), strict=True)
-        paths = [list(compress(tokens, valid)) for tokens, valid in table]
-        scores = scores.masked_fill(self._banned(row, paths, history), NEVER)
-        if self.rows[row].params.logits_processors:
-            scores = self._processed(scores, row, paths, history)
-        return self._passable(scores, row, paths)
+        """Returns ``[B, M, V]``: the laws that ``law_of`` makes of all nodes' scores.
 
-    def _passable(self, scores: Tensor, row: int, paths: list[list[int]]) -> Tensor:
-        """Returns the scores ``[M, V]``, all equal where every token is forbidden.
-
-        At the root that is the user's contradiction, and an error. A drafted node may be such an
-        end when it is one that the target never reaches (a grammar's processor after a wrong
-        token): its law then does not matter, but it has to be one.
+        law_of: scores ``[B, m, V]`` to laws of the same shape, and the highest score of each node
+        ``[B, m]``. Few nodes are handed over at a time, so that all that is ever held of the size
+        of the laws are the laws.
         """
-        dead = scores.isneginf().all(-1)
-        ends = [node for node, is_dead in enumerate(dead.tolist()) if is_dead]
-        if any(not paths[node] for node in ends):
-            raise Contradiction(row)
-        self.dead_ends[row] = ends
-        return scores.masked_fill(dead[:, None], 0.0)
+        rows, nodes = logits.shape[:2]
+        made, highest, begin = None, [], 0
+        for scores in self._adjusted(logits, branches, history):
+            law, top = law_of(scores)
+            highest.append(top)
+            end = begin + law.shape[1]
+            if end - begin == nodes:
+                made = law
+                break
+            if made is None:
+                made = law.new_empty(rows, nodes, self.vocabulary)
+            made[:, begin:end] = law
+            begin = end
+        assert made is not None
+        peaks = torch.cat(highest, 1)
+        if self._check(peaks, logits, branches):
+            lawless = ~peaks.isfinite()[..., None]
+            made = torch.where(lawless, 1 / self.vocabulary, made)
+        return made
 
-    def _banned(self, row: int, paths: list[list[int]], history: History) -> Tensor:
-        """``[M, V]`` bool: what min_tokens and bad_words forbid."""
-        words = self._bad_words[row]
-        prompt, output = history.prompts[row], history.outputs[row]
-        reach = max((len(word) for word in words), default=0)
-        tail = [*prompt[max(0, len(prompt) - reach) :], *output[max(0, len(output) - reach) :]]
-        banned = torch.zeros(len(paths), self.vocabulary, dtype=torch.bool)
-        for node, path in enumerate(paths):
-            if len(output) + len(path) < (self.rows[row].params.min_tokens or 0):
-                banned[node, self._end_ids[row]] = True
-            past = tail + path
-            for *start, last in words:
-                if not start or past[-len(start) :] == start:
-                    banned[node, last] = True
-        return banned.to(self.device)
+    def _law(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        if self.all_greedy:
+            found = scores.max(-1, keepdim=True)
+            return _one_hot(scores, found.indices), found.values[..., 0]
+        law, highest = self._soft(scores)
+        if self.any_greedy:
+            best = _one_hot(scores, scores.argmax(-1, keepdim=True))
+            law = torch.where(self._greedy[:, None, None], best, law)
+        return law, highest
 
-    def _processed(
-        self, scores: Tensor, row: int, paths: list[list[int]], history: History
-    ) -> Tensor:
-        committed = [*history.prompts[row], *history.outputs[row]]
-        nodes = []
-        for node, path in enumerate(paths):
-            ids = torch.tensor([committed + path], dtype=torch.long, device=self.device)
-            # A processor may write into what it is given, and the logits are not its own.
-            node_scores = scores[node][None].clone()
-            for processor in self.rows[row].params.logits_processors:
-                node_scores = processor(ids, node_scores)
-            nodes.append(node_scores[0])
-        return torch.stack(nodes).to(scores.dtype)
-
-    # -- temperature and truncation ------------------------------------------------------------
-
-    def _truncated(self, scores: Tensor) -> Tensor:
+    def _soft(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         if self._temperature is not None:
             scores = scores / self._temperature.to(scores.dtype)
+        highest = scores.amax(-1)
         if self._top_k is not None:
-            scores = keep_top_k(scores, self._top_k, self._largest_k)
+            scores = keep_top_k(scores, self._top_k, self._largest_k, self._waits)
         if self._top_p is not None:
-            scores = keep_top_p(scores, self._top_p)
+            scores = keep_top_p(scores, self._top_p, self._waits)
         if self._min_p is not None:
             scores = keep_min_p(scores, self._min_p)
         if self._typical_p is not None:
             scores = keep_typical(scores, self._typical_p)
-        return scores.softmax(-1)
+        return scores.softmax(-1), highest
 
 
-def _one_hot(scores: Tensor) -> Tensor:
-    best = scores.argmax(-1, keepdim=True)
+def _one_hot(scores: Tensor, best: Tensor) -> Tensor:
+    """The laws ``[..., V]`` that give the token ``best`` [..., 1] with certainty."""
     return torch.zeros_like(scores).scatter_(-1, best, 1.0)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.categorical import Categorical
+from outpace.core.pieces import pieces
 
 # The odd constants of SplitMix64 (Steele, Lea and Flood 2014, variant 13 of Stafford's mixers), as
 # signed 64-bit integers, since torch multiplies int64 modulo 2**64.
@@ -126,8 +127,12 @@ def realise(laws: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
     laws: ``[B, M, V]``; seeds: ``[B]``; positions: ``[B, M]``, where each token will stand.
     """
-    noise = gumbel(seeds[:, None], positions, laws.shape[-1])
-    return (laws.double().log() + noise).argmax(-1)
+    rows, nodes, vocabulary = laws.shape
+    found = []
+    for part in pieces(nodes, rows * vocabulary):
+        noise = gumbel(seeds[:, None], positions[:, part], vocabulary)
+        found.append((laws[:, part].double().log() + noise).argmax(-1))
+    return torch.cat(found, 1)
 
 
 def inverse_cdf(law: Tensor, u: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 class TokenCounts:
     """Counts the tokens of B rows, and goes on where it stopped as long as a row only grows.
 
-    A row whose text is another one, or shorter than it was, is counted from its beginning.
+    A row is counted from its beginning if it has got another text, or a shorter one.
 
     >>> tally = TokenCounts(rows=1, vocabulary=3)
     >>> text = [2, 0, 2]

@@ -6,6 +6,7 @@ always has a smaller number. A chain is the tree in which the parent of n is n -
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +21,16 @@ class Fork:
     row: Tensor  # [F]
     node: Tensor  # [F]
     among: Tensor  # [F], where they were in the list of those with fewer children
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """The F drafted nodes, over all rows, that have the same depth and the same sibling rank."""
+
+    row: Tensor  # [F]
+    parent: Tensor  # [F] the node that each is a child of
+    child: Tensor  # [F] the drafted index (node - 1) of each
+    has_younger: bool  # whether some of them have a younger sibling
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +74,13 @@ class Tree:
         eye = torch.eye(size + 1, dtype=torch.bool, device=self.parents.device)
         if self.is_chain:
             return torch.ones_like(eye).tril().expand(rows, -1, -1)
-        table = eye.expand(rows, -1, -1).clone()
-        row = torch.arange(rows, device=self.parents.device)
-        for node in range(1, size + 1):
-            table[:, node] |= table[row, self.parents[:, node - 1]]
+        # Each step doubles how far up a node sees: what it sees already, and what the highest node
+        # that it sees can see. The root is its own parent.
+        table, up = eye.expand(rows, -1, -1), torch.nn.functional.pad(self.parents, (1, 0))
+        table = table | eye[up]
+        for _ in range((size - 1).bit_length()):
+            up = up.gather(1, up)
+            table = table | table.gather(1, up[..., None].expand_as(table))
         return table
 
     @cached_property
@@ -122,6 +136,38 @@ class Tree:
         ranks = torch.arange(self.width, device=self.parents.device)[:, None, None, None]
         chosen = self.child_of & (self.sibling_rank[:, None, :] == ranks)  # [W, B, M, N]
         return torch.where(chosen.any(-1), chosen.int().argmax(-1), -1)
+
+    @cached_property
+    def generations(self) -> list[Generation]:
+        """The drafted nodes by depth and, among those of one depth, by sibling rank."""
+        key = (self.depth[:, 1:] * self.size + self.sibling_rank).flatten()
+        kinds, order = key.sort(stable=True)
+        row, child = order // self.size, order % self.size
+        nodes = torch.stack([row, self.parents[row, child], child])  # [3, B N]
+        sizes = Counter(kinds.tolist())  # in this order
+        parts = torch.split(nodes, list(sizes.values()), 1)
+        found = []
+        for kind, part in zip(sizes, parts, strict=True):
+            row, parent, child = part.unbind()
+            found.append(Generation(row, parent, child, has_younger=kind + 1 in sizes))
+        return found
+
+    @cached_property
+    def leaves_first(self) -> Tensor:
+        """``[B, M]``: the nodes in depth-first order, each after all of its descendants.
+
+        That is the lexicographic order of the paths, if a path that ends comes after all that go
+        on.
+
+        >>> Tree.uniform([0, 0, 1], 1).leaves_first.tolist()
+        [[3, 1, 2, 0]]
+        """
+        paths = torch.where(self.paths < 0, self.size + 1, self.paths)  # [B, M, N]
+        order = torch.arange(self.size + 1, device=paths.device).repeat(self.rows, 1)
+        for level in reversed(range(self.height)):
+            key = paths[..., level].gather(1, order)
+            order = order.gather(1, key.argsort(dim=1, stable=True))
+        return order
 
     @cached_property
     def forks(self) -> list[Fork]:

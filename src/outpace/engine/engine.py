@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from outpace.core.law import Contradiction, History, LawMaker
+from outpace.core.law import History, LawMaker, RowFault
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.stats import Seconds
 from outpace.core.transfer import to_device
@@ -247,7 +247,7 @@ class Engine:
             budgets = affordable(played, self.controller.budgets(played))
             rows = self._rows(played)
             self._round(played, rows, budgets)
-        except Contradiction as error:
+        except RowFault as error:
             if rows is not None:
                 self.drafter.rewind(rows)
             played[error.row].fail(error)
@@ -325,7 +325,7 @@ class Engine:
         played: Sequence[Request],
         decisions: Sequence[Decision],
         reported: Sequence[list[dict[int, Logprob]]],
-        dead_ends: Mapping[int, Sequence[int]],
+        dead_ends: Mapping[int, Mapping[int, RowFault]],
     ) -> list[int]:
         """Appends to each text; returns how many tokens each took before a stop condition.
 
@@ -333,11 +333,11 @@ class Engine:
         """
         emitted = []
         for row, (request, decision) in enumerate(zip(played, decisions, strict=True)):
-            dead = dead_ends.get(row, ())
+            dead = dead_ends.get(row, {})
             end = next((at for at, node in enumerate(decision.path, 1) if node in dead), None)
             taken = request.extend(decision.tokens[:end])
             if end is not None and not request.finished:
-                request.fail(Contradiction(row))
+                request.fail(dead[decision.path[end - 1]])
             request.logprobs += reported[row][:taken]
             emitted.append(taken)
         return emitted

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from outpace.core.pieces import pieces
 from outpace.core.proposal import Drawn, Point, Proposal, Sampled, Verdict
 from outpace.core.rng import Role, inverse_cdf, uniforms
 from outpace.core.tree import Tree
@@ -171,11 +173,29 @@ def _deepest(reached: Tensor, tree: Tree) -> Tensor:
 # -- helpers for stop and next -----------------------------------------------------------------
 
 
-def at_parent(p: Tensor, tree: Tree) -> Tensor:
-    """Returns ``[B, N, V]``: for each drafted node, the target's law that it is checked against."""
-    if tree.is_chain:
-        return p[:, :-1]
-    return p.gather(1, tree.parents[..., None].expand(-1, -1, p.shape[-1]))
+def at_drafted(p: Tensor, proposal: Proposal) -> Tensor:
+    """Returns ``[B, N]`` float64: what the target gives each drafted token, at its parent.
+
+    p: ``[B, M, V]``. Only the drafted tokens' own numbers are read, so that no law is copied.
+    """
+    rows = torch.arange(p.shape[0], device=p.device)[:, None]
+    return p[rows, proposal.tree.parents, proposal.tokens].double()
+
+
+def in_pieces(of: Callable[..., Tensor], laws: Tensor, *beside: Tensor) -> Tensor:
+    """Returns ``of(laws, *beside)``, computed for a few nodes at a time.
+
+    What ``of`` holds in between then stays small, however many nodes there are.
+
+    of: takes parts of all arguments and returns ``[B, n]`` for n nodes; laws: ``[B, N, V]``;
+    beside: ``[B, N, ...]`` each.
+    """
+    rows, nodes, vocabulary = laws.shape
+    given = (laws, *beside)
+    parts = list(pieces(nodes, rows * vocabulary))
+    if len(parts) <= 1:
+        return of(*given)
+    return torch.cat([of(*(each[:, part] for each in given)) for part in parts], 1)
 
 
 def of_token(laws: Tensor, tokens: Tensor) -> Tensor:
@@ -196,7 +216,7 @@ def ratio(p: Tensor, q: Tensor) -> Tensor:
 
 
 def rows_of(laws: Tensor, node: Tensor) -> Tensor:
-    """Returns ``[B, V]``: each row's law at its node. laws: ``[B, M, V]``."""
+    """Returns ``[B, ...]``: each row's entry at its node. laws: ``[B, M, ...]``, node: ``[B]``."""
     return laws[torch.arange(node.shape[0], device=node.device), node]
 
 
@@ -211,12 +231,17 @@ def normalised(mass: Tensor, fallback: Tensor) -> Tensor:
     return torch.where(some, mass.div_(total.where(some, 1.0)), fallback)
 
 
-def proposed_mass(proposal: Proposal, vocabulary: int, dtype: torch.dtype) -> Tensor:
-    """Returns ``[B, N, V]``: the law of each drafted token, one-hot where it is a point."""
+def proposed_at(proposal: Proposal, index: Tensor, like: Tensor) -> Tensor:
+    """Returns ``[B, V]``: the law that one drafted token of each row was drawn from.
+
+    It is one-hot where the tokens are points.
+
+    index: ``[B]``, which token it is in each row (its node - 1); like: ``[B, V]``, any tensor of
+    the dtype that the law is wanted in.
+    """
     if isinstance(proposal.law, Sampled):
-        return proposal.law.q.to(dtype)
-    one_hot = torch.nn.functional.one_hot(proposal.tokens, vocabulary)
-    return one_hot.to(dtype)
+        return rows_of(proposal.law.q, index).to(like.dtype)
+    return torch.zeros_like(like).scatter_(1, rows_of(proposal.tokens, index)[:, None], 1.0)
 
 
 def first_failure(accept: Tensor, proposal: Proposal) -> Tensor:

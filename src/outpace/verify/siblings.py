@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outpace.core.pieces import pieces
 from outpace.core.proposal import Point, Proposal, Sampled
 from outpace.core.tree import Tree
 from outpace.verify.base import rows_of
@@ -59,34 +60,56 @@ def drawable(proposal: Proposal, drafted: Tensor) -> Tensor:
     return some & ~(same & valid[:, None, :]).any(-1)
 
 
-def children_law(proposal: Proposal) -> Tensor:
-    """Returns ``[B, M, V]`` float64: the law that each node's children were drawn from, else 0.
+def children_law_at(proposal: Proposal, node: Tensor) -> Tensor:
+    """Returns ``[B, V]`` float64: the law that the node's children were drawn from, 0 without any.
 
     The proposal must be sampled. Siblings share their row of q, so the eldest child's row is taken.
     """
-    assert isinstance(proposal.law, Sampled)
-    q = proposal.law.q.double()
-    first = child(proposal, 0)
-    index = first.clamp(min=0)[..., None].expand(-1, -1, q.shape[-1])
-    return q.gather(1, index) * (first >= 0)[..., None]
-
-
-def children_law_at(proposal: Proposal, node: Tensor) -> Tensor:
-    """Returns ``[B, V]`` float64: `children_law` at one node of each row."""
     assert isinstance(proposal.law, Sampled)
     first = child(proposal, 0).gather(1, node[:, None])  # [B, 1]
     return rows_of(proposal.law.q, first[:, 0].clamp(min=0)).double().mul_(first >= 0)
 
 
-def at_drafted(p: Tensor, proposal: Proposal) -> Tensor:
-    """Returns ``[B, N]`` float64: what the target gives each drafted token, at its parent."""
-    rows = torch.arange(p.shape[0], device=p.device)[:, None]
-    return p[rows, proposal.tree.parents, proposal.tokens].double()
-
-
 def excess(p: Tensor, q: Tensor, t: Tensor) -> Tensor:
     """Returns ``[..., V]``: [p - t q]_+. t: ``[...]``."""
     return torch.addcmul(p, t[..., None], q, value=-1).clamp_(min=0)
+
+
+def left_over(
+    p: Tensor, proposal: Proposal, at: Tensor, t: Tensor, gone: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the sums of [p - t q]_+, ``[F]`` float64, and those of q without some tokens.
+
+    These sums over the vocabulary are all that a node's siblings have to be weighed by. They are
+    taken a few nodes at a time, so that no float64 copy of all laws is ever made.
+
+    at: ``[3, F]``, the row, the node and the drafted index of one of its children, of each of F
+    nodes; t: ``[F]``; gone: ``[F, G]`` tokens, if the second sums are wanted.
+    """
+    assert isinstance(proposal.law, Sampled)
+    rest, left = [], []
+    for part in pieces(t.shape[0], p.shape[-1]):
+        row, node, child = at[:, part].unbind()
+        q = proposal.law.q[row, child].double()
+        here = p[row, node].double()
+        rest.append(here.addcmul_(t[part, None], q, value=-1).clamp_(min=0).sum(-1))
+        if gone is not None:
+            left.append(q.scatter_(1, gone[part], 0.0).sum(-1))
+    return torch.cat(rest), torch.cat(left) if left else None
+
+
+def removed(proposal: Proposal, there: Tensor, row: Tensor, child: Tensor) -> Tensor:
+    """Returns ``[F, N]``: the tokens that q has lost once F nodes and their elders are drawn.
+
+    there: ``[B, N]``, the nodes that could be drawn (`drawable`); row, child: ``[F]``, the row and
+    the drafted index of each node. Tokens occur several times.
+    """
+    tree, tokens = proposal.tree, proposal.tokens[row]  # [F, N]
+    own = tokens.gather(1, child[:, None])
+    drawn = tree.elder[row, child] & (proposal.valid & there)[row]
+    # The own token stands in where nothing was drawn. If it could not be drawn itself, then q has
+    # no mass left there to lose.
+    return torch.where(drawn, tokens, own)
 
 
 def quotient(a: Tensor, b: Tensor) -> Tensor:
@@ -123,18 +146,27 @@ def merged(proposal: Proposal) -> tuple[Proposal, Tensor]:
     and all their children hang from it. Children that were independent draws from the same law stay
     so, since whether their parents were equal was settled before they were drawn.
     """
-    tree, tokens, valid = proposal.tree, proposal.tokens, proposal.valid
+    tree, tokens = proposal.tree, proposal.tokens
     stands = torch.arange(tree.size + 1, device=tokens.device).repeat(tokens.shape[0], 1)
     if tree.is_chain:
         return proposal, stands
-    parents = tree.parents.clone()
-    for node in range(1, tree.size + 1):
-        parents[:, node - 1] = stands.gather(1, tree.parents[:, node - 1 : node])[:, 0]
-        same = (parents[:, :node] == parents[:, node - 1 : node]) & valid[:, :node]
-        same &= (tokens[:, :node] == tokens[:, node - 1 : node]) & valid[:, node - 1 : node]
-        same[:, -1].fill_(True)
-        stands[:, node] = same.int().argmax(1) + 1
+    alike = _alike(proposal)
+    if not bool((alike & tree.elder).any()):  # without equal siblings no nodes are equal
+        return proposal, stands
+    alike = alike | torch.eye(tree.size, dtype=torch.bool, device=tokens.device)
+    for _ in range(tree.height):  # each time one level more is settled
+        parents = stands.gather(1, tree.parents)
+        same = alike & (parents[:, :, None] == parents[:, None, :])
+        stands[:, 1:] = same.int().argmax(-1) + 1  # the first of them
+    parents = stands.gather(1, tree.parents)
     return Proposal(tokens, Tree(parents), proposal.counts, proposal.law), stands
+
+
+def _alike(proposal: Proposal) -> Tensor:
+    """``[B, N, N]`` bool: valid nodes that have the same token, if no more."""
+    tokens, valid = proposal.tokens, proposal.valid
+    both = valid[:, :, None] & valid[:, None, :]
+    return both & (tokens[:, :, None] == tokens[:, None, :])
 
 
 def reach_merged(step: Tensor, tree: Tree, stands: Tensor) -> Tensor:

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal, Sampled
-from outpace.verify.base import Rule, drafted_mass, normalised, rows_of
+from outpace.verify.base import Rule, at_drafted, drafted_mass, in_pieces, normalised, rows_of
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.siblings import (
     TINY,
     as_match,
-    at_drafted,
     children_law_at,
     excess,
     quotient,
@@ -48,7 +47,7 @@ class BlockRule(Rule):
         assert isinstance(proposal.law, Sampled)
         joint = self.weighed(p, proposal)  # [B, M]
         pass_ = torch.ones_like(joint)
-        pass_[:, 1:-1] = _pass(joint[:, 1:-1], p[:, 1:-1], proposal.law.q[:, 1:])
+        pass_[:, 1:-1] = in_pieces(_pass, p[:, 1:-1], proposal.law.q[:, 1:], joint[:, 1:-1])
         nodes = torch.arange(joint.shape[1], device=p.device)
         last = proposal.counts[:, None]
         pass_ = torch.where(nodes == last, joint, pass_).where(nodes <= last, 0.0)
@@ -68,8 +67,11 @@ class BlockRule(Rule):
         return normalised(excess(here, q, 1 / joint[:, 0].clamp(min=TINY)), fallback=here)
 
 
-def _pass(joint: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """Returns h of the nodes before the last: all ``[B, L]``, p and q ``[B, L, V]`` after them."""
+def _pass(p: Tensor, q: Tensor, joint: Tensor) -> Tensor:
+    """Returns h ``[B, L]`` of L nodes before the last.
+
+    p, q: ``[B, L, V]``, the laws of the token after each of them; joint: ``[B, L]``, their a.
+    """
     # S_i / a_i, which does not lose p where a_i is small
     left = excess(p.double(), q.double(), 1 / joint.clamp(min=TINY)).sum(-1) * joint
     return torch.where((left <= 0) & (joint >= 1), 1.0, quotient(left, left + 1 - joint))

@@ -12,17 +12,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.pieces import pieces
+from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.errors import ConfigError
-from outpace.verify.base import Rule, normalised, of_token, ratio, rows_of
+from outpace.verify.base import Rule, at_drafted, normalised, ratio, rows_of
 from outpace.verify.lossless.match import MatchRule
-from outpace.verify.lossless.selection import Pairing, best_pairing
+from outpace.verify.lossless.selection import best_pairing
 from outpace.verify.siblings import (
     as_match,
-    at_drafted,
     child,
-    children,
-    children_law,
     merged,
     reach_merged,
 )
@@ -70,56 +68,100 @@ class CanonicalRule(Rule):
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):
             return MatchRule().stop(p, proposal)
-        pooled, stands, chance, induced = self.weighed(p, proposal)
-        law = of_token(induced.gather(1, _as_rows(pooled.tree.parents, p)), pooled.tokens)
-        step = chance * ratio(at_drafted(p, pooled), law)
+        choice = self.weighed(p, proposal)
+        pooled = choice.proposal
+        step = choice.chance * ratio(at_drafted(p, pooled), choice.induced)
         leave: Tensor = (pooled.tree.child_of * step[:, None, :]).sum(-1)
-        return reach_merged(step, pooled.tree, stands) * (1 - leave).clamp(min=0)
+        return reach_merged(step, pooled.tree, choice.stands) * (1 - leave).clamp(min=0)
 
-    def weigh(self, p: Tensor, proposal: Proposal) -> tuple[Proposal, Tensor, Tensor, Tensor]:
-        pooled, stands = merged(proposal)
-        return pooled, stands, *self._choose(p.double(), children_law(pooled), pooled)
+    def weigh(self, p: Tensor, proposal: Proposal) -> _Choice:
+        return _choose(p, *merged(proposal), self.alphabet)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         if as_match(proposal):
             return MatchRule().next(p, proposal, node)
-        # All nodes, so that both functions solve the same programmes and come to the same weights.
-        induced: Tensor = self.weighed(p, proposal)[3]
+        choice: _Choice = self.weighed(p, proposal)
+        rows = torch.arange(node.shape[0], device=node.device)
+        tables = choice.tables[choice.place[rows, node]]
+        knocked_out = _knock_out(p, choice.proposal, rows, node, self.alphabet, tables)
         here = rows_of(p, node).double()
-        return normalised(here - rows_of(induced, node), fallback=here)
-
-    def _choose(self, p: Tensor, q: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
-        """Returns the chance of each child ``[B, N]``, and p_I of each node ``[B, M, V]``."""
-        tree, count = proposal.tree, children(proposal)
-        chance = ((tree.sibling_rank == 0) & proposal.valid).double()
-        induced = q
-        for rank in range(1, tree.width):
-            meets = count > rank  # [B, M]
-            pairing = best_pairing(
-                p.flatten(0, 1),
-                induced.flatten(0, 1),
-                q.flatten(0, 1),
-                self.alphabet,
-                meets.flatten(),
-            )
-            induced = pairing.induced.view_as(q).where(meets[..., None], induced)
-            chance = _meet(chance, pairing, child(proposal, rank), proposal)
-        return chance, induced
+        return normalised(here - knocked_out.induced, fallback=here)
 
 
-def _meet(chance: Tensor, pairing: Pairing, index: Tensor, proposal: Proposal) -> Tensor:
-    """Returns the chances of all children once each node's child ``index`` [B, M] has been met."""
-    tree, tokens = proposal.tree, proposal.tokens
-    rival = index.gather(1, tree.parents)  # [B, N], of each child: the sibling that it meets
-    row = (
-        torch.arange(tokens.shape[0], device=tokens.device)[:, None] * (tree.size + 1)
-        + tree.parents
-    )
-    weight = pairing.weight(row, tokens, tokens.gather(1, rival.clamp(min=0)))
-    kept = chance * torch.where(rival >= 0, weight, 1.0)
-    won = torch.zeros_like(chance).scatter_add(1, rival.clamp(min=0), chance - kept)
-    return kept + won
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """How the child that is verified is chosen, at every node."""
+
+    proposal: Proposal  # with the children of equal nodes pooled
+    stands: Tensor  # [B, M] who stands for each node in it
+    chance: Tensor  # [B, N] probability that each child is the chosen one, given its siblings
+    induced: Tensor  # [B, N] p_I of each drafted token, at its parent
+    tables: Tensor  # [F, W - 1, A, A] weights of the F nodes with children, one table per meeting
+    place: Tensor  # [B, M] which of the F nodes each node is, 0 if it has no children
 
 
-def _as_rows(parents: Tensor, laws: Tensor) -> Tensor:
-    return parents[..., None].expand(-1, -1, laws.shape[-1])
+@dataclass(frozen=True, eq=False)
+class _KnockOut:
+    """What came of the knock-outs at F nodes."""
+
+    child: Tensor  # [F, W] drafted index of each child, -1 for none
+    chance: Tensor  # [F, W] probability that each child won
+    induced: Tensor  # [F, V] p_I
+    tables: Tensor  # [F, W - 1, A, A]
+
+
+def _choose(p: Tensor, proposal: Proposal, stands: Tensor, alphabet: int) -> _Choice:
+    """Returns the choice at every node. The knock-outs are held a few nodes at a time."""
+    row, node = (proposal.tree.child[0] >= 0).nonzero(as_tuple=True)  # [F]
+    place = torch.zeros_like(stands)
+    place[row, node] = torch.arange(len(row), device=row.device)
+    chance = torch.zeros_like(proposal.tokens, dtype=torch.float64)
+    induced = torch.zeros_like(chance)
+    tables = []
+    for part in pieces(len(row), p.shape[-1]):
+        found = _knock_out(p, proposal, row[part], node[part], alphabet)
+        at, rank = (found.child >= 0).nonzero(as_tuple=True)
+        child = (row[part][at], found.child[at, rank])
+        chance[child] = found.chance[at, rank]
+        induced[child] = found.induced[at, proposal.tokens[child]]
+        tables.append(found.tables)
+    return _Choice(proposal, stands, chance, induced, torch.cat(tables), place)
+
+
+def _knock_out(
+    p: Tensor,
+    proposal: Proposal,
+    row: Tensor,
+    node: Tensor,
+    alphabet: int,
+    known: Tensor | None = None,
+) -> _KnockOut:
+    """Returns the knock-outs at F nodes, given by row and node ``[F]``.
+
+    known: ``[F, W - 1, A, A]``, their tables if they were solved before. (A programme may have
+    several solutions, and `stop` and `next` have to go by the same.)
+    """
+    assert isinstance(proposal.law, Sampled)
+    width = proposal.tree.width
+    listed = torch.stack([child(proposal, rank)[row, node] for rank in range(width)], 1)  # [F, W]
+    there, index = listed >= 0, listed.clamp(min=0)
+    here = p[row, node].double()
+    q = proposal.law.q[row, index[:, 0]].double() * there[:, :1]  # [F, V]
+    tokens, each = proposal.tokens[row[:, None], index], torch.arange(len(row), device=row.device)
+    chance = torch.zeros_like(tokens, dtype=torch.float64)
+    chance[:, 0] = there[:, 0].double()
+    size = min(alphabet, p.shape[-1])
+    induced, tables = q, here.new_zeros(len(row), width - 1, size, size)
+    for rank in range(1, width):
+        meets = there[:, rank]
+        if not bool(meets.any()):
+            break  # nobody has a younger child either
+        solved = known[:, rank - 1] if known is not None else None
+        pairing = best_pairing(here, induced, q, alphabet, meets, solved)
+        weight = pairing.weight(each[:, None], tokens[:, :rank], tokens[:, rank : rank + 1])
+        kept = torch.where(meets[:, None], chance[:, :rank] * weight, chance[:, :rank])
+        chance[:, rank] = (chance[:, :rank] - kept).sum(-1)
+        chance[:, :rank] = kept
+        induced = torch.where(meets[:, None], pairing.induced, induced)
+        tables[:, rank - 1] = pairing.table
+    return _KnockOut(listed, chance, induced, tables)

@@ -5,17 +5,18 @@ Sun et al. 2023, "SpecTr: fast speculative decoding via optimal transport" (arXi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from outpace.core.pieces import pieces
 from outpace.core.proposal import Drawn, Proposal, Sampled
-from outpace.verify.base import Rule, drafted_mass, normalised, ratio, rows_of
+from outpace.verify.base import Rule, at_drafted, drafted_mass, normalised, ratio, rows_of
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.siblings import (
     as_match,
-    at_drafted,
     children,
     children_law_at,
     in_turn,
@@ -23,6 +24,9 @@ from outpace.verify.siblings import (
     quotient,
     reach_merged,
 )
+
+ROUNDING = 1e-14
+"""Relative differences of rho that are taken for none. The law is off by no more than that."""
 
 
 class KSeqRule(Rule):
@@ -69,24 +73,61 @@ class KSeqRule(Rule):
         return normalised(here - passing * times[..., None], fallback=here)
 
 
-def density(p: Tensor, proposal: Proposal, steps: int = 40) -> Tensor:
-    """Returns ``[B, M]``: rho of each node, never below the root, for which the rule is exact."""
+def density(p: Tensor, proposal: Proposal) -> Tensor:
+    """Returns ``[B, M]`` float64: rho of each node, 1 where there are not several children."""
     assert isinstance(proposal.law, Sampled)
     rho = torch.ones_like(p[..., 0], dtype=torch.float64)
     if proposal.tree.width < 2:
         return rho
     fork = proposal.tree.forks[0]
-    count = children(proposal)[fork.row, fork.node]  # [F]
-    here = p[fork.row, fork.node].double()  # [F, V]
-    q = proposal.law.q[fork.row, proposal.tree.child[0][fork.row, fork.node]].double()
-    low, high = torch.ones_like(here[..., 0]), count.clamp(min=1).to(here.dtype)
-    for _ in range(steps):
-        middle = (low + high) / 2
-        beta = torch.minimum(q, here / middle[..., None]).sum(-1)
-        below = _any(beta, count) > middle * beta
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    rho[fork.row, fork.node] = high
+    count = children(proposal)[fork.row, fork.node].clamp(min=1)  # [F], padding has none
+    eldest = proposal.tree.child[0][fork.row, fork.node]
+    found = []
+    for part in pieces(len(fork.row), p.shape[-1]):
+        row = fork.row[part]
+        here = p[row, fork.node[part]].double()
+        q = proposal.law.q[row, eldest[part]].double()
+        found.append(_root(here, q, count[part].tolist()))
+    rho[fork.row, fork.node] = torch.cat(found)
     return rho
+
+
+def _root(p: Tensor, q: Tensor, counts: Sequence[int]) -> Tensor:
+    """Returns ``[F]``: rho of nodes with laws p and q ``[F, V]`` and so many children.
+
+    beta(rho) is full + capped / rho, if full is the mass of q at the tokens with rho q < p, and
+    capped the mass of p at all others. As long as these two sets of tokens stay what they are, rho
+    is the root of an equation in numbers. Its solution is never too large, because the true beta is
+    never above that of any two sets; so rho only rises, and is found once it does not rise any
+    more. That takes some five steps.
+    """
+    rho, laws = torch.ones_like(p[:, 0]), torch.stack([q, p], 1)  # [F, 2, V]
+    drafted = q.sum(-1)
+    while True:
+        capped = (q * rho[:, None] >= p).to(p.dtype)
+        of_q, of_p = (laws @ capped[..., None])[..., 0].unbind(1)
+        full = (drafted - of_q).clamp(min=0).tolist()
+        solved = [_solved(*each) for each in zip(full, of_p.tolist(), counts, strict=True)]
+        risen = torch.tensor(solved, dtype=p.dtype, device=p.device)
+        if not bool((risen > rho * (1 + ROUNDING)).any()):
+            return torch.maximum(rho, risen)
+        rho = torch.maximum(rho, risen)
+
+
+def _solved(full: float, capped: float, count: int) -> float:
+    """Returns the root in [1, count] of 1 - (1 - beta)^count = rho beta, where beta is full +
+    capped / rho, by Newton's method between bounds."""
+    low, high, rho = 1.0, float(count), 1.0
+    while True:
+        beta = min(1.0, full + capped / rho)
+        gap = (1 - (1 - beta) ** count) - (rho * full + capped)  # falls where rho rises
+        low, high = (rho, high) if gap > 0 else (low, rho)
+        slope = -count * (1 - beta) ** (count - 1) * capped / rho**2 - full
+        step = rho - gap / slope if slope else low
+        ahead = step if low < step < high else (low + high) / 2
+        if abs(ahead - rho) <= ROUNDING * rho / 4:
+            return max(rho, ahead)
+        rho = ahead
 
 
 def _any(beta: Tensor, count: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
-from outpace.verify.base import Rule, at_parent, normalised, of_token, rows_of
+from outpace.verify.base import Rule, at_drafted, normalised, rows_of
+from outpace.verify.siblings import reach
 
 
 class MatchRule(Rule):
@@ -33,12 +34,9 @@ class MatchRule(Rule):
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         tree = proposal.tree
         child = _distinct(proposal)
-        mass = of_token(at_parent(p, tree), proposal.tokens) * child
-        one = torch.ones_like(p[:, :1, 0])
-        step = torch.cat([one, mass], 1)  # [B, M]
-        reach = torch.where(tree.ancestors, step[:, None, :], 1.0).prod(-1)
+        mass = at_drafted(p, proposal) * child
         leave = (tree.child_of * mass[:, None, :]).sum(-1)
-        return reach * (1 - leave).clamp(min=0)
+        return reach(mass, tree) * (1 - leave).clamp(min=0)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         here = rows_of(p, node)

@@ -12,18 +12,19 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal, Sampled
-from outpace.verify.base import Rule, drafted_mass, normalised, ratio, rows_of
+from outpace.verify.base import Rule, at_drafted, drafted_mass, normalised, ratio, rows_of
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.siblings import (
     as_match,
-    at_drafted,
     children_law_at,
     drawable,
     excess,
     in_turn,
+    left_over,
     possible_child,
     quotient,
     reach,
+    removed,
 )
 
 
@@ -74,43 +75,38 @@ def _in_order(p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
     total, left = torch.ones_like(t), torch.ones_like(t)  # sum [p - t q]_+, q not yet removed
     accept = torch.zeros_like(at_child)
     there = drawable(proposal, drafted)
-    open_ = _Open(p, proposal) if tree.width > 1 else None
     for rank in range(tree.width):
         over = (at_child - t.gather(1, tree.parents) * drafted).clamp(min=0)
         fresh = ratio(over * quotient(left, total).gather(1, tree.parents), drafted)
         accept = torch.where((tree.sibling_rank == rank) & there, fresh, accept)
         index = possible_child(proposal, rank, there)  # [B, M]
         t = torch.where(index >= 0, t + quotient(total, left), t)
-        if open_ is not None and rank + 1 < tree.width:
-            open_.subtract(rank, index, t, total, left)
+        if rank + 1 < tree.width:
+            _subtract(p, proposal, rank, t, there, total, left)
     return accept, t
 
 
-class _Open:
-    """The laws at those nodes that still have children to come: all that is read of the
-    vocabulary."""
+def _subtract(
+    p: Tensor,
+    proposal: Proposal,
+    rank: int,
+    t: Tensor,
+    there: Tensor,
+    total: Tensor,
+    left: Tensor,
+) -> None:
+    """Sets ``total`` and ``left`` [B, M] of the nodes that have a child after this rank.
 
-    def __init__(self, p: Tensor, proposal: Proposal) -> None:
-        assert isinstance(proposal.law, Sampled)
-        self._proposal, self._with_replacement = proposal, proposal.law.with_replacement
-        fork = proposal.tree.forks[0]
-        eldest = proposal.tree.child[0][fork.row, fork.node]
-        self._p = p[fork.row, fork.node].double()  # [F, V]
-        self._q = proposal.law.q[fork.row, eldest].double()
-        self._left = self._q if self._with_replacement else self._q.clone()
-
-    def subtract(self, rank: int, index: Tensor, t: Tensor, total: Tensor, left: Tensor) -> None:
-        """Sets ``total`` and ``left`` [B, M] of the nodes that have a child after this rank.
-
-        index: ``[B, M]``, each node's child of this rank, -1 for none; t: ``[B, M]``.
-        """
-        fork = self._proposal.tree.forks[rank]
-        if rank:
-            self._p, self._q, self._left = (x[fork.among] for x in (self._p, self._q, self._left))
-        at = (fork.row, fork.node)
-        total[at] = excess(self._p, self._q, t[at]).sum(-1)
-        if not self._with_replacement:
-            gone = index[at]
-            token = self._proposal.tokens[fork.row, gone.clamp(min=0)][:, None]
-            kept = self._left.gather(1, token) * (gone < 0)[:, None]
-            left[at] = self._left.scatter_(1, token, kept).sum(-1)
+    t: ``[B, M]``, with the child of this rank subtracted already.
+    """
+    assert isinstance(proposal.law, Sampled)
+    fork = proposal.tree.forks[rank]
+    at = (fork.row, fork.node)
+    child = proposal.tree.child[rank][at]  # [F]
+    gone = None
+    if not proposal.law.with_replacement:
+        gone = removed(proposal, there, fork.row, child)
+    rest, kept = left_over(p, proposal, torch.stack([*at, child]), t[at], gone)
+    total[at] = rest
+    if kept is not None:
+        left[at] = kept

@@ -22,8 +22,9 @@ class Pairing:
     """Which of two tokens is taken, in each of R rows, and the law that the taken token has."""
 
     induced: Tensor  # [R, V], p_I
-    place: Tensor  # [R, V], rank by p / q: of two tokens, the one with the larger is taken, but for
-    among: Tensor  # [R, V], index into `table`, or -1
+    place: Tensor  # [R, V], rank by p / q: of two tokens the one with the larger rank is taken,
+    # unless both are in the alphabet
+    among: Tensor  # [R, V], index into `table`, or -1 for tokens outside the alphabet
     table: Tensor  # [R, A, A], weight of the first of two tokens of the alphabet
 
     def weight(self, row: Tensor, one: Tensor, other: Tensor) -> Tensor:
@@ -36,11 +37,19 @@ class Pairing:
         return torch.where((i >= 0) & (j >= 0), known, larger)
 
 
-def best_pairing(p: Tensor, first: Tensor, second: Tensor, size: int, needed: Tensor) -> Pairing:
+def best_pairing(
+    p: Tensor,
+    first: Tensor,
+    second: Tensor,
+    size: int,
+    needed: Tensor,
+    known: Tensor | None = None,
+) -> Pairing:
     """Returns the pairing of independent drafts with laws ``first`` and ``second``.
 
     p, first, second: ``[R, V]`` float64; size: length of the alphabet; needed: ``[R]`` bool, the
-    rows that anybody asks for.
+    rows that anybody asks for; known: ``[R, A, A]``, the `Pairing.table` of the same laws, if it
+    was solved before.
     """
     size = min(size, p.shape[-1])
     place = quotient(p, second).argsort(dim=-1, stable=True).argsort(dim=-1)
@@ -55,7 +64,9 @@ def best_pairing(p: Tensor, first: Tensor, second: Tensor, size: int, needed: Te
     larger = (place_a[:, :, None] > place_a[:, None, :]).double()
     fixed = induced.gather(1, alphabet) - (pair * larger).sum(-1)
     table = larger + torch.eye(size, dtype=p.dtype, device=p.device)
-    if size > 1:
+    if known is not None:
+        table = known
+    elif size > 1:
         table[needed] = _solve(p_a[needed], fixed[needed], pair[needed]).to(p.device)
     off = 1 - torch.eye(size, dtype=p.dtype, device=p.device)
     induced = induced.scatter(1, alphabet, fixed + (pair * table * off).sum(-1))
@@ -81,7 +92,7 @@ def _solve(p: Tensor, fixed: Tensor, pair: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _remembered(problem: bytes, size: int) -> Array:
-    """`_programme`, of which `next` asks the same as `stop` has."""
+    """Returns what `_programme` does; equal nodes and equal rounds ask for the same."""
     row = np.frombuffer(problem)
     return _programme(row[:size], row[size : 2 * size], row[2 * size :].reshape(size, size))
 

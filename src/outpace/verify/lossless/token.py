@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Point, Proposal
+from outpace.core.proposal import Drawn, Proposal
 from outpace.verify.base import (
     Rule,
-    at_parent,
+    at_drafted,
+    drafted_mass,
     first_failure,
     normalised,
-    of_token,
-    proposed_mass,
+    proposed_at,
     ratio,
     rows_of,
 )
@@ -39,13 +40,18 @@ class TokenRule(Rule):
     trees: ClassVar[bool] = False
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        accept = of_token(at_parent(p, proposal.tree), proposal.tokens)
-        if not isinstance(proposal.law, Point):
-            accept = ratio(accept, of_token(proposal.law.q.to(p.dtype), proposal.tokens))
-        return first_failure(accept, proposal)
+        return stop_where_one_fails(at_drafted(p, proposal), proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         return residual_next(p, proposal, node)
+
+
+def stop_where_one_fails(at: Tensor, proposal: Proposal) -> Tensor:
+    """Returns ``[B, M]``: the law of where the token rule stops.
+
+    at: ``[B, N]`` float64, what the law that is verified against gives each drafted token.
+    """
+    return first_failure(ratio(at, drafted_mass(proposal, torch.float64)), proposal)
 
 
 def residual_next(p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
@@ -54,10 +60,13 @@ def residual_next(p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
 
     q is the law of that following token.
     """
-    here = rows_of(p, node)
+    return residual(rows_of(p, node), proposal, node)
+
+
+def residual(here: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
+    """Returns what `residual_next` does. here: ``[B, V]``, the law p at each row's node."""
     if proposal.tokens.shape[1] == 0:
         return here
     following = node.clamp(max=proposal.tokens.shape[1] - 1)
-    q = rows_of(proposed_mass(proposal, p.shape[-1], p.dtype), following)
-    residual = normalised(here - q, fallback=here)
-    return residual.where((node < proposal.counts)[:, None], here)
+    left = normalised(here - proposed_at(proposal, following, here), fallback=here)
+    return left.where((node < proposal.counts)[:, None], here)

@@ -5,25 +5,24 @@ Weng et al. 2025, "Traversal verification for speculative tree decoding" (arXiv 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal, Sampled
-from outpace.core.tree import Tree
-from outpace.verify.base import Rule, drafted_mass, normalised, rows_of
+from outpace.verify.base import Rule, at_drafted, drafted_mass, normalised, rows_of
 from outpace.verify.lossless.block import BlockRule
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.siblings import (
     TINY,
     as_match,
-    at_drafted,
     children_law_at,
     drawable,
     excess,
+    left_over,
     quotient,
+    removed,
 )
 
 
@@ -69,100 +68,48 @@ class TraversalRule(Rule):
         return normalised(excess(here, children_law_at(proposal, node), t), fallback=here)
 
 
-@dataclass
-class _State:
-    """Numbers of each node while the tree is cut down, all ``[B, M]``."""
-
-    accept: Tensor  # a
-    t: Tensor
-    total: Tensor  # sum [p - t q]_+
-    left: Tensor  # mass of q not yet removed
-    cut: Tensor  # bool: some child is gone, so that `accept` no longer follows from the parent
-
-
 def _traverse(p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
-    """Returns stop and t, both ``[B, M]``."""
+    """Returns stop and t, both ``[B, M]``.
+
+    Cutting off a child changes its parent only, whatever became of the child's own children. So all
+    nodes are settled level by level from the top, those of one depth and sibling rank at once, and
+    the depth-first order matters only at the end, for the product of the failures.
+    """
+    tree, there = proposal.tree, drawable(proposal, drafted_mass(proposal, torch.float64))
+    accept, t = _settled(p, proposal, there)
+    root = torch.ones_like(there[:, :1])
+    accept = torch.where(torch.cat([root, there & proposal.valid], 1), accept, 0.0)
+    order = tree.leaves_first  # [B, M], the root is the last
+    tried = accept.gather(1, order)
+    alive = torch.cat([torch.ones_like(tried[:, :1]), (1 - tried).cumprod(1)[:, :-1]], 1)
+    return torch.zeros_like(tried).scatter(1, order, alive * tried), t
+
+
+def _settled(p: Tensor, proposal: Proposal, there: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns a and t ``[B, M]`` of each node once all of its children are cut off."""
     assert isinstance(proposal.law, Sampled)
     tree = proposal.tree
-    at_child = at_drafted(p, proposal)  # [B, N]
     drafted = drafted_mass(proposal, torch.float64)
-    there = drawable(proposal, drafted)
-    rest_of_q = _after(proposal, there) if not proposal.law.with_replacement else None
-    one = torch.ones_like(p[..., 0], dtype=torch.float64)
-    state = _State(one, one * 0, one, one, one < 0)
-    stop, alive = one * 0, one[:, :1]
-    order = leaves_first(tree)
-    for step in range(tree.size):
-        node = order[:, step : step + 1]  # [B, 1]
-        _from_top(state, at_child * there, drafted, tree)
-        valid = (node <= proposal.counts[:, None]) & there.gather(1, node - 1)
-        accept = torch.where(valid, state.accept.gather(1, node), 0.0)
-        stop = stop.scatter(1, node, alive * accept)
-        alive = alive * (1 - accept)
-        _cut(state, p, rest_of_q, proposal, node, valid)
-    return torch.cat([alive, stop[:, 1:]], 1), state.t
-
-
-def _after(proposal: Proposal, there: Tensor) -> Tensor:
-    """``[B, N]``: the mass of q that is left once a node and its elder siblings are gone."""
-    assert isinstance(proposal.law, Sampled)
-    tokens, tree = proposal.tokens, proposal.tree
-    # Whoever is not to go stands in with the node's own token, which goes anyway.
-    gone = torch.where(tree.elder & (proposal.valid & there)[:, None, :], tokens[:, None, :], -1)
-    gone = torch.where(gone < 0, tokens[:, :, None], gone)  # [B, N, N]
-    return proposal.law.q.scatter(-1, gone, 0.0).sum(-1, dtype=torch.float64)
-
-
-def _from_top(state: _State, at: Tensor, drafted: Tensor, tree: Tree) -> None:
-    """Sets ``accept`` of all nodes that still have all their children."""
-    for level in range(1, tree.height + 1):
-        t, total, left, above = (
-            x.gather(1, tree.parents) for x in (state.t, state.total, state.left, state.accept)
-        )
-        over = (at - t * drafted).clamp(min=0) * left * above
-        fresh = quotient(over, total * drafted).clamp(max=1)
-        fresh = torch.cat([torch.ones_like(fresh[:, :1]), fresh], 1)
-        state.accept = torch.where((tree.depth == level) & ~state.cut, fresh, state.accept)
-
-
-def _cut(
-    state: _State, p: Tensor, after: Tensor | None, proposal: Proposal, node: Tensor, valid: Tensor
-) -> None:
-    """Subtracts a rejected node ``[B, 1]`` from its parent, whose q has then ``after`` [B, N] left,
-    where it does not keep all."""
-    assert isinstance(proposal.law, Sampled)
-    parent = proposal.tree.parents.gather(1, node - 1)  # [B, 1]
-    a, t, total, left = (
-        x.gather(1, parent) for x in (state.accept, state.t, state.total, state.left)
-    )
-    times = t + quotient(total, a * left)
-    drawn_from = rows_of(proposal.law.q, node[:, 0] - 1).double()
-    rest = excess(rows_of(p, parent[:, 0]).double(), drawn_from, times[:, 0]).sum(-1, keepdim=True)
-    share = quotient(a * rest, total)  # sum [a P - Q]_+
-    sure = a >= 1  # the root, and nodes that cannot be rejected any more
-    accept = torch.where(sure, 1.0, quotient(share, share + 1 - a))
-    valid = valid & (a > TINY)
-    found = {"accept": accept, "t": times, "total": rest}
-    if after is not None:
-        found["left"] = after.gather(1, node - 1)
-    for name, value in found.items():
-        old = getattr(state, name)
-        now = torch.where(valid, value, old.gather(1, parent))
-        setattr(state, name, old.scatter(1, parent, now))
-    state.cut = state.cut.scatter(1, parent, valid | state.cut.gather(1, parent))
-
-
-def leaves_first(tree: Tree) -> Tensor:
-    """Returns ``[B, M]``: the nodes in depth-first order, each after all of its descendants.
-
-    That is the lexicographic order of the paths, if a path that ends comes after all that go on.
-
-    >>> leaves_first(Tree.uniform([0, 0, 1], 1)).tolist()
-    [[3, 1, 2, 0]]
-    """
-    paths = torch.where(tree.paths < 0, tree.size + 1, tree.paths)  # [B, M, N]
-    order = torch.arange(tree.size + 1, device=paths.device).repeat(tree.rows, 1)
-    for level in reversed(range(tree.height)):
-        key = paths[..., level].gather(1, order)
-        order = order.gather(1, key.argsort(dim=1, stable=True))
-    return order
+    # Of each child: what p gives it, what q gives it, and whether it can be cut off.
+    children = torch.stack([at_drafted(p, proposal) * there, drafted, there & proposal.valid])
+    start = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64, device=p.device)
+    # Of each node: a, t, sum [p - t q]_+ and the mass of q that was not yet removed.
+    state = start[:, None, None].repeat(1, *p.shape[:2])  # [4, B, M]
+    for group in tree.generations:
+        row, parent, child = group.row, group.parent, group.child
+        at, q, cuttable = children[:, row, child]
+        a, t, total, left = before = state[:, row, parent]
+        over = (at - t * q).clamp(min=0) * left * a
+        state[0, row, child + 1] = quotient(over, total * q).clamp(max=1)
+        times = t + quotient(total, a * left)
+        gone = None
+        if group.has_younger and not proposal.law.with_replacement:
+            gone = removed(proposal, there, row, child)
+        rest, kept = left_over(p, proposal, torch.stack([row, parent, child]), times, gone)
+        share = quotient(a * rest, total)  # sum [a P - Q]_+
+        # A node that cannot be rejected any more stays so, as does the root.
+        passing = torch.where(a >= 1, 1.0, quotient(share, share + 1 - a))
+        after = torch.stack([passing, times, rest, left if kept is None else kept])
+        cut = (cuttable > 0) & (a > TINY)
+        state[:, row, parent] = torch.where(cut, after, before)
+    return state[0], state[1]

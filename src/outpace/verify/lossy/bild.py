@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
-from outpace.verify.base import Rule, first_failure, normalised, rows_of
+from outpace.verify.base import Rule, at_drafted, first_failure, normalised, rows_of
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.options import require
-from outpace.verify.siblings import at_drafted
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal, Sampled
-from outpace.verify.base import Rule
-from outpace.verify.lossless.token import TokenRule
+from outpace.verify.base import Rule, in_pieces, of_token, proposed_at, rows_of
+from outpace.verify.lossless.token import TokenRule, residual, stop_where_one_fails
 from outpace.verify.options import require, require_one_of
+from outpace.verify.siblings import as_match
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,27 @@ class CascadeRule(Rule):
         require(self.name, "alpha", self.alpha, 0, 1, above=False)
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        return TokenRule().stop(self.mixture(p, proposal), proposal)
+        if not isinstance(proposal.law, Sampled):  # nothing was drafted: other points are refused
+            return TokenRule().stop(p, proposal)
+
+        def at(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
+            return of_token(self.mixture(p, q), tokens)
+
+        mixed = in_pieces(at, p[:, :-1], proposal.law.q, proposal.tokens)  # [B, N]
+        return stop_where_one_fails(mixed.double(), proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        return TokenRule().next(self.mixture(p, proposal), proposal, node)
+        here = rows_of(p, node)
+        if as_match(proposal):
+            return here
+        following = node.clamp(max=proposal.tokens.shape[1] - 1)
+        mixed = self.mixture(here, proposed_at(proposal, following, here))
+        here = torch.where((node < proposal.counts)[:, None], mixed, here)
+        return residual(here, proposal, node)
 
-    def mixture(self, p: Tensor, proposal: Proposal) -> Tensor:
-        """Returns ``[B, M, V]``: the law that is sampled from."""
-        if not isinstance(proposal.law, Sampled):
-            return p  # nothing was drafted: `check` has refused all other points
-        mixed = _MIXTURES[self.defer](p[:, :-1], proposal.law.q.to(p.dtype), self.alpha)
-        drafted = torch.where(proposal.valid[..., None], mixed, p[:, :-1])
-        return torch.cat([drafted, p[:, -1:]], 1)
+    def mixture(self, p: Tensor, q: Tensor) -> Tensor:
+        """Returns the law that is sampled from, in place of p. All: ``[..., V]``."""
+        return _MIXTURES[self.defer](p, q.to(p.dtype), self.alpha)
 
 
 def _chow(p: Tensor, q: Tensor, alpha: float) -> Tensor:

@@ -12,12 +12,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.errors import ConfigError
-from outpace.verify.base import Rule, first_failure, normalised, proposed_mass, rows_of
+from outpace.verify.base import Rule, at_drafted, first_failure, in_pieces, normalised, rows_of
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.options import require
-from outpace.verify.siblings import at_drafted
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,10 @@ class ConfidenceRule(Rule):
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         q = self.evidence.draft
-        if q is None:
-            q = proposed_mass(proposal, p.shape[-1], p.dtype)
-        level = self.strict + (self.loose - self.strict) * confidence(q)
+        if q is None and isinstance(proposal.law, Sampled):
+            q = proposal.law.q
+        sure = 1.0 if q is None else in_pieces(confidence, q)  # [B, N]
+        level = self.strict + (self.loose - self.strict) * sure
         return first_failure((at_drafted(p, proposal) >= level).double(), proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:

@@ -12,10 +12,17 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
-from outpace.verify.base import Rule, drafted_mass, normalised, of_token, rows_of, stop_at
+from outpace.verify.base import (
+    Rule,
+    at_drafted,
+    drafted_mass,
+    normalised,
+    of_token,
+    rows_of,
+    stop_at,
+)
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.options import require
-from outpace.verify.siblings import at_drafted
 
 
 @dataclass(frozen=True)
@@ -55,9 +62,7 @@ class JointRule(Rule):
         likely = gain.cumsum(1).exp() > self.threshold
         lengths = torch.arange(1, gain.shape[1] + 1, device=p.device)
         longest = torch.where(likely & proposal.valid, lengths, 0)
-        node = torch.cat([torch.zeros_like(longest[:, :0].sum(1, keepdim=True)), longest], 1).amax(
-            1
-        )
+        node = torch.nn.functional.pad(longest, (1, 0)).amax(1)
         return stop_at(node, p.shape[1], torch.float64)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
 from outpace.errors import ConfigError
-from outpace.verify.base import Rule, drafted_mass, first_failure, ratio
+from outpace.verify.base import Rule, at_drafted, drafted_mass, first_failure, ratio
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.lossless.token import residual_next
 from outpace.verify.options import require
-from outpace.verify.siblings import at_drafted
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
-from outpace.verify.base import Rule, drafted_mass, first_failure, ratio
+from outpace.verify.base import Rule, at_drafted, drafted_mass, first_failure, ratio
 from outpace.verify.lossless.token import residual_next
 from outpace.verify.options import require
-from outpace.verify.siblings import at_drafted
 
 
 @dataclass(frozen=True)

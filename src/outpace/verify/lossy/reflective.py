@@ -14,9 +14,9 @@ from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
 from outpace.errors import ConfigError
-from outpace.verify.base import Rule, normalised
+from outpace.verify.base import Rule, in_pieces, normalised, of_token, rows_of
 from outpace.verify.evidence import RuleNeeds
-from outpace.verify.lossless.token import TokenRule
+from outpace.verify.lossless.token import residual, stop_where_one_fails
 from outpace.verify.options import require
 
 
@@ -49,18 +49,30 @@ class ReflectiveRule(Rule):
         return RuleNeeds(second_pass=self.prompt, soft=True)
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        return TokenRule().stop(self.fused(p), proposal)
+        def at(p: Tensor, second: Tensor, soft: Tensor, tokens: Tensor) -> Tensor:
+            return of_token(self.fused(p, second, soft), tokens)
+
+        before = [laws[:, :-1] for laws in (p, *self._seen(p))]  # the rule takes chains
+        return stop_where_one_fails(in_pieces(at, *before, proposal.tokens).double(), proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        return TokenRule().next(self.fused(p), proposal, node)
+        here = [rows_of(laws, node) for laws in (p, *self._seen(p))]
+        return residual(self.fused(*here), proposal, node)
 
-    def fused(self, p: Tensor) -> Tensor:
-        """Returns ``[B, M, V]``: the law that is sampled from."""
+    def _seen(self, p: Tensor) -> tuple[Tensor, Tensor]:
+        """The laws at the second copy, and those at the first before any argmax, if they are
+        there."""
         second, soft = self.evidence.second, self.evidence.soft
         if second is None:
             raise ConfigError("verify='reflective' needs evidence.second in every round.")
-        if soft is None:
-            return _between(p, second, self.weight)
+        return second, p if soft is None else soft
+
+    def fused(self, p: Tensor, second: Tensor, soft: Tensor) -> Tensor:
+        """Returns the law that is sampled from.
+
+        p, second, soft: ``[..., V]``, the target's laws at the first and at the second copy, and at
+        the first before any argmax.
+        """
         law = _between(soft, second, self.weight)
         best = torch.zeros_like(law).scatter(-1, law.argmax(-1, keepdim=True), 1.0)
         return torch.where(p.amax(-1, keepdim=True) == 1, best, law)

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.tree import Tree
-from outpace.verify.base import Rule, normalised, rows_of, stop_at
+from outpace.verify.base import Rule, at_drafted, in_pieces, normalised, rows_of, stop_at
 from outpace.verify.options import require
-from outpace.verify.siblings import at_drafted
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class TypicalRule(Rule):
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         tree = proposal.tree
-        entropy = torch.special.entr(p).sum(-1).double()  # [B, M]
+        entropy = in_pieces(lambda laws: torch.special.entr(laws).sum(-1), p).double()  # [B, M]
         level = (self.posterior_alpha * (-entropy).exp()).clamp(max=self.posterior_threshold)
         at = at_drafted(p, proposal)
         passes = (at > level.gather(1, tree.parents)) & proposal.valid

@@ -1,0 +1,65 @@
+"""What is wrong with one row of a batch, and ends that row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from outpace.errors import ParamsError
+
+
+class RowFault(ParamsError):
+    """Base of the errors that belong to one row: its request ends with them, and no other."""
+
+    def __init__(self, row: int, message: str) -> None:
+        """row: its number in the batch."""
+        super().__init__(message)
+        self.row = row
+
+
+class Contradiction(RowFault):
+    """One row's options leave it no token to go on with."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(
+            row,
+            "allowed_token_ids, bad_words, min_tokens and logits_processors together forbid every "
+            "token: relax one of them.",
+        )
+
+
+class NotFinite(RowFault):
+    """One row has scores that are not numbers, or infinitely large, so that they are no law."""
+
+
+class ProcessorFault(RowFault):
+    """One of a row's logits processors raised an exception, or returned what no scores are.
+
+    An exception that was raised is the ``__cause__``.
+    """
+
+    @classmethod
+    def raised(cls, row: int, processor: Callable[..., Any], error: Exception) -> ProcessorFault:
+        """Returns the fault of a processor that raised ``error``."""
+        words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        fault = cls(
+            row,
+            f"the logits processor {name_of(processor)} raised {words}; correct it, or leave it "
+            "out of logits_processors.",
+        )
+        fault.__cause__ = error
+        return fault
+
+    @classmethod
+    def returned(
+        cls, row: int, processor: Callable[..., Any], what: str, wanted: str
+    ) -> ProcessorFault:
+        """Returns the fault of a processor that returned ``what`` and not what is ``wanted``."""
+        return cls(
+            row, f"the logits processor {name_of(processor)} returned {what}; it must {wanted}."
+        )
+
+
+def name_of(processor: Callable[..., Any]) -> str:
+    """Returns the name of a function, or that of the class of any other object."""
+    return repr(getattr(processor, "__name__", type(processor).__name__))

@@ -1,0 +1,168 @@
+"""A row without a law is an error that names the row and the cause, and never a token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.core.faults import Contradiction, NotFinite, ProcessorFault, RowFault
+from outpace.core.law import Branches, History, LawMaker, RowOptions
+from outpace.core.params import SamplingParams
+from outpace.errors import ParamsError
+
+VOCABULARY = 4
+TEMPERATURES = [0.0, 0.9]
+ROOT_AND_CHILD = Branches(torch.tensor([[[2], [2]]] * 2), torch.tensor([[[False], [True]]] * 2))
+
+
+def maker(temperature: float = 1.0, **options: Any) -> LawMaker:
+    """Two rows; the options are the second one's."""
+    plain = SamplingParams(temperature=temperature)
+    other = SamplingParams(temperature=temperature, **options)
+    return LawMaker([RowOptions(params.resolve({})) for params in (plain, other)], VOCABULARY)
+
+
+def logits(nodes: int = 1) -> Tensor:
+    return torch.arange(VOCABULARY).float().expand(2, nodes, -1).clone()
+
+
+def laws(made: LawMaker, scores: Tensor, branches: Branches | None = None) -> Tensor:
+    history = History([[1], [1]], [[], [0]])
+    return made(scores, branches or Branches.root(2), history)
+
+
+CALLS: list[Callable[[LawMaker, Tensor], Tensor]] = [
+    lambda made, scores: laws(made, scores),
+    lambda made, scores: made.best(scores, Branches.root(2), History([[1], [1]], [[], [0]])),
+    lambda made, scores: made.soft(scores, Branches.root(2), History([[1], [1]], [[], [0]])),
+    lambda made, scores: made.adjusted(scores, Branches.root(2), History([[1], [1]], [[], [0]])),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=["law", "best", "soft", "adjusted"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_logits_that_are_no_numbers_name_the_row_and_the_model(
+    call: Callable[[LawMaker, Tensor], Tensor], value: float, temperature: float
+) -> None:
+    scores = logits()
+    scores[1, 0, 2] = value
+    with pytest.raises(NotFinite, match="the model's scores") as caught:
+        call(maker(temperature), scores)
+    assert caught.value.row == 1
+    assert isinstance(caught.value, ParamsError)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_logits_that_forbid_everything_are_the_models_fault(temperature: float) -> None:
+    scores = logits()
+    scores[1] = -math.inf
+    with pytest.raises(NotFinite, match="the model's scores"):
+        laws(maker(temperature), scores)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}, {"typical_p": 0.5}])
+def test_truncation_hides_no_bad_score(options: dict[str, Any]) -> None:
+    scores = logits()
+    scores[1, 0, 0] = math.nan
+    with pytest.raises(NotFinite):
+        laws(maker(**options), scores)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_penalty_that_overflows_is_named(temperature: float) -> None:
+    with pytest.raises(NotFinite, match="repetition_penalty=1e-300") as caught:
+        laws(maker(temperature, repetition_penalty=1e-300), logits())
+    assert caught.value.row == 1
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_options_that_forbid_everything_are_a_contradiction(temperature: float) -> None:
+    made = maker(temperature, allowed_token_ids=[1])
+    scores = logits()
+    scores[1, 0, 1] = -math.inf
+    with pytest.raises(Contradiction) as caught:
+        laws(made, scores)
+    assert caught.value.row == 1
+    assert isinstance(caught.value, RowFault)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_drafted_node_without_a_law_is_a_dead_end(value: float, temperature: float) -> None:
+    scores = logits(nodes=2)
+    scores[1, 1] = value
+    made = maker(temperature)
+    found = laws(made, scores, ROOT_AND_CHILD)
+    torch.testing.assert_close(found.sum(-1), torch.ones(2, 2))
+    assert {row: list(nodes) for row, nodes in made.dead_ends.items()} == {1: [1]}
+    assert isinstance(made.dead_ends[1][1], NotFinite)
+    laws(made, logits(nodes=2), ROOT_AND_CHILD)
+    assert made.dead_ends == {}, "they are those of the last call"
+
+
+# -- logits processors -----------------------------------------------------------------------------
+
+
+def returns_nothing(ids: Tensor, scores: Tensor) -> None:
+    scores += 1
+
+
+def raises(ids: Tensor, scores: Tensor) -> Tensor:
+    raise KeyError("off the grammar")
+
+
+class Narrow:
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        return scores[:, :2]
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "nothing": (returns_nothing, "'returns_nothing' returned nothing; it must return the scores"),
+    "a list": (lambda ids, scores: [0.0] * VOCABULARY, "returned a list"),
+    "one dimension": (lambda ids, scores: scores[0], r"returned scores of the shape \[4\]"),
+    "another width": (Narrow(), r"'Narrow' returned scores of the shape \[1, 2\]"),
+    "NaN": (lambda ids, scores: scores * math.nan, "the highest is nan"),
+    "infinity": (lambda ids, scores: scores + math.inf, "the highest is inf"),
+    "an exception": (raises, "'raises' raised KeyError: 'off the grammar'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_processor_that_fails_on_the_text_is_named(name: str, temperature: float) -> None:
+    processor, message = BAD[name]
+    with pytest.raises(ProcessorFault, match=message) as caught:
+        laws(maker(temperature, logits_processors=[processor]), logits())
+    assert caught.value.row == 1
+    assert isinstance(caught.value.__cause__, KeyError) == (name == "an exception")
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_processor_may_fail_on_drafted_tokens(name: str, temperature: float) -> None:
+    bad = BAD[name][0]
+
+    def at_two(ids: Tensor, scores: Tensor) -> Tensor:
+        return bad(ids, scores) if ids[0, -1] == 2 else scores
+
+    made = maker(temperature, logits_processors=[at_two])
+    found = laws(made, logits(nodes=2), ROOT_AND_CHILD)
+    torch.testing.assert_close(found.sum(-1), torch.ones(2, 2))
+    plain = laws(maker(temperature), logits(nodes=2), ROOT_AND_CHILD)
+    assert found[0].equal(plain[0])
+    assert found[1, 0].equal(plain[1, 0])
+    assert isinstance(made.dead_ends[1][1], ProcessorFault)
+
+
+def test_an_interruption_is_no_fault_of_the_processor() -> None:
+    def interrupted(ids: Tensor, scores: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        laws(maker(logits_processors=[interrupted]), logits())

@@ -1,0 +1,54 @@
+"""A request whose own code or scores fail ends with its error, and no other does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from outpace import LLM, SamplingParams
+from targets.families import drafter, target
+
+PROMPTS = [[1, 2, 3], [4, 5], [6]]
+
+
+def raises_late(ids: Tensor, scores: Tensor) -> Tensor:
+    if ids.shape[1] >= 6:
+        raise KeyError("too long")
+    return scores
+
+
+def gives_no_number(ids: Tensor, scores: Tensor) -> Tensor:
+    return scores * math.nan
+
+
+@pytest.mark.parametrize("method", ["none", "draft_model", "draft_tree"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("options", "length", "message"),
+    [
+        ({"logits_processors": [raises_late]}, 4, "'raises_late' raised KeyError: 'too long'"),
+        ({"logits_processors": [gives_no_number]}, 0, "'gives_no_number' returned .* nan"),
+    ],
+    ids=["raises", "NaN"],
+)
+def test_it_ends_alone(
+    method: str, temperature: float, options: dict[str, Any], length: int, message: str
+) -> None:
+    config: dict[str, Any] = {"method": method}
+    if method != "none":
+        config |= {"model": drafter("llama"), "num_speculative_tokens": 3}
+    if method == "draft_tree":
+        config["branching"] = [2, 1]
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=3)
+    fine = SamplingParams(temperature=temperature, seed=1, max_tokens=8, ignore_eos=True)
+    expected = llm.generate(PROMPTS, fine)
+    bad = SamplingParams(temperature=temperature, seed=1, max_tokens=8, ignore_eos=True, **options)
+    found = llm.generate(PROMPTS, [fine, bad, fine])
+    assert [output.finish_reason for output in found] == ["length", "error", "length"]
+    assert found[1].token_ids == expected[1].token_ids[:length]
+    assert [found[row].token_ids for row in (0, 2)] == [expected[row].token_ids for row in (0, 2)]
+    with pytest.raises(Exception, match=message):
+        llm.generate(PROMPTS[1], bad)
