@@ -15,6 +15,7 @@ from outpace.core.tree import Tree
 from outpace.targets.hf.cache import SlotCache, Writing
 from outpace.targets.hf.fixed import PENDING, Fixed
 from outpace.targets.hf.masks import MaskMaker, chain_layout, chain_positions, tree_layout
+from outpace.targets.hf.setting import Setting
 
 PREFILL_CHUNK = 512
 """Prompt tokens per pass, so that masks and activations stay small."""
@@ -42,7 +43,8 @@ class Runner:
         # The model's own properties walk through its parameters each time.
         self.device: torch.device = loaded.device
         self.dtype: torch.dtype = loaded.dtype
-        self._mask = MaskMaker(self.config, self.dtype)
+        self.setting = Setting.of(loaded)
+        self._mask = MaskMaker(loaded, max_length)
         self.fixed = fixed
 
     @property
@@ -57,7 +59,8 @@ class Runner:
     # -- rows ----------------------------------------------------------------------------------
 
     def admit(self, count: int) -> None:
-        """Adds ``count`` empty rows after the active ones."""
+        """Adds ``count`` empty rows after the active ones; ``ConfigError`` for a changed model."""
+        self.setting.check(self.model)
         if self.active + count > self.cache.rows:
             raise AssertionError(f"{self.active} + {count} rows in a cache of {self.cache.rows}")
         self.lengths += [0] * count
@@ -116,7 +119,7 @@ class Runner:
             # Only padding can stand beyond the context: a row that drafts less than others.
             positions = positions.clamp(max=self.max_length - 1)
         self.passes += 1
-        return self.model(
+        output = self.model(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=mask,
@@ -125,6 +128,9 @@ class Runner:
             logits_to_keep=keep,
             **options,
         )
+        # Some models accept logits_to_keep and give the logits of all columns.
+        output.logits = output.logits[:, -keep:]
+        return output
 
     def _reserve(self, slots: int) -> None:
         capacity = self.cache.capacity
