@@ -25,7 +25,7 @@ from outpace.policy.controller import Constant, make_controller
 from outpace.prompts import Prompt, check_characters, listed, unwrapped
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.quantize import Quantization
-from outpace.targets.hf import generation
+from outpace.targets.hf import generation, processors
 from outpace.targets.hf.fixed import Recorder, fixed_for
 from outpace.targets.hf.load import Loaded, check_path, load
 from outpace.targets.hf.runner import Runner
@@ -189,6 +189,7 @@ class LLM:
                 if len(given) == 1:
                     raise
                 raise PromptError(f"prompt {number} of {len(given)}: {error}") from error
+        self._check_processors(params, groups)
         return self._play(given, groups)
 
     def stream(
@@ -196,7 +197,9 @@ class LLM:
     ) -> Iterator[Chunk]:
         """Yields pieces of the text as soon as they are safe: whole characters, and nothing that a
         stop string may still swallow. The last piece carries the finish reason."""
-        requests = self._requests(prompt, sampling_params or SamplingParams(), streaming=True)
+        params = sampling_params or SamplingParams()
+        requests = self._requests(prompt, params, streaming=True)
+        self._check_processors([params], [requests])
         return self._stream(requests)
 
     def chat(
@@ -293,6 +296,18 @@ class LLM:
             )
             for index in range(params.n)
         ]
+
+    def _check_processors(
+        self, params: Sequence[SamplingParams], groups: Sequence[Sequence[Request]]
+    ) -> None:
+        """Raises ``ConfigError`` for a logits processor with a memory. Params that several prompts
+        share are tried out with the first of them."""
+        pairs = {
+            id(options): (options, group) for options, group in zip(params, groups, strict=True)
+        }
+        for options, group in pairs.values():
+            prompt = torch.tensor([group[0].prompt_ids], device=self.target.device)
+            processors.check(options.logits_processors, prompt, self.target.vocabulary)
 
     def _reread(self, rule: Rule) -> list[int]:
         """The tokens of the text that a rule with a second pass reads between the two copies."""

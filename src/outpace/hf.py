@@ -7,12 +7,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,17 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from outpace.api import LLM
+from outpace.config import DEFAULT_TOKENS
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
-from outpace.targets.hf.calls import check_config, unpadded
+from outpace.targets.hf import criteria, processors
+from outpace.targets.hf.calls import arguments_of_generate, check_config, unpadded
 from outpace.targets.hf.load import Loaded, check_same_vocabulary, load_drafter
-from outpace.targets.hf.processors import AsGenerate, RowProcessors, check, of_row, split
+from outpace.targets.hf.processors import AsGenerate, RowProcessors, of_row, split
+from outpace.targets.hf.setting import Setting
 
 _OF_LOADING = ("dtype", "device", "quantization")
 """Options of a drafter that are done with once it is loaded."""
@@ -38,7 +41,7 @@ def speculative(
     drafter: str | os.PathLike[str] | nn.Module | None = None,
     *,
     method: str | None = None,
-    num_speculative_tokens: int = 5,
+    num_speculative_tokens: int | Literal["auto"] = DEFAULT_TOKENS,
     verify: str | Mapping[str, Any] | None = None,
     tokenizer: Any = None,
     drafter_tokenizer: Any = None,
@@ -48,15 +51,22 @@ def speculative(
 
     drafter: the smaller model, by path, hub name or loaded (also accepted as ``model``, its name in
     ``speculative_config``); without one, ``method`` "ngram" drafts from the text itself, and "none"
-    decodes plainly. verify: a rule's name; unset: the one that suits the drafter. options: the
-    drafter's own. The tokenizers are only needed where the models' vocabularies differ in size.
+    decodes plainly. num_speculative_tokens: tokens to draft per round; "auto" chooses. verify: a
+    rule's name; unset: the one that suits the drafter. options: the drafter's own. The tokenizers
+    are only needed where the models' vocabularies differ in size.
 
     ``generate``'s own options are honoured: processors, criteria, streamer, padding, seeds drawn
-    from torch's generator. What cannot be is refused with a ``ConfigError`` that names it.
+    from torch's generator. What cannot be is refused with a ``ConfigError`` that names it. Three
+    things are otherwise than in plain ``generate``:
 
-    The result keeps the caches and the drafter for the model that it was last called with. A row
-    that has ended is filled with ``pad_token_id``, also where ``generate`` would go on writing
-    behind the end because no eos token is set.
+    - A cache handed over as ``past_key_values`` stays empty: the text is read into slots.
+    - transformers takes ``stop_strings`` only without a ``custom_generate`` function, from which
+      it withholds the tokenizer. The same is had with
+      ``stopping_criteria=[StopStringCriteria(tokenizer, strings)]``.
+    - A row that has ended is filled with ``pad_token_id``, also where ``generate`` would go on
+      writing behind the end because no eos token is set.
+
+    The result keeps one set of caches, and the drafter, for the model that it was last called with.
     """
     model = options.pop("model", None)
     if drafter is not None and model is not None:
@@ -99,9 +109,9 @@ class Speculative:
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
         """Returns what ``generate`` returns."""
-        caller = _arguments_of_generate()
-        streamer = streamer or caller.get("streamer")
-        if synced_gpus or caller.get("synced_gpus") or caller.get("assistant_model") is not None:
+        asked = arguments_of_generate()
+        streamer = streamer or asked.get("streamer")
+        if synced_gpus or asked.get("synced_gpus") or asked.get("assistant_model") is not None:
             raise ConfigError(
                 "generate's synced_gpus and assistant_model do not go with outpace.hf.speculative: "
                 "drop the first, and give the second to speculative()."
@@ -140,8 +150,11 @@ class Speculative:
 
     def _engine_for(self, model: nn.Module, rows: int) -> LLM:
         llm = self._llm
-        if llm is None or llm.target.model is not model or llm.engine.target.cache.rows < rows:
-            self._llm = None  # its caches go before the new ones come
+        if llm is None or not self._suits(llm, model, rows):
+            # The old caches go before the new ones come. A cache and its layers refer to each
+            # other, so that only the collector frees them.
+            llm = self._llm = None
+            gc.collect()
             target = Loaded(model, None, type(model).__name__)
             config = dict(self._config)
             if self._drafter is not None:
@@ -156,6 +169,12 @@ class Speculative:
             )
             self._llm = llm
         return llm
+
+    @staticmethod
+    def _suits(llm: LLM, model: nn.Module, rows: int) -> bool:
+        runner = llm.engine.target
+        same = runner.model is model and runner.setting == Setting.of(model)
+        return same and rows <= runner.cache.rows
 
     def _drafter_for(self, target: Loaded) -> Loaded:
         """The drafter, loaded once. Vocabularies of other sizes need proof that they agree."""
@@ -194,7 +213,8 @@ class _Call:
 
     def requests(self, vocabulary: int, context: int) -> list[Request]:
         """Returns a request for each row."""
-        check(self.processors, self.input_ids[:1], vocabulary)
+        processors.check(self.processors, self.input_ids, vocabulary)
+        criteria.check(self.criteria, self.input_ids)
         rows = range(len(self.prompts))
         # From torch's generator, so that torch.manual_seed repeats a text; greedy text needs none.
         seeds = torch.randint(2**63 - 1, (len(rows),)).tolist() if self.config.do_sample else None
@@ -236,15 +256,8 @@ class _Call:
         return tuple(int(token) for tokens in ends for token in tokens)
 
     def _stop_when(self, view: AsGenerate) -> Callable[[list[int]], bool] | None:
-        other = [c for c in self.criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
-        if not other:
-            return None
-
-        def ended(ids: list[int]) -> bool:
-            shown = view(torch.tensor([ids]))
-            return any(bool(torch.as_tensor(criterion(shown, None)).all()) for criterion in other)
-
-        return ended
+        other = [c for c in self.criteria if type(c) not in criteria.OF_THE_ENGINE]
+        return criteria.RowCriteria(other, view) if other else None
 
 
 class _Columns:
@@ -284,14 +297,6 @@ class _Columns:
                 "the rows end at different lengths: set pad_token_id to fill them up."
             )
         return self._padding
-
-
-def _arguments_of_generate() -> Mapping[str, Any]:
-    # transformers 5.23 hands a custom_generate function neither the streamer, though it shows it
-    # the prompt, nor the assistant model: without a look at the caller they would be ignored in
-    # silence.
-    caller = sys._getframe(2)
-    return caller.f_locals if caller.f_code.co_name == "generate" else {}
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
 from outpace.errors import ConfigError, PromptError
@@ -16,6 +17,21 @@ PLAIN = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 EXACT_CACHES = {None, "dynamic", "static", "hybrid", "sliding_window"}
 UNDERSTOOD = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+
+
+def arguments_of_generate() -> Mapping[str, Any]:
+    """Returns the arguments of the ``generate`` call that the caller is part of, or nothing.
+
+    transformers 5.23 hands a ``custom_generate`` function neither the streamer, to which it has
+    shown the prompt by then, nor the assistant model (``_extract_generation_mode_kwargs`` drops
+    both). They stand nowhere but in the variables of ``generate`` itself, and without them a
+    streamer would be left waiting in silence.
+    """
+    generate = inspect.unwrap(GenerationMixin.generate).__code__
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not generate:
+        frame = frame.f_back
+    return {} if frame is None else frame.f_locals
 
 
 def check_config(config: GenerationConfig) -> None:

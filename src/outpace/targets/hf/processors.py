@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -44,38 +45,95 @@ WARPERS: tuple[tuple[type, str, str], ...] = (
 
 
 def check(processors: Sequence[Processor], ids: Tensor, vocabulary: int) -> None:
-    """Raises ``ConfigError`` for a processor that is no function of a row's history.
+    """Raises ``ConfigError`` for a processor that is no function of one row's history and scores.
 
-    ids: ``[1, T]``, some history to try the processors on.
+    Those of transformers are known. Others are tried out, on a copy, which finds what shows in a
+    few calls.
+
+    ids: ``[B, T]``, the histories of all rows that the processors are meant for.
     """
     for processor in processors:
         reason = REFUSED.get(type(processor))
-        known = type(processor).__module__.startswith("transformers.")
-        if reason is None and not known and _forgets(processor, ids, vocabulary):
-            reason = "gives other scores when it is called again"
+        if reason is None and not type(processor).__module__.startswith("transformers."):
+            reason = _fault(processor, ids, vocabulary)
         if reason is not None:
             raise ConfigError(
-                f"logits processor {type(processor).__name__} {reason}, so that it cannot judge "
-                "drafted tokens: call generate without custom_generate for it."
+                f"logits processor {name_of(processor)} {reason}, so that it cannot judge drafted "
+                "tokens one row at a time: leave it out, or make it depend on nothing but the "
+                "tokens and scores of the row that it is given."
             )
 
 
-def _forgets(processor: Processor, ids: Tensor, vocabulary: int) -> bool:
-    """Whether a copy of the processor answers the same question differently the second time."""
-    try:
-        trial = copy.deepcopy(processor)
-    except Exception:  # what cannot be copied cannot be tried without changing it
-        return False
-    if trial is processor:
-        return False
+def name_of(called: Any) -> str:
+    """Returns the name of a function, or of the class of an object that is called like one."""
+    return str(getattr(called, "__name__", type(called).__name__))
+
+
+def _fault(processor: Processor, ids: Tensor, vocabulary: int) -> str | None:
+    """Returns what shows that the processor cannot be called for one row alone, or again."""
+    trial = apart(processor)
+    if trial is None:
+        return None
     scores = torch.linspace(-1, 1, vocabulary, device=ids.device)[None]
+    if forgets(trial, ids[:1], scores):
+        return "gives other scores when it is called again"
+    rows = range(len(ids))
+    alone = [answer(of_row(trial, row, len(ids)), ids[row : row + 1], scores) for row in rows]
+    for made in alone:
+        if made is not None and made.shape != scores.shape:
+            return f"answers one row with scores of shape {list(made.shape)}"
+    batch = answer(trial, ids, scores.expand(len(ids), -1))
+    if batch is None or all(same(alone[row], batch[row : row + 1]) for row in rows):
+        return None
+    return "treats a row of a batch otherwise than the same row alone"
+
+
+def forgets(called: Callable[..., Any], ids: Tensor, scores: Tensor | None) -> bool:
+    """Whether the same questions get other answers when they are asked again in another order."""
+    longer = [torch.cat([ids, ids[:, -1:].expand(-1, more)], 1) for more in range(3)]
+    first = [answer(called, history, scores) for history in longer]
+    again = [answer(called, history, scores) for history in reversed(longer)]
+    return not all(map(same, first, reversed(again)))
+
+
+def apart(called: Any) -> Any | None:
+    """Returns a copy that can be called without changing the original, or None."""
     try:
-        first = trial(ids, scores.clone())
-        trial(torch.cat([ids, ids[:, -1:]], 1), scores.clone())
-        again = trial(ids, scores.clone())
-    except Exception:  # it has its reasons, and will tell them when it is really called
-        return False
-    return not torch.equal(first, again)
+        if not isinstance(called, FunctionType):
+            return copy.deepcopy(called)
+        # deepcopy returns a function as it is, with the variables around it that it may change.
+        cells = [CellType(copy.deepcopy(cell.cell_contents)) for cell in called.__closure__ or ()]
+        made = FunctionType(
+            called.__code__, called.__globals__, called.__name__, called.__defaults__, tuple(cells)
+        )
+        made.__kwdefaults__ = called.__kwdefaults__
+        return made
+    except Exception:  # what cannot be copied cannot be tried without changing it
+        return None
+
+
+def answer(called: Callable[..., Any], ids: Tensor, scores: Tensor | None) -> Tensor | None:
+    """Returns what is answered, None instead of an error: the history of a trial may be one that
+    is never met."""
+    try:
+        made: Tensor = torch.as_tensor(called(ids.clone(), None if scores is None else scores + 0))
+    except Exception:
+        return None
+    return made
+
+
+def same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two answers are equal, apart from rounding."""
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and torch.allclose(
+        one.double(), other.double(), rtol=1e-4, atol=1e-6, equal_nan=True
+    )
+
+
+def described(made: Any) -> str:
+    """Returns an answer's shape in words, or the answer if it is no tensor."""
+    return f"a tensor of shape {list(made.shape)}" if isinstance(made, Tensor) else repr(made)
 
 
 def split(processors: Sequence[Processor]) -> tuple[list[Processor], dict[str, Any]]:
@@ -158,4 +216,10 @@ class RowProcessors:
         made = scores.to(shown.device)
         for processor in self.processors:
             made = processor(shown, made)
+            if not isinstance(made, Tensor) or made.shape != scores.shape:
+                raise ConfigError(
+                    f"logits processor {name_of(processor)} answered one row with "
+                    f"{described(made)} instead of scores of shape {list(scores.shape)}: make it "
+                    "return scores for the row that it is given."
+                )
         return made.to(scores.device)

@@ -41,5 +41,5 @@ class Setting:
             if before != after:
                 raise ConfigError(
                     f"the model's {name} was {before!r} when outpace took it over and is {after!r} "
-                    "now: set it back, or make a new LLM of the changed model."
+                    "now: set it back, or make a new LLM of the model as it is."
                 )
