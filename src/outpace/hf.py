@@ -34,7 +34,7 @@ from outpace.targets.hf.processors import AsGenerate, RowProcessors, of_row, spl
 from outpace.targets.hf.setting import Setting
 
 _OF_LOADING = ("dtype", "device", "quantization")
-"""Options of a drafter that are done with once it is loaded."""
+"""Options of a drafter that say how to load it, and mean nothing to a loaded one."""
 
 
 def speculative(
@@ -81,7 +81,7 @@ def speculative(
 
 
 class Speculative:
-    """A ``custom_generate`` function. ``metrics``: what each row of the last call cost."""
+    """A ``custom_generate`` function. ``metrics``: the costs of each row of the last call."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Speculative:
             call = _Call(generation_config, logits_processor, stopping_criteria, input_ids, prompts)
             requests = call.requests(llm.target.vocabulary, llm.max_model_len)
             columns = _Columns(requests, call.padding, streamer)
-            self._play(llm, requests, columns)
+            self._decode(llm, requests, columns)
         self.metrics = [request.metrics for request in requests]
         sequences = torch.cat([input_ids, columns.tensor(input_ids)], 1)
         if generation_config.return_dict_in_generate:
@@ -131,7 +131,7 @@ class Speculative:
         return sequences
 
     @staticmethod
-    def _play(llm: LLM, requests: Sequence[Request], columns: _Columns) -> None:
+    def _decode(llm: LLM, requests: Sequence[Request], columns: _Columns) -> None:
         engine = llm.engine
         for request in requests:
             engine.add(request)
@@ -159,7 +159,7 @@ class Speculative:
             config = dict(self._config)
             if self._drafter is not None:
                 config["model"] = self._drafter_for(target)
-                for name in _OF_LOADING:  # done
+                for name in _OF_LOADING:
                     config.pop(name, None)
             llm = LLM(
                 target,  # type: ignore[arg-type]
@@ -177,7 +177,8 @@ class Speculative:
         return same and rows <= runner.cache.rows
 
     def _drafter_for(self, target: Loaded) -> Loaded:
-        """The drafter, loaded once. Vocabularies of other sizes need proof that they agree."""
+        """Returns the drafter, which is loaded once; ``VocabularyMismatch`` unless its tokens are
+        the target's."""
         own_device = self._config.get("device")
         if self._loaded is None or not (own_device or self._loaded.device == target.device):
             self._loaded = load_drafter(
@@ -261,7 +262,10 @@ class _Call:
 
 
 class _Columns:
-    """The new tokens of all rows side by side, ended ones filled up, and what the streamer saw."""
+    """The new tokens of all rows as one table, in which rows that have ended are filled up.
+
+    A column is the tokens that ``generate`` would make in one step: a streamer is given columns.
+    """
 
     def __init__(self, requests: Sequence[Request], padding: int | None, streamer: Any) -> None:
         self._requests = requests
@@ -284,7 +288,7 @@ class _Columns:
             self._streamer.end()
 
     def tensor(self, like: Tensor) -> Tensor:
-        """Returns ``[B, longest]``."""
+        """Returns the table ``[B, longest]``, in the dtype and on the device of ``like``."""
         longest = max(len(request.output_ids) for request in self._requests)
         table = [[self._at(r, column) for column in range(longest)] for r in self._requests]
         return torch.tensor(table, dtype=like.dtype, device=like.device)
@@ -301,7 +305,7 @@ class _Columns:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout, and afterwards each module as it was."""
+    """Puts a model into evaluation mode (no dropout), and afterwards each module back."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -19,7 +19,7 @@ from outpace.targets.hf.masks import Layout
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.windows import window_of, with_window
 
-from .families import BASE, BOTH, WINDOW, build, target
+from .families import BASE, BOTH, FAMILIES, WINDOW, build, target
 from .generating import greedy, ids
 
 SMALL = {name: value for name, value in BASE.items() if name not in ("num_key_value_heads",)}
@@ -239,7 +239,7 @@ def test_a_window_that_the_model_does_not_have_changes_nothing(
     assert ids(LLM(model).generate([[5, 6, 7]], greedy(16))) == [expected]
 
 
-@pytest.mark.parametrize("family", ["mistral", "gemma3", "qwen2-window"])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if FAMILIES[name].windowed])
 def test_a_window_as_long_as_the_context_is_none(family: str) -> None:
     model = build(family, sliding_window=64)
     assert window_of(model, longest=65) == 64

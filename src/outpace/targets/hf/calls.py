@@ -1,4 +1,4 @@
-"""What a call of transformers' ``generate`` asks for: checked, and its prompts without padding."""
+"""Arguments of a call of transformers' ``generate``: checked, and its prompts without padding."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def arguments_of_generate() -> Mapping[str, Any]:
 
 
 def check_config(config: GenerationConfig) -> None:
-    """Raises ``ConfigError`` for what is neither greedy search nor sampling, or asks for more."""
+    """Raises ``ConfigError`` unless greedy search or sampling is asked for, and only its tokens."""
     mode = config.get_generation_mode()
     if mode not in PLAIN:
         raise ConfigError(
@@ -58,9 +58,10 @@ def check_config(config: GenerationConfig) -> None:
 
 
 def unpadded(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:
-    """Returns the rows without their padding, on whichever side it is.
+    """Returns each row's token ids without the padding on either side.
 
-    model_kwargs: what ``generate`` would hand to the model; ``ConfigError`` for what would be lost.
+    input_ids: ``[B, T]``. model_kwargs: what else ``generate`` would hand to the model. Raises
+    ``ConfigError`` for an argument that outpace would drop, ``PromptError`` for an empty row.
     """
     for name, value in model_kwargs.items():
         if name not in UNDERSTOOD and value is not None:

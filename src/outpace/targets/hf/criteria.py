@@ -11,15 +11,8 @@ from torch import Tensor
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from outpace.errors import ConfigError
-from outpace.targets.hf.processors import (
-    AsGenerate,
-    answer,
-    apart,
-    described,
-    forgets,
-    name_of,
-    same,
-)
+from outpace.targets.hf.processors import AsGenerate
+from outpace.targets.hf.trials import answer, apart, described, forgets, name_of, same
 
 Criterion = Callable[[Tensor, Any], Any]
 
@@ -30,9 +23,9 @@ OF_THE_ENGINE = (MaxLengthCriteria, EosTokenCriteria)
 def check(criteria: Sequence[Criterion], ids: Tensor) -> None:
     """Raises ``ConfigError`` for a criterion that does not judge a row by its tokens alone.
 
-    Those of transformers are known. Others are tried out, on a copy.
+    Criteria of transformers are known to do that. Others are tried out on a copy.
 
-    ids: ``[B, T]``, the histories of all rows.
+    ids: ``[B, T]``, the prompts of all rows.
     """
     for criterion in criteria:
         if type(criterion).__module__.startswith("transformers."):

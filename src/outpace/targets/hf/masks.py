@@ -1,7 +1,7 @@
-"""Which slot each column of a pass may attend to, and where it stands.
+"""Masks and positions: which slots each column of a pass may attend to, and where it stands.
 
-A pass feeds each row first its pending tokens (committed but not yet cached: a chain that ends in
-the root), then the drafted nodes. Column t of row b is written at slot ``start_b + t``.
+A pass feeds each row its pending tokens first (committed, but not yet cached; the last one is the
+root), then the drafted nodes. Column t of row b is written to slot ``start_b + t``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Layout:
 
     positions: Tensor  # [A, T]
     seen: Tensor  # [A, T, S] bool
-    slot_positions: Tensor  # [A, S]; only where seen
+    slot_positions: Tensor  # [A, S]; meaningful only for slots that are seen
 
     def within(self, window: int) -> Tensor:
         """Returns ``seen`` restricted to a sliding window, measured in positions, not in slots."""
@@ -92,7 +92,8 @@ class MaskMaker:
 
     @property
     def has_own(self) -> bool:
-        """Without a mask the model is plainly causal over all slots, and takes a faster kernel."""
+        """Whether a causal pass over all slots needs no mask from here: the model then makes its
+        own or none at all, and takes a faster kernel."""
         return self._implementation in BOOLEAN and self.window is None
 
     def __call__(self, layout: Layout) -> Any:

@@ -1,8 +1,8 @@
 """The logits processors of a transformers ``generate`` call, for one row at a time.
 
-``generate`` builds its processors for the whole batch and calls them once per token. Here each
-drafted position of each row is judged with that position's own history, so that a processor has to
-be a function of that history alone.
+``generate`` builds its processors for the whole batch and calls them once per token. Here they are
+called for each drafted token of each row, with the tokens that stand before it. So a processor has
+to depend on nothing but the tokens and scores that it is given.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from outpace.errors import ConfigError
+from outpace.targets.hf.trials import answer, apart, described, forgets, name_of, same
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 
@@ -33,8 +33,8 @@ REFUSED: dict[type, str] = {
     hf.DiaEOSChannelFilterLogitsProcessor: "is for audio models",
     hf.DiaEOSDelayPatternLogitsProcessor: "is for audio models",
 }
+"""Processors of transformers that are no function of one row's tokens and scores, and why."""
 
-# In the order in which ``generate`` appends them, which is the order of `core.law`.
 WARPERS: tuple[tuple[type, str, str], ...] = (
     (hf.TemperatureLogitsWarper, "temperature", "temperature"),
     (hf.TopKLogitsWarper, "top_k", "top_k"),
@@ -42,15 +42,17 @@ WARPERS: tuple[tuple[type, str, str], ...] = (
     (hf.MinPLogitsWarper, "min_p", "min_p"),
     (hf.TypicalLogitsWarper, "typical_p", "mass"),
 )
+"""Class, option of `SamplingParams`, attribute that holds its value; in the order in which
+``generate`` appends them, which is the order of `core.law`."""
 
 
 def check(processors: Sequence[Processor], ids: Tensor, vocabulary: int) -> None:
-    """Raises ``ConfigError`` for a processor that is no function of one row's history and scores.
+    """Raises ``ConfigError`` for a processor that is no function of one row's tokens and scores.
 
-    Those of transformers are known. Others are tried out, on a copy, which finds what shows in a
-    few calls.
+    Processors of transformers are known by their class. Others are tried out on a copy.
 
-    ids: ``[B, T]``, the histories of all rows that the processors are meant for.
+    ids: ``[B, T]``, the prompts of all rows that the processors are meant for. vocabulary: scores
+    of a row.
     """
     for processor in processors:
         reason = REFUSED.get(type(processor))
@@ -62,11 +64,6 @@ def check(processors: Sequence[Processor], ids: Tensor, vocabulary: int) -> None
                 "tokens one row at a time: leave it out, or make it depend on nothing but the "
                 "tokens and scores of the row that it is given."
             )
-
-
-def name_of(called: Any) -> str:
-    """Returns the name of a function, or of the class of an object that is called like one."""
-    return str(getattr(called, "__name__", type(called).__name__))
 
 
 def _fault(processor: Processor, ids: Tensor, vocabulary: int) -> str | None:
@@ -88,59 +85,11 @@ def _fault(processor: Processor, ids: Tensor, vocabulary: int) -> str | None:
     return "treats a row of a batch otherwise than the same row alone"
 
 
-def forgets(called: Callable[..., Any], ids: Tensor, scores: Tensor | None) -> bool:
-    """Whether the same questions get other answers when they are asked again in another order."""
-    longer = [torch.cat([ids, ids[:, -1:].expand(-1, more)], 1) for more in range(3)]
-    first = [answer(called, history, scores) for history in longer]
-    again = [answer(called, history, scores) for history in reversed(longer)]
-    return not all(map(same, first, reversed(again)))
-
-
-def apart(called: Any) -> Any | None:
-    """Returns a copy that can be called without changing the original, or None."""
-    try:
-        if not isinstance(called, FunctionType):
-            return copy.deepcopy(called)
-        # deepcopy returns a function as it is, with the variables around it that it may change.
-        cells = [CellType(copy.deepcopy(cell.cell_contents)) for cell in called.__closure__ or ()]
-        made = FunctionType(
-            called.__code__, called.__globals__, called.__name__, called.__defaults__, tuple(cells)
-        )
-        made.__kwdefaults__ = called.__kwdefaults__
-        return made
-    except Exception:  # what cannot be copied cannot be tried without changing it
-        return None
-
-
-def answer(called: Callable[..., Any], ids: Tensor, scores: Tensor | None) -> Tensor | None:
-    """Returns what is answered, None instead of an error: the history of a trial may be one that
-    is never met."""
-    try:
-        made: Tensor = torch.as_tensor(called(ids.clone(), None if scores is None else scores + 0))
-    except Exception:
-        return None
-    return made
-
-
-def same(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two answers are equal, apart from rounding."""
-    if one is None or other is None:
-        return one is other
-    return one.shape == other.shape and torch.allclose(
-        one.double(), other.double(), rtol=1e-4, atol=1e-6, equal_nan=True
-    )
-
-
-def described(made: Any) -> str:
-    """Returns an answer's shape in words, or the answer if it is no tensor."""
-    return f"a tensor of shape {list(made.shape)}" if isinstance(made, Tensor) else repr(made)
-
-
 def split(processors: Sequence[Processor]) -> tuple[list[Processor], dict[str, Any]]:
-    """Returns the processors that have to be called, and the options that say what the others do.
+    """Returns the processors that have to be called, and options that replace the others.
 
-    The temperature and the truncations that ``generate`` puts at the end are made by `core.law`,
-    for all rows and positions at once.
+    The temperature and the truncations that ``generate`` puts at the end become options of
+    `SamplingParams`, which `core.law` applies to all rows and positions at once.
 
     >>> split([hf.TemperatureLogitsWarper(0.5), hf.TopKLogitsWarper(7)])
     ([], {'top_k': 7, 'temperature': 0.5})
@@ -156,6 +105,7 @@ def split(processors: Sequence[Processor]) -> tuple[list[Processor], dict[str, A
 
 
 def _ordinary(warper: Any) -> bool:
+    """Whether a truncation removes tokens entirely and may leave a single one, as `core.law`'s."""
     removes = getattr(warper, "filter_value", float("-inf")) == float("-inf")
     return removes and getattr(warper, "min_tokens_to_keep", 1) == 1
 
@@ -190,10 +140,10 @@ def _with(processor: Any, **changes: Any) -> Processor:
 
 @dataclass(frozen=True, eq=False)
 class AsGenerate:
-    """Shows a row's history as ``generate`` would: with its padding, on the device of the call.
+    """Shows a row's tokens as ``generate`` would: with their padding, on the device of the call.
 
-    Lengths that a processor or criterion was built with (min_length, max_length, where the prompt
-    ends) count the padding.
+    The padding matters: lengths that a processor or criterion was built with (min_length,
+    max_length, where the prompt ends) count it.
     """
 
     padded: Tensor  # [T] the row of input_ids
@@ -206,12 +156,16 @@ class AsGenerate:
 
 @dataclass(frozen=True, eq=False)
 class RowProcessors:
-    """All processors of one row as one."""
+    """The processors of one row, one after another, as one."""
 
     processors: Sequence[Processor]
     view: AsGenerate
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """Returns scores ``[1, V]``; ``ConfigError`` for an answer of another shape.
+
+        ids: ``[1, T]``, without padding; scores: ``[1, V]``.
+        """
         shown = self.view(ids)
         made = scores.to(shown.device)
         for processor in self.processors:
