@@ -128,9 +128,11 @@ class Runner:
             logits_to_keep=keep,
             **options,
         )
-        # Some models accept logits_to_keep and give the logits of all columns.
-        output.logits = output.logits[:, -keep:]
-        return output
+        if output.logits.shape[1] == keep:
+            return output
+        # Some models accept logits_to_keep, and give the logits of all columns nevertheless.
+        states = getattr(output, "hidden_states", None)
+        return CausalLMOutputWithPast(logits=output.logits[:, -keep:], hidden_states=states)
 
     def _reserve(self, slots: int) -> None:
         capacity = self.cache.capacity
