@@ -28,7 +28,7 @@ from outpace.prompts import Prompt, check_characters, listed, unwrapped
 from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.quantize import Quantization
-from outpace.targets.hf import generation
+from outpace.targets.hf import generation, processors
 from outpace.targets.hf.load import Loaded, check_path, load
 from outpace.targets.hf.target import HFTarget
 from outpace.verify.base import Rule
@@ -213,6 +213,7 @@ class LLM:
                 if len(given) == 1:
                     raise
                 raise PromptError(f"prompt {number} of {len(given)}: {error}") from error
+        self._check_processors(params, groups)
         return self._play(given, groups)
 
     def stream(
@@ -220,7 +221,9 @@ class LLM:
     ) -> Iterator[Chunk]:
         """Yields pieces of the text as soon as they are safe: whole characters, and nothing that a
         stop string may still swallow. The last piece carries the finish reason."""
-        requests = self._requests(prompt, sampling_params or SamplingParams(), streaming=True)
+        params = sampling_params or SamplingParams()
+        requests = self._requests(prompt, params, streaming=True)
+        self._check_processors([params], [requests])
         return self._stream(requests)
 
     def chat(
@@ -321,6 +324,18 @@ class LLM:
             )
             for index in range(params.n)
         ]
+
+    def _check_processors(
+        self, params: Sequence[SamplingParams], groups: Sequence[Sequence[Request]]
+    ) -> None:
+        """Raises ``ConfigError`` for a logits processor with a memory. Params that several prompts
+        share are tried out with the first of them."""
+        pairs = {
+            id(options): (options, group) for options, group in zip(params, groups, strict=True)
+        }
+        for options, group in pairs.values():
+            prompt = torch.tensor([group[0].prompt_ids], device=self.target.device)
+            processors.check(options.logits_processors, prompt, self.target.vocabulary)
 
     def _second_text(self, rule: Rule) -> list[int]:
         """The tokens of the text between the two copies of the draft, for a rule that has the draft

@@ -8,11 +8,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,24 +20,28 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from outpace.api import LLM
+from outpace.config import DEFAULT_TOKENS
+from outpace.core.faults import ProcessorFault
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
-from outpace.targets.hf.calls import check_config, unpadded
+from outpace.targets.hf import criteria, processors
+from outpace.targets.hf.calls import arguments_of_generate, check_config, unpadded
 from outpace.targets.hf.load import Loaded, check_same_vocabulary, load_drafter
-from outpace.targets.hf.processors import AsGenerate, RowProcessors, check, of_row, split
+from outpace.targets.hf.processors import AsGenerate, RowProcessors, of_row, split
+from outpace.targets.hf.setting import Setting
 
 _OF_LOADING = ("dtype", "device", "quantization")
-"""Options of a drafter that are done with once it is loaded."""
+"""Options of a drafter that say how to load it, and mean nothing to a loaded one."""
 
 
 def speculative(
     drafter: str | os.PathLike[str] | nn.Module | None = None,
     *,
     method: str | None = None,
-    num_speculative_tokens: int = 5,
+    num_speculative_tokens: int | Literal["auto"] = DEFAULT_TOKENS,
     verify: str | Mapping[str, Any] | None = None,
     tokenizer: Any = None,
     drafter_tokenizer: Any = None,
@@ -48,15 +51,22 @@ def speculative(
 
     drafter: the smaller model, by path, hub name or loaded (also accepted as ``model``, its name in
     ``speculative_config``); without one, ``method`` "ngram" drafts from the text itself, and "none"
-    decodes plainly. verify: a rule's name; unset: the one that suits the drafter. options: the
-    drafter's own. The tokenizers are only needed where the models' vocabularies differ in size.
+    decodes plainly. num_speculative_tokens: tokens to draft per round; "auto" chooses. verify: a
+    rule's name; unset: the one that suits the drafter. options: the drafter's own. The tokenizers
+    are only needed where the models' vocabularies differ in size.
 
     ``generate``'s own options are honoured: processors, criteria, streamer, padding, seeds drawn
-    from torch's generator. What cannot be is refused with a ``ConfigError`` that names it.
+    from torch's generator. What cannot be is refused with a ``ConfigError`` that names it. Three
+    things are otherwise than in plain ``generate``:
 
-    The result keeps the caches and the drafter for the model that it was last called with. A row
-    that has ended is filled with ``pad_token_id``, also where ``generate`` would go on writing
-    behind the end because no eos token is set.
+    - A cache handed over as ``past_key_values`` stays empty: the text is read into slots.
+    - transformers takes ``stop_strings`` only without a ``custom_generate`` function, from which
+      it withholds the tokenizer. The same is had with
+      ``stopping_criteria=[StopStringCriteria(tokenizer, strings)]``.
+    - A row that has ended is filled with ``pad_token_id``, also where ``generate`` would go on
+      writing behind the end because no eos token is set.
+
+    The result keeps one set of caches, and the drafter, for the model that it was last called with.
     """
     model = options.pop("model", None)
     if drafter is not None and model is not None:
@@ -71,7 +81,7 @@ def speculative(
 
 
 class Speculative:
-    """A ``custom_generate`` function. ``metrics``: what each row of the last call cost."""
+    """A ``custom_generate`` function. ``metrics``: the costs of each row of the last call."""
 
     def __init__(
         self,
@@ -86,6 +96,7 @@ class Speculative:
         self._tokenizers = (tokenizer, drafter_tokenizer)
         self._loaded: Loaded | None = None
         self._llm: LLM | None = None
+        self._setting: Setting | None = None  # of its model
 
     def __call__(
         self,
@@ -99,9 +110,9 @@ class Speculative:
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
         """Returns what ``generate`` returns."""
-        caller = _arguments_of_generate()
-        streamer = streamer or caller.get("streamer")
-        if synced_gpus or caller.get("synced_gpus") or caller.get("assistant_model") is not None:
+        asked = arguments_of_generate()
+        streamer = streamer or asked.get("streamer")
+        if synced_gpus or asked.get("synced_gpus") or asked.get("assistant_model") is not None:
             raise ConfigError(
                 "generate's synced_gpus and assistant_model do not go with outpace.hf.speculative: "
                 "drop the first, and give the second to speculative()."
@@ -113,7 +124,7 @@ class Speculative:
             call = _Call(generation_config, logits_processor, stopping_criteria, input_ids, prompts)
             requests = call.requests(llm.target.vocabulary, llm.max_model_len)
             columns = _Columns(requests, call.padding, streamer)
-            self._play(llm, requests, columns)
+            self._decode(llm, requests, columns)
         self.metrics = [request.metrics for request in requests]
         sequences = torch.cat([input_ids, columns.tensor(input_ids)], 1)
         if generation_config.return_dict_in_generate:
@@ -121,7 +132,7 @@ class Speculative:
         return sequences
 
     @staticmethod
-    def _play(llm: LLM, requests: Sequence[Request], columns: _Columns) -> None:
+    def _decode(llm: LLM, requests: Sequence[Request], columns: _Columns) -> None:
         engine = llm.engine
         for request in requests:
             engine.add(request)
@@ -129,6 +140,8 @@ class Speculative:
             while any(request.finish_reason is None for request in requests):
                 engine.step()
                 for request in requests:
+                    if isinstance(request.error, ProcessorFault) and request.error.__cause__:
+                        raise request.error.__cause__  # as generate lets it through
                     if request.error is not None:  # generate has no way to return half a batch
                         raise request.error
                 columns.show()
@@ -140,13 +153,13 @@ class Speculative:
 
     def _engine_for(self, model: nn.Module, rows: int) -> LLM:
         llm = self._llm
-        if llm is None or llm.target.model is not model or llm.engine.target.rows < rows:
-            self._llm = None  # its caches go before the new ones come
+        if llm is None or not self._suits(llm, model, rows):
+            llm = self._llm = None  # its caches go before the new ones come
             target = Loaded(model, None, type(model).__name__)
             config = dict(self._config)
             if self._drafter is not None:
                 config["model"] = self._drafter_for(target)
-                for name in _OF_LOADING:  # done
+                for name in _OF_LOADING:
                     config.pop(name, None)
             llm = LLM(
                 target,  # type: ignore[arg-type]
@@ -154,11 +167,17 @@ class Speculative:
                 max_num_seqs=rows,
                 generation_config="none",
             )
-            self._llm = llm
+            self._llm, self._setting = llm, Setting.of(model)
         return llm
 
+    def _suits(self, llm: LLM, model: nn.Module, rows: int) -> bool:
+        """Whether an engine was made for this model as it is now, and has room for so many rows."""
+        same = llm.target.model is model and self._setting == Setting.of(model)
+        return same and rows <= llm.engine.target.rows
+
     def _drafter_for(self, target: Loaded) -> Loaded:
-        """The drafter, loaded once. Vocabularies of other sizes need proof that they agree."""
+        """Returns the drafter, which is loaded once; ``VocabularyMismatch`` unless its tokens are
+        the target's."""
         own_device = self._config.get("device")
         if self._loaded is None or not (own_device or self._loaded.device == target.device):
             self._loaded = load_drafter(
@@ -194,7 +213,8 @@ class _Call:
 
     def requests(self, vocabulary: int, context: int) -> list[Request]:
         """Returns a request for each row."""
-        check(self.processors, self.input_ids[:1], vocabulary)
+        processors.check(self.processors, self.input_ids, vocabulary)
+        criteria.check(self.criteria, self.input_ids)
         rows = range(len(self.prompts))
         # From torch's generator, so that torch.manual_seed repeats a text; greedy text needs none.
         seeds = torch.randint(2**63 - 1, (len(rows),)).tolist() if self.config.do_sample else None
@@ -236,19 +256,15 @@ class _Call:
         return tuple(int(token) for tokens in ends for token in tokens)
 
     def _stop_when(self, view: AsGenerate) -> Callable[[list[int]], bool] | None:
-        other = [c for c in self.criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
-        if not other:
-            return None
-
-        def ended(ids: list[int]) -> bool:
-            shown = view(torch.tensor([ids]))
-            return any(bool(torch.as_tensor(criterion(shown, None)).all()) for criterion in other)
-
-        return ended
+        other = [c for c in self.criteria if type(c) not in criteria.OF_THE_ENGINE]
+        return criteria.RowCriteria(other, view) if other else None
 
 
 class _Columns:
-    """The new tokens of all rows side by side, ended ones filled up, and what the streamer saw."""
+    """The new tokens of all rows as one table, in which rows that have ended are filled up.
+
+    A column is the tokens that ``generate`` would make in one step: a streamer is given columns.
+    """
 
     def __init__(self, requests: Sequence[Request], padding: int | None, streamer: Any) -> None:
         self._requests = requests
@@ -271,7 +287,7 @@ class _Columns:
             self._streamer.end()
 
     def tensor(self, like: Tensor) -> Tensor:
-        """Returns ``[B, longest]``."""
+        """Returns the table ``[B, longest]``, in the dtype and on the device of ``like``."""
         longest = max(len(request.output_ids) for request in self._requests)
         table = [[self._at(r, column) for column in range(longest)] for r in self._requests]
         return torch.tensor(table, dtype=like.dtype, device=like.device)
@@ -286,17 +302,9 @@ class _Columns:
         return self._padding
 
 
-def _arguments_of_generate() -> Mapping[str, Any]:
-    # transformers 5.23 hands a custom_generate function neither the streamer, though it shows it
-    # the prompt, nor the assistant model: without a look at the caller they would be ignored in
-    # silence.
-    caller = sys._getframe(2)
-    return caller.f_locals if caller.f_code.co_name == "generate" else {}
-
-
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout, and afterwards each module as it was."""
+    """Puts a model into evaluation mode (no dropout), and afterwards each module back."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -14,41 +14,32 @@ from torch import Tensor
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    DynamicCache,
     LogitsProcessor,
     LogitsProcessorList,
     MaxTimeCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
-    SynthIDTextWatermarkLogitsProcessor,
 )
 
 from engine.texts import helper, ids_of, spelled, tokenizer, writer
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
-from outpace.hf import Speculative, speculative
+from outpace.hf import speculative
 from targets.families import VOCABULARY, build, drafter, noised, target
 
-FAMILY = "llama"
-NEW = 16
-PAD = 0
-ONE = torch.tensor([[5, 6, 7, 5, 6]])
-RAGGED = torch.tensor(
-    [[PAD] * 4 + [5, 6, 7], [1, 2, 3, 4, 5, 6, 7], [PAD] * 6 + [9], [PAD, PAD, 3, 3, 3, 3, 3]]
+from .generating import (
+    BATCHES,
+    FAMILY,
+    METHODS,
+    NEW,
+    ONE,
+    PAD,
+    RAGGED,
+    ends_of,
+    faster,
+    generated,
 )
-MASK = (RAGGED != PAD).long()
-BATCHES = {"one": (ONE, torch.ones_like(ONE)), "ragged": (RAGGED, MASK)}
-METHODS = ("none", "ngram", "draft_model")
-
-
-def faster(method: str = "draft_model", k: int = 4, **options: Any) -> Speculative:
-    model = drafter(FAMILY) if method == "draft_model" else None
-    return speculative(model, method=method, num_speculative_tokens=k, **options)
-
-
-def generated(batch: str = "ragged", custom: Speculative | None = None, **options: Any) -> Any:
-    ids, mask = BATCHES[batch]
-    settings = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": PAD, **options}
-    return target(FAMILY).generate(ids, attention_mask=mask, custom_generate=custom, **settings)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -57,11 +48,6 @@ def test_greedy_equals_generate(batch: str, method: str) -> None:
     expected = generated(batch)
     for k in (1, 5):
         assert torch.equal(generated(batch, faster(method, k)), expected)
-
-
-def ends_of(sequences: Tensor) -> int:
-    """Some token in the middle of the first text, to stop at."""
-    return int(sequences[0, -NEW // 2])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -163,30 +149,6 @@ def test_a_stop_string_criterion_ends_the_text_where_generate_ends_it(stop: str)
     custom = speculative(helper(), num_speculative_tokens=8)
     assert torch.equal(writer().generate(ids, custom_generate=custom, **settings), expected)
     assert tokenizer().decode(expected[0]).endswith(stop)
-
-
-class Recorder:
-    """A streamer that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.pieces: list[Tensor] = []
-        self.ended = 0
-
-    def put(self, value: Tensor) -> None:
-        self.pieces.append(value)
-
-    def end(self) -> None:
-        self.ended += 1
-
-
-@pytest.mark.parametrize("batch", BATCHES)
-def test_the_streamer_is_given_what_generate_gives_it(batch: str) -> None:
-    end = ends_of(generated(batch))
-    plain, ours = Recorder(), Recorder()
-    generated(batch, streamer=plain, eos_token_id=end)
-    generated(batch, faster(), streamer=ours, eos_token_id=end)
-    assert ours.ended == plain.ended == 1
-    assert [piece.tolist() for piece in ours.pieces] == [piece.tolist() for piece in plain.pieces]
 
 
 def test_a_dict_comes_back_where_it_is_asked_for() -> None:
@@ -295,64 +257,6 @@ def pair_law(model: Any, ids: Tensor, options: dict[str, Any]) -> dict[tuple[int
     return law
 
 
-# -- what is kept between calls --------------------------------------------------------------------
-
-
-def test_a_second_call_uses_the_same_engine_and_a_larger_batch_a_larger_one() -> None:
-    custom = faster()
-    generated("one", custom)
-    first = custom._llm
-    generated("one", custom)
-    assert custom._llm is first
-    assert torch.equal(generated("ragged", custom), generated("ragged"))
-    assert custom._llm is not first
-    assert torch.equal(generated("one", custom), generated("one"))
-
-
-def test_one_callable_serves_several_models() -> None:
-    custom = speculative(method="ngram")
-    for name in ("llama", "gpt2"):
-        model = target(name)
-        settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
-        expected = model.generate(ONE, **settings)
-        assert torch.equal(model.generate(ONE, custom_generate=custom, **settings), expected)
-
-
-def test_training_mode_is_left_as_it_was() -> None:
-    model = build(FAMILY)
-    expected = model.generate(ONE, max_new_tokens=4, do_sample=False)
-    model.train()
-    model.model.layers[0].eval()
-    made = model.generate(
-        ONE, max_new_tokens=4, do_sample=False, custom_generate=speculative(method="ngram")
-    )
-    assert torch.equal(made, expected)
-    assert model.training
-    assert model.model.layers[1].training
-    assert not model.model.layers[0].training
-
-
-def test_an_interrupted_call_leaves_the_next_one_whole() -> None:
-    class Impatient(Recorder):
-        def put(self, value: Tensor) -> None:
-            super().put(value)
-            if len(self.pieces) > 3:
-                raise KeyboardInterrupt
-
-    custom = faster()
-    with pytest.raises(KeyboardInterrupt):
-        generated(custom=custom, streamer=Impatient())
-    assert torch.equal(generated(custom=custom), generated())
-
-
-def test_the_metrics_say_what_each_row_cost() -> None:
-    custom = faster()
-    generated(custom=custom)
-    assert len(custom.metrics) == 4
-    accepted = sum(metrics.num_accepted_tokens for metrics in custom.metrics)
-    assert 0 < accepted < sum(metrics.num_draft_tokens for metrics in custom.metrics)
-
-
 # -- what is refused -------------------------------------------------------------------------------
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -373,30 +277,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
         generated("one", faster(), **REFUSED[name])
 
 
-def test_a_processor_that_counts_its_calls_is_refused() -> None:
-    class Countdown(LogitsProcessor):
-        def __init__(self) -> None:
-            self.left = 100
-
-        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-            self.left -= 1
-            return scores + self.left * torch.arange(scores.shape[1])
-
-    countdown = Countdown()
-    with pytest.raises(ConfigError, match="Countdown gives other scores"):
-        generated("one", faster(), logits_processor=LogitsProcessorList([countdown]))
-    assert countdown.left == 100, "trying a processor must not use it up"
-
-
-def test_a_watermark_with_a_memory_is_refused() -> None:
-    synth = SynthIDTextWatermarkLogitsProcessor(
-        ngram_len=3, keys=[1, 2], sampling_table_size=16, sampling_table_seed=0,
-        context_history_size=8, device=torch.device("cpu"),
-    )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"SynthID.*state"):
-        generated("one", faster(), logits_processor=LogitsProcessorList([synth]))
-
-
 def test_generates_own_assistant_is_refused() -> None:
     with pytest.raises(ConfigError, match="assist"):
         generated("one", faster(), assistant_model=drafter(FAMILY))
@@ -414,6 +294,15 @@ def test_model_arguments_that_would_be_ignored_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         generated("one", faster(), **arguments)
+
+
+def test_a_cache_that_is_handed_over_stays_empty() -> None:
+    cache = DynamicCache()
+    assert torch.equal(generated(custom=faster(), past_key_values=cache), generated())
+    assert cache.get_seq_length() == 0
+    generated("one", past_key_values=cache)
+    with pytest.raises(ConfigError, match="past_key_values"):
+        generated("one", faster(), past_key_values=cache)
 
 
 def test_an_unknown_option_or_method_is_refused_when_first_used() -> None:

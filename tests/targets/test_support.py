@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import Any
 
 import pytest
@@ -9,12 +11,16 @@ import torch
 import transformers
 from torch import Tensor
 
+from outpace import LLM
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf import support
 from outpace.targets.hf.load import Loaded, load
+from outpace.targets.hf.masks import Layout
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.windows import window_of, with_window
 
-from .families import BASE, build, target
+from .families import BASE, BOTH, FAMILIES, WINDOW, build, target
+from .generating import greedy, ids
 
 SMALL = {name: value for name, value in BASE.items() if name not in ("num_key_value_heads",)}
 RECURRENT = "recurrent state"
@@ -119,14 +125,177 @@ def test_the_probe_accepts_narrower_types(family: str, dtype: torch.dtype) -> No
     support.probe(build(family).to(dtype))
 
 
-def test_a_model_that_fails_is_refused_with_its_own_words() -> None:
+FAILS: dict[str, tuple[str, str]] = {
+    "attention_mask": ("attention_mask", "takes no attention mask"),
+    "position_ids": ("position_ids", "takes no position_ids"),
+    "past_key_values": ("past_key_values", "does not work with a cache"),
+    "input_ids": ("input_ids", "cannot read a text of token ids alone"),
+}
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_a_model_that_fails_is_refused_in_plain_words_and_its_error_is_the_cause(name: str) -> None:
+    argument, reason = FAILS[name]
+
     class Fails(transformers.LlamaForCausalLM):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            assert "past_key_values" not in kwargs, "no caches here"
+            if kwargs.get(argument) is not None:
+                raise RuntimeError("tensor a (4) must match tensor b (8)")
             return super().forward(*args, **kwargs)
 
-    with pytest.raises(UnsupportedModel, match=r"Fails .*AssertionError: no caches here"):
+    with pytest.raises(UnsupportedModel, match=rf"Fails cannot .*: it {reason}") as refusal:
         load(Fails(target("llama").config))
+    assert "tensor a" not in str(refusal.value)
+    assert "tensor a" in str(refusal.value.__cause__)
+
+
+def test_positions_that_do_not_start_at_0_are_named() -> None:
+    small = {**SMALL, "pad_token_id": 1, "is_decoder": True}
+    model = transformers.RobertaForCausalLM(transformers.RobertaConfig(**small)).eval()
+    with pytest.raises(UnsupportedModel, match="count the positions of a text from 0"):
+        load(model)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_damaged_weights_are_named_as_such(value: float) -> None:
+    model = build("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = value
+    with pytest.raises(UnsupportedModel, match=r"NaN or infinite logits.*weights are damaged"):
+        load(model)
+
+
+def test_only_the_option_itself_makes_mpt_a_model_with_alibi() -> None:
+    """Without it the model is tried out, and transformers' own turns out to know no positions."""
+    config = transformers.MptConfig(
+        d_model=32, n_heads=4, n_layers=2, vocab_size=64, max_seq_len=64,
+        attn_config={"alibi": False},
+    )  # fmt: skip
+    support.check_config(config)
+    with pytest.raises(UnsupportedModel, match="ignores the position_ids"):
+        load(transformers.MptForCausalLM(config).eval())
+
+
+# -- models that give more logits than they are asked for ------------------------------------------
+
+
+class GivesAll(Ignores):
+    dropped = "logits_to_keep"
+
+
+def test_the_last_logits_are_read_of_a_model_that_gives_all() -> None:
+    model = GivesAll(target("llama").config).double().eval()
+    model.load_state_dict(target("llama").state_dict())
+    settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(torch.tensor([[5, 6, 7]]), **settings)[0, 3:].tolist()
+    for method in ("none", "ngram"):
+        llm = LLM(model, speculative_config={"method": method}, max_num_seqs=2)
+        alike = llm.generate([[5, 6, 7], [5, 6, 7]], greedy(12))
+        assert ids(alike) == [expected, expected]
+
+
+def test_the_probe_asks_for_fewer_logits_than_it_feeds_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it would not see: a runner that takes the first of too many logits for the last."""
+
+    def first_columns(self: Runner, tokens: Tensor, keep: int, **options: Any) -> Any:
+        output = forward(self, tokens, tokens.shape[1], **options)
+        output.logits = output.logits[:, :keep]
+        return output
+
+    forward = Runner.forward
+    monkeypatch.setattr(Runner, "forward", first_columns)
+    with pytest.raises(UnsupportedModel, match="otherwise than the same tokens in a text"):
+        support.probe(target("llama"))
+
+
+def test_whisper_as_a_language_model_is_decoded() -> None:
+    config = transformers.WhisperConfig(
+        vocab_size=64, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48,
+        encoder_layers=1, encoder_attention_heads=4, encoder_ffn_dim=48, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, max_target_positions=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.WhisperForCausalLM(config).double().eval()
+    text = [5, 6, 7]
+    with torch.inference_mode():
+        for _ in range(12):
+            text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
+    assert ids(LLM(model).generate([[5, 6, 7]], greedy(12))) == [text[3:]]
+
+
+# -- sliding windows in configurations -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize("stray", [{}, {"layer_types": BOTH}])
+def test_a_window_that_the_model_does_not_have_changes_nothing(
+    family: str, stray: dict[str, Any]
+) -> None:
+    model = build(family, sliding_window=WINDOW, **stray)
+    settings = {"max_new_tokens": 16, "do_sample": False, "use_cache": False, "pad_token_id": 0}
+    expected = model.generate(torch.tensor([[5, 6, 7]]), **settings)[0, 3:].tolist()
+    assert ids(LLM(model).generate([[5, 6, 7]], greedy(16))) == [expected]
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if FAMILIES[name].windowed])
+def test_a_window_as_long_as_the_context_is_none(family: str) -> None:
+    model = build(family, sliding_window=64)
+    assert window_of(model, longest=65) == 64
+    assert window_of(model, longest=64) is None
+    expected = model.generate(
+        torch.tensor([[5, 6, 7]]), max_new_tokens=60, do_sample=False, pad_token_id=0
+    )
+    llm = LLM(model, speculative_config={"method": "ngram"}, max_model_len=64)
+    assert ids(llm.generate([[5, 6, 7]], greedy(60))) == expected[:, 3:].tolist()
+
+
+def test_trying_windows_leaves_the_model_as_it_was() -> None:
+    model = build("mistral", sliding_window=40)
+    with with_window(model, 2):
+        assert model.config.sliding_window == model.model.config.sliding_window == 2
+    support.probe(model)
+    assert model.config.sliding_window == model.model.config.sliding_window == 40
+
+
+class Narrow(transformers.LlamaForCausalLM):
+    """A window of 9 tokens at call time, whatever the configuration says by then."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Any = None, **kwargs: Any) -> Any:
+        if attention_mask is None:
+            attention_mask = torch.ones(len(input_ids[0]), len(input_ids[0])).tril().triu(-8)
+            attention_mask = attention_mask[None, None].bool()
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+
+
+def test_a_window_that_is_fixed_in_the_code_is_found_by_a_longer_text() -> None:
+    config = copy.deepcopy(target("llama").config)
+    config.sliding_window = 9
+    with pytest.raises(UnsupportedModel, match="otherwise than the same tokens in a text"):
+        load(Narrow(config).double().eval())
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "phi3"])
+def test_the_probe_crosses_a_window_of_any_length(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it would not see otherwise: masks without the window."""
+    model = build(family, sliding_window=100)
+    support.probe(model)
+    monkeypatch.setattr(Layout, "within", lambda self, window: self.seen)
+    with pytest.raises(UnsupportedModel, match="otherwise than the same tokens in a text"):
+        support.probe(model)
+
+
+def test_a_text_ends_where_attention_begins_to_drop_tokens() -> None:
+    config = transformers.DogeConfig(**SMALL, num_key_value_heads=2, keep_window_size=20)
+    torch.manual_seed(1)
+    model = transformers.DogeForCausalLM(config).double().eval()
+    assert Loaded(model, None, "doge").max_length == 20
+    expected = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=17, do_sample=False)
+    llm = LLM(model, speculative_config={"method": "ngram"})
+    assert ids(llm.generate([[5, 6, 7]], greedy(60))) == expected[:, 3:].tolist()
 
 
 # -- rotary angles that change with the length of the text -----------------------------------------

@@ -43,7 +43,8 @@ class PlainLaws:
         padded = [[*prompt, *text, *[0] * (length - len(text))][:-1] for text in texts]
         device = next(self.model.parameters()).device
         tokens = torch.tensor(padded, device=device)
-        logits: Tensor = self.model(input_ids=tokens, use_cache=False, logits_to_keep=length).logits
+        output = self.model(input_ids=tokens, use_cache=False, logits_to_keep=length)
+        logits: Tensor = output.logits[:, -length:]  # some models give the logits of all tokens
         return logits
 
     def _step(

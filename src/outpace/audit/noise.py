@@ -55,7 +55,8 @@ class Noise:
 def read_plainly(model: nn.Module, ids: Sequence[int], keep: int) -> Tensor:
     """Returns ``[keep, V]``: the logits after each of the last ``keep`` tokens."""
     tokens = torch.tensor([list(ids)], device=_device(model))
-    logits: Tensor = model(input_ids=tokens, use_cache=False, logits_to_keep=keep).logits[0]
+    output = model(input_ids=tokens, use_cache=False, logits_to_keep=keep)
+    logits: Tensor = output.logits[0, -keep:]  # some models give the logits of all tokens
     return logits
 
 

@@ -125,7 +125,9 @@ class _Trial:
         return bool(self._agreed) and all(self._agreed)
 
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
-        if options.get("attention_mask") is None or args or not can_run(hidden_states):
+        cached = isinstance(options.get("past_key_values"), SlotCache) and not args
+        masked = options.get("attention_mask") is not None
+        if not (cached and masked and can_run(hidden_states)):
             return self.block.plain(hidden_states, *args, **options)
         played = self.block.play(hidden_states, **options)
         expected = self.block.plain(hidden_states, *args, **options)

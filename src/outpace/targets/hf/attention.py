@@ -1,8 +1,8 @@
-"""Attention with fewer key heads than query heads, without copying keys for each of them.
+"""Attention for grouped queries (several query heads share a key head) without copies of keys.
 
-Given a mask, transformers repeats the keys and values of grouped-query models for every query head
-before it calls torch's kernel: in each layer a copy of what is cached, in every pass that scores a
-draft. The queries that share a key head can as well stand below one another as more queries.
+When there is a mask, transformers repeats keys and values once for every query head before it calls
+torch's kernel: each layer copies all that is cached, in every pass that scores a draft. Here the
+queries that share a key head are laid one after another instead, as more queries of that head.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ELSEWHERE = ("position_bias", "softcap", "cache")
 
 
 def use_grouped(model: nn.Module) -> bool:
-    """Switches a model with grouped queries over; returns whether that was done."""
+    """Makes a model with grouped queries use `grouped_attention`; returns whether it now does."""
     loaded: Any = model
     config = loaded.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 1)
@@ -36,7 +36,7 @@ def use_grouped(model: nn.Module) -> bool:
     if not (loaded._supports_attention_backend and loaded._can_set_attn_implementation()):
         return False
     AttentionInterface.register(NAME, grouped_attention)
-    # Masks that the model makes itself, for a prompt, are those that torch's kernel takes.
+    # For a prompt the model makes its own masks: in the form that torch's kernel takes.
     AttentionMaskInterface.register(NAME, sdpa_mask)
     loaded.set_attn_implementation(NAME)
     return True
@@ -52,10 +52,11 @@ def grouped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Returns ``[B, T, H, D]``, and no weights.
+    """Returns the attended values ``[B, T, H, D]``, and None for the attention weights.
 
     query: ``[B, H, T, D]``; key, value: ``[B, G, S, D]`` with G dividing H; attention_mask:
-    ``[B, 1, T, S]``. What it cannot do in its own way it leaves to transformers.
+    ``[B, 1, T, S]``. Without a mask, without groups, or with options that only transformers'
+    function has, that function is called.
     """
     rows, heads, columns, _ = query.shape
     groups = key.shape[1]

@@ -1,13 +1,14 @@
-"""What a call of transformers' ``generate`` asks for: checked, and its prompts without padding."""
+"""Arguments of a call of transformers' ``generate``: checked, and its prompts without padding."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
 from outpace.errors import ConfigError, PromptError
@@ -18,8 +19,23 @@ EXACT_CACHES = {None, "dynamic", "static", "hybrid", "sliding_window"}
 UNDERSTOOD = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 
 
+def arguments_of_generate() -> Mapping[str, Any]:
+    """Returns the arguments of the ``generate`` call that the caller is part of, or nothing.
+
+    transformers 5.23 hands a ``custom_generate`` function neither the streamer, to which it has
+    shown the prompt by then, nor the assistant model (``_extract_generation_mode_kwargs`` drops
+    both). They stand nowhere but in the variables of ``generate`` itself, and without them a
+    streamer would be left waiting in silence.
+    """
+    generate = inspect.unwrap(GenerationMixin.generate).__code__
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not generate:
+        frame = frame.f_back
+    return {} if frame is None else frame.f_locals
+
+
 def check_config(config: GenerationConfig) -> None:
-    """Raises ``ConfigError`` for what is neither greedy search nor sampling, or asks for more."""
+    """Raises ``ConfigError`` unless greedy search or sampling is asked for, and only its tokens."""
     mode = config.get_generation_mode()
     if mode not in PLAIN:
         raise ConfigError(
@@ -42,9 +58,10 @@ def check_config(config: GenerationConfig) -> None:
 
 
 def unpadded(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:
-    """Returns the rows without their padding, on whichever side it is.
+    """Returns each row's token ids without the padding on either side.
 
-    model_kwargs: what ``generate`` would hand to the model; ``ConfigError`` for what would be lost.
+    input_ids: ``[B, T]``. model_kwargs: what else ``generate`` would hand to the model. Raises
+    ``ConfigError`` for an argument that outpace would drop, ``PromptError`` for an empty row.
     """
     for name, value in model_kwargs.items():
         if name not in UNDERSTOOD and value is not None:

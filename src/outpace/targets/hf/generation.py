@@ -1,6 +1,7 @@
-"""What a model's generation_config asks for beyond `SamplingParams`: honoured, or refused by name.
+"""Options of a model's generation_config that `SamplingParams` lacks: honoured, or refused by name.
 
-Processors are transformers' own, built as its ``generate`` builds them, in its order.
+They are honoured by transformers' own processors, built as its ``generate`` builds them and in the
+same order.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "guidance_scale": (1, 1.0),
     "watermarking_config": (),
     "token_healing": (False,),
-    # Truncations that come behind or between those of SamplingParams
+    # Truncations that ``generate`` applies after or between those of SamplingParams
     "epsilon_cutoff": (0, 0.0, 1, 1.0),
     "eta_cutoff": (0, 0.0, 1, 1.0),
     "top_h": (),
-    # About the call rather than the text
+    # Options of the call, not of the text
     "num_return_sequences": (1,),
     "max_time": (),
 }
@@ -66,9 +67,11 @@ def completed(
     room: int,
     device: torch.device,
 ) -> SamplingParams:
-    """Returns the resolved params of one request with all else that the config asks for.
+    """Returns the params of one request with all else that the config asks for.
 
-    asked: the params as the user gave them: what they set wins. room: tokens left in the context.
+    asked: the params as the user gave them, which win over the config. resolved: the same with
+    unset options taken from the config. prompt: its token ids. room: tokens left in the context.
+    device: where the scores will be.
     """
     longest = min(resolved.max_tokens or room, room)
     if asked.max_tokens is None and config.max_length is not None:
@@ -77,7 +80,8 @@ def completed(
     text = _Text(list(prompt), longest, [] if resolved.ignore_eos else list(eos_ids), device)
     before, penalty = _before_penalty(config, text), resolved.repetition_penalty or 1.0
     if before and penalty != 1.0:
-        # The config biases scores before the penalty, which has to follow here, then.
+        # What the config does to scores comes before the penalty, so the penalty has to become a
+        # processor behind it.
         before.append(hf.RepetitionPenaltyLogitsProcessor(float(penalty)))
         penalty = 1.0
     after = [
@@ -96,7 +100,7 @@ def completed(
 
 @dataclass(frozen=True)
 class _Text:
-    """What processors are told of the text that they are built for."""
+    """Facts about one request's text from which processors are built."""
 
     prompt: list[int]
     longest: int
@@ -108,7 +112,7 @@ class _Text:
         return self.ids([self.prompt])
 
     def ids(self, tokens: Any) -> Any:
-        """Token ids where the scores are: not all processors move theirs."""
+        """Returns token ids on the device of the scores: not all processors move theirs there."""
         return torch.tensor(tokens, device=self.device)
 
 

@@ -74,8 +74,10 @@ class Loaded:
 
         Where longer texts have other rotary angles (LongRoPE), only those of the shorter ones: a
         batch would change what its rows have cached as soon as the longest of them got there.
+        Where attention drops tokens from some length on (Doge), only texts up to that length.
         """
         top = int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
+        top = min(top, int(getattr(self.config, "keep_window_size", None) or top))
         rope = getattr(self.config, "rope_parameters", None) or {}
         kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]
         first = [kind.get("original_max_position_embeddings") for kind in kinds]

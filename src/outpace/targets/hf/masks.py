@@ -1,7 +1,7 @@
-"""Which slot each column of a pass may attend to, and where it stands.
+"""Masks and positions: which slots each column of a pass may attend to, and where it stands.
 
-A pass feeds each row first its pending tokens (committed but not yet cached: a chain that ends in
-the root), then the drafted nodes. Column t of row b is written at slot ``start_b + t``.
+A pass feeds each row its pending tokens first (committed, but not yet cached; the last one is the
+root), then the drafted nodes. Column t of row b is written to slot ``start_b + t``.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.core.tree import Tree
 from outpace.targets.hf.attention import BOOLEAN
+from outpace.targets.hf.windows import window_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +23,7 @@ class Layout:
 
     positions: Tensor  # [A, T]
     seen: Tensor  # [A, T, S] bool
-    slot_positions: Tensor  # [A, S]; only where seen
+    slot_positions: Tensor  # [A, S]; meaningful only for slots that are seen
 
     def within(self, window: int) -> Tensor:
         """Returns ``seen`` restricted to a sliding window, measured in positions, not in slots."""
@@ -74,39 +75,48 @@ def tree_layout(starts: Tensor, pending: int, tree: Tree, slots: int) -> Layout:
 class MaskMaker:
     """Puts a layout into the form that one model takes.
 
-    Models with one kind of layer take one mask; those that list ``layer_types`` with sliding layers
-    take one by layer type; those with a ``sliding_window`` and no such list (Mistral, Phi-3,
-    Mixtral) use the mask they are given in every layer and add no window of their own, so it is
-    folded in.
+    A model with one kind of layer takes one mask. One that lists layers with a sliding window among
+    others in ``layer_types`` takes one mask for each type. One with a window in every layer and no
+    such list (Mistral, Phi-3, Mixtral) uses the mask it is given as it is, so the window has to be
+    part of that mask.
     """
 
-    def __init__(self, config: Any, dtype: torch.dtype) -> None:
-        layer_types = set(getattr(config, "layer_types", None) or ())
-        self.by_layer_type = "sliding_attention" in layer_types
-        window = getattr(config, "sliding_window", None)
-        if layer_types and not self.by_layer_type:
-            window = None
-        self.window: int | None = window
-        self.boolean = config._attn_implementation in BOOLEAN
-        self.dtype = dtype
+    def __init__(self, model: nn.Module, max_length: int) -> None:
+        """max_length: tokens that a text may have. Asks the model for its window: two passes."""
+        loaded: Any = model
+        config = loaded.config.get_text_config()
+        self.window = window_of(model, max_length)
+        self.by_layer_type = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+        self._implementation: str = config._attn_implementation
+        self._dtype: torch.dtype = loaded.dtype
 
     @property
     def has_own(self) -> bool:
-        """Without a mask the model is plainly causal over all slots, and takes a faster kernel."""
-        return self.boolean and self.window is None
+        """Whether a causal pass over all slots needs no mask from here: the model then makes its
+        own or none at all, and takes a faster kernel."""
+        return self._implementation in BOOLEAN and self.window is None
 
     def __call__(self, layout: Layout) -> Any:
         """Returns the ``attention_mask`` argument: a tensor ``[A, 1, T, S]`` or a dict of them."""
         if self.window is None:
-            return self._shaped(layout.seen)
-        narrow = self._shaped(layout.within(self.window))
+            return self._attended(layout.seen)
+        narrow = self._attended(layout.within(self.window))
         if not self.by_layer_type:
             return narrow
-        return {"full_attention": self._shaped(layout.seen), "sliding_attention": narrow}
+        return {"full_attention": self._attended(layout.seen), "sliding_attention": narrow}
 
-    def _shaped(self, seen: Tensor) -> Tensor:
-        mask = seen[:, None]
-        if self.boolean:
-            return mask
-        zero = torch.zeros((), dtype=self.dtype, device=seen.device)
-        return torch.where(mask, zero, torch.finfo(self.dtype).min)
+    def _attended(self, seen: Tensor) -> Tensor:
+        return as_attended(seen, self._implementation, self._dtype)
+
+
+def as_attended(seen: Tensor, attn_implementation: str, dtype: torch.dtype) -> Tensor:
+    """Returns a mask as an attention function takes it, ``[A, 1, T, S]``.
+
+    seen: ``[A, T, S]`` bool. The result is of booleans, or else of numbers in the model's dtype,
+    which are added to the attention scores.
+    """
+    mask = seen[:, None]
+    if attn_implementation in BOOLEAN:
+        return mask
+    zero = torch.zeros((), dtype=dtype, device=seen.device)
+    return torch.where(mask, zero, torch.finfo(dtype).min)

@@ -1,8 +1,8 @@
 """The logits processors of a transformers ``generate`` call, for one row at a time.
 
-``generate`` builds its processors for the whole batch and calls them once per token. Here each
-drafted position of each row is judged with that position's own history, so that a processor has to
-be a function of that history alone.
+``generate`` builds its processors for the whole batch and calls them once per token. Here they are
+called for each drafted token of each row, with the tokens that stand before it. So a processor has
+to depend on nothing but the tokens and scores that it is given.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from outpace.errors import ConfigError
+from outpace.targets.hf.trials import answer, apart, described, forgets, name_of, same
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 
@@ -32,8 +33,8 @@ REFUSED: dict[type, str] = {
     hf.DiaEOSChannelFilterLogitsProcessor: "is for audio models",
     hf.DiaEOSDelayPatternLogitsProcessor: "is for audio models",
 }
+"""Processors of transformers that are no function of one row's tokens and scores, and why."""
 
-# In the order in which ``generate`` appends them, which is the order of `core.law`.
 WARPERS: tuple[tuple[type, str, str], ...] = (
     (hf.TemperatureLogitsWarper, "temperature", "temperature"),
     (hf.TopKLogitsWarper, "top_k", "top_k"),
@@ -41,48 +42,54 @@ WARPERS: tuple[tuple[type, str, str], ...] = (
     (hf.MinPLogitsWarper, "min_p", "min_p"),
     (hf.TypicalLogitsWarper, "typical_p", "mass"),
 )
+"""Class, option of `SamplingParams`, attribute that holds its value; in the order in which
+``generate`` appends them, which is the order of `core.law`."""
 
 
 def check(processors: Sequence[Processor], ids: Tensor, vocabulary: int) -> None:
-    """Raises ``ConfigError`` for a processor that is no function of a row's history.
+    """Raises ``ConfigError`` for a processor that is no function of one row's tokens and scores.
 
-    ids: ``[1, T]``, some history to try the processors on.
+    Processors of transformers are known by their class. Others are tried out on a copy.
+
+    ids: ``[B, T]``, the prompts of all rows that the processors are meant for. vocabulary: scores
+    of a row.
     """
     for processor in processors:
         reason = REFUSED.get(type(processor))
-        known = type(processor).__module__.startswith("transformers.")
-        if reason is None and not known and _forgets(processor, ids, vocabulary):
-            reason = "gives other scores when it is called again"
+        if reason is None and not type(processor).__module__.startswith("transformers."):
+            reason = _fault(processor, ids, vocabulary)
         if reason is not None:
             raise ConfigError(
-                f"logits processor {type(processor).__name__} {reason}, so that it cannot judge "
-                "drafted tokens: call generate without custom_generate for it."
+                f"logits processor {name_of(processor)} {reason}, so that it cannot judge drafted "
+                "tokens one row at a time: leave it out, or make it depend on nothing but the "
+                "tokens and scores of the row that it is given."
             )
 
 
-def _forgets(processor: Processor, ids: Tensor, vocabulary: int) -> bool:
-    """Whether a copy of the processor answers the same question differently the second time."""
-    try:
-        trial = copy.deepcopy(processor)
-    except Exception:  # what cannot be copied cannot be tried without changing it
-        return False
-    if trial is processor:
-        return False
+def _fault(processor: Processor, ids: Tensor, vocabulary: int) -> str | None:
+    """Returns what shows that the processor cannot be called for one row alone, or again."""
+    trial = apart(processor)
+    if trial is None:
+        return None
     scores = torch.linspace(-1, 1, vocabulary, device=ids.device)[None]
-    try:
-        first = trial(ids, scores.clone())
-        trial(torch.cat([ids, ids[:, -1:]], 1), scores.clone())
-        again = trial(ids, scores.clone())
-    except Exception:  # it has its reasons, and will tell them when it is really called
-        return False
-    return not torch.equal(first, again)
+    if forgets(trial, ids[:1], scores):
+        return "gives other scores when it is called again"
+    rows = range(len(ids))
+    alone = [answer(of_row(trial, row, len(ids)), ids[row : row + 1], scores) for row in rows]
+    for made in alone:
+        if made is not None and made.shape != scores.shape:
+            return f"answers one row with scores of shape {list(made.shape)}"
+    batch = answer(trial, ids, scores.expand(len(ids), -1))
+    if batch is None or all(same(alone[row], batch[row : row + 1]) for row in rows):
+        return None
+    return "treats a row of a batch otherwise than the same row alone"
 
 
 def split(processors: Sequence[Processor]) -> tuple[list[Processor], dict[str, Any]]:
-    """Returns the processors that have to be called, and the options that say what the others do.
+    """Returns the processors that have to be called, and options that replace the others.
 
-    The temperature and the truncations that ``generate`` puts at the end are made by `core.law`,
-    for all rows and positions at once.
+    The temperature and the truncations that ``generate`` puts at the end become options of
+    `SamplingParams`, which `core.law` applies to all rows and positions at once.
 
     >>> split([hf.TemperatureLogitsWarper(0.5), hf.TopKLogitsWarper(7)])
     ([], {'top_k': 7, 'temperature': 0.5})
@@ -98,6 +105,7 @@ def split(processors: Sequence[Processor]) -> tuple[list[Processor], dict[str, A
 
 
 def _ordinary(warper: Any) -> bool:
+    """Whether a truncation removes tokens entirely and may leave a single one, as `core.law`'s."""
     removes = getattr(warper, "filter_value", float("-inf")) == float("-inf")
     return removes and getattr(warper, "min_tokens_to_keep", 1) == 1
 
@@ -132,10 +140,10 @@ def _with(processor: Any, **changes: Any) -> Processor:
 
 @dataclass(frozen=True, eq=False)
 class AsGenerate:
-    """Shows a row's history as ``generate`` would: with its padding, on the device of the call.
+    """Shows a row's tokens as ``generate`` would: with their padding, on the device of the call.
 
-    Lengths that a processor or criterion was built with (min_length, max_length, where the prompt
-    ends) count the padding.
+    The padding matters: lengths that a processor or criterion was built with (min_length,
+    max_length, where the prompt ends) count it.
     """
 
     padded: Tensor  # [T] the row of input_ids
@@ -148,14 +156,24 @@ class AsGenerate:
 
 @dataclass(frozen=True, eq=False)
 class RowProcessors:
-    """All processors of one row as one."""
+    """The processors of one row, one after another, as one."""
 
     processors: Sequence[Processor]
     view: AsGenerate
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """Returns scores ``[1, V]``; ``ConfigError`` for an answer of another shape.
+
+        ids: ``[1, T]``, without padding; scores: ``[1, V]``.
+        """
         shown = self.view(ids)
         made = scores.to(shown.device)
         for processor in self.processors:
             made = processor(shown, made)
+            if not isinstance(made, Tensor) or made.shape != scores.shape:
+                raise ConfigError(
+                    f"logits processor {name_of(processor)} answered one row with "
+                    f"{described(made)} instead of scores of shape {list(scores.shape)}: make it "
+                    "return scores for the row that it is given."
+                )
         return made.to(scores.device)

@@ -16,6 +16,7 @@ from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.fixed import PENDING, FixedShapes, FixedView
 from outpace.targets.hf.masks import MaskMaker, chain_layout, chain_positions, tree_layout
 from outpace.targets.hf.placement import PassSlots
+from outpace.targets.hf.setting import Setting
 
 PREFILL_CHUNK = 512
 """Prompt tokens per pass, so that masks and activations stay small."""
@@ -44,7 +45,8 @@ class Runner:
         self.dtype: torch.dtype = loaded.dtype
         self.cache = SlotCache(rows, self.device)
         self._generation = self.cache.generation  # that recorded passes know
-        self._mask = MaskMaker(self.config, self.dtype)
+        self.setting = Setting.of(loaded)
+        self._mask = MaskMaker(loaded, max_length)
         self.fixed = fixed
 
     @property
@@ -59,7 +61,8 @@ class Runner:
     # -- rows ----------------------------------------------------------------------------------
 
     def admit(self, count: int) -> None:
-        """Adds ``count`` empty rows after the active ones."""
+        """Adds ``count`` empty rows after the active ones; ``ConfigError`` for a changed model."""
+        self.setting.check(self.model)
         self.cache.admit(count)
         self.lengths += [0] * count
 
@@ -147,7 +150,7 @@ class Runner:
             # Only padding can stand beyond the context: a row that drafts less than others.
             positions = positions.clamp(max=self.max_length - 1)
         self.passes += 1
-        return self.model(
+        output = self.model(
             input_ids=None if "inputs_embeds" in options else tokens,
             position_ids=positions,
             attention_mask=mask,
@@ -156,6 +159,11 @@ class Runner:
             logits_to_keep=keep,
             **options,
         )
+        if output.logits.shape[1] == keep:
+            return output
+        # Some models accept logits_to_keep, and give the logits of all columns nevertheless.
+        states = getattr(output, "hidden_states", None)
+        return CausalLMOutputWithPast(logits=output.logits[:, -keep:], hidden_states=states)
 
     def _reserve(self, first: int, rows: int, columns: int) -> None:
         """Gives each of the rows slots for so many columns behind what it has cached."""

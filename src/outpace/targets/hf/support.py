@@ -1,28 +1,37 @@
-"""Which models can be decoded speculatively: refused by name at load, with the reason."""
+"""Which models can be decoded speculatively; the others are refused when they are loaded.
+
+`check_config` and `check` read what a model says of itself. What no configuration says (a model
+that ignores its mask or its positions, without an error) is tried out by `probe`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outpace.core.tree import Tree
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.attention import BOOLEAN
+from outpace.targets.hf.plainly import read_plainly, some_tokens
+from outpace.targets.hf.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.windows import follows_window, with_window
 
 RECURRENT = frozenset({"linear_attention", "conv", "mamba", "recurrent", "hybrid", "moe_mamba"})
 RECURRENT_MODELS = frozenset(
     {"mamba", "mamba2", "rwkv", "falcon_mamba", "xlstm", "recurrent_gemma"}
 )
-ALIBI = frozenset({"bloom", "mpt"})
+ALIBI = frozenset({"bloom"})
 WINDOWED = frozenset({"full_attention", "sliding_attention"})
 MASKABLE = BOOLEAN | {"eager"}
 
 
 def check_config(config: Any) -> None:
-    """Raises ``UnsupportedModel`` where the configuration already tells that it cannot work."""
+    """Raises ``UnsupportedModel`` where the configuration alone tells that it cannot work."""
     text: Any = config.get_text_config()
     name = f"a model of type {config.model_type!r}"
     layer_types = set(getattr(text, "layer_types", None) or ())
@@ -45,11 +54,17 @@ def check_config(config: Any) -> None:
             f"{name} has local attention layers, whose windows count slots from the end of a pass: "
             "use a model with full or sliding attention."
         )
-    if config.model_type in ALIBI or getattr(text, "alibi", False):
+    if config.model_type in ALIBI or _asks_for_alibi(text):
         raise UnsupportedModel(
             f"{name} encodes positions as ALiBi biases over slots, not as position_ids: use a "
             "model with rotary or learned positions."
         )
+
+
+def _asks_for_alibi(text: Any) -> bool:
+    # MPT has the option inside the options of its attention.
+    attention = getattr(text, "attn_config", None)
+    return bool(getattr(text, "alibi", False) or getattr(attention, "alibi", False))
 
 
 def check(model: nn.Module) -> None:
@@ -70,53 +85,105 @@ def check(model: nn.Module) -> None:
         )
 
 
-def probe(model: nn.Module, coarse: bool = False) -> None:
-    """Raises ``UnsupportedModel`` unless a draft scored through the slot cache gives what plain
-    forwards give.
+# -- trying a model out ----------------------------------------------------------------------------
 
-    What no configuration tells (a model that ignores its mask or its positions, silently) shows in
-    the logits: nodes of a tree after a cached prefix are compared with their plain sequences. The
-    tree is wide, so that the last of many siblings stands far from where its column would put it.
-    coarse: the layers round, so that the last bit of an input may be seen in the output.
-    """
-    config: Any = model.config
-    vocabulary = config.get_text_config().vocab_size
-    prefix = [index % vocabulary for index in (3, 1, 4, 1, 5)]
-    nodes = [(9 + 7 * index) % vocabulary for index in range(len(_PARENTS))]
-    runner = Runner(model, rows=1, max_length=16)
-    runner.admit(1)
-    try:
-        runner.prefill(0, [prefix[:-1]])
-        tree = Tree.uniform(_PARENTS, rows=1, device=runner.device)
-        tokens = torch.tensor([[prefix[-1], *nodes]], device=runner.device)
-        logits = runner.forward(tokens, keep=tokens.shape[1], tree=tree).logits[0]
-        scored = torch.stack([logits[path[-1]].double() for path in _PATHS])
-        read = [[*prefix, *(nodes[node - 1] for node in path if node)] for path in _PATHS]
-        expected = torch.stack([_plain(model, runner, ids) for ids in read])
-    except Exception as error:  # whatever stops a model in its own forward pass
-        raise UnsupportedModel(
-            f"{type(model).__name__} fails on a draft of some tokens "
-            f"({type(error).__name__}: {error}): it cannot be decoded speculatively."
-        ) from error
-    spread = expected.std(-1).clamp(min=1e-12)
-    worst = float(((scored - expected).square().mean(-1).sqrt() / spread).max())
-    if not worst <= (_COARSE if coarse else _TOLERANCE.get(runner.dtype, _COARSE)):
-        raise UnsupportedModel(
-            f"{type(model).__name__} gives other logits for drafted tokens than for the same ones "
-            f"read plainly (off by {worst:.3g} standard deviations): it does not follow the "
-            "attention mask or the position_ids, and cannot be decoded speculatively."
-        )
+_PREFIX = 6
+"""Tokens before the draft: some that are cached first, and two that are pending."""
+_PENDING = 2
+_PARENTS = (0, 0, 0, 0, 0, 0, 0, 0, 8, 9)
+"""A wide tree: the last of many siblings stands far from where its column would put it."""
+_BRANCHES = ((1,), (8, 9, 10))
+"""The paths whose nodes are compared: the first child, and the longest path."""
 
+_WINDOW = 4
+"""A sliding window that ends inside the draft, whatever the model's own."""
+_LONG_WINDOW = 256
+"""Up to this a text that is longer than the window is affordable."""
 
-_PARENTS = [0, 0, 0, 0, 0, 0, 0, 0, 8, 9]
-_PATHS = ([0], [1], [8], [8, 9, 10])  # the root, the first child, the last, and what follows it
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE = 0.15
 """In 16 bits, where a mixture of experts may even send a token to other experts."""
 
 
+def probe(model: nn.Module, coarse: bool = False) -> None:
+    """Raises ``UnsupportedModel``, with the reason, unless a draft that is scored through the slot
+    cache gets the logits that plain passes give.
+
+    coarse: the layers round, so that the last bit of an input may be seen in the output.
+    """
+    try:
+        tolerance = _COARSE if coarse else _TOLERANCE.get(_dtype(model), _COARSE)
+        if _difference(model) <= tolerance:
+            return
+        reason, cause = why_other_logits(model), None
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # whatever stops a model in its own forward pass
+        reason, cause = why_it_fails(model), error
+    raise UnsupportedModel(
+        f"{type(model).__name__} cannot be decoded speculatively: {reason}. Use another model."
+    ) from cause
+
+
 @torch.inference_mode()
-def _plain(model: nn.Module, runner: Runner, ids: list[int]) -> torch.Tensor:
-    tokens = torch.tensor([ids], device=runner.device)
-    logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
-    return logits[0, -1].double()
+def _difference(model: nn.Module) -> float:
+    """Returns how far the logits of a draft are off, in standard deviations of the plain ones."""
+    setting, prefix = _with_short_window(model)
+    text, nodes = some_tokens(model, prefix), some_tokens(model, len(_PARENTS), first=9)
+    with setting:
+        expected = _read_as_text(model, text, nodes)
+        if not bool(expected.isfinite().all()):
+            raise UnsupportedModel(
+                f"{type(model).__name__} gives NaN or infinite logits for a plain text: its "
+                f"weights are damaged, or numbers overflow in {_dtype(model)}: download the model "
+                "again, or load it in a wider dtype."
+            )
+        scored = _score_as_draft(model, text, nodes)
+    spread = expected.std(-1).clamp(min=1e-12)
+    return float(((scored - expected).square().mean(-1).sqrt() / spread).max())
+
+
+def _with_short_window(model: nn.Module) -> tuple[AbstractContextManager[None], int]:
+    """Returns what makes a sliding window end inside a short text, and how long a text to try.
+
+    A window that the model does not read from its configuration is either no window at all or one
+    that was fixed when the model was made: then only a text that is longer than it can tell.
+    """
+    loaded: Any = model
+    config = loaded.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    if window is not None and follows_window(model):
+        return with_window(model, _WINDOW), _PREFIX
+    if window is None or window > _LONG_WINDOW:
+        return nullcontext(), _PREFIX
+    longest = getattr(config, "max_position_embeddings", None) or window
+    return nullcontext(), max(_PREFIX, min(window + 1, longest - len(_PARENTS)))
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    loaded: Any = model
+    dtype: torch.dtype = loaded.dtype
+    return dtype
+
+
+def _score_as_draft(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -> Tensor:
+    """Returns ``[P, V]``: the logits of the compared paths, the root before the nodes of each.
+
+    Fewer logits are asked for than tokens are fed, as in a round after a rejected draft.
+    """
+    runner = Runner(model, rows=1, max_length=len(text) + len(nodes))
+    runner.admit(1)
+    runner.prefill(0, [text[:-_PENDING]])
+    tree = Tree.uniform(list(_PARENTS), rows=1, device=runner.device)
+    tokens = torch.tensor([[*text[-_PENDING:], *nodes]], device=runner.device)
+    logits = runner.forward(tokens, keep=1 + len(nodes), tree=tree).logits[0]
+    return torch.cat([logits[[0, *branch]] for branch in _BRANCHES]).double()
+
+
+def _read_as_text(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -> Tensor:
+    """Returns ``[P, V]``: the same from one plain pass for each path."""
+    read = []
+    for branch in _BRANCHES:
+        logits = read_plainly(model, [*text, *(nodes[node - 1] for node in branch)])
+        read.append(logits[-len(branch) - 1 :])
+    return torch.cat(read).double()

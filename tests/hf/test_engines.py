@@ -1,0 +1,112 @@
+"""What one ``custom_generate`` function keeps from call to call, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.config import SpeculativeConfig
+from outpace.hf import speculative
+from targets.families import build, target
+
+from .generating import FAMILY, NEW, ONE, PAD, Recorder, faster, generated
+
+
+def test_a_second_call_uses_the_same_engine_and_a_larger_batch_a_larger_one() -> None:
+    custom = faster()
+    generated("one", custom)
+    first = custom._llm
+    generated("one", custom)
+    assert custom._llm is first
+    assert torch.equal(generated("ragged", custom), generated("ragged"))
+    assert custom._llm is not first
+    assert torch.equal(generated("one", custom), generated("one"))
+
+
+def test_one_callable_serves_several_models() -> None:
+    custom = speculative(method="ngram")
+    for name in ("llama", "gpt2"):
+        model = target(name)
+        settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
+        expected = model.generate(ONE, **settings)
+        assert torch.equal(model.generate(ONE, custom_generate=custom, **settings), expected)
+
+
+def test_training_mode_is_left_as_it_was() -> None:
+    model = build(FAMILY)
+    expected = model.generate(ONE, max_new_tokens=4, do_sample=False)
+    model.train()
+    model.model.layers[0].eval()
+    made = model.generate(
+        ONE, max_new_tokens=4, do_sample=False, custom_generate=speculative(method="ngram")
+    )
+    assert torch.equal(made, expected)
+    assert model.training
+    assert model.model.layers[1].training
+    assert not model.model.layers[0].training
+
+
+def test_an_interrupted_call_leaves_the_next_one_whole() -> None:
+    class Impatient(Recorder):
+        def put(self, value: Tensor) -> None:
+            super().put(value)
+            if len(self.pieces) > 3:
+                raise KeyboardInterrupt
+
+    custom = faster()
+    with pytest.raises(KeyboardInterrupt):
+        generated(custom=custom, streamer=Impatient())
+    assert torch.equal(generated(custom=custom), generated())
+
+
+def test_the_metrics_say_what_each_row_cost() -> None:
+    custom = faster()
+    generated(custom=custom)
+    assert len(custom.metrics) == 4
+    accepted = sum(metrics.num_accepted_tokens for metrics in custom.metrics)
+    assert 0 < accepted < sum(metrics.num_draft_tokens for metrics in custom.metrics)
+
+
+def test_the_number_of_drafted_tokens_is_chosen_unless_it_is_given() -> None:
+    default = inspect.signature(speculative).parameters["num_speculative_tokens"].default
+    assert default == SpeculativeConfig().num_speculative_tokens == "auto"
+    assert torch.equal(generated(custom=speculative(method="ngram")), generated())
+
+
+def test_caches_that_are_replaced_are_freed_at_once() -> None:
+    caches: list[weakref.ref[Any]] = []
+    custom = speculative(method="ngram", num_speculative_tokens=3)
+    gc.collect()
+    gc.disable()
+    try:
+        for rows, name in ((1, "llama"), (3, "llama"), (3, "gpt2"), (2, "llama")):
+            ids = ONE.expand(rows, -1)
+            target(name).generate(ids, custom_generate=custom, max_new_tokens=3, pad_token_id=PAD)
+            caches.append(weakref.ref(custom._llm.engine.target.runner.cache))  # type: ignore[union-attr]
+        assert [cache() is not None for cache in caches] == [False, False, False, True]
+    finally:
+        gc.enable()
+
+
+CHANGES: dict[str, Any] = {
+    "attention": lambda model: model.set_attn_implementation("eager"),
+    "window": lambda model: setattr(model.config, "sliding_window", 3),
+    "dtype": lambda model: model.float(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_may_be_changed_between_calls(change: str) -> None:
+    model, custom = build("mistral"), speculative(method="ngram", num_speculative_tokens=3)
+    settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
+    before = model.generate(ONE, custom_generate=custom, **settings)
+    assert torch.equal(before, model.generate(ONE, **settings))
+    CHANGES[change](model)
+    after = model.generate(ONE, custom_generate=custom, **settings)
+    assert torch.equal(after, model.generate(ONE, **settings))
