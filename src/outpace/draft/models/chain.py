@@ -20,8 +20,9 @@ from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.errors import ConfigError
 from outpace.targets.hf.fixed import PENDING, fixed_for
-from outpace.targets.hf.load import Loaded, check_path, check_same_vocabulary, load_drafter
+from outpace.targets.hf.load import Loaded, check_same_vocabulary, load_drafter
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
+from outpace.targets.hf.source import check_path
 from outpace.targets.hf.weights import pass_bytes
 
 CATCH_UP = 16
@@ -41,6 +42,7 @@ class DraftModel(Drafter):
     options: ClassVar[Mapping[str, Any]] = {
         **dict.fromkeys(("model", "tokenizer", "dtype", "device")),
         "quantization": "auto",
+        "trust_remote_code": False,
     }
 
     def __init__(self, drafter: Loaded, runner: Runner, vocabulary: int) -> None:
@@ -70,6 +72,7 @@ class DraftModel(Drafter):
             device=options["device"],
             cpu_kernels=setup.cpu_kernels if options["quantization"] in (None, "auto") else "auto",
             quantization=options["quantization"],
+            trust_remote_code=options["trust_remote_code"],
         )
         check_same_vocabulary(target, drafter)
         fixed = fixed_for(drafter.model) if setup.compile else None
