@@ -28,8 +28,11 @@ from outpace.prompts import Prompt, check_characters, listed, unwrapped
 from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.quantize import Quantization
+from outpace.targets.cpu.threads import use_threads
+from outpace.targets.describe import Description, describe
 from outpace.targets.hf import generation, processors
-from outpace.targets.hf.load import Loaded, check_path, load
+from outpace.targets.hf.load import Loaded, Progress, load
+from outpace.targets.hf.source import check_path
 from outpace.targets.hf.target import HFTarget
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
@@ -47,10 +50,13 @@ class LLM:
     nothing for the bundled pair. speculative_config: see `SpeculativeConfig`; nothing means plain
     decoding, and the bundled drafter for the bundled model. max_num_seqs: rows decoded at once.
     generation_config: "auto" takes unset options from the model's own, "none" ignores it.
-    cpu_kernels: "auto" exchanges the linear layers of float32 or bfloat16 models on a CPU for the
-    fastest on this machine, "native", "packed" and "blocked" for those of one kind, "off" for none;
-    with "auto" and "native" whole layers too, where there is a C++ compiler; models that you
-    loaded stay as they are.
+    cpu_kernels: "auto" replaces the linear layers of models on a CPU by faster ones, by a fixed
+    rule for each kind of processor, "tune" by those that win a race on this machine, "native",
+    "packed" and "blocked" by those of one kind, "off" by none; where there is a C++ compiler,
+    whole layers are computed by our own code too. Models that you loaded stay as they are.
+    threads: of the passes on a CPU, in the whole process (torch's setting); unset: torch's own,
+    but no more than this process has processors for.
+    progress: called with each step of loading the model, and how much of it is done (0 to 1).
     compile: plays the short passes of target and drafter compiled (CPU) or as CUDA graphs (GPU);
     loading then takes minutes, or seconds where torch has kept what it compiled.
     quantization: "int8", or "int4" on a GPU: quantises the linear layers of a model loaded here,
@@ -84,7 +90,10 @@ class LLM:
         compile: bool = False,
         quantization: Quantization | None = None,
         max_num_batched_tokens: int = TOKENS_BETWEEN_ROUNDS,
+        threads: int | None = None,
+        progress: Progress | None = None,
     ) -> None:
+        use_threads(threads)
         for name, value in (
             ("max_num_seqs", max_num_seqs),
             ("max_num_batched_tokens", max_num_batched_tokens),
@@ -106,6 +115,7 @@ class LLM:
             trust_remote_code=trust_remote_code,
             cpu_kernels=cpu_kernels,
             quantization=quantization,
+            progress=progress,
         )
         self.max_model_len = _context(max_model_len, self.target)
         own: Any = self.target.model.generation_config if generation_config == "auto" else None
@@ -147,6 +157,11 @@ class LLM:
     def memory(self) -> dict[str, int]:
         """Bytes held: target_weights, target_cache, drafter_weights, drafter_cache."""
         return self.engine.memory
+
+    def describe(self) -> Description:
+        """Returns how the target and its drafter are computed: kernels, threads, dtype,
+        quantisation, and why they are slow where they are. ``str()`` of it is one line."""
+        return describe(self.target, self.engine.drafter.loaded)
 
     @property
     def compile_seconds(self) -> float:

@@ -132,7 +132,7 @@ def test_models_that_are_not_there(run: Run, tmp_path: Path) -> None:
     assert_one_sentence(load("./no/such/thing"), "there is no folder './no/such/thing'")
     assert_one_sentence(
         load("nobody/nothing"),
-        "'nobody/nothing' is neither a folder here nor a model that can be downloaded",
+        "there is no folder 'nobody/nothing', no model of this name was downloaded before",
     )
     assert_one_sentence(load(tmp_path), "has no config.json")
     assert_one_sentence(load(Path(__file__)), "is a file")
@@ -213,7 +213,7 @@ def test_bad_configuration_in_python(target: Path, drafter: Path, stranger: Path
         return lambda: LLM(target, speculative_config=config)
 
     assert_told(ModelLoadError, "there is no folder", lambda: LLM("/nonexist"))
-    assert_told(ModelLoadError, "neither a folder here", lambda: LLM("nobody/nothing"))
+    assert_told(ModelLoadError, "there is no folder", lambda: LLM("nobody/nothing"))
     assert_told(ModelLoadError, "there is no folder", made(model="/nonexist"))
     assert_told(VocabularyMismatch, "different tokenizers", made(model=str(stranger)))
     assert_told(ConfigError, "unknown key 'foo'", made(model=str(drafter), foo=1))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import time
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,13 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from outpace import LLM
 from outpace.errors import ConfigError
-from outpace.targets.cpu.kernels import SMALLEST, fastest, speed_up
+from outpace.targets.cpu import kernels as choosing
+from outpace.targets.cpu.kernels import SMALLEST, Kernel, preferred, speed_up
+from outpace.targets.cpu.layers import exchange
 from outpace.targets.cpu.linear import RowLinear
 from outpace.targets.cpu.native_linear import NativeLinear
 from outpace.targets.cpu.packed import PackedLinear, available
+from outpace.targets.cpu.processor import Processor, this_processor
 from outpace.targets.hf.load import load
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 
@@ -105,14 +111,94 @@ def test_a_packed_model_keeps_its_numbers_and_its_state(model: nn.Module) -> Non
     assert all(torch.equal(kept[name], value) for name, value in state.items())
 
 
-def test_the_race_leaves_the_model_as_it_is(model: nn.Module) -> None:
-    state = {name: (value.data_ptr(), value.stride()) for name, value in model.state_dict().items()}
-    modules = list(model.modules())
-    assert fastest(nn.Sequential(*(nn.Linear(512, 512) for _ in range(3)))) != "off"
-    fastest(model)
-    assert list(model.modules()) == modules
-    after = {name: (value.data_ptr(), value.stride()) for name, value in model.state_dict().items()}
-    assert after == state
+ZEN5 = Processor("AuthenticAMD", "EPYC", frozenset({"avx2", "avx512f", "avx512_bf16"}))
+ZEN3 = Processor("AuthenticAMD", "EPYC", frozenset({"avx2"}))
+XEON = Processor("GenuineIntel", "Xeon", frozenset({"avx2", "avx512f", "amx_bf16", "amx_tile"}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "processor", "order"),
+    [
+        (torch.float32, ZEN5, ("native", "packed", "blocked")),
+        (torch.float32, XEON, ("native", "blocked", "packed")),
+        (torch.bfloat16, ZEN5, ("packed", "native")),
+        (torch.bfloat16, XEON, ("packed", "native")),
+        (torch.bfloat16, ZEN3, ("native", "packed", "blocked")),
+    ],
+)
+def test_the_processor_and_the_dtype_decide(
+    dtype: torch.dtype, processor: Processor, order: tuple[str, ...]
+) -> None:
+    assert preferred(dtype, processor) == order
+
+
+def test_the_processor_says_what_it_is() -> None:
+    found = this_processor()
+    assert found == this_processor()
+    assert found.identity == this_processor().identity
+    assert found.identity != ZEN3.identity
+    assert [each.instructions for each in (ZEN5, ZEN3, XEON)] == ["AVX-512", "AVX2", "AMX"]
+
+
+def _large(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(512, 512) for _ in range(3))).to(dtype)
+
+
+@pytest.mark.parametrize("order", [("packed", "native"), ("blocked", "packed"), ("off",)])
+def test_no_clock_chooses_a_kernel(order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    def clock() -> float:
+        raise AssertionError("a kernel was timed")
+
+    monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr("outpace.targets.cpu.race.perf_counter", clock)
+    monkeypatch.setattr(choosing, "preferred", lambda dtype, processor: order)
+    monkeypatch.setitem(SMALLEST, "blocked", 1)
+    model = _large()
+    kind = {"packed": PackedLinear, "blocked": RowLinear, "off": nn.Linear}[order[0]]
+    assert speed_up(model) == (0 if order[0] == "off" else 3)
+    assert {type(layer) for layer in model} == {kind}
+
+
+def test_a_race_is_run_where_it_is_asked_for_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = iter([value for _ in range(6) for value in (0, 9, 10, 11)])  # the second one wins
+    monkeypatch.setattr("outpace.targets.cpu.race.perf_counter", lambda: next(clock))
+    found = choosing.available()
+    known = {name: replace(found[name], smallest=1) for name in ("packed", "blocked")}
+    monkeypatch.setattr(choosing, "available", lambda: known)
+    monkeypatch.setattr(choosing, "preferred", lambda dtype, processor: ("packed", "blocked"))
+    model = _large()
+    weights = [layer.weight for layer in model]
+    with caplog.at_level("INFO", logger="outpace"):
+        assert speed_up(model, "tune") == 3
+    assert {type(layer) for layer in model} == {RowLinear}
+    assert [layer.weight for layer in model] == weights, "the race leaves them where they are"
+    assert "'blocked' won the race" in caplog.text
+
+
+def test_nothing_is_compiled_for_models_that_no_kernel_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def compiled() -> dict[str, Kernel]:
+        raise AssertionError("kernels were made")
+
+    monkeypatch.setattr(choosing, "available", compiled)
+    assert speed_up(_large(torch.float64)) == speed_up(_large().to("meta")) == 0
+
+
+def test_layers_that_were_replaced_are_released() -> None:
+    model = _large()
+    alive = []
+
+    def make(layer: Any) -> nn.Module:
+        gone.append(weakref.ref(layer))
+        alive.append(sum(reference() is not None for reference in gone))
+        return nn.Identity()
+
+    gone: list[weakref.ref[nn.Module]] = []
+    assert exchange(model, make) == 3
+    assert alive == [1, 1, 1]
 
 
 def test_other_dtypes_and_subclasses_stay(model: nn.Module) -> None:

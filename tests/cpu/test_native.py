@@ -29,17 +29,17 @@ from transformers.pytorch_utils import Conv1D
 
 from outpace import LLM, SamplingParams
 from outpace.core.tree import Tree
-from outpace.errors import ConfigError
-from outpace.targets.cpu import kernels, native
+from outpace.targets.cpu import native
 from outpace.targets.cpu.kernels import speed_up
+from outpace.targets.cpu.narrow import narrowed
 from outpace.targets.cpu.native import Native
 from outpace.targets.cpu.native_layer import NativeLayer, use_native_layers
 from outpace.targets.cpu.native_linear import (
     FEW,
+    WIDE_LANES,
     NativeLinear,
     Together,
     lay_out_weights,
-    narrowest,
     native_int8,
     native_linear,
     share_products,
@@ -133,18 +133,21 @@ def test_eight_bits_are_scaled_back(shape: tuple[int, int], rows: int) -> None:
         assert torch.equal(layer(x[-1:]), layer(x)[-1:])
 
 
-@pytest.mark.parametrize(("ours", "onednns"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize("tune", [False, True])
+@pytest.mark.parametrize("wins", [False, True])
 @torch.inference_mode()
-def test_prompts_go_to_whoever_wins(
-    ours: int, onednns: int, monkeypatch: pytest.MonkeyPatch
+def test_prompts_go_to_whoever_is_faster(
+    wins: bool, tune: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = cycle([0, ours, 0, onednns])
-    monkeypatch.setattr("outpace.targets.cpu.native_linear.perf_counter", lambda: next(clock))
-    size = library().panel
-    layer = native_linear(library(), nn.Linear(64, 3 * size))
+    """A fixed rule says who that is, and a race only where it is asked for."""
+    clock = cycle([0, 1, 0, 2] if wins else [0, 2, 0, 1])
+    monkeypatch.setattr("outpace.targets.cpu.race.perf_counter", lambda: next(clock))
+    layer = native_linear(library(), nn.Linear(64, 3 * library().panel))
     x, rows = torch.randn(40, 64), layer.weight.clone()
-    expected, wins = layer(x), ours < onednns
-    assert lay_out_weights(nn.ModuleList([layer])) == wins
+    expected = layer(x)
+    lanes = WIDE_LANES if wins != tune else WIDE_LANES - 1  # the rule says the contrary of a race
+    monkeypatch.setattr(library(), "lanes", lanes)
+    assert lay_out_weights(nn.ModuleList([layer]), tune) == wins
     assert (layer.most > FEW) == wins
     assert (layer.held == "panels") == wins
     assert torch.equal(layer.weight, rows)
@@ -218,13 +221,21 @@ def test_gpt2_layers_stay_as_they_are_shown() -> None:
     assert torch.equal(fast.weight, shown)
 
 
-def test_only_weights_that_lose_nothing_are_narrowed() -> None:
-    weight = torch.randn(300, 300)
-    assert narrowest(weight, library()) == torch.float32
+@pytest.mark.parametrize("shape", [(300, 300), (3, 90000), (90000, 3)])
+def test_only_weights_that_lose_nothing_are_narrowed(shape: tuple[int, int]) -> None:
+    weight = torch.randn(shape)
+    assert narrowed(weight, library().takes) is weight
     short = weight.bfloat16().float()
-    assert narrowest(short, library()) == torch.bfloat16
+    found = narrowed(short, library().takes)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found.float(), short)
+    assert narrowed(short, lambda dtype: False) is short
     short[-1, -1] += 1e-6  # beyond the sample that is looked at first
-    assert narrowest(short, library()) == torch.float32
+    assert narrowed(short, library().takes) is short
+    half = weight.half().float()
+    assert not library().takes(torch.float16) or torch.equal(
+        narrowed(half, library().takes), half.half()
+    )
 
 
 def test_gradients_still_flow() -> None:
@@ -473,53 +484,6 @@ def test_a_model_handed_over_keeps_its_layers(tmp_path: Path) -> None:
     off = load(tmp_path, cpu_kernels="off").model
     assert not isinstance(off.model.layers[0].forward, NativeLayer)
     assert not isinstance(off.forward, NativeModel)
-
-
-def test_without_a_compiler_torchs_own_products_are_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert native.native.__wrapped__() is None
-    monkeypatch.setattr(kernels, "native", lambda: None)
-    model = nn.Sequential(nn.Linear(512, 512))
-    with pytest.raises(ConfigError, match="'native' needs a C\\+\\+ compiler: leave it at 'auto'"):
-        speed_up(model, "native")
-    assert speed_up(model, "auto") == 1
-    assert not isinstance(model[0], NativeLinear)
-
-
-def test_a_broken_compiler_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = tmp_path / "c++"
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CXX", str(broken))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert native.native.__wrapped__() is None
-    assert not list((tmp_path / "cache").rglob("*.so"))
-
-
-@pytest.mark.slow
-def test_what_was_built_is_kept_and_damage_is_repaired(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert native.native.__wrapped__() is not None
-    (kept,) = (tmp_path / "outpace").glob("*.so")
-    made_at = kept.stat().st_mtime_ns
-    assert native.native.__wrapped__() is not None
-    assert kept.stat().st_mtime_ns == made_at
-    elsewhere = tmp_path / "elsewhere"  # what a process has loaded once it does not read again
-    damaged = elsewhere / "outpace" / kept.name
-    damaged.parent.mkdir(parents=True)
-    damaged.write_bytes(b"cut short")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(elsewhere))
-    assert native.native.__wrapped__() is not None
-    assert damaged.stat().st_size > 1000
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    assert native.native.__wrapped__() is not None, "for this process only"
 
 
 @torch.inference_mode()

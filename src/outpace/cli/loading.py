@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,8 @@ def load_llm(
     console = Console(stderr=True)
     # A download has its own bar, with bytes and time left; a folder is read in seconds.
     local = model is None or os.path.exists(model)
-    with working(console, f"loading {model or 'the bundled pair'}", shown=local):
+    text = f"loading {model or 'the bundled pair'}"
+    with working(console, text, shown=local) as report:
         from outpace.core.params import SamplingParams
 
         params = SamplingParams(**sampling)
@@ -35,14 +36,20 @@ def load_llm(
         from outpace.targets.hf.load import hide_progress_bars
 
         hide_progress_bars(downloads=local or not console.is_terminal)
+        engine = {"progress": report, **engine}
         return LLM(model, max_num_seqs=min(ROWS, max(1, texts)), **engine), params
 
 
 @contextmanager
-def working(console: Console, text: str, shown: bool = True) -> Iterator[None]:
-    """Shows a spinner while the block runs, on a terminal only."""
+def working(
+    console: Console, text: str, shown: bool = True
+) -> Iterator[Callable[[str, float], None]]:
+    """Shows a spinner while the block runs, on a terminal only.
+
+    Yields a function that adds to the text what is being done, and how much of it is behind.
+    """
     if not (shown and console.is_terminal):
-        yield
+        yield lambda step, done: None
         return
-    with console.status(f"{text} ..."):
-        yield
+    with console.status(f"{text} ...") as status:
+        yield lambda step, done: status.update(f"{text}: {step} ({done:.0%}) ...")

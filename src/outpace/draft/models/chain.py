@@ -22,8 +22,9 @@ from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.options import option
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
-from outpace.targets.hf.load import Loaded, check_path, check_same_vocabulary, load_drafter
+from outpace.targets.hf.load import Loaded, check_same_vocabulary, load_drafter
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
+from outpace.targets.hf.source import check_path
 from outpace.targets.hf.weights import pass_bytes
 
 CATCH_UP = 16
@@ -41,6 +42,8 @@ class DraftModelOptions:
     quantization: Any = option(
         "auto", "How its weights are rounded; 'auto': to 8 bits where that saves time; null: not."
     )
+
+    trust_remote_code: bool = option(False, "Whether code that comes with the model may run.")
 
     def __post_init__(self) -> None:
         if self.model is None:
@@ -88,6 +91,7 @@ class DraftModel(Drafter):
             device=options.device,
             cpu_kernels=setup.cpu_kernels if options.quantization in (None, "auto") else "auto",
             quantization=options.quantization,
+            trust_remote_code=options.trust_remote_code,
         )
         check_same_vocabulary(target, drafter)
         return drafter

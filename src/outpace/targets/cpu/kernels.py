@@ -1,48 +1,61 @@
-"""Which product a model's linear layers use on a CPU: raced on this machine, not assumed."""
+"""Which product a model's linear layers use on a CPU: a fixed rule, or the name of a kernel."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from time import perf_counter
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ConfigError, did_you_mean
 from outpace.targets.cpu import packed
 from outpace.targets.cpu.layers import exchange, linear_layers, matrix_of
 from outpace.targets.cpu.linear import RowConv1D, RowLinear
-from outpace.targets.cpu.native import native
+from outpace.targets.cpu.native import build
 from outpace.targets.cpu.native_linear import DTYPES as NATIVE_DTYPES
-from outpace.targets.cpu.native_linear import NativeLinear, native_linear
+from outpace.targets.cpu.native_linear import native_linear
 from outpace.targets.cpu.packed import PackedLinear
+from outpace.targets.cpu.processor import Processor, this_processor
+from outpace.targets.cpu.race import fastest
 
-Kernels = Literal["auto", "native", "packed", "blocked", "off"]
-KERNELS: tuple[Kernels, ...] = ("auto", "native", "packed", "blocked", "off")
+LOGGER = logging.getLogger("outpace")
+
+Kernels = Literal["auto", "tune", "native", "packed", "blocked", "off"]
+KERNELS: tuple[Kernels, ...] = ("auto", "tune", "native", "packed", "blocked", "off")
 ASKED = frozenset({"native", "packed", "blocked"})
-"""Those that are used or refused, never left out."""
-NATIVE = frozenset({"auto", "native"})
-"""Those with which whole layers may be played by our own code."""
+"""Names of one kernel: it is used, or refused with an error, but never left out in silence."""
+NATIVE = frozenset({"auto", "tune", "native"})
+"""Choices with which whole layers may be computed by our own code."""
+
+SMALLEST = {"native": 1 << 16, "packed": 1 << 14, "blocked": 1 << 20}
+"""Elements of a weight from which on a kernel pays. A blocked product takes a few more operations
+than the plain one."""
 
 Dtypes = Collection[torch.dtype]
 BLOCKED_DTYPES: Dtypes = frozenset({torch.float32})
 
-SMALLEST = {"native": 1 << 16, "packed": 1 << 14, "blocked": 1 << 20}
-"""Elements of a weight from which a kernel pays: smaller ones stay in the cache anyway. A blocked
-product takes a few more operations than the plain one."""
 
-RACE_ELEMENTS = 1 << 24
-"""Elements of the weights that race: more than a cache holds."""
+@dataclass(frozen=True)
+class Kernel:
+    """One way to compute the product of a linear layer."""
 
-RACE_ROWS = (1, 6)
-RACE_TURNS = 5
-HANDICAP = {"native": 1.0, "blocked": 1.2, "packed": 1.2}
-"""What a kernel's time is multiplied by. Native products can be part of whole layers that are
-played at once (`targets.block`), which saves as much; and a weight that oneDNN has packed is held a
-second time where it is an embedding too."""
+    make: Callable[[Any], nn.Module]
+    """Returns such a layer with the parameters of a plain one."""
+    dtypes: Dtypes
+    """The dtypes of weights that it takes."""
+    smallest: int
+    """Elements of a weight from which on it pays: smaller ones stay in the processor's cache."""
+
+    def suits(self, layer: Any) -> bool:
+        """Returns whether it can compute a plain linear layer, and is worth it."""
+        weight = layer.weight
+        takes = weight.device.type == "cpu" and weight.dtype in self.dtypes
+        return bool(takes and weight.numel() >= self.smallest)
 
 
 def check(kernels: str) -> None:
@@ -52,61 +65,95 @@ def check(kernels: str) -> None:
 
 
 def speed_up(model: nn.Module, kernels: Kernels = "auto", smallest: int | None = None) -> int:
-    """Exchanges the linear layers of a model for faster ones, in place; returns how many.
+    """Replaces the linear layers of a model by faster ones, in place; returns how many.
 
-    "auto" takes what wins a short race on this machine: products of our own (`NativeLinear`, where
-    there is a C++ compiler), oneDNN's on packed weights (`PackedLinear`), or MKL's, on large
-    weights in blocks (`RowLinear`). "native", "packed" and "blocked" ask for one of them and raise
-    ``ConfigError`` where that cannot be. smallest: elements of a weight from which on it is
-    exchanged; default: what suits the kernel.
+    "auto" follows a fixed rule (`preferred`), so that machines of the same kind compute the same
+    bits. "tune" races the kernels on this machine and takes the fastest. "native" (our own
+    products, `NativeLinear`, which need a C++ compiler), "packed" (oneDNN's products of packed
+    weights, `PackedLinear`) and "blocked" (MKL's, of large weights in blocks, `RowLinear`) ask for
+    one kernel, and raise ``ConfigError`` where it cannot be used. "off" changes nothing.
+    smallest: elements of a weight from which on it is replaced; default: what suits the kernel.
     """
     check(kernels)
-    if kernels == "off":
+    layers: list[Any] = [getattr(parent, name) for parent, name in linear_layers(model)]
+    if kernels == "off" or (kernels not in ASKED and not any(map(_replaceable, layers))):
         return 0
-    known = _known()
-    if kernels != "auto":
+    known = available()
+    if kernels in ASKED:
         _check_asked(model, kernels, known)
-    chosen = fastest(model) if kernels == "auto" else kernels
-    if chosen not in known:
-        return 0
-    make, dtypes = known[chosen]
-    least = smallest or SMALLEST[chosen]
-    return exchange(model, lambda layer: make(layer) if _suits(layer, dtypes, least) else None)
+    by_dtype = {
+        dtype: _chosen(kernels, dtype, layers, known)
+        for dtype in {layer.weight.dtype for layer in layers}
+    }
+
+    def make(layer: Any) -> nn.Module | None:
+        kernel = known.get(by_dtype[layer.weight.dtype])
+        if kernel is None:
+            return None
+        kernel = kernel if smallest is None else replace(kernel, smallest=smallest)
+        return kernel.make(layer) if kernel.suits(layer) else None
+
+    return exchange(model, make)
 
 
-Kernel = tuple[Callable[[Any], nn.Module], Dtypes]
-"""What makes such a layer of a plain one, and the dtypes that it can be made of."""
+def preferred(dtype: torch.dtype, processor: Processor) -> tuple[str, ...]:
+    """Returns the kernels for weights of a dtype, the best one first.
+
+    The rule depends on the kind of processor and on nothing that a clock says. It was measured with
+    ``docs/measure/kernel_choice.py``; the figures are in decision 5.
+    """
+    if dtype == torch.bfloat16 and processor.multiplies_bfloat16:
+        return "packed", "native"
+    if processor.vendor == "GenuineIntel":
+        return "native", "blocked", "packed"
+    return "native", "packed", "blocked"
 
 
-def _known() -> Mapping[str, Kernel]:
-    """Returns the kernels that there are here."""
+def available() -> Mapping[str, Kernel]:
+    """Returns the kernels that can be used on this machine, by name."""
     found: dict[str, Kernel] = {}
-    library = native()
+    library = build().library
     if library is not None:
-        found["native"] = lambda layer: native_linear(library, layer), NATIVE_DTYPES
+        make = partial(native_linear, library)
+        found["native"] = Kernel(make, NATIVE_DTYPES, SMALLEST["native"])
     if packed.available():
-        found["packed"] = _packed, packed.dtypes()
+        found["packed"] = Kernel(_packed, packed.dtypes(), SMALLEST["packed"])
     if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-        found["blocked"] = _blocked, BLOCKED_DTYPES
+        found["blocked"] = Kernel(_blocked, BLOCKED_DTYPES, SMALLEST["blocked"])
     return found
+
+
+def _replaceable(layer: Any) -> bool:
+    """Returns whether some kernel might take a layer: asked before anything is compiled."""
+    return layer.weight.device.type == "cpu" and layer.weight.dtype in NATIVE_DTYPES
+
+
+def _chosen(
+    kernels: Kernels, dtype: torch.dtype, layers: Sequence[Any], known: Mapping[str, Kernel]
+) -> str:
+    """Returns the name of the kernel for the layers of a dtype: "off" if there is none."""
+    if kernels in ASKED:
+        return kernels
+    alike = [layer for layer in layers if layer.weight.dtype == dtype]
+    order = [name for name in preferred(dtype, this_processor()) if name in known]
+    order = [name for name in order if any(map(known[name].suits, alike))]
+    if kernels == "auto" or len(order) < 2:
+        return next(iter(order), "off")
+    won = fastest(alike, {name: known[name].make for name in order})
+    LOGGER.info("cpu_kernels 'tune': %r won the race of %s for %s", won, order, dtype)
+    return won
 
 
 def _check_asked(model: nn.Module, kernels: str, known: Mapping[str, Kernel]) -> None:
     if kernels not in known:
-        lacks = "a C++ compiler" if kernels == "native" else "a build of torch that has them"
-        raise ConfigError(f"cpu_kernels {kernels!r} needs {lacks}: leave it at 'auto'.")
-    dtypes = known[kernels][1]
+        why = build().problem if kernels == "native" else "this build of torch lacks them"
+        raise ConfigError(f"cpu_kernels {kernels!r} cannot be used: {why}; leave it at 'auto'.")
+    dtypes = known[kernels].dtypes
     if not any(w.device.type == "cpu" and w.dtype in dtypes for w in model.parameters()):
         names = " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         raise ConfigError(
             f"cpu_kernels {kernels!r} is for {names} models on a CPU: leave it at 'auto'."
         )
-
-
-def _suits(layer: Any, dtypes: Dtypes, smallest: int) -> bool:
-    weight = layer.weight
-    known = weight.device.type == "cpu" and weight.dtype in dtypes
-    return bool(known and weight.numel() >= smallest)
 
 
 def _blocked(layer: Any) -> RowLinear:
@@ -116,70 +163,3 @@ def _blocked(layer: Any) -> RowLinear:
 
 def _packed(layer: Any) -> PackedLinear:
     return PackedLinear(matrix_of(layer), layer.bias, shown_t=type(layer) is Conv1D)
-
-
-# -- the race ----------------------------------------------------------------------------------
-
-
-def fastest(model: nn.Module) -> str:
-    """Returns the kernel that is fastest here for one row and for a few; "off" if there is none.
-
-    The weights of the model's commonest shape race. What wins differs: MKL's product takes from
-    half to five times as long as oneDNN's on AMD's processors, on one of Intel's a little less.
-    """
-    known = {
-        name: make
-        for name, (make, dtypes) in _known().items()
-        if any(_suits(layer, dtypes, SMALLEST[name]) for layer in _layers(model))
-    }
-    if len(known) < 2:
-        return next(iter(known), "off")
-    racers = _commonest(model)
-    width, dtype = matrix_of(racers[0]).shape[1], racers[0].weight.dtype
-    inputs = [torch.ones(rows, width, dtype=dtype) for rows in RACE_ROWS]
-    lanes = {name: [_ready(make(_copy(layer))) for layer in racers] for name, make in known.items()}
-    took = _race(lanes, inputs)
-    return min(took, key=lambda name: took[name] * HANDICAP[name])
-
-
-def _layers(model: nn.Module) -> list[Any]:
-    return [getattr(parent, name) for parent, name in linear_layers(model)]
-
-
-def _commonest(model: nn.Module) -> Sequence[Any]:
-    """Returns layers of the shape that holds the most weights, as many as fill a cache."""
-    by_shape: dict[Any, list[Any]] = defaultdict(list)
-    for layer in _layers(model):
-        by_shape[layer.weight.shape].append(layer)
-    most = max(by_shape.values(), key=lambda group: sum(layer.weight.numel() for layer in group))
-    return most[: 1 + RACE_ELEMENTS // most[0].weight.numel()]
-
-
-def _copy(layer: Any) -> nn.Linear:
-    """Returns a layer for a kernel to be made of, which may change it: the model's stays."""
-    matrix = matrix_of(layer)
-    copy = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, device="meta")
-    copy.weight = nn.Parameter(matrix, requires_grad=False)
-    return copy
-
-
-def _ready(layer: nn.Module) -> nn.Module:
-    """Returns a layer as it will be."""
-    if isinstance(layer, NativeLinear) and layer.can_be_laid_out:
-        layer.lay_out()
-    return layer
-
-
-@torch.inference_mode()
-def _race(lanes: Mapping[str, Sequence[nn.Module]], inputs: Sequence[Tensor]) -> dict[str, float]:
-    """Returns how many seconds the layers of each lane take for the inputs, in its best turn: what
-    else runs on the processor only adds to that."""
-    took: dict[str, list[float]] = {name: [] for name in lanes}
-    for _ in range(1 + RACE_TURNS):
-        for name, layers in lanes.items():
-            begin = perf_counter()
-            for layer in layers:
-                for x in inputs:
-                    layer(x)
-            took[name].append(perf_counter() - begin)
-    return {name: min(times) for name, times in took.items()}

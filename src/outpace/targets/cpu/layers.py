@@ -1,11 +1,11 @@
-"""The plain linear layers of a model: those that another kind of layer may stand in for."""
+"""The plain linear layers of a model: those that another kind of layer may replace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -28,31 +28,33 @@ def hooks_of(module: nn.Module) -> list[dict[int, Any]]:
 
 
 def exchange(model: nn.Module, make: Callable[[Any], nn.Module | None]) -> int:
-    """Puts what ``make`` returns in the place of each plain linear layer, unless that is nothing;
-    returns how many were exchanged. A layer that stands in two places stays one."""
-    made: dict[int, tuple[Any, nn.Module | None]] = {}  # with the layer, so that no id comes twice
+    """Puts what ``make`` returns in the place of each plain linear layer, unless it returns None;
+    returns how many layers were replaced.
+
+    A layer that stands in two places is replaced by one. Each layer is released once it is
+    replaced, so that a model is never held twice.
+    """
+    places: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
     for parent, name in linear_layers(model):
-        layer: Any = getattr(parent, name)
-        if id(layer) not in made:
-            found = make(layer)
-            made[id(layer)] = layer, found.train(layer.training) if found is not None else None
-        _, found = made[id(layer)]
-        if found is not None:
-            setattr(parent, name, found)
-    return sum(found is not None for _, found in made.values())
+        places[id(getattr(parent, name))].append((parent, name))
+    return sum(_replace(found, make) for found in places.values())
+
+
+def _replace(
+    places: Sequence[tuple[nn.Module, str]], make: Callable[[Any], nn.Module | None]
+) -> bool:
+    parent, name = places[0]
+    layer: Any = getattr(parent, name)
+    made = make(layer)
+    if made is None:
+        return False
+    made.train(layer.training)
+    for parent, name in places:
+        setattr(parent, name, made)
+    return True
 
 
 def matrix_of(layer: Any) -> Tensor:
     """Returns a layer's weight ``[N, K]``, contiguous."""
     weight: Tensor = layer.weight.detach()
     return weight.t().contiguous() if type(layer) is Conv1D else weight
-
-
-SMALLEST_SCALE = 1e-30
-"""A row of zeros is divided by this instead of by zero."""
-
-
-def to_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns a weight ``[N, K]`` rounded to 8-bit integers, and the scale ``[N]`` of each row."""
-    scale = matrix.abs().amax(1).clamp(min=SMALLEST_SCALE) / 127
-    return (matrix / scale[:, None]).round().to(torch.int8), scale

@@ -1,20 +1,19 @@
-"""Our own code for passes over a few tokens, compiled where it is used (`native.cpp`).
+"""Our own code for passes over a few tokens (`native.cpp`), and how Python calls it.
 
-It is built once with the C++ compiler that is there and kept in the user's cache folder. Where
-there is no compiler, or not one that understands the source, there is none.
+The source is compiled on the machine that uses it, once, and the library is kept in the user's
+cache folder (`library_cache`). Where there is no compiler there is no library, and models are
+computed by torch alone.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
-import platform
-import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,25 +21,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from outpace.errors import ConfigError
+from outpace.targets.cpu.compiler import PATIENCE, CompilerError, find_compiler
+from outpace.targets.cpu.contention import ThreadLimit
+
+LOGGER = logging.getLogger("outpace")
+
 SOURCE = Path(__file__).with_name("native.cpp")
-COMPILERS = ("c++", "g++", "clang++")
-FLAGS = (
-    *("-O3", "-std=c++17", "-shared", "-fPIC", "-fno-exceptions", "-fno-rtti"),
-    "-ffp-contract=off",  # else the bits of a result depend on how a loop was unrolled
-)
-PATIENCE = 120
-"""Seconds that a compiler may take; it takes six."""
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}
-"""Types of weights, as the source numbers them."""
+"""Dtypes of weights, by their numbers in `native.cpp`."""
 
 WORTH_A_THREAD = 1 << 15
-"""Weights from which on a second thread pays."""
+"""Weights of a product per thread, at least: with fewer, starting a thread takes longer."""
 
 
 class Weight(NamedTuple):
-    """What makes a linear layer: ``matrix`` ``[N, K]``, or `laid_out`, contiguous, of one of
-    `KINDS`; ``scale`` and ``bias``: float32 ``[N]`` or nothing."""
+    """The tensors of a linear layer with N outputs and K inputs.
+
+    matrix: contiguous, of one of `KINDS`, ``[N, K]`` or in panels ``[N / panel, K, panel]``
+    (`laid_out`). scale: float32 ``[N]``, for integers. bias: float32 ``[N]``.
+    """
 
     matrix: Tensor
     scale: Tensor | None
@@ -57,19 +58,22 @@ class Weight(NamedTuple):
 
 
 def laid_out(matrix: Tensor, panel: int) -> Tensor:
-    """Returns a weight ``[N, K]`` as ``[N / panel, K, panel]``, a copy: what the source reads of it
-    for some inputs then lies together."""
+    """Returns a copy of a weight ``[N, K]`` in panels, ``[N / panel, K, panel]``.
+
+    A panel holds the weights of ``panel`` outputs, input after input. A product computes these
+    outputs together, and so reads memory in order.
+    """
     outputs, inputs = matrix.shape
     return matrix.view(outputs // panel, panel, inputs).transpose(1, 2).contiguous()
 
 
 def in_rows(panels: Tensor) -> Tensor:
-    """Returns the plain weight ``[N, K]``, a copy."""
+    """Returns a copy of a weight in panels ``[N / panel, K, panel]`` as plain rows ``[N, K]``."""
     return panels.transpose(1, 2).reshape(-1, panels.shape[1])
 
 
 class Part(ctypes.Structure):
-    """A linear layer, as the source is told of it."""
+    """`Part` of `native.cpp`, field by field: a linear layer."""
 
     _fields_ = (
         ("weight", ctypes.c_void_p),
@@ -82,14 +86,14 @@ class Part(ctypes.Structure):
 
 
 def part(weight: Weight) -> Part:
-    """Returns what the source is told of a linear layer; good while its tensors live."""
+    """Returns a linear layer as the library reads it. Valid as long as the tensors live."""
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in weight)
     matrix = weight.matrix
     return Part(*pointers, weight.outputs, KINDS[matrix.dtype], int(matrix.dim() == 3))
 
 
 class Prepared:
-    """Linear layers of the same inputs, as the library wants them told."""
+    """Linear layers of the same inputs, as the library reads them."""
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         self.weights = tuple(weights)  # alive as long as somebody may read them
@@ -110,10 +114,10 @@ class Native:
         threads = (pointer, pointer, short)
         self._kinds: int = library.outpace_kinds()
         self.lanes: int = library.outpace_lanes()
-        """Floats that are computed with at once."""
+        """Floats in a vector of the processor."""
         library.outpace_panel.restype = number
         self.panel: int = library.outpace_panel()
-        """Outputs that are laid out together."""
+        """Outputs whose weights make one panel (`laid_out`)."""
         self._products = library.outpace_products
         self._products.argtypes = (pointer, pointer, number, number, pointer, number, *threads)
         self._scratch = library.outpace_scratch
@@ -121,9 +125,14 @@ class Native:
         self._layers = library.outpace_layers
         self._layers.argtypes = (pointer, number, *(pointer,) * 7, number, *threads)
         self._parallel = _torchs_threads()
+        self._limit = ThreadLimit()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles stand for the library of the process that reads them."""
+        return _again, ()
 
     def takes(self, dtype: torch.dtype) -> bool:
-        """Whether weights may have this type."""
+        """Returns whether weights may have this dtype."""
         return KINDS.get(dtype, self._kinds) < self._kinds
 
     def products(self, x: Tensor, weights: Prepared) -> Tensor:
@@ -160,16 +169,17 @@ class Native:
         weight of what comes after the last layer; ending: the head, a pointer to its logits
         ``[A, keep, V]``, keep.
         """
-        told = ctypes.byref(plan), x.data_ptr(), keys, values, norm, *ending
-        self._layers(layers, len(layers), *told, *self._parallel, threads)
+        given = ctypes.byref(plan), x.data_ptr(), keys, values, norm, *ending
+        self._layers(layers, len(layers), *given, *self._parallel, self._limit.threads(threads))
 
     def _threads(self, weights: int) -> tuple[Any, Any, int]:
-        return *self._parallel, min(torch.get_num_threads(), 1 + weights // WORTH_A_THREAD)
+        worth = min(torch.get_num_threads(), 1 + weights // WORTH_A_THREAD)
+        return *self._parallel, self._limit.threads(worth)
 
 
 def _torchs_threads() -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]:
-    """Returns the entry to the threads that torch computes with, if it is OpenMP's usual one, and
-    to what tells how many there are."""
+    """Returns pointers to the functions that run work on torch's threads and that say how many
+    threads take part; None, twice, where torch is not built with GNU's OpenMP."""
     torchs = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
     try:
         library = ctypes.CDLL(str(torchs))
@@ -179,75 +189,73 @@ def _torchs_threads() -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]:
     return ctypes.cast(entries[0], ctypes.c_void_p), ctypes.cast(entries[1], ctypes.c_void_p)
 
 
+@dataclass(frozen=True)
+class Build:
+    """The outcome of compiling and loading the library: one of the two is None."""
+
+    library: Native | None
+    problem: str | None
+    """Why there is no library, in one line."""
+
+
 @cache
+def build() -> Build:
+    """Returns the library of this process, compiled if this machine has none yet.
+
+    Where there is none, one warning says why and what to do.
+    """
+    try:
+        return Build(_loaded(), None)
+    except (OSError, CompilerError) as error:
+        problem = str(error)
+    LOGGER.warning("outpace: models on the CPU are %s.", slow_because(problem))
+    return Build(None, problem)
+
+
 def native() -> Native | None:
-    """Returns the library, built if this machine has none yet; None where it cannot be built."""
-    compiler = _compiler()
-    if compiler is None:
-        return None
-    command = [compiler, *FLAGS, f"-m{_tuning()}=native", str(SOURCE)]
-    try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, timeout=PATIENCE)
-        name = _name(version.stdout, " ".join(command[:-1]).encode(), SOURCE.read_bytes())
-        return _built(command, _folder(), name)
-    except (OSError, subprocess.SubprocessError):
-        return None
+    """Returns the library, or None where it cannot be built."""
+    return build().library
 
 
-def _compiler() -> str | None:
-    asked = os.environ.get("CXX")
-    names = [asked] if asked else COMPILERS
-    return next(filter(None, map(shutil.which, names)), None)
+def slow_because(problem: str) -> str:
+    """Returns what the missing library costs, why it is missing, and what helps."""
+    return (
+        f"several times slower than with outpace's own kernels, because {problem}: install a C++ "
+        "compiler (such as g++), or name one in CXX"
+    )
 
 
-def _tuning() -> str:
-    return "arch" if platform.machine() in ("x86_64", "AMD64", "i686") else "cpu"
+def _loaded() -> Native:
+    """Returns the library from the first folder that can keep it, or, where none can, compiled for
+    this process only."""
+    if os.name != "posix":
+        raise CompilerError("they are made for Linux and macOS")
+    from outpace.targets.cpu.library_cache import LibraryCache, cache_folders  # locks of POSIX
 
+    compiler = find_compiler()
+    digest = hashlib.sha256(compiler.identity + SOURCE.read_bytes())
+    key = f"native-{digest.hexdigest()[:24]}"
 
-def _name(*determining: bytes) -> str:
-    digest = hashlib.sha256(_processor())
-    for part in determining:
-        digest.update(part)
-    return f"native-{digest.hexdigest()[:24]}.so"
+    def make(output: Path) -> None:
+        compiler.compile(SOURCE, output)
 
-
-def _processor() -> bytes:
-    """Returns what tells apart processors that do not run each other's code: homes are shared."""
-    known = Path("/proc/cpuinfo")
-    lines = known.read_bytes().splitlines() if known.is_file() else []
-    told = [line for line in lines if line.startswith((b"flags", b"Features", b"model name"))]
-    return b"".join([platform.processor().encode(), *told[:2]])
-
-
-def _folder() -> Path:
-    """Returns where programs keep what they can make again."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (Path.home() / "Library" / "Caches" if sys.platform == "darwin" else home) / "outpace"
-
-
-def _built(command: Sequence[str], folder: Path, name: str) -> Native:
-    kept = folder / name
-    if kept.is_file():
+    for folder in cache_folders():
         try:
-            return Native(kept)
-        except OSError:
-            pass  # cut short, say: it is made again
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        made = _compiled(command, folder)
-    except OSError:  # no place to keep it: for this process only, then
-        with tempfile.TemporaryDirectory() as passing:
-            return Native(_compiled(command, Path(passing)))
-    os.replace(made, kept)  # at once, so that no other process loads half of it
-    return Native(kept)
+            return Native(LibraryCache(folder).find_or_make(key, make, patience=PATIENCE))
+        except OSError as error:  # no place to write to, or not a safe one
+            LOGGER.info("compiled code is not kept in %s: %s", folder, error)
+    with tempfile.TemporaryDirectory(prefix="outpace-") as passing:
+        output = Path(passing) / f"{key}.so"
+        make(output)
+        return Native(output)
 
 
-def _compiled(command: Sequence[str], folder: Path) -> Path:
-    handle, made = tempfile.mkstemp(suffix=".so", dir=folder)
-    os.close(handle)
-    try:
-        subprocess.run([*command, "-o", made], check=True, capture_output=True, timeout=PATIENCE)
-    except BaseException:
-        os.unlink(made)
-        raise
-    return Path(made)
+def _again() -> Native:
+    """Returns the library of this process, in the place of another process's."""
+    found = build()
+    if found.library is None:
+        raise ConfigError(
+            "this model was saved with outpace's own CPU kernels, which this machine lacks because "
+            f"{found.problem}: load the model from its folder instead."
+        )
+    return found.library

@@ -1,10 +1,10 @@
-"""Single decoder layers of the Llama kind, played by our own code.
+"""Single decoder layers of the Llama kind, computed by our own code.
 
-Most of what a layer does besides its products is launching some forty small operations, which takes
-longer than the operations. A layer that is found to be of the common kind (RMS norms, rotary
-attention, a gated SiLU) is played by `native.cpp` instead: what a token gets then has the same bits
-whatever else is in the pass, drafts included. Long prompts, and all that is not of that kind, stay
-with transformers.
+In transformers a layer launches some forty small operations besides its products, and launching
+them takes longer than computing them. So a layer of the common kind (RMS norms, rotary attention, a
+gated SiLU) is computed by `native.cpp` instead, in one call. A token's hidden state then has the
+same bits whatever else is in the pass, drafted tokens included. Long prompts, and layers of other
+kinds, are left to transformers.
 """
 
 from __future__ import annotations
@@ -33,25 +33,51 @@ from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.runner import Runner
 
 CHILDREN = {"self_attn", "mlp", *NORMS}
-"""All that such a layer consists of."""
+"""The parts of such a layer: one with others computes something else."""
 
 MOST_EACH = 64
 """Query heads that may share a key head."""
 
 TOLERANCE = 1e-4
-"""By how much of what a layer adds its played result may be off: rounding is some 1e-6 of it."""
+"""Largest error that a trial allows, as a share of what the layer adds to the residual stream.
+Rounding is some 1e-6 of that."""
 
 ROUNDING = 1e-6
-"""The same, of what it is added to."""
+"""The same, as a share of the residual stream itself."""
+
+
+class SharedPasses:
+    """The description of the current pass, which all layers of a model share.
+
+    It holds pointers into this process: copies and pickles begin with a new one.
+    """
+
+    def __init__(self) -> None:
+        self.descriptions = PassDescriptions()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedPasses, ()
 
 
 class NativeLayer:
-    """Plays one decoder layer: the ``forward`` of that layer, in the place of its own."""
+    """Computes one decoder layer: takes the place of that layer's ``forward``."""
 
-    def __init__(self, library: Native, layer: nn.Module, plans: PassDescriptions) -> None:
-        """layer: one that looks `_like_llama`. plans: those of the same model."""
-        self.plain: Any = layer.forward
-        self._stack = LayerStack(library, [layer], plans)
+    def __init__(self, library: Native, layer: nn.Module, passes: SharedPasses) -> None:
+        """layer: one that looks `_like_llama`. passes: those of the same model."""
+        self._library = library
+        self._layer = layer
+        self._passes = passes
+        self._made: LayerStack | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles hold: no pointers of this process."""
+        return {**self.__dict__, "_made": None}
+
+    @property
+    def _stack(self) -> LayerStack:
+        if self._made is None:
+            self._made = LayerStack(self._library, [self._layer], self._passes.descriptions)
+        return self._made
 
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         """Returns the layer's output ``[A, T, hidden]``."""
@@ -60,9 +86,14 @@ class NativeLayer:
         boolean = mask is None or mask.dtype == torch.bool
         if not (cached and boolean and can_run(hidden_states)) or self._stack.watched:
             return self.plain(hidden_states, *args, **options)
-        return self.play(hidden_states, **options)
+        return self.compute(hidden_states, **options)
 
-    def play(
+    def plain(self, *args: Any, **options: Any) -> Any:
+        """Returns the output of transformers' own code for the layer."""
+        forward: Any = type(self._layer).forward  # the layer's own attribute may be this object
+        return forward(self._layer, *args, **options)
+
+    def compute(
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
@@ -70,7 +101,7 @@ class NativeLayer:
         attention_mask: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """Returns the same, played by the library."""
+        """Returns the same, computed by the library."""
         y = hidden_states.clone(memory_format=torch.contiguous_format)
         self._stack.run(y, Angles(*position_embeddings), past_key_values, attention_mask)
         return y
@@ -81,18 +112,18 @@ class NativeLayer:
 
 @torch.inference_mode()
 def use_native_layers(model: nn.Module) -> int:
-    """Lets the library play those layers of a causal LM that it gives the same numbers as their own
-    code; returns how many.
+    """Lets the library compute the layers of a causal LM; returns how many it computes.
 
-    That is tried on a small draft, layer by layer, in a pass that nothing else depends on.
+    Each candidate is computed in both ways in a pass over a small draft. It stays with the library
+    only if the numbers agree.
     """
     library = native()
     device: Any = model.device
     if library is None or device.type != "cpu":
         return 0
-    plans = PassDescriptions()
+    passes = SharedPasses()
     trials = [
-        _Trial(NativeLayer(library, layer, plans), layer)
+        _Trial(NativeLayer(library, layer, passes), layer)
         for layer in model.modules()
         if _like_llama(layer, library)
     ]
@@ -112,7 +143,7 @@ def use_native_layers(model: nn.Module) -> int:
 
 
 class _Trial:
-    """Plays a layer in both ways and compares them."""
+    """Computes a layer in both ways and compares the results."""
 
     def __init__(self, block: NativeLayer, layer: Any) -> None:
         self.block = block
@@ -121,7 +152,7 @@ class _Trial:
 
     @property
     def same(self) -> bool:
-        """Whether it was played, and always with the same result."""
+        """Whether it was computed at least once, and always with the same result."""
         return bool(self._agreed) and all(self._agreed)
 
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
@@ -129,12 +160,12 @@ class _Trial:
         masked = options.get("attention_mask") is not None
         if not (cached and masked and can_run(hidden_states)):
             return self.block.plain(hidden_states, *args, **options)
-        played = self.block.play(hidden_states, **options)
+        found = self.block.compute(hidden_states, **options)
         expected = self.block.plain(hidden_states, *args, **options)
         if isinstance(expected, Tensor):
             rounding = ROUNDING * hidden_states.abs().max()
             allowed = TOLERANCE * (expected - hidden_states).std() + rounding
-            self._agreed.append(bool((played - expected).abs().max() <= allowed))
+            self._agreed.append(bool((found - expected).abs().max() <= allowed))
         return expected
 
 
@@ -152,8 +183,8 @@ def small_draft(model: nn.Module) -> Tensor:
 
 
 def _like_llama(layer: Any, library: Native) -> bool:
-    """Whether a layer looks as if it were of the kind; that it is, only a trial tells."""
-    if {name for name, _ in layer.named_children()} != CHILDREN:
+    """Whether a layer may be of the Llama kind. Only a trial can show that it is."""
+    if {name for name, _ in layer.named_children()} != CHILDREN or "forward" in layer.__dict__:
         return False
     modules = dict(layer.named_modules())
     known = {"", "self_attn", "mlp", "mlp.act_fn", *PARTS, *NORMS, *HEAD_NORMS}
@@ -169,7 +200,7 @@ def _like_llama(layer: Any, library: Native) -> bool:
 
 
 def _fits(layer: Any, linears: Sequence[Any], norms: Sequence[Any], library: Native) -> bool:
-    """Whether the numbers of a layer are such that the library can play it."""
+    """Whether the library can compute a layer of these sizes and dtypes."""
     attention = layer.self_attn
     dim = getattr(attention, "head_dim", 0)
     if not dim or getattr(attention, "scaling", None) is None or None in map(eps_of, norms):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from time import perf_counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,38 +12,30 @@ from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 from outpace.targets.cpu import packed
-from outpace.targets.cpu.layers import matrix_of, to_int8
+from outpace.targets.cpu.layers import matrix_of
+from outpace.targets.cpu.narrow import narrowed, to_int8
 from outpace.targets.cpu.native import Native, Prepared, Weight, in_rows, laid_out, native
 from outpace.targets.cpu.opaque import opaque
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-"""Of models whose layers can be exchanged for these."""
-
-NARROW = (torch.bfloat16, torch.float16)
-"""Types that can hold a float32 weight without loss, if it was saved in one of them."""
+"""Dtypes of models whose layers can be replaced by these."""
 
 FEW = 64
 """Rows up to which each has the same bits, whatever their number (`native.cpp`)."""
 
-ANY = 1 << 60
-PROMPT = 64
-"""Rows with which our products race against oneDNN's."""
+UNLIMITED = 1 << 60
 
-TURNS = 5
-ADVANTAGE = 1.25
-"""How many times as fast oneDNN must be at prompts to have them: decoding, which takes longer, is
-faster with weights that are laid out for us."""
-
-SAMPLE = 1 << 12
-"""Elements of a weight that are tried before all of them."""
+WIDE_LANES = 8
+"""Lanes of the vectors (AVX2 has 8 floats, AVX-512 has 16) from which on our products of many rows
+keep up with oneDNN's. With the 4 of other processors, prompts are left to oneDNN."""
 
 
 class NativeLinear(nn.Module):
-    """A linear layer that reads its weight once for a few rows.
+    """A linear layer that reads its weight once for all rows of a small product.
 
-    A row of the result has the same bits whatever other rows share the product, up to `FEW`. More
-    than ``most`` rows are left to oneDNN, on which processors differ (`lay_out_weights`). A weight
-    may be of a narrower type than the activations; sums are in float32 at any rate.
+    A row of the result has the same bits whatever other rows share the product, up to `FEW` rows.
+    Products of more than ``most`` rows are left to oneDNN (`lay_out_weights`). The weight may have
+    a narrower dtype than the activations. Sums are always in float32.
     """
 
     def __init__(
@@ -57,8 +48,9 @@ class NativeLinear(nn.Module):
         shown_t: bool = False,
         loaded_bytes: int | None = None,
     ) -> None:
-        """weight: ``[N, K]``, or a transposed view of such memory (``shown_t``), as GPT-2's; scale:
-        float32 ``[N]``, for integers. loaded_bytes: of the weight before it was narrowed."""
+        """weight: ``[N, K]``, or with ``shown_t`` a transposed view ``[K, N]`` of such memory, as
+        GPT-2's. scale: float32 ``[N]``, for integers. loaded_bytes: of the weight in the dtype in
+        which it was loaded, if that was another one."""
         super().__init__()
         self.held = "weight"
         """The name of the parameter that products read."""
@@ -66,11 +58,13 @@ class NativeLinear(nn.Module):
         self.bias = bias
         self.scale = None if scale is None else nn.Parameter(scale, requires_grad=False)
         self._shown_t = shown_t
+        self.saved_t = False
+        """Whether ``weight`` is to be saved transposed."""
         self.library = library
         self._compilable = opaque("native_linear", _product, _shape)
         self.out_features, self.in_features = self._matrix().shape
         self.loaded_bytes = weight.nbytes if loaded_bytes is None else loaded_bytes
-        self.most = ANY
+        self.most = UNLIMITED
         self._together = Together(library, [self])
         self._onednn = packed.available()
 
@@ -81,19 +75,21 @@ class NativeLinear(nn.Module):
 
     @property
     def read(self) -> Tensor:
-        """The weight as products read it: ``[N, K]``, or laid out."""
+        """The parameter that products read: ``[N, K]``, or in panels ``[N / panel, K, panel]``."""
         found: Tensor = self._parameters[self.held]  # type: ignore[assignment]  # faster so
         return found
 
     @property
     def can_be_laid_out(self) -> bool:
-        """Whether a product could read the weights of some outputs together."""
+        """Whether the weight can be put into panels: its outputs fill them."""
         plain = self.held == "weight" and not self._shown_t
         return plain and self.out_features % self.library.panel == 0
 
     def lay_out(self) -> None:
-        """Keeps the weight in the order in which a product reads it, and only so: ``weight`` is a
-        copy from then on."""
+        """Puts the weight into panels (`native.laid_out`), the order in which products read it.
+
+        It is held only so: from then on ``weight`` is a copy that is made at each look.
+        """
         panels = laid_out(self.weight.detach(), self.library.panel)
         self.panels = nn.Parameter(panels, requires_grad=self.weight.requires_grad)
         self.held = "panels"
@@ -103,7 +99,7 @@ class NativeLinear(nn.Module):
         return self.weight.t() if self._shown_t else self.weight
 
     def told(self) -> Weight:
-        """Returns what the products read."""
+        """Returns the tensors that products read."""
         bias = None if self.bias is None else self.bias.float()
         return Weight(self.read.t() if self._shown_t else self.read, self.scale, bias)
 
@@ -120,7 +116,7 @@ class NativeLinear(nn.Module):
         return self._together.product(self, x)
 
     def share(self, together: Together) -> None:
-        """Computes with others from now on."""
+        """Makes this layer compute in the products of ``together`` from now on."""
         self._together = together
 
     def _can(self, x: Tensor) -> bool:
@@ -147,17 +143,45 @@ class NativeLinear(nn.Module):
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
+    def plain_weight(self) -> Tensor:
+        """Returns a copy of the weight as the layer that this one replaced would hold it: in rows,
+        integers times their scales, and transposed if it was GPT-2's kind of layer."""
+        rows = in_rows(self.panels) if self.held == "panels" else self.weight.detach()
+        if self.scale is not None:
+            rows = rows * self.scale[:, None]
+        return rows.t().contiguous() if self.saved_t else rows
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if destination.pop(prefix + "panels", None) is not None:
-            destination[prefix + "weight"] = self.weight
+        if destination.pop(prefix + "scale", None) is not None or self.held == "panels":
+            destination.pop(prefix + "panels", None)
+            destination[prefix + "weight"] = self.plain_weight()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles hold: all but what belongs to this process."""
+        return {name: value for name, value in self.__dict__.items() if name != "_compilable"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._compilable = opaque("native_linear", _product, _shape)
+        if self.held == "panels" and self.panels.shape[2] != self.library.panel:
+            self._take_out_of_panels()  # of a processor with other vectors
+
+    def _take_out_of_panels(self) -> None:
+        panels = self._parameters.pop("panels")
+        assert panels is not None
+        self.weight = nn.Parameter(in_rows(panels), requires_grad=panels.requires_grad)
+        self.held = "weight"
+        if self.can_be_laid_out:
+            self.lay_out()
 
 
 class Together:
-    """Layers that are given the same input one after another: one product does for all.
+    """Layers that receive the same input one after another, such as q, k and v: one product
+    computes all of them.
 
-    The first one that asks computes what the others will ask for. What they get is theirs only if
-    their input is the very same tensor; otherwise it is computed for them.
+    The first layer that is called computes the results of the others too. Another layer takes its
+    result only if its input is the very same tensor; otherwise it is computed for that layer.
     """
 
     def __init__(self, library: Native, layers: Sequence[NativeLinear]) -> None:
@@ -180,6 +204,10 @@ class Together:
         if results:
             self._held = x, results
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles hold: not the results and pointers of this process."""
+        return {**self.__dict__, "_prepared": None, "_held": None}
 
     def _results(self, x: Tensor) -> Sequence[Tensor]:
         prepared = self._ready()
@@ -214,15 +242,17 @@ def _shape(x: Tensor, matrix: Tensor, scale: Tensor | None, bias: Tensor | None)
 
 
 def native_linear(library: Native, layer: Any) -> NativeLinear:
-    """Returns a layer like a plain linear one, with its parameters, or, if its weight loses nothing
-    by that, with a narrower one."""
+    """Returns a layer with the parameters of a plain linear one, its weight in a narrower dtype if
+    that changes no element."""
     shown_t = type(layer) is Conv1D
-    if shown_t:
-        layer.weight.data = layer.weight.data.t().contiguous().t()
-    weight, loaded = layer.weight, layer.weight.nbytes
-    kind = narrowest(weight, library)
-    if kind != weight.dtype:
-        weight = nn.Parameter(weight.detach().to(kind), requires_grad=False)
+    matrix = matrix_of(layer)
+    loaded, found = matrix.nbytes, narrowed(matrix, library.takes)
+    if shown_t:  # the parameter keeps its shape [K, N], over memory that holds [N, K]
+        layer.weight.data = matrix.t()
+    if found is matrix:
+        weight = layer.weight
+    else:
+        weight = nn.Parameter(found.t() if shown_t else found, requires_grad=False)
     return NativeLinear(library, weight, layer.bias, shown_t=shown_t, loaded_bytes=loaded)
 
 
@@ -230,37 +260,25 @@ def native_int8(library: Native, layer: Any) -> NativeLinear:
     """Returns a layer with a plain linear one's weight as 8-bit integers, a scale per output."""
     integers, scale = to_int8(matrix_of(layer))
     weight = nn.Parameter(integers, requires_grad=False)
-    # What `Int8Linear` holds, which stands in where there is no compiler: seeded texts go by it.
+    # As many bytes as an `Int8Linear` holds, which is used where there is no compiler: prices of
+    # passes, and with them seeded texts, must not depend on that.
     loaded = integers.nbytes + scale.nbytes  # the other half of its scales and zero points
-    return NativeLinear(library, weight, layer.bias, scale=scale, loaded_bytes=loaded)
-
-
-def narrowest(weight: Tensor, library: Native) -> torch.dtype:
-    """Returns the narrowest type that holds every element of a weight as it is."""
-    if weight.dtype != torch.float32:
-        return weight.dtype
-    some = weight.detach().flatten()[:SAMPLE]
-    for dtype in filter(library.takes, NARROW):
-        if _fits(some, dtype) and _fits(weight.detach(), dtype):
-            return dtype
-    return weight.dtype
-
-
-def _fits(weight: Tensor, dtype: torch.dtype) -> bool:
-    return torch.equal(weight.to(dtype).to(weight.dtype), weight)
+    made = NativeLinear(library, weight, layer.bias, scale=scale, loaded_bytes=loaded)
+    made.saved_t = type(layer) is Conv1D
+    return made
 
 
 @torch.no_grad()
-def lay_out_weights(model: nn.Module) -> int:
-    """Lays out the weights of a model for our products, but for those that others read too;
-    returns of how many layers.
+def lay_out_weights(model: nn.Module, tune: bool = False) -> int:
+    """Puts the weights of a model into panels (`NativeLinear.lay_out`); returns of how many layers.
 
-    Where oneDNN is much faster at a product with many rows, float32 weights stay as they are, and
-    such products are its.
+    Weights that other modules read too, such as embeddings, stay in rows. So do float32 weights
+    where oneDNN is much faster at products of many rows, which it then computes. Where that is so
+    is a fixed rule; ``tune`` asks a race instead.
     """
     layers = [module for module in model.modules() if isinstance(module, NativeLinear)]
     wide = [layer for layer in layers if layer.read.dtype == torch.float32]
-    if wide and not _wins_with_many_rows(wide[0]):
+    if wide and not reads_prompts(wide[0], tune):
         for layer in wide:
             layer.most = FEW
         layers = [layer for layer in layers if layer.most > FEW]
@@ -271,28 +289,19 @@ def lay_out_weights(model: nn.Module) -> int:
     return len(found)
 
 
-def _wins_with_many_rows(layer: NativeLinear) -> bool:
-    """Whether our product is not much slower than oneDNN's at a prompt."""
-    ours = NativeLinear(layer.library, nn.Parameter(layer.read, requires_grad=False), None)
-    if ours.can_be_laid_out:
-        ours.lay_out()
-    x = torch.ones(PROMPT, layer.in_features)
-    lanes: dict[Callable[[Tensor], Tensor], list[float]] = {ours: [], layer.dense: []}
-    for _ in range(1 + TURNS):
-        for lane, took in lanes.items():
-            begin = perf_counter()
-            lane(x)
-            took.append(perf_counter() - begin)
-    mine, onednns = map(min, lanes.values())  # what else runs only adds to the best turn
-    return mine <= ADVANTAGE * onednns
+def reads_prompts(layer: NativeLinear, tune: bool = False) -> bool:
+    """Returns whether our products are used for many rows too, and not oneDNN's."""
+    if not tune:
+        return layer.library.lanes >= WIDE_LANES
+    from outpace.targets.cpu.race import native_reads_prompts  # which races these very layers
+
+    return native_reads_prompts(layer)
 
 
 @torch.inference_mode()
 def share_products(model: nn.Module) -> int:
-    """Lets layers that a pass gives the very same input compute together; returns how many do.
-
-    Which ones do shows in a pass over one token. model: a causal LM.
-    """
+    """Lets layers of a causal LM that receive the very same input compute together; returns how
+    many do. A pass over one token shows which ones these are."""
     calls: list[tuple[NativeLinear, Tensor, Tensor]] = []
 
     def note(layer: Any, given: tuple[Tensor, ...]) -> None:

@@ -1,9 +1,9 @@
-"""A causal LM of the Llama kind in one call, from its embeddings to its last norm.
+"""A causal LM of the Llama kind computed in one call, from its embeddings to its logits.
 
-Between two decoder layers, and around all of them, transformers does what a library for training,
-quantising and inspecting models has to do. Where all layers are played by `native.cpp`, a pass over
-a few tokens spends a noticeable part of its time there, a small drafter's most of all. That is left
-out.
+Around its layers transformers does what a library for training, quantising and inspecting models
+has to do. Once `native.cpp` computes the layers, that takes a noticeable part of a pass over a few
+tokens, most of all in a small drafter. So it is left out where all layers are computed by our own
+code and nobody looks on.
 """
 
 from __future__ import annotations
@@ -22,33 +22,43 @@ from outpace.targets.cpu.rotary import Rotary
 from outpace.targets.hf.cache import SlotCache
 
 CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
-"""All that such a model consists of, besides its head."""
+"""The parts of such a model besides its head: one with others computes something else."""
 
 
 class Scored(NamedTuple):
-    """What a pass is made for; transformers' own outputs take as long as a layer of a small
+    """The output of a pass. Making one of transformers' own takes as long as a layer of a small
     drafter."""
 
     logits: Tensor  # [A, keep, V]
 
 
 class NativeModel:
-    """Plays a causal LM: the ``forward`` of that model, in the place of its own."""
+    """Computes a causal LM: takes the place of that model's ``forward``."""
 
     def __init__(self, library: Native, model: nn.Module) -> None:
         """model: one that looks `_like_llama`."""
         whole: Any = model
-        self.plain: Any = whole.forward
+        self._model = whole
         self._inner = whole.model
         self._embed = whole.model.embed_tokens
         self._rotary = Rotary(whole.model.rotary_emb)
         self._head = whole.lm_head
         self._layers: list[Any] = list(whole.model.layers)
         self._blocks: list[NativeLayer] = [layer.forward for layer in self._layers]
-        self._stack = LayerStack(
-            library, self._layers, PassDescriptions(), whole.model.norm, self._head
-        )
+        self._library = library
         self._modules = whole._modules
+        self._made: LayerStack | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles hold: no pointers of this process."""
+        return {**self.__dict__, "_made": None}
+
+    @property
+    def _stack(self) -> LayerStack:
+        if self._made is None:
+            passes, norm = PassDescriptions(), self._inner.norm
+            self._made = LayerStack(self._library, self._layers, passes, norm, self._head)
+        return self._made
 
     def __call__(
         self,
@@ -62,7 +72,7 @@ class NativeModel:
     ) -> Any:
         """Returns the model's output, with logits ``[A, keep, V]``."""
         asked = rest or not use_cache or input_ids is None or position_ids is None
-        if asked or not self._plays(input_ids, attention_mask, past_key_values):
+        if asked or not self._takes(input_ids, attention_mask, past_key_values):
             return self.plain(
                 input_ids=input_ids,
                 position_ids=position_ids,
@@ -73,21 +83,26 @@ class NativeModel:
                 **rest,
             )
         x = self._embed(input_ids)
-        told = self._rotary(x, position_ids, past_key_values.longest), past_key_values
+        given = self._rotary(x, position_ids, past_key_values.longest), past_key_values
         if isinstance(logits_to_keep, int) and self._stack.has_head:
             keep = logits_to_keep or x.shape[1]
-            return Scored(self._stack.logits(x, *told, attention_mask, keep))
-        self._stack.run(x, *told, attention_mask)
+            return Scored(self._stack.logits(x, *given, attention_mask, keep))
+        self._stack.run(x, *given, attention_mask)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         return Scored(self._head(x[:, kept]))
 
-    def _plays(self, tokens: Any, mask: Any, cache: Any) -> bool:
+    def plain(self, **options: Any) -> Any:
+        """Returns the output of transformers' own code for the model."""
+        forward: Any = type(self._model).forward  # the model's own attribute may be this object
+        return forward(self._model, **options)
+
+    def _takes(self, tokens: Any, mask: Any, cache: Any) -> bool:
         boolean = mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool)
         plain = tokens.device.type == "cpu" and not torch.is_grad_enabled() and few(tokens)
         return boolean and plain and isinstance(cache, SlotCache) and self._is_as_it_was()
 
     def _is_as_it_was(self) -> bool:
-        """Whether nobody took layers out since, put others in, or wants to look on."""
+        """Whether the model still has the layers that it was loaded with, and no hooks on them."""
         layers = list(self._inner.layers._modules.values())
         return (
             len(layers) == len(self._layers)
@@ -103,8 +118,10 @@ class NativeModel:
 
 @torch.inference_mode()
 def use_native_model(model: nn.Module) -> bool:
-    """Lets the library play a causal LM whose layers it plays, if the logits of a small draft are
-    the same then; returns whether."""
+    """Lets the library compute a whole causal LM; returns whether it does.
+
+    It must compute all of its layers already, and give the same logits for a small draft.
+    """
     library = native()
     if library is None or not _like_llama(model):
         return False
@@ -119,8 +136,10 @@ def use_native_model(model: nn.Module) -> bool:
 
 
 def _like_llama(model: Any) -> bool:
-    """Whether a model looks as if it were of the kind; that it is, only a trial tells."""
+    """Whether a model may be of the Llama kind. Only a trial can show that it is."""
     if {name for name, _ in model.named_children()} != {"model", "lm_head"}:
+        return False
+    if "forward" in model.__dict__:  # somebody else's
         return False
     inner = model.model
     if {name for name, _ in inner.named_children()} != CHILDREN:

@@ -1,4 +1,4 @@
-"""Linear layers whose weights oneDNN has laid out once for its own product, on a CPU."""
+"""Linear layers on a CPU whose weights are held in the order that oneDNN's products read."""
 
 from __future__ import annotations
 
@@ -39,6 +39,12 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return result
 
 
+def _packed(weight: Tensor) -> Tensor:
+    """Returns a weight ``[N, K]`` in oneDNN's layout, in which only its products can read it."""
+    found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, HINT)
+    return found
+
+
 def _shape(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], packed.shape[0])
 
@@ -58,7 +64,7 @@ class PackedLinear(nn.Module):
         self._dtype = weight.dtype
         self._shown_t = shown_t
         self._compilable = opaque("packed_linear", product, _shape)
-        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), HINT)
+        self._packed = _packed(weight.detach())
 
     @property
     def weight(self) -> Tensor:
@@ -73,9 +79,23 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``[..., K]`` -> ``[..., N]``."""
-        play = self._compilable if torch.compiler.is_compiling() else product
-        result: Tensor = play(x, self._packed, self.bias)
+        multiply = self._compilable if torch.compiler.is_compiling() else product
+        result: Tensor = multiply(x, self._packed, self.bias)
         return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles hold: the plain weight instead of oneDNN's layout, which
+        can be neither copied nor written."""
+        dropped = ("_packed", "_compilable")
+        kept = {name: value for name, value in self.__dict__.items() if name not in dropped}
+        return {**kept, "_plain": self._packed.to_dense(self._dtype)}  # [N, K]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kept = dict(state)
+        plain = kept.pop("_plain")
+        super().__setstate__(kept)  # type: ignore[no-untyped-call]
+        self._packed = _packed(plain)
+        self._compilable = opaque("packed_linear", product, _shape)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"

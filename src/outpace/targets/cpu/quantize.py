@@ -1,16 +1,16 @@
-"""Quantised weights: less memory to read, and a model of its own.
+"""Quantised weights: less memory to read per pass, and a model that differs a little from the
+original.
 
-On a CPU, "int8": each output channel's weights as 8-bit integers of one scale. Our own products
-(`targets.native`) widen them as they go; activations stay as they are.
+On a CPU, "int8" holds the weights of each output as 8-bit integers with one scale. Our own products
+(`targets.cpu.native`) widen them in registers; activations stay float32.
 
-Without a C++ compiler the products are oneDNN's, of exact integers, and the activations must be
-integers too (`Int8Linear`). Rounded to 8 bits they would not do here:
-attention adds up in another order when several tokens share a pass, the last bit that this changes
-decides now and then which way an activation is rounded, and one step of 1/127 is felt in the logits
-(by a percent of their spread) where the last bit was not. Speculation would change the text.
-So each row is split into two 8-bit halves of a scale of its own, 15 bits together, and both pass
-through the product as rows of their own, at hardly more than the price of one: the weights are read
-once. What is lost is then only what the weights lose.
+Without a C++ compiler the products are oneDNN's. They multiply integers exactly, so the activations
+must be integers too (`Int8Linear`). Eight bits would not do: attention adds up in another order
+when several tokens share a pass, the last bit of an activation changes with that, now and then this
+decides which way the activation is rounded, and one step of 1/127 moves the logits by a percent of
+their spread. Speculation would change the text. So each row of activations is split into two 8-bit
+halves, 15 bits together. Both pass through the product as rows of their own, which costs hardly
+more than one row because the weights are read once.
 
 On a GPU, "int8" and "int4": torchao's weight-only schemes.
 """
@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ConfigError, UnsupportedModel, did_you_mean
-from outpace.targets.cpu.layers import SMALLEST_SCALE, exchange, linear_layers, matrix_of, to_int8
+from outpace.targets.cpu.layers import exchange, linear_layers, matrix_of
+from outpace.targets.cpu.narrow import SMALLEST_SCALE, to_int8
 from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_linear import native_int8
 from outpace.targets.cpu.opaque import opaque
@@ -34,8 +35,8 @@ Quantization = Literal["int8", "int4"]
 QUANTIZATIONS = ("int8", "int4")
 
 WORTH = 1 << 18
-"""Weights of a layer from which on reading a quarter of them saves time: smaller ones stay in the
-processor's own memory."""
+"""Weights of a layer from which on 8 bits save time: smaller layers stay in the processor's
+cache."""
 
 
 class Int8Linear(nn.Module):
@@ -55,6 +56,7 @@ class Int8Linear(nn.Module):
         self.register_buffer("scale", scale)  # [N]
         self.register_buffer("zero", torch.zeros(len(scale), dtype=torch.int32))
         self.bias: Any = layer.bias
+        self._saved_t = type(layer) is Conv1D
         self._packed = _pack(integers)
         self._compilable = opaque("int8_linear", _product, _shape)
         self.packed_bytes = integers.nbytes + self.scale.nbytes + self.zero.nbytes
@@ -78,6 +80,32 @@ class Int8Linear(nn.Module):
         if self.bias is not None:
             y = y.add_(self.bias)
         return y.view(*x.shape[:-1], self.out_features)
+
+    @property
+    def _integers(self) -> Tensor:
+        """The weight ``[N, K]``, int8: a copy."""
+        return self._packed.to_dense().t().contiguous()
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Saves the weight of the layer that this one replaced, rounded."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[prefix + "scale"], destination[prefix + "zero"]
+        rounded = self._integers * self.scale[:, None]
+        destination[prefix + "weight"] = rounded.t().contiguous() if self._saved_t else rounded
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles hold: plain integers instead of oneDNN's layout, which
+        can be neither copied nor written."""
+        dropped = ("_packed", "_compilable")
+        kept = {name: value for name, value in self.__dict__.items() if name not in dropped}
+        return {**kept, "_plain": self._integers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kept = dict(state)
+        integers = kept.pop("_plain")
+        super().__setstate__(kept)  # type: ignore[no-untyped-call]
+        self._packed = _pack(integers)
+        self._compilable = opaque("int8_linear", _product, _shape)
 
 
 def _pack(integers: Tensor) -> Tensor:
@@ -169,9 +197,15 @@ def quantize(model: nn.Module, quantization: Quantization) -> None:
         exchange(model, lambda layer: native_int8(library, layer))
 
 
+def rounds_activations(model: nn.Module) -> bool:
+    """Returns whether `quantize` makes a model's layers round their inputs too, and not only their
+    weights: all but our own products do."""
+    return next(model.parameters()).device.type != "cpu" or native() is None
+
+
 def pays(model: nn.Module) -> bool:
-    """Returns whether 8-bit weights make a model's passes faster, as far as that can be told from
-    its layers: most of what a pass reads is in large ones, and they are our own products."""
+    """Returns whether 8-bit weights make a model's passes faster, judged by its layers: most of
+    what a pass reads is in large linear layers, and our own products compute these."""
     weights = [getattr(parent, name).weight for parent, name in linear_layers(model)]
     where, kind = next(model.parameters()).device, next(model.parameters()).dtype
     if where.type != "cpu" or kind != torch.float32 or native() is None:

@@ -27,6 +27,10 @@ class Rotary:
         self._module = module
         self._table: tuple[Tensor, Tensor, Tensor] | None = None  # the last: what it came from
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles hold: the table is worked out anew."""
+        return {**self.__dict__, "_table": None}
+
     def __call__(self, x: Tensor, positions: Tensor, reach: int) -> Angles:
         """x: of the dtype and device asked for; positions: ``[A, T]``, all below ``reach``."""
         if getattr(self._module, "rope_type", None) not in STATIC:

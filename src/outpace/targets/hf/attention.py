@@ -35,11 +35,24 @@ def use_grouped(model: nn.Module) -> bool:
         return False
     if not (loaded._supports_attention_backend and loaded._can_set_attn_implementation()):
         return False
+    loaded.outpace_attention = _register()
+    loaded.set_attn_implementation(NAME)
+    return True
+
+
+class _Registration:
+    """Part of a model that uses the attention: unpickling it registers the attention there."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _register, ()
+
+
+def _register() -> _Registration:
+    """Makes the attention known to transformers in this process."""
     AttentionInterface.register(NAME, grouped_attention)
     # For a prompt the model makes its own masks: in the form that torch's kernel takes.
     AttentionMaskInterface.register(NAME, sdpa_mask)
-    loaded.set_attn_implementation(NAME)
-    return True
+    return _Registration()
 
 
 def grouped_attention(

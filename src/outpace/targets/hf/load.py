@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import enable_progress_bars  # type: ignore[attr-defined]
-from huggingface_hub.utils._validators import validate_repo_id
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -23,10 +22,11 @@ from outpace.targets.cpu.kernels import check as check_kernels
 from outpace.targets.cpu.native_layer import use_native_layers
 from outpace.targets.cpu.native_linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_model import use_native_model
-from outpace.targets.cpu.quantize import Quantization, pays, quantize
+from outpace.targets.cpu.quantize import Quantization, pays, quantize, rounds_activations
 from outpace.targets.cpu.quantize import check as check_quantization
 from outpace.targets.hf import support
 from outpace.targets.hf.attention import use_grouped
+from outpace.targets.hf.source import check_path, has_tokenizer, is_pickled, locate
 from outpace.targets.hf.weights import weight_bytes
 
 DTYPES = {
@@ -36,8 +36,8 @@ DTYPES = {
     "float16": torch.float16,
 }
 
-WEIGHTS = ("*.safetensors", "*.bin")
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+Progress = Callable[[str, float], None]
+"""Is called with what is being done, and how much of the whole is behind it, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class Loaded:
     """Known to share the tokens of whatever it is used with."""
     quantization: Quantization | None = None
     """How its linear layers were quantised when it was loaded."""
+    cpu_kernels: Kernels | None = None
+    """How its linear layers were to be replaced when it was loaded; None: it was handed over."""
 
     @property
     def config(self) -> Any:
@@ -124,49 +126,78 @@ def load(
     trust_remote_code: bool = False,
     cpu_kernels: Kernels = "auto",
     quantization: Quantization | Literal["auto"] | None = None,
+    progress: Progress | None = None,
 ) -> Loaded:
     """Returns the model, checked: it is a causal LM whose drafts can be scored and rolled back.
 
-    dtype "auto": float32 on a CPU (narrow types are slower there), the checkpoint's own on a GPU.
-    device "auto": CUDA where there is one. cpu_kernels "auto": linear layers of a model loaded here
-    are exchanged for ones that are faster on few rows (`targets.kernels`), and layers of the Llama
-    kind played whole (`targets.block`); a model handed over stays as it is. quantization: see
-    `targets.quantize`; "auto", for models whose law may change: where it saves time. Raises
-    ``ConfigError``, ``ModelLoadError`` or ``UnsupportedModel``.
+    dtype "auto": float32 on a CPU, where narrow dtypes are slower, and the checkpoint's own on a
+    GPU. device "auto": CUDA where there is one. cpu_kernels: how the linear layers of a model
+    loaded here are replaced by faster ones (`kernels.speed_up`); with "auto", "tune" and "native"
+    whole layers of the Llama kind are computed by our own code too. A model object that is handed
+    over stays as it is. quantization: see `quantize`; "auto" is for drafters, which may be rounded:
+    8 bits where that saves time. progress: called before each step. Raises ``ConfigError``,
+    ``ModelLoadError`` or ``UnsupportedModel``.
     """
     check_kernels(cpu_kernels)
+    _check_trust(trust_remote_code)
     wanted = None if quantization == "auto" else quantization
     if wanted is not None and cpu_kernels in ASKED:
         raise ConfigError(
             f"cpu_kernels {cpu_kernels!r} and quantization exclude each other: leave one out."
         )
+    report = progress or _silent
     if isinstance(model, (Loaded, nn.Module)):
         _check_handed_over(cpu_kernels, wanted)
         if isinstance(model, nn.Module):
             model = Loaded(model.eval(), tokenizer, type(model).__name__)
-        loaded = model
-        support.check(loaded.model)
-        support.probe(loaded.model)
-        return loaded
-    loaded = _from_path(str(model), tokenizer, dtype, device, trust_remote_code, wanted)
-    if quantization == "auto" and cpu_kernels == "auto" and pays(loaded.model):
+        report("checking the model", 0.5)
+        support.check(model.model)
+        support.probe(model.model)
+        return model
+    loaded = _from_path(str(model), tokenizer, dtype, device, trust_remote_code, wanted, report)
+    if quantization == "auto" and cpu_kernels in ("auto", "tune") and pays(loaded.model):
         wanted = "int8"
-        loaded = replace(loaded, quantization=wanted)
-    if wanted is None:
-        speed_up(loaded.model, cpu_kernels)
-    use_grouped(loaded.model)
-    support.check(loaded.model)
-    support.probe(loaded.model)
-    if wanted is not None:
-        # After the probe, which then need not tell rounding from a mask that is ignored.
-        quantize(loaded.model, wanted)
-    if cpu_kernels in NATIVE:
-        lay_out_weights(loaded.model)
-        share_products(loaded.model)
-        use_native_layers(loaded.model)
-        use_native_model(loaded.model)
-    support.probe(loaded.model, coarse=wanted is not None)
+    loaded = replace(loaded, quantization=wanted, cpu_kernels=cpu_kernels)
+    _prepare(loaded, report)
     return loaded
+
+
+def _prepare(loaded: Loaded, report: Progress) -> None:
+    """Replaces the layers of a model that was just loaded, and checks what it computes then."""
+    model, kernels = loaded.model, loaded.cpu_kernels or "off"
+    use_grouped(model)
+    support.check(model)
+    report("arranging the weights for this processor", 0.4)
+    rounded = loaded.quantization is not None and rounds_activations(model)
+    if rounded:
+        # Checked exactly before, because rounding cannot be told from an ignored mask afterwards.
+        support.probe(model)
+    if loaded.quantization is not None:
+        quantize(model, loaded.quantization)
+    else:
+        speed_up(model, kernels)
+    if kernels in NATIVE:
+        lay_out_weights(model, tune=kernels == "tune")
+    report("checking that drafts are scored as plain text is", 0.7)
+    support.probe(model, coarse=rounded)
+    if kernels in NATIVE:
+        report("trying whole layers in native code", 0.85)
+        share_products(model)
+        use_native_layers(model)
+        use_native_model(model)
+    report("ready", 1.0)
+
+
+def _silent(_: str, __: float) -> None:
+    """Reports nothing."""
+
+
+def _check_trust(trust: object) -> None:
+    if not isinstance(trust, bool):
+        raise ConfigError(
+            f"trust_remote_code must be True or False, not {trust!r}: with True, code that comes "
+            "with the model is executed."
+        )
 
 
 def _check_handed_over(cpu_kernels: Kernels, quantization: Quantization | None) -> None:
@@ -189,12 +220,12 @@ def load_drafter(
     device: str | torch.device | None = None,
     cpu_kernels: Kernels = "auto",
     quantization: Quantization | Literal["auto"] | None = "auto",
+    trust_remote_code: bool = False,
 ) -> Loaded:
-    """Returns the model that drafts for a target, as `load` does: on the target's device and in its
-    dtype unless told otherwise.
+    """Returns the model that drafts for a target, as `load` does.
 
-    quantization "auto": in 8 bits where that saves time. What is drafted is a guess, and the text
-    is the target's whatever the guesses are.
+    dtype and device are the target's, unless they are given. quantization "auto": in 8 bits where
+    that saves time. Drafted tokens are guesses, and the text is the target's whatever is guessed.
     """
     if quantization == "auto" and dtype is not None:
         quantization = None
@@ -205,37 +236,8 @@ def load_drafter(
         device=target.device if device is None else device,
         cpu_kernels="auto" if isinstance(model, (Loaded, nn.Module)) else cpu_kernels,
         quantization=quantization,
+        trust_remote_code=trust_remote_code,
     )
-
-
-def check_path(model: str | os.PathLike[str]) -> None:
-    """Raises ``ModelLoadError`` where a look at the disk tells that nothing can be loaded.
-
-    Cheap, so that it can be asked of target and drafter before the weights of either are read.
-    """
-    path = Path(model)
-    if path.is_dir():
-        if not (path / "config.json").exists():
-            raise ModelLoadError(
-                f"{path} has no config.json: name a folder that holds a saved model."
-            )
-        if not any(next(path.glob(pattern), None) for pattern in WEIGHTS):
-            raise ModelLoadError(
-                f"{path} has a config.json but no weights ({' or '.join(WEIGHTS)}): download or "
-                "save the model again."
-            )
-    elif path.exists():
-        raise ModelLoadError(f"{path} is a file: name the folder that holds the saved model.")
-    elif not _is_hub_name(str(model)):
-        raise ModelLoadError(f"there is no folder {str(model)!r}, and no hub name looks like this.")
-
-
-def _is_hub_name(name: str) -> bool:
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
 
 
 def _from_path(
@@ -245,38 +247,49 @@ def _from_path(
     device: str | torch.device,
     trust: bool,
     quantization: Quantization | None,
+    report: Progress,
 ) -> Loaded:
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     check_quantization(quantization, where, kind)
     check_path(path)
-    config = _config(path, trust)
+    report("looking for the model", 0.0)
+    source = locate(path)
+    config = _config(source, path, trust)
     support.check_config(config)
     # Before the weights, which are what takes long.
-    known = _tokenizer(path, trust) if tokenizer is None else tokenizer
-    model = _weights(path, config, kind, trust)
-    return Loaded(model.to(where).eval(), known, path, quantization=quantization)
+    known = _tokenizer(source, path, trust) if tokenizer is None else tokenizer
+    report("reading the weights", 0.05)
+    model = _weights(source, path, config, kind, trust)
+    return Loaded(model.to(where).eval(), known, path)
 
 
-def _config(path: str, trust: bool) -> Any:
+# What follows reads from ``source``, a folder or hub name, and calls the model ``name`` in errors.
+
+
+def _config(source: str, name: str, trust: bool) -> Any:
     try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust)
+        return AutoConfig.from_pretrained(source, trust_remote_code=trust)
     except Exception as error:  # transformers raises all sorts over the files of others
-        if isinstance(error, OSError) and not Path(path).exists():
+        if _asks_for_trust(error):
+            raise _untrusted(name) from error
+        if isinstance(error, OSError) and not Path(source).exists():
             raise ModelLoadError(
-                f"{path!r} is neither a folder here nor a model that can be downloaded: "
+                f"{name!r} is neither a folder here nor a model that can be downloaded: "
                 f"{_first_line(error)}"
             ) from error
         raise ModelLoadError(
-            f"cannot read the config.json of {path!r}: {_reason(error)}"
+            f"cannot read the config.json of {name!r}: {_reason(error)}"
         ) from error
 
 
-def _weights(path: str, config: Any, dtype: str | torch.dtype, trust: bool) -> nn.Module:
+def _weights(
+    source: str, name: str, config: Any, dtype: str | torch.dtype, trust: bool
+) -> nn.Module:
     load_it: Any = AutoModelForCausalLM.from_pretrained  # its stubs know one result, not the pair
     try:
         model, report = load_it(
-            path,
+            source,
             config=config,
             dtype=dtype,
             trust_remote_code=trust,
@@ -285,21 +298,40 @@ def _weights(path: str, config: Any, dtype: str | torch.dtype, trust: bool) -> n
         )
     except SafetensorError as error:
         raise ModelLoadError(
-            f"the weights in {path!r} are damaged or cut short ({_first_line(error)}): download or "
+            f"the weights in {name!r} are damaged or cut short ({_first_line(error)}): download or "
             "save the model again."
         ) from error
     except Exception as error:  # as above
+        if _asks_for_trust(error):
+            raise _untrusted(name) from error
+        if is_pickled(source) and "weights_only" in str(error):
+            raise ModelLoadError(
+                f"the weights in {name!r} are pickled and hold more than tensors, which could "
+                "run any code: use a copy of the model that is saved as *.safetensors."
+            ) from error
         raise ModelLoadError(
-            f"cannot load a causal language model from {path!r}: {_why(error, config)}"
+            f"cannot load a causal language model from {name!r}: {_why(error, config)}"
         ) from error
     missing = sorted(report["missing_keys"])
     if missing:
         # transformers would fill them with random numbers, and the text would be noise.
         raise ModelLoadError(
-            f"the weights in {path!r} lack {len(missing)} of those that its config.json calls for "
+            f"the weights in {name!r} lack {len(missing)} of those that its config.json calls for "
             f"({missing[0]!r} is one): download or save the model again."
         )
     return model  # type: ignore[no-any-return]
+
+
+def _asks_for_trust(error: Exception) -> bool:
+    return isinstance(error, ValueError) and "trust_remote_code=True" in str(error)
+
+
+def _untrusted(name: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"{name!r} comes with Python code of its own, which loading it would execute: read that "
+        "code, and if you trust it pass trust_remote_code=True (for a drafter, in "
+        "speculative_config)."
+    )
 
 
 def _why(error: Exception, config: Any) -> str:
@@ -317,13 +349,23 @@ def _attention(config: Any) -> str | None:
     return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
 
 
-def _tokenizer(path: str, trust: bool) -> Any:
+def read_tokenizer(model: str, trust_remote_code: bool) -> Any:
+    """Returns the tokenizer of a folder or hub name, or None if there is none.
+
+    Raises ``ModelLoadError`` for one that cannot be read.
+    """
+    return _tokenizer(locate(model), model, trust_remote_code)
+
+
+def _tokenizer(source: str, name: str, trust: bool) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
     except Exception as error:  # the tokenizers library raises bare exceptions over a broken file
-        if any((Path(path) / name).exists() for name in TOKENIZERS):
+        if _asks_for_trust(error):
+            raise _untrusted(name) from error
+        if has_tokenizer(source):
             raise ModelLoadError(
-                f"cannot read the tokenizer of {path!r}: {_reason(error)}"
+                f"cannot read the tokenizer of {name!r}: {_reason(error)}"
             ) from error
         return None  # prompts must then be token ids, and the engine says so
 
@@ -399,5 +441,5 @@ def _first_line(error: BaseException) -> str:
 
 def _reason(error: BaseException) -> str:
     # The text of errors such as KeyError says nothing without their name.
-    told = isinstance(error, (OSError, ImportError)) or type(error) in (ValueError, RuntimeError)
-    return _first_line(error) if told else f"{type(error).__name__}: {_first_line(error)}"
+    speaks = isinstance(error, (OSError, ImportError)) or type(error) in (ValueError, RuntimeError)
+    return _first_line(error) if speaks else f"{type(error).__name__}: {_first_line(error)}"

@@ -1,0 +1,115 @@
+"""Says how a loaded model is computed: by which kernels, on how many threads, in which dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from outpace.targets.cpu.kernels import NATIVE
+from outpace.targets.cpu.linear import RowLinear
+from outpace.targets.cpu.native import build, slow_because
+from outpace.targets.cpu.native_layer import NativeLayer
+from outpace.targets.cpu.native_linear import DTYPES as NATIVE_DTYPES
+from outpace.targets.cpu.native_linear import NativeLinear
+from outpace.targets.cpu.native_model import NativeModel
+from outpace.targets.cpu.packed import PackedLinear
+from outpace.targets.cpu.processor import this_processor
+from outpace.targets.cpu.quantize import Int8Linear
+from outpace.targets.hf.load import Loaded
+
+KERNELS = {
+    "native": NativeLinear,
+    "packed": PackedLinear,
+    "blocked": RowLinear,
+    "packed int8": Int8Linear,
+}
+"""The layers by which each kernel shows itself."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """How one model is computed. ``str()`` gives one line."""
+
+    name: str
+    device: str
+    dtype: str
+    """Of its activations."""
+    quantization: str | None
+    kernels: str
+    """Which products its linear layers use: "native" (our own), "packed", "blocked", "packed int8",
+    or "plain" (torch's)."""
+    tuned: bool
+    """Whether the kernels were chosen by a race instead of by the fixed rule."""
+    layers: int
+    """Decoder layers."""
+    native_layers: int
+    """Decoder layers of which our own code computes everything in passes over a few tokens."""
+    whole_model: bool
+    """Whether our own code computes such passes from the first layer to the logits, in one call."""
+    instructions: str
+    """The strongest instruction set of the processor: "AMX", "AVX-512", "AVX2", "NEON", ..."""
+    threads: int
+    slow: str | None = None
+    """Why the model is slower than it could be and what to do, where that is known."""
+    drafter: Description | None = None
+
+    def __str__(self) -> str:
+        where = self.device
+        if where == "cpu":
+            where += f" ({self.instructions}, {self.threads} thread{'s'[: self.threads > 1]})"
+        held = " in ".join(filter(None, (self.quantization, self.dtype)))
+        computed = f"{self.kernels} kernels" + " chosen by a race" * self.tuned
+        if self.native_layers:
+            computed += f", {self.native_layers} of {self.layers} layers in native code"
+        if self.whole_model:
+            computed += ", in one call"
+        line = f"{self.name} on {where}, {held}: {computed}"
+        if self.slow is not None:
+            line += f"; {self.slow}"
+        if self.drafter is None:
+            return line
+        same = self.drafter.slow == self.slow  # once is enough
+        return f"{line} | drafter {replace(self.drafter, slow=None) if same else self.drafter}"
+
+
+def describe(loaded: Loaded, drafter: Loaded | None = None) -> Description:
+    """Returns how a model is computed, and its drafter, if that is a model."""
+    modules = list(loaded.model.modules())
+    kinds = [name for name, kind in KERNELS.items() if any(isinstance(m, kind) for m in modules)]
+    forwards = [module.__dict__.get("forward") for module in modules]
+    return Description(
+        name=loaded.name,
+        device=loaded.device.type,
+        dtype=str(_activations(loaded)).removeprefix("torch."),
+        quantization=loaded.quantization,
+        kernels=" and ".join(kinds) or "plain",
+        tuned=loaded.cpu_kernels == "tune",
+        layers=int(getattr(loaded.config, "num_hidden_layers", 0)),
+        native_layers=sum(isinstance(forward, NativeLayer) for forward in forwards),
+        whole_model=isinstance(loaded.model.__dict__.get("forward"), NativeModel),
+        instructions=this_processor().instructions,
+        threads=torch.get_num_threads(),
+        slow=_slow(loaded, kinds),
+        drafter=None if drafter is None else describe(drafter),
+    )
+
+
+def _activations(loaded: Loaded) -> torch.dtype:
+    model: Any = loaded.model  # its weights may be held in a narrower dtype
+    embeddings: torch.dtype = model.get_input_embeddings().weight.dtype
+    return embeddings
+
+
+def _slow(loaded: Loaded, kinds: list[str]) -> str | None:
+    takes = loaded.device.type == "cpu" and _activations(loaded) in NATIVE_DTYPES
+    if not takes or "native" in kinds:
+        return None
+    if loaded.cpu_kernels is None:
+        return (
+            "slower than with outpace's own kernels, because a model object that was handed over "
+            "keeps its layers: give the model's path or hub name instead"
+        )
+    problem = build().problem if loaded.cpu_kernels in NATIVE else None
+    return None if problem is None else slow_because(problem)

@@ -1,0 +1,187 @@
+"""Loading: what cannot be loaded is refused within seconds, by its cause and a remedy."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outpace.errors import ConfigError, ModelLoadError
+from outpace.targets.hf import source, support
+from outpace.targets.hf.load import load, load_drafter, read_tokenizer
+from outpace.targets.hf.source import check_path, locate
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+# -- code of others ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trust", ["no", "false", "True", 1, None])
+def test_trust_is_a_bool(folder: Path, trust: Any) -> None:
+    with pytest.raises(ConfigError, match="trust_remote_code must be True or False, not"):
+        load(folder, trust_remote_code=trust)
+    with pytest.raises(ConfigError, match="trust_remote_code must be True or False, not"):
+        load_drafter(folder, load(folder), trust_remote_code=trust)
+
+
+def test_code_that_comes_with_a_model_is_named_with_the_whole_remedy(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    named = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    config |= {"model_type": "unheard_of", "auto_map": named}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text("raise SystemExit('executed')")
+    with pytest.raises(ModelLoadError, match="Python code of its own") as caught:
+        load(folder)
+    assert "pass trust_remote_code=True" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+class Anything:
+    """An object that a pickle of weights has no business with."""
+
+
+def test_pickled_weights_that_are_more_than_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": torch.zeros(1), "more": Anything()}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match=r"saved as \*\.safetensors") as caught:
+        load(folder)
+    assert "weights_only" not in str(caught.value), "which would be the unsafe way"
+
+
+# -- places ------------------------------------------------------------------------------------
+
+
+def test_gguf_is_called_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "model-Q4.gguf"
+    file.write_bytes(b"GGUF")
+    for place in (file, tmp_path):
+        with pytest.raises(ModelLoadError, match="GGUF weights, which cannot be read yet: name"):
+            check_path(place)
+
+
+class Hub:
+    """What the hub answers, and how often it was asked."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer, self.asked = answer, 0
+
+    def model_info(self, name: str, *, timeout: float) -> Any:
+        assert timeout <= 10
+        self.asked += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in self.answer])
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    found = Hub([])
+    monkeypatch.setattr(
+        HfApi, "model_info", lambda api, *args, **options: found.model_info(*args, **options)
+    )
+    monkeypatch.setattr(source, "try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return found
+
+
+def _said(kind: Any) -> Exception:
+    error: Exception = kind.__new__(kind)  # its constructor wants an answer of the HTTP library
+    error.args = ("404",)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (_said(RepositoryNotFoundError), "nor a model of this name on the hub: check the spelling"),
+        (_said(GatedRepoError), "accept them on https://huggingface.co/some/model, then log in"),
+        (OSError("Name or service not known"), "cannot be reached .*Name or service not known"),
+        (["README.md", "q4.gguf"], "GGUF weights"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_refused_at_once(hub: Hub, answer: Any, reason: str) -> None:
+    hub.answer = answer
+    with pytest.raises(ModelLoadError, match=reason):
+        load("some/model")
+    assert hub.asked == 1
+    with pytest.raises(ModelLoadError, match=reason):
+        read_tokenizer("some/model", False)
+
+
+def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelLoadError, match="HF_HUB_OFFLINE forbids to download it: unset that"):
+        load("some/model")
+    assert hub.asked == 0
+
+
+def test_a_model_on_the_hub_is_found(hub: Hub) -> None:
+    hub.answer = ["config.json", "model.safetensors"]
+    assert locate("some/model") == "some/model"
+
+
+def test_what_was_downloaded_is_used_without_asking(
+    hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "try_to_load_from_cache", lambda name, file: str(folder / file))
+    hub.answer = ["config.json", "model.safetensors"]
+    assert locate("some/model") == "some/model", "its tokenizer may have to be downloaded"
+    assert hub.asked == 1
+    (folder / "tokenizer.json").write_text("{}")
+    assert locate("some/model") == str(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "second"}}))
+    assert locate("some/model") == "some/model", "one of two files is there"
+    (folder / "second").write_text("")
+    assert locate("some/model") == str(folder)
+    index.write_text("cut sh")
+    assert locate("some/model") == "some/model"
+    assert hub.asked == 3
+    index.unlink()
+    (folder / "tokenizer.json").unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert locate("some/model") == "some/model", "the library below says what is missing"
+
+
+# -- steps -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"cpu_kernels": "off"}])
+def test_each_step_is_reported_and_drafts_are_checked_once(
+    folder: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[tuple[str, float]] = []
+    probes: list[Any] = []
+    probe = support.probe
+    monkeypatch.setattr(support, "probe", lambda *args, **how: probes.append(probe(*args, **how)))
+    load(folder, progress=lambda text, done: steps.append((text, done)), **options)
+    shares = [done for _, done in steps]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert "reading the weights" in dict(steps)
+    assert len(probes) == 1
+
+
+def test_a_pickle_is_what_the_test_takes_it_for(folder: Path) -> None:
+    """`Anything` really is refused by torch's safe reader."""
+    torch.save(Anything(), folder / "more.bin")
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(folder / "more.bin", weights_only=True)
