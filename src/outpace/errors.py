@@ -65,14 +65,16 @@ class UnsupportedModel(OutpaceError, ValueError):
     """A model whose cache cannot roll back or whose attention cannot take a mask."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Returns ``" (did you mean 'x'?)"`` for the closest known word, else the known words.
+
+    ``word`` may be anything that a caller gave in the place of a word.
 
     >>> did_you_mean("nagram", ["ngram", "none"])
     " (did you mean 'ngram'?)"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1)
+    close = difflib.get_close_matches(str(word), names, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
     return f" ({hint})"
 

@@ -51,7 +51,7 @@ def assert_one_sentence(result: Any, words: str) -> None:
         (["--frequency-penalty", "9"], "frequency_penalty must be in [-2, 2]"),
         (["--top-k", "-2"], "top_k must be 0 (off) or positive"),
         (["--n", "0"], "n must be at least 1"),
-        (["--min-tokens", "-1"], "min_tokens must be 0 or positive"),
+        (["--min-tokens", "-1"], "min_tokens must be at least 0, not -1"),
         (["--seed", "9" * 30], "seed must fit"),
         (["--stop", ""], "stop must be"),
         (["--stop-token-id", "-1"], "stop_token_ids must hold token ids"),

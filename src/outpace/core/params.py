@@ -115,7 +115,7 @@ class SamplingParams:
         defaults: as a generation_config spells them (``do_sample``, ``max_new_tokens``, ...).
         """
         found = {**_OFF, **{k: v for k, v in defaults.items() if v is not None}}
-        if not found.get("do_sample", False):
+        if not flag("do_sample", found.get("do_sample", False)):
             found["temperature"] = 0.0
         found.setdefault("temperature", 1.0)
         found["max_tokens"] = found.pop("max_new_tokens")

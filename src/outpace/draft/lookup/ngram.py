@@ -13,8 +13,13 @@ import torch
 from outpace.core.proposal import Drawn, Point, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
+from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.errors import ConfigError
+
+LONGEST = 64
+"""Tokens that a look-up may compare: each size costs a table entry per token of the text, and texts
+that repeat so many tokens also repeat the last few of them."""
 
 
 class _Index:
@@ -55,11 +60,11 @@ class NgramDrafter(Drafter):
     options: ClassVar[Mapping[str, Any]] = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
     def __init__(self, prompt_lookup_max: int = 4, prompt_lookup_min: int = 2) -> None:
-        whole = all(type(size) is int for size in (prompt_lookup_min, prompt_lookup_max))
-        if not whole or not 1 <= prompt_lookup_min <= prompt_lookup_max:
+        whole = all(map(is_whole, (prompt_lookup_min, prompt_lookup_max)))
+        if not whole or not 1 <= prompt_lookup_min <= prompt_lookup_max <= LONGEST:
             raise ConfigError(
-                "prompt_lookup_min and prompt_lookup_max must be whole, with 1 <= min <= max, "
-                f"not {prompt_lookup_min!r} and {prompt_lookup_max!r}."
+                "prompt_lookup_min and prompt_lookup_max must be whole, with 1 <= min <= max <= "
+                f"{LONGEST}, not {shown(prompt_lookup_min)} and {shown(prompt_lookup_max)}."
             )
         self._sizes = (prompt_lookup_min, prompt_lookup_max)
         self._rows: list[_Index] = []

@@ -8,14 +8,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import GenerationConfig
 from transformers.generation import logits_process as hf
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from outpace.core.params import LogitsProcessor, SamplingParams
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, ModelLoadError
 
 REMEDY = (
     "set it aside with LLM(..., generation_config='none'), which ignores the model's own "
@@ -44,6 +46,25 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "max_time": (),
 }
 """Options that cannot be honoured, and the values at which they ask for nothing."""
+
+
+def check_file(folder: str | Path) -> None:
+    """Raises ``ModelLoadError`` for a generation_config.json that cannot be read.
+
+    transformers passes over such a file in silence, and texts would come without the options that
+    the model was published with. A model without the file is fine, and so is a hub name.
+    """
+    file = Path(folder) / GENERATION_CONFIG_NAME
+    if not file.is_file():
+        return
+    try:
+        GenerationConfig.from_pretrained(folder)
+    except Exception as error:  # whatever its constructor stumbles over
+        reason = str(error).strip().split("\n")[0][:300]
+        raise ModelLoadError(
+            f"cannot read {str(file)!r} ({type(error).__name__}: {reason}): correct it, or delete "
+            "it to go without."
+        ) from error
 
 
 def check(config: GenerationConfig) -> None:

@@ -25,7 +25,7 @@ from outpace.targets.cpu.native_linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_model import use_native_model
 from outpace.targets.cpu.quantize import Quantization, pays, quantize
 from outpace.targets.cpu.quantize import check as check_quantization
-from outpace.targets.hf import support
+from outpace.targets.hf import generation, support
 from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.weights import weight_bytes
 
@@ -248,6 +248,7 @@ def _from_path(
     kind = pick_dtype(dtype, where)
     check_quantization(quantization, where, kind)
     check_path(path)
+    generation.check_file(path)
     config = _config(path, trust)
     support.check_config(config)
     # Before the weights, which are what takes long.
