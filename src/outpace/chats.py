@@ -39,8 +39,7 @@ def rendered(tokenizer: Any, name: str, messages: Conversation) -> str:
     read = [_message(message) for message in messages]
     if not read:
         raise PromptError("the chat is empty: give at least one message.")
-    if not getattr(tokenizer, "chat_template", None):
-        raise PromptError(f"the tokenizer of {name} has no chat template: use generate() instead.")
+    check_template(tokenizer, name)
     try:
         text = tokenizer.apply_chat_template(read, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template is a program of the model's, and raises what it likes
@@ -51,6 +50,12 @@ def rendered(tokenizer: Any, name: str, messages: Conversation) -> str:
         ) from error
     check_characters(text)
     return str(text)
+
+
+def check_template(tokenizer: Any, name: str) -> None:
+    """Raises ``PromptError`` for a tokenizer without a chat template. name: the model's."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise PromptError(f"the tokenizer of {name} has no chat template: use generate() instead.")
 
 
 _FORM = 'a chat is a list of messages such as {"role": "user", "content": "a text"}'

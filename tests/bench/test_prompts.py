@@ -68,6 +68,38 @@ def test_what_is_missing_or_broken_is_said(tmp_path: Path, monkeypatch: pytest.M
         read_prompts(str(tmp_path / "e.jsonl"))
 
 
+def test_a_line_separator_inside_a_text_ends_no_line(tmp_path: Path) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text('{"prompt": "a\u2028b"}\r\n{"prompt": "c\x85d"}\n', "utf-8")
+    assert [prompt.text for prompt in read_prompts(str(file))] == ["a\u2028b", "c\x85d"]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b'{"prompt": "caf\xe9"}', "is not UTF-8 text: byte 0xe9 at offset 15"),
+        (b'{"prompt": 5}', "line 1: the prompt must be a text, not 5"),
+        (b'{"question_id": 1, "turns": [5]}', "the prompt must be a text, not 5"),
+        (b'{"question_id": 1, "turns": []}', "line 1 is no prompt"),
+        (b"[" * 100_000, "line 1 is no prompt"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_is_no_text_is_named_with_its_file(
+    tmp_path: Path, content: bytes, sentence: str
+) -> None:
+    (tmp_path / "q.jsonl").write_bytes(content)
+    with pytest.raises(PromptError, match=r"q\.jsonl") as caught:
+        read_prompts(str(tmp_path / "q.jsonl"))
+    assert sentence in str(caught.value)
+
+
+def test_a_folder_is_no_prompt_file(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").mkdir()
+    with pytest.raises(PromptError, match="cannot read prompt file"):
+        read_prompts(str(tmp_path / "d.jsonl"))
+
+
 def test_few_prompts_are_taken_from_all_tasks() -> None:
     prompts = [Prompt(f"{task}{i}", task, "") for task in "abc" for i in range(4)]
     assert [p.id for p in chosen(prompts, 5)] == ["a0", "b0", "c0", "a1", "b1"]

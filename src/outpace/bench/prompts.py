@@ -51,8 +51,9 @@ def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
         path = _named(name, data)
     if not path.exists():
         raise PromptError(f"no prompt file {path}: name a .jsonl file, or one of {_known()}.")
-    lines = path.read_text(encoding="utf-8").splitlines()
-    entries = [_entry(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    # Not splitlines(), which also breaks lines at U+2028, a character that JSON texts may hold.
+    lines = enumerate(_text(path).split("\n"), 1)
+    entries = [_entry(path, number, line) for number, line in lines if line.strip()]
     found = [prompt for prompt in entries if prompt.text]
     if not found:
         raise PromptError(f"{path} holds no prompt.")
@@ -76,14 +77,29 @@ def _known() -> str:
     return ", ".join(["builtin", *NAMES])
 
 
+def _text(path: Path) -> str:
+    """Returns the content of a file; ``PromptError`` if it cannot be read as UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} at offset "
+            f"{error.start} cannot be read; save it as UTF-8."
+        ) from error
+    except OSError as error:
+        raise PromptError(f"cannot read prompt file {str(path)!r}: {error.strerror}.") from error
+
+
 def _entry(path: Path, number: int, line: str) -> Prompt:
     try:
-        found = json.loads(line)
-        return prompt_of(found, f"{path.stem}/{number}", path.stem)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        found = prompt_of(json.loads(line), f"{path.stem}/{number}", path.stem)
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise PromptError(
             f"{path}, line {number} is no prompt: it needs 'prompt', or 'question_id' and 'turns'."
         ) from error
+    if not isinstance(found.text, str):
+        raise PromptError(f"{path}, line {number}: the prompt must be a text, not {found.text!r}.")
+    return found
 
 
 def prompt_of(entry: dict[str, Any], default_id: str, default_task: str) -> Prompt:

@@ -252,7 +252,7 @@ def _from_path(
     config = _config(path, trust)
     support.check_config(config)
     # Before the weights, which are what takes long.
-    known = _tokenizer(path, trust) if tokenizer is None else tokenizer
+    known = read_tokenizer(path, trust) if tokenizer is None else tokenizer
     model = _weights(path, config, kind, trust)
     return Loaded(model.to(where).eval(), known, path, quantization=quantization)
 
@@ -316,7 +316,11 @@ def _attention(config: Any) -> str | None:
     return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
 
 
-def _tokenizer(path: str, trust: bool) -> Any:
+def read_tokenizer(path: str, trust: bool) -> Any:
+    """Returns the tokenizer of a folder or hub name, None if there is none.
+
+    Raises ``ModelLoadError`` for one that cannot be read.
+    """
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
     except Exception as error:  # the tokenizers library raises bare exceptions over a broken file
