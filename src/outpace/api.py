@@ -400,14 +400,13 @@ def _speculation(
 ) -> SpeculativeConfig:
     if isinstance(config, SpeculativeConfig):
         return config
-    if config is None and not bundled:
-        return SpeculativeConfig(method="none")
-    if config is not None and not isinstance(config, Mapping):
-        raise ConfigError(f"speculative_config must be a dict, not {config!r}.")
-    found = dict(config or {})
-    if bundled and found.get("method", "draft_model") in ("draft_model", "draft_tree"):
-        found.setdefault("model", BUNDLED / "drafter")
-    return SpeculativeConfig.from_dict(found)
+    if config is None:
+        config = {} if bundled else {"method": "none"}
+    if bundled and isinstance(config, Mapping):
+        config = dict(config)
+        if config.get("method", "draft_model") in ("draft_model", "draft_tree"):
+            config.setdefault("model", BUNDLED / "drafter")
+    return SpeculativeConfig.from_dict(config)
 
 
 def _context(wanted: int | None, target: Loaded) -> int:

@@ -48,7 +48,7 @@ def check_kinds(model: Any, tokenizer: Any, dtype: Any, device: Any, quantizatio
     none = type(None)
     kinds = (str, os.PathLike, nn.Module, none)
     _check_kind("model", model, kinds, "a path, a hub name or a loaded model")
-    if tokenizer is not None and not callable(tokenizer):
+    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "get_vocab")):
         raise ConfigError(
             f"tokenizer must be a loaded tokenizer, not {shown(tokenizer)}: load it with "
             "transformers.AutoTokenizer.from_pretrained()."

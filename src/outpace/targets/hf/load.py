@@ -17,6 +17,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.targets.cpu.kernels import ASKED, NATIVE, Kernels, speed_up
 from outpace.targets.cpu.kernels import check as check_kernels
@@ -37,6 +38,7 @@ DTYPES = {
 }
 
 WEIGHTS = ("*.safetensors", "*.bin")
+AGAIN = "download or save the model again."
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
@@ -267,7 +269,7 @@ def _config(path: str, trust: bool) -> Any:
                 f"{_first_line(error)}"
             ) from error
         raise ModelLoadError(
-            f"cannot read the config.json of {path!r}: {_reason(error)}"
+            f"cannot read the config.json of {path!r} ({_reason(error)}): {AGAIN}"
         ) from error
 
 
@@ -322,11 +324,13 @@ def read_tokenizer(path: str, trust: bool) -> Any:
     Raises ``ModelLoadError`` for one that cannot be read.
     """
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+        tokenizer("text")  # some mistakes in its files only show when it is used
+        return tokenizer
     except Exception as error:  # the tokenizers library raises bare exceptions over a broken file
         if any((Path(path) / name).exists() for name in TOKENIZERS):
             raise ModelLoadError(
-                f"cannot read the tokenizer of {path!r}: {_reason(error)}"
+                f"cannot read the tokenizer of {path!r} ({_reason(error)}): {AGAIN}"
             ) from error
         return None  # prompts must then be token ids, and the engine says so
 
@@ -347,8 +351,10 @@ def pick_device(device: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"unknown device {device!r}: use 'auto', 'cpu' or 'cuda'.") from error
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"unknown device {shown(device)}: use 'auto', 'cpu' or 'cuda'."
+        ) from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device 'cuda' was asked for, but torch sees no CUDA device: use 'cpu'.")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
@@ -365,8 +371,8 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | 
         return dtype
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
-    if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}: choose from auto, {', '.join(DTYPES)}.")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {shown(dtype)}: choose from auto, {', '.join(DTYPES)}.")
     return DTYPES[dtype]
 
 
