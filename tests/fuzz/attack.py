@@ -19,7 +19,7 @@ from outpace.errors import OutpaceError
 
 LONG = os.environ.get("OUTPACE_FUZZ") == "long"
 """Set by ``make audit``: more examples, and other ones in each run."""
-MORE = 40
+MORE = 10
 PATIENCE = 60
 """Seconds after which a call counts as hung; each takes a fraction of one."""
 
