@@ -12,6 +12,7 @@ from torch import nn
 from outpace.core.params import SamplingParams
 from outpace.core.values import flag, shown, whole
 from outpace.errors import ConfigError, ParamsError
+from outpace.targets.hf.load import Loaded
 
 Params = SamplingParams | Mapping[str, Any]
 """Sampling options as a call may give them."""
@@ -46,7 +47,7 @@ def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
 def check_kinds(model: Any, tokenizer: Any, dtype: Any, device: Any, quantization: Any) -> None:
     """Raises ``ConfigError`` for an argument that is no model, tokenizer, dtype, ... at all."""
     none = type(None)
-    kinds = (str, os.PathLike, nn.Module, none)
+    kinds = (str, os.PathLike, nn.Module, Loaded, none)
     _check_kind("model", model, kinds, "a path, a hub name or a loaded model")
     if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "get_vocab")):
         raise ConfigError(

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from api.words import word_tokenizer
 from fuzz.attack import ANYTHING, answered, examples
 from outpace import LLM, SamplingParams
+from outpace.config import COMMON
 from outpace.draft.registry import drafters
 from outpace.verify.registry import rule_options, rules
-from targets.families import drafter, target
+from targets.families import CONTEXT, drafter, target
 
 PARAMS = SamplingParams(max_tokens=3, seed=1)
 OPTIONS = sorted({name for kind in drafters().values() for name in kind.options})
@@ -34,48 +35,76 @@ RULES = st.one_of(
     ),
     ANYTHING,
 )
-KNOWN = st.fixed_dictionaries(
-    {"method": st.sampled_from(list(drafters()))},
-    optional={
-        "num_speculative_tokens": st.one_of(st.integers(0, 6), st.just("auto"), ANYTHING),
-        "verify": RULES,
-        "model": st.one_of(st.deferred(lambda: st.just(drafter("llama"))), ANYTHING),
-    },
+
+
+@st.composite
+def ways(draw: st.DrawFn) -> dict[str, Any]:
+    """Ways to speculate that hold together."""
+    method = draw(st.sampled_from(list(drafters())))
+    config: dict[str, Any] = {"method": method}
+    if "model" in drafters()[method].options:
+        config["model"] = drafter("llama")
+    for name, values in (
+        ("num_speculative_tokens", st.one_of(st.integers(0, 6), st.just("auto"))),
+        ("verify", st.sampled_from(["match", "coupled", "token", "recursive", "typical"])),
+    ):
+        if draw(st.booleans()):
+            config[name] = draw(values)
+    return config
+
+
+ODD_ENTRIES = st.one_of(
+    st.dictionaries(st.sampled_from([*COMMON, *OPTIONS, "lookup"]), ANYTHING, max_size=1),
+    st.fixed_dictionaries({"verify": RULES}),
+    st.fixed_dictionaries({"num_speculative_tokens": st.integers(0, 10**6)}),
 )
 
 
-@examples(160)
-@given(
-    config=st.one_of(KNOWN, ANYTHING),
-    odd=st.dictionaries(st.sampled_from([*OPTIONS, "lookup"]), ANYTHING, max_size=2),
-)
-def test_ways_to_speculate_of_every_kind(config: Any, odd: dict[str, Any]) -> None:
-    config = {**config, **odd} if isinstance(config, dict) else config
+@examples(220)
+@given(config=ways(), odd=st.one_of(st.just({}), ODD_ENTRIES))
+def test_ways_to_speculate_of_every_kind(config: dict[str, Any], odd: dict[str, Any]) -> None:
+    answered(lambda: text_of(speculative_config={**config, **odd}, max_model_len=32))
+
+
+@examples(60)
+@given(ANYTHING)
+def test_speculative_configs_of_anything(config: Any) -> None:
     answered(lambda: text_of(speculative_config=config, max_model_len=32))
 
 
-ARGUMENTS = st.fixed_dictionaries(
-    {},
-    optional={
-        "tokenizer": st.one_of(st.just(word_tokenizer()), ANYTHING),
-        "dtype": st.one_of(st.sampled_from(["auto", "float64", "float33"]), ANYTHING),
-        "device": st.one_of(st.sampled_from(["auto", "cpu", "cuda", "meta", "cpu:7"]), ANYTHING),
-        "max_model_len": st.one_of(st.integers(0, 200), ANYTHING),
-        "max_num_seqs": st.one_of(st.integers(0, 5), ANYTHING),
-        "generation_config": st.one_of(st.sampled_from(["auto", "none"]), ANYTHING),
-        "trust_remote_code": ANYTHING,
-        "cpu_kernels": st.one_of(st.sampled_from(["auto", "off", "native"]), ANYTHING),
-        "compile": ANYTHING.filter(lambda value: value is not True),  # takes minutes
-        "quantization": st.one_of(st.sampled_from(["int8", "int4"]), ANYTHING),
-        "max_num_seq": ANYTHING,
-    },
-)
+SOUND = {
+    "tokenizer": st.just(word_tokenizer()),
+    "dtype": st.sampled_from(["auto", "float64", "float32"]),
+    "device": st.sampled_from(["auto", "cpu"]),
+    "max_model_len": st.integers(8, CONTEXT),
+    "max_num_seqs": st.integers(1, 5),
+    "generation_config": st.sampled_from(["auto", "none"]),
+    "trust_remote_code": st.booleans(),
+    "cpu_kernels": st.sampled_from(["auto", "off"]),
+}
+# compile=True takes minutes.
+ODD: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys([*SOUND, "quantization", "max_num_seq"], ANYTHING),
+    "compile": ANYTHING.filter(lambda value: value is not True),
+    "device": st.one_of(st.sampled_from(["cuda", "meta", "cpu:7"]), ANYTHING),
+    "max_model_len": st.one_of(st.integers(-1, 200), ANYTHING),
+}
 
 
-@examples(160)
-@given(ARGUMENTS)
-def test_arguments_of_every_kind(arguments: dict[str, Any]) -> None:
-    answered(lambda: text_of(**arguments))
+@st.composite
+def arguments(draw: st.DrawFn) -> dict[str, Any]:
+    names = draw(st.lists(st.sampled_from(list(SOUND)), unique=True))
+    found = {name: draw(SOUND[name]) for name in names}
+    if draw(st.booleans()):
+        odd = draw(st.sampled_from(list(ODD)))
+        found[odd] = draw(ODD[odd])
+    return found
+
+
+@examples(220)
+@given(arguments())
+def test_arguments_of_every_kind(given_arguments: dict[str, Any]) -> None:
+    answered(lambda: text_of(**given_arguments))
 
 
 @examples(60)
