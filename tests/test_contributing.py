@@ -29,7 +29,6 @@ def test_the_example_drafter_repeats_the_last_token() -> None:
         History([[1, 2], [3]], [[], [4]]),
         LawMaker(options, vocabulary=8),
         seeds=torch.zeros(2, dtype=torch.long),
-        positions=torch.tensor([2, 2]),
     )
     proposal = example()().propose(rows, [3, 1])
     assert proposal.tokens.tolist() == [[2, 2, 2], [4, 0, 0]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -18,9 +19,10 @@ from outpace.chats import Conversation
 from outpace.config import SpeculativeConfig
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
-from outpace.draft.base import Setup
+from outpace.draft.base import Drafter, Setup
 from outpace.draft.registry import find_drafter
-from outpace.engine.engine import Engine
+from outpace.engine.capture import capture_for
+from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS, Engine
 from outpace.engine.request import Request
 from outpace.engine.verifier import Verifier
 from outpace.errors import (
@@ -32,15 +34,15 @@ from outpace.errors import (
     names_checked,
 )
 from outpace.outputs import Chunk, CompletionOutput, RequestOutput
-from outpace.policy.controller import Constant, make_controller
+from outpace.policy.controller import make_controller
 from outpace.progress import with_bar
 from outpace.prompts import Prompt, check_characters, listed, unwrapped
+from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.quantize import Quantization
 from outpace.targets.hf import generation
-from outpace.targets.hf.fixed import Recorder, fixed_for
 from outpace.targets.hf.load import Loaded, check_path, load
-from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.target import HFTarget
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
 
@@ -67,6 +69,11 @@ class LLM:
     quantization: "int8", or "int4" on a GPU: quantises the linear layers of a model loaded here,
     which then is another model, a little off the original, and speculation exact with respect to
     it. A drafter is quantised by its own "quantization" in speculative_config.
+    max_num_batched_tokens: prompt tokens that are read between two rounds, so that a long prompt
+    does not hold up the texts that are being written.
+
+    Several threads may call one ``LLM``: their texts are made in one batch, and each call gets its
+    own.
 
     Raises subclasses of ``outpace.errors.OutpaceError``, which say what to do.
 
@@ -89,21 +96,22 @@ class LLM:
         cpu_kernels: Kernels = "auto",
         compile: bool = False,
         quantization: Quantization | None = None,
+        max_num_batched_tokens: int = TOKENS_BETWEEN_ROUNDS,
     ) -> None:
         arguments.check_kinds(model, tokenizer, dtype, device, quantization)
         arguments.check_flags(trust_remote_code=trust_remote_code, compile=compile)
         arguments.check_choice("generation_config", generation_config, arguments.OWN_CONFIG)
         max_num_seqs = arguments.rows("max_num_seqs", max_num_seqs)
+        max_num_batched_tokens = arguments.rows("max_num_batched_tokens", max_num_batched_tokens)
         self.config = _speculation(speculative_config, bundled=model is None)
         drafter = find_drafter(self.config.method)
         rule = make_rule(self.config.rule_name or drafter.default_rule, **self.config.rule_options)
-        target = BUNDLED / "target" if model is None else model
-        if isinstance(target, (str, os.PathLike)):
-            check_path(target)
-        options = drafter.read(self.config.options)
-        drafter.check(options)
+        options = drafter.configure(self.config.options)
+        wanted = BUNDLED / "target" if model is None else model
+        if isinstance(wanted, (str, os.PathLike)):
+            check_path(wanted)
         self.target: Loaded = load(
-            target,
+            wanted,
             tokenizer=tokenizer,
             dtype=dtype,
             device=device,
@@ -119,16 +127,28 @@ class LLM:
         self._request_ids = itertools.count()
         self._defaults = {} if own is None else self.target.defaults
         arguments.check_defaults(self._defaults)
-        setup = Setup(self.target, max_num_seqs, self.max_model_len, options, compile, cpu_kernels)
-        drafting, verifier = drafter.build(setup), Verifier(rule)
-        fixed = fixed_for(self.target.model) if compile else None
-        runner = Runner(self.target.model, max_num_seqs, self.max_model_len, fixed)
-        count = self.config.num_speculative_tokens
-        controller = make_controller(count, drafting, verifier.coupled, runner)
-        vocabulary, reread = self.target.vocabulary, self._reread(rule)
-        # On a CPU nothing would be gained: a verdict's operations are what they are.
-        verdicts = Recorder() if fixed is not None and fixed.pads else None
-        self.engine = Engine(runner, drafting, verifier, controller, vocabulary, reread, verdicts)
+        self._tokenizing = threading.Lock()
+        capture = capture_for if compile else None
+        fixed = None if capture is None else capture(self.target.model)
+        decoder = HFTarget(self.target.model, max_num_seqs, self.max_model_len, fixed)
+        setup = Setup(
+            loaded=self.target,
+            target=decoder,
+            rows=max_num_seqs,
+            max_length=self.max_model_len,
+            options=options,
+            capture=capture,
+            cpu_kernels=cpu_kernels,
+        )
+        verifier = Verifier(rule, self._second_text(rule))
+        self.engine = _engine(
+            decoder,
+            drafter.build(setup),
+            verifier,
+            self.config.num_speculative_tokens,
+            self.target.vocabulary,
+            max_num_batched_tokens,
+        )
         if compile:
             self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
 
@@ -161,16 +181,17 @@ class LLM:
             ) from error
 
     def _warm_up(self, rows: Sequence[int]) -> None:
-        """Plays one row and several, with and without a draft. The controller learns nothing."""
-        controller, self.engine.controller = self.engine.controller, Constant(_WARM_UP_DRAFT)
+        """Generates in one row and in several, with and without a draft."""
         prompt = [0] * min(8, self.max_model_len - 1)
         for count in rows:
-            for speculative in ("off", None):
+            for speculative in ("off", _WARM_UP_DRAFT):
                 params = SamplingParams(
-                    temperature=0, max_tokens=8, ignore_eos=True, speculative=speculative
+                    temperature=0,
+                    max_tokens=8,
+                    ignore_eos=True,
+                    speculative=speculative,
                 )
                 self.generate([prompt] * count, params)
-        self.engine.controller = controller
 
     # -- generating ----------------------------------------------------------------------------
 
@@ -258,8 +279,9 @@ class LLM:
     def chat_ids(self, messages: Conversation) -> list[int]:
         """Returns the prompt's token ids for one conversation."""
         tokenizer = self._needs_tokenizer("a chat")
-        text = chats.rendered(tokenizer, self.target.name, messages)
-        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        with self._tokenizing:
+            text = chats.rendered(tokenizer, self.target.name, messages)
+            ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
     def resolve(self, sampling_params: Params | None = None) -> SamplingParams:
@@ -273,11 +295,11 @@ class LLM:
         self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Request]]
     ) -> Iterator[RequestOutput]:
         requests = [request for group in groups for request in group]
-        for request in requests:
-            self.engine.add(request)
         try:
+            for request in requests:
+                self.engine.add(request)
             for prompt, group in zip(prompts, groups, strict=True):
-                while any(request.finish_reason is None for request in group):
+                while not all(request.finished for request in group):
                     self.engine.step()
                 if len(requests) == 1:
                     _raise_errors(group)
@@ -286,11 +308,11 @@ class LLM:
             self._abandon(requests)
 
     def _stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
-        for request in requests:
-            self.engine.add(request)
         sent = [0] * len(requests)
         done = [False] * len(requests)
         try:
+            for request in requests:
+                self.engine.add(request)
             while not all(done):
                 self.engine.step()
                 _raise_errors(requests)
@@ -306,7 +328,7 @@ class LLM:
     def _abandon(self, requests: Sequence[Request]) -> None:
         """Takes unfinished requests out of the batch: an interruption leaves nothing behind."""
         for request in requests:
-            if request.finish_reason is None:
+            if not request.finished:
                 self.engine.remove(request)
 
     def _requests(
@@ -319,6 +341,7 @@ class LLM:
             ends, device = self.target.eos_ids, self.target.device
             resolved = generation.completed(self._own, params, resolved, ids, ends, room, device)
         options = self._row_options(resolved)
+        group = object() if params.n > 1 else None
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return [
             Request(
@@ -329,12 +352,15 @@ class LLM:
                 eos_ids=self.target.eos_ids,
                 tokenizer=self.tokenizer,
                 streaming=streaming,
+                group=group,
+                seeded=params.seed is not None and not resolved.greedy,
             )
             for index in range(params.n)
         ]
 
-    def _reread(self, rule: Rule) -> list[int]:
-        """The tokens of the text that a rule with a second pass reads between the two copies."""
+    def _second_text(self, rule: Rule) -> list[int]:
+        """The tokens of the text between the two copies of the draft, for a rule that has the draft
+        scored twice."""
         text = rule.needs.second_pass
         if text is None:
             return []
@@ -347,7 +373,8 @@ class LLM:
         if isinstance(prompt, str):
             tokenizer = self._needs_tokenizer("a text prompt")
             check_characters(prompt)
-            ids: list[int] = tokenizer(prompt).input_ids
+            with self._tokenizing:  # tokenizers are not made for several threads
+                ids: list[int] = tokenizer(prompt).input_ids
         else:
             ids = prompt
         if not ids:
@@ -407,6 +434,18 @@ def _speculation(
         if config.get("method", "draft_model") in ("draft_model", "draft_tree"):
             config.setdefault("model", BUNDLED / "drafter")
     return SpeculativeConfig.from_dict(config)
+
+
+def _engine(
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    count: int | Literal["auto"],
+    vocabulary: int,
+    max_batched_tokens: int,
+) -> Engine:
+    controller = make_controller(count, drafter, verifier.coupled, target)
+    return Engine(target, drafter, verifier, controller, vocabulary, max_batched_tokens)
 
 
 def _context(wanted: int | None, target: Loaded) -> int:

@@ -140,7 +140,7 @@ class Speculative:
 
     def _engine_for(self, model: nn.Module, rows: int) -> LLM:
         llm = self._llm
-        if llm is None or llm.target.model is not model or llm.engine.target.cache.rows < rows:
+        if llm is None or llm.target.model is not model or llm.engine.target.rows < rows:
             self._llm = None  # its caches go before the new ones come
             target = Loaded(model, None, type(model).__name__)
             config = dict(self._config)

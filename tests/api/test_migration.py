@@ -13,6 +13,7 @@ import transformers
 from cli.flags import flags_of_generate
 from outpace import LLM, CompletionOutput, RequestOutput, SamplingParams, hf
 from outpace.config import COMMON
+from outpace.draft.options import described
 from outpace.draft.registry import drafters
 from outpace.engine.request import Logprob
 
@@ -35,7 +36,7 @@ def arguments() -> set[str]:
     names = {option.name for option in dataclasses.fields(SamplingParams)}
     for function in (LLM.__init__, LLM.generate, hf.speculative):
         names |= set(inspect.signature(function).parameters)
-    options = {name for drafter in drafters().values() for name in drafter.options}
+    options = {one.name for drafter in drafters().values() for one in described(drafter.Options)}
     return names | set(COMMON) | options
 
 
@@ -74,7 +75,7 @@ def test_the_defaults_are_those_that_the_page_states() -> None:
     assert (unset.temperature, unset.max_tokens, unset.top_k, unset.top_p) == (0, 256, 0, 1)
     assert SamplingParams(max_tokens=None).resolve({}).max_tokens == 256
     assert inspect.signature(LLM.__init__).parameters["max_num_seqs"].default == 16
-    assert drafters()["ngram"].options["prompt_lookup_max"] == 4
+    assert drafters()["ngram"].Options().prompt_lookup_max == 4
 
 
 @pytest.mark.parametrize("name", ["prompt_logprobs", "detokenize", "best_of"])

@@ -36,6 +36,7 @@ def test_the_example_rule_passes_the_gate(outpace_audit: Any) -> None:  # noqa: 
 
 
 def test_the_example_rule_may_come_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    from outpace.core import lazy
     from outpace.verify import registry
 
     scope: dict[str, Any] = {"__name__": "example"}
@@ -48,10 +49,10 @@ def test_the_example_rule_may_come_from_elsewhere(monkeypatch: pytest.MonkeyPatc
         def load() -> Any:
             return scope["TimidRule"]
 
-    monkeypatch.setattr(registry, "_registered", lambda: (Entry,))
+    monkeypatch.setattr(lazy, "_entry_points", lambda group: (Entry,))
     assert registry.make_rule("timid", share=0.7).share == 0.7  # type: ignore[attr-defined]
     Entry.name = "token"
-    with pytest.raises(ConfigError, match="name of another rule"):
+    with pytest.raises(ConfigError, match="name of another one"):
         registry.rules()
 
 

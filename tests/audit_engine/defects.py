@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from tests.audit_engine import mutations as m
+from tests.audit_engine.pairs import PROMPTS, gives_up_after
 
 from outpace import LLM
 
@@ -24,6 +25,8 @@ class Defect:
     what the fast test runs. Empty: harmless to exactness, so that nobody may object."""
     setup: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
+    prompts: Sequence[Sequence[int]] = PROMPTS
+    """What "text", "drafts", "contract" and "diff" run on. ("options" has prompts of its own.)"""
 
     @contextmanager
     def into(self, *engines: LLM) -> Iterator[None]:
@@ -39,12 +42,21 @@ TREE = {"method": "draft_tree", "branching": [2, 2], "tokens": 6}
 WINDOWED_TREE = {**TREE, "family": "mistral"}
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
 STOPPING = {"stop": ["a", "b", "c", "d"]}
+OF_TWO_TOKENS = [[token, token + 1] for token in range(8)]
+GIVING_UP = {"logits_processors": (gives_up_after(9),)}
+"""With the prompts of `PROMPTS`, which differ in length, the texts give up one after another."""
 
 ALL = ("diff", "text", "options")
 DEFECTS = [
     Defect("cache one short after full acceptance", m.cache_off_by_one, ALL, {"noise": 0.05}),
     Defect("rejected tokens stay in the cache", m.not_rolled_back, ALL),
     Defect("accepted path of a tree not moved", m.path_not_moved, ALL, TREE),
+    Defect("path of a tree taken from one slot early", m.path_moved_early, ("diff",), TREE,
+           prompts=OF_TWO_TOKENS),
+    Defect("last slot lost when buffers grow", m.last_slot_lost, ("diff",)),
+    Defect("drafter not rewound after a contradiction", m.not_rewound, ("diff",), params=GIVING_UP),
+    Defect("tree drafter not rewound after a contradiction", m.not_rewound, ("diff",), TREE,
+           GIVING_UP),
     Defect("rows not moved when others finish", m.rows_not_moved, ALL),
     Defect("siblings see each other", m.siblings_seen, ALL, TREE),
     Defect("positions by slot, not depth", m.positions_by_slot, ALL, TREE),
@@ -74,4 +86,7 @@ DEFECTS = [
     Defect("siblings told as independent draws", m.told_with_replacement, ("drafts",),
            {**TREE, "branching": [3, 1]}),
     Defect("draft cache not rolled back", m.draft_cache_not_rolled_back, ()),
+    Defect("drafter beyond its context", m.beyond_its_context, (), {"drafter_context": 12}),
+    Defect("tree drafter beyond its context", m.beyond_its_context, (),
+           {**TREE, "drafter_context": 12}),
 ]  # fmt: skip

@@ -21,9 +21,11 @@ from outpace.draft.chains import Chains
 from outpace.draft.models.chain import DraftModel
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
-from outpace.engine.verifier import Verifier
+from outpace.engine.verifier import Judgement, Verifier
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.masks import Layout, tree_layout
+from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.target import HFTarget
 from outpace.verify.base import draw, normalised, rows_of, walk
 from outpace.verify.lossless.token import TokenRule
 
@@ -32,35 +34,79 @@ Patch = Callable[[pytest.MonkeyPatch, LLM], None]
 # -- caches and masks --------------------------------------------------------------------------
 
 
+def _after_commit(
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[HFTarget, int, int, int], None]
+) -> None:
+    """Calls ``spoil(target, row, accepted, drafted)`` for each row after each commit."""
+    score, commit = HFTarget.score, HFTarget.commit
+
+    def scored(self, plan):
+        self.__dict__["_drafted"] = plan.tree.size
+        return score(self, plan)
+
+    def committed(self, paths):
+        commit(self, paths)
+        for row, path in enumerate(paths):
+            spoil(self, row, len(path), self.__dict__["_drafted"])
+
+    monkeypatch.setattr(HFTarget, "score", scored)
+    monkeypatch.setattr(HFTarget, "commit", committed)
+
+
 def cache_off_by_one(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    real = Engine._commit
+    def spoil(target, row, accepted, drafted):
+        if drafted and accepted == drafted:
+            for buffer in target.runner.cache.buffers:
+                buffer[row, :, target.lengths[row] - 1] = 0
 
-    def commit(self, pending, proposal, decisions):
-        real(self, pending, proposal, decisions)
-        for row, d in enumerate(decisions):
-            if d.drafted and len(d.path) == d.drafted:
-                for buffer in self.target.cache.buffers:
-                    buffer[row, :, self.target.lengths[row] - 1] = 0
-
-    monkeypatch.setattr(Engine, "_commit", commit)
+    _after_commit(monkeypatch, spoil)
 
 
 def not_rolled_back(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    real = Engine._commit
+    def spoil(target, row, accepted, drafted):
+        if accepted < drafted:
+            last = target.lengths[row] - 1
+            for buffer in target.runner.cache.buffers:
+                buffer[row, :, last] = buffer[row, :, last + 1]
 
-    def commit(self, pending, proposal, decisions):
-        real(self, pending, proposal, decisions)
-        for row, d in enumerate(decisions):
-            if len(d.path) < d.drafted:
-                last = self.target.lengths[row] - 1
-                for buffer in self.target.cache.buffers:
-                    buffer[row, :, last] = buffer[row, :, last + 1]
-
-    monkeypatch.setattr(Engine, "_commit", commit)
+    _after_commit(monkeypatch, spoil)
 
 
 def path_not_moved(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     monkeypatch.setattr(SlotCache, "move_path", lambda self, row, start, nodes: None)
+
+
+def path_moved_early(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """The path is taken from one slot too early where two tokens are pending before the tree."""
+    move = SlotCache.move_path
+    advance = Runner.advance_paths
+    early = 0
+
+    def advance_paths(self, pending, paths):
+        nonlocal early
+        early = int(pending == 2)
+        advance(self, pending, paths)
+
+    monkeypatch.setattr(Runner, "advance_paths", advance_paths)
+    monkeypatch.setattr(
+        SlotCache,
+        "move_path",
+        lambda self, row, start, nodes: move(self, row, start - early, nodes),
+    )
+
+
+def last_slot_lost(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """The last slot of the buffers is lost when they grow."""
+    reserve = SlotCache.reserve
+
+    def reserved(self, slots):
+        last = self.capacity - 1
+        reserve(self, slots)
+        if self.capacity > last + 1:
+            for buffer in self.buffers:
+                buffer[:, :, last] = 0
+
+    monkeypatch.setattr(SlotCache, "reserve", reserved)
 
 
 def rows_not_moved(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -99,8 +145,8 @@ def window_in_slots(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 def shared_streams(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     rows = Engine._rows
 
-    def shared(self):
-        right = rows(self)
+    def shared(self, played):
+        right = rows(self, played)
         return replace(right, seeds=right.seeds[:1].expand(len(right)))
 
     monkeypatch.setattr(Engine, "_rows", shared)
@@ -109,8 +155,8 @@ def shared_streams(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 def reused_draft_stream(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     begin = Chains.__init__
 
-    def by_place(self, rows, counts):
-        begin(self, rows, counts)
+    def by_place(self, rows, counts, lane=0):
+        begin(self, rows, counts, lane)
         places = rows.positions[:, None] + torch.arange(max(counts))
         self._u = uniform(rows.seeds[:, None], places, Role.DRAFT, 1)[..., 0]
 
@@ -131,21 +177,17 @@ def noise_by_round(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 
 def strings_at_block_ends(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    """A stop string is looked for once a block is out, in the text of the whole block."""
-    found = Request._strings_end
+    """A stop string is looked for at the last token of a block only."""
+    extend, found = Request.extend, Request._strings_end
 
-    def extend(self, tokens):
-        for taken, token in enumerate(tokens, 1):
-            self.__dict__["_last_of_block"] = taken == len(tokens)
-            self.output_ids.append(token)
-            if self._ends(token):
-                return taken
-        return len(tokens)
+    def noting(self, tokens):
+        self.__dict__["_end_of_block"] = len(self.output_ids) + len(tokens)
+        return extend(self, tokens)
 
-    def late(self, *begin):
-        return self.__dict__.get("_last_of_block", True) and found(self, *begin)
+    def late(self, begin, count):
+        return count == self.__dict__["_end_of_block"] and found(self, begin, count)
 
-    monkeypatch.setattr(Request, "extend", extend)
+    monkeypatch.setattr(Request, "extend", noting)
     monkeypatch.setattr(Request, "_strings_end", late)
 
 
@@ -197,7 +239,8 @@ def next_position(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 def greedy_at_any_temperature(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     def best(self, scores, proposal, rows):
         branches = judging.branches_of(proposal)
-        return walk(rows.law.best(scores.logits, branches, rows.history), proposal)
+        best = rows.law.best(scores.logits, branches, rows.history)
+        return Judgement(walk(best, proposal), self.rule, None)
 
     monkeypatch.setattr(Verifier, "__call__", best)
 
@@ -216,7 +259,8 @@ def unwarped_bonus(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
         branches = judging.branches_of(proposal)
         p = rows.law(scores.logits, branches, rows.history)
         raw = scores.logits[..., : p.shape[-1]].softmax(-1)
-        return draw(Raw(raw), p, proposal, rows.seeds, rows.positions)
+        verdict = draw(Raw(raw), p, proposal, rows.seeds, rows.positions)
+        return Judgement(verdict, self.rule, p)
 
     monkeypatch.setattr(Verifier, "__call__", call)
 
@@ -304,5 +348,15 @@ def draft_cache_not_rolled_back(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> No
     def at_least_one(self, row, start):
         return since(self, row, start) or since(self, row, self.length(row) - 1)
 
-    monkeypatch.setattr(DraftModel, "observe", lambda self, rows, proposal, verdict: None)
+    monkeypatch.setattr(DraftModel, "observe", lambda self, rows, round: None)
     monkeypatch.setattr(Rows, "since", at_least_one)
+
+
+def not_rewound(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """After a round that came to nothing the drafter keeps what it drafted in that round."""
+    monkeypatch.setattr(DraftModel, "rewind", lambda self, rows: None)
+
+
+def beyond_its_context(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """A drafter that goes on where its positions have ended proposes badly, and truthfully."""
+    monkeypatch.setattr(llm.engine.drafter.runner, "max_length", 10**6)

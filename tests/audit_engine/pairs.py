@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from torch import Tensor
 
 from outpace import LLM
 from outpace.audit.letters import LetterTokenizer, letter_model, noised
@@ -17,12 +20,17 @@ def pair_llm(
     rows: int = 8,
     noise: float = 0.3,
     family: str = "llama",
+    drafter_context: int | None = None,
     **options: Any,
 ) -> LLM:
+    """drafter_context: the greatest length that the drafter takes; unset: the target's."""
     target = letter_model(family)
     config: dict[str, Any] = {"method": method, "num_speculative_tokens": tokens, **options}
     if method in ("draft_model", "draft_tree"):
-        config["model"] = noised(target, noise)
+        drafter = noised(target, noise)
+        if drafter_context is not None:
+            drafter.config.max_position_embeddings = drafter_context
+        config["model"] = drafter
     if verify is not None:
         config["verify"] = verify
     return LLM(
@@ -32,3 +40,13 @@ def pair_llm(
         max_num_seqs=rows,
         generation_config="none",
     )
+
+
+def gives_up_after(length: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns a logits processor that forbids every token once a text, its prompt included, has
+    this many."""
+
+    def processor(ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.fill_(float("-inf")) if ids.shape[1] >= length else scores
+
+    return processor

@@ -43,10 +43,10 @@ def test_in_float64_there_is_no_difference(setup: str) -> None:
 def test_a_wrong_token_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     emit = Engine._emit
 
-    def worse(self, decisions, *rest):
-        if self.running[0].params.speculative != "off":
+    def worse(self, played, decisions, *rest):
+        if played[0].params.speculative != "off":
             decisions = [replace(d, next_token=(d.next_token + 1) % 5) for d in decisions]
-        return emit(self, decisions, *rest)
+        return emit(self, played, decisions, *rest)
 
     monkeypatch.setattr(Engine, "_emit", worse)
     report = diff_of()
@@ -70,12 +70,12 @@ def test_a_tie_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         model.lm_head.weight[twin] = model.lm_head.weight[common]
     emit = Engine._emit
 
-    def other(self, decisions, *rest):
-        if self.running[0].params.speculative != "off":
+    def other(self, played, decisions, *rest):
+        if played[0].params.speculative != "off":
             decisions = [
                 replace(d, next_token=twin) if d.next_token == common else d for d in decisions
             ]
-        return emit(self, decisions, *rest)
+        return emit(self, played, decisions, *rest)
 
     monkeypatch.setattr(Engine, "_emit", other)
     report = audit_diff({"greedy": llm}, prompts, params)

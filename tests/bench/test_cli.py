@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from outpace.bench.contest import Job
+from outpace.bench.contest import BatchJob
 from outpace.bench.pair import Pair
 from outpace.bench.peers import Models, peers
 from outpace.bench.results import Report
@@ -118,7 +118,7 @@ def test_openvino_multiplies_by_the_same_integers(pair: Pair) -> None:
 def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:
     pytest.importorskip("openvino_genai")
     models = Models(pair.target, pair.drafter, "float32", "cpu")
-    job = Job(((3, 1, 4, 1, 5), (9, 2, 6)), 12, 0.0)
+    job = BatchJob(((3, 1, 4, 1, 5), (9, 2, 6)), 12, 0.0)
     plain, *others = [c.run(job).texts for c in peers(["hf", "openvino"], models)]
     assert len(others) == 3
     assert all(texts == plain for texts in others)
@@ -130,7 +130,7 @@ def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:
         (["run", "--model", "TARGET"], "nothing to compare"),
         (["run", "--model", "TARGET", "--vs", "hg"], "unknown peer 'hg'"),
         (["run", "--model", "TARGET", "--vs", "hf-assisted"], "needs a draft model"),
-        (["run", "--model", "TARGET", "--vs", "llama.cpp"], "llama.cpp"),
+        (["run", "--model", "TARGET", "--vs", "llama.cpp"], "unknown peer 'llama.cpp'"),
         (["run", "--prompts", "gsm9k"], "did you mean 'gsm8k'"),
         (["run", "--batch", "x"], "--batch must be numbers"),
         (["run", "--model", "TARGET", "--again", "--batch", "99"], "at least that many prompts"),

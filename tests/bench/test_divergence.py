@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from outpace import LLM
-from outpace.bench.arena import Arena, ArenaPlan
-from outpace.bench.contest import Job
+from outpace.bench.benchmark import Benchmark, BenchmarkPlan
+from outpace.bench.contest import BatchJob
 from outpace.bench.divergence import one_step, watching
 from outpace.bench.ours import Ours
 from outpace.bench.pair import Pair
@@ -18,7 +18,7 @@ from outpace.core.tree import Tree
 from outpace.errors import ConfigError
 from outpace.verify.registry import make_rule
 
-JOB = Job(((1, 2, 3), (4, 5)), max_tokens=12, temperature=1.0, seed=3)
+JOB = BatchJob(((1, 2, 3), (4, 5)), max_tokens=12, temperature=1.0, seed=3)
 
 
 def laws(count: int, vocabulary: int, seed: int) -> torch.Tensor:
@@ -90,16 +90,16 @@ def test_watching_a_lossless_rule_finds_nothing(pair: Pair) -> None:
     assert found.mean <= found.unseen + 1e-4
 
 
-def arena(pair: Pair, llm: LLM, temperature: float) -> Report:
+def benchmarked(pair: Pair, llm: LLM, temperature: float) -> Report:
     prompts = [Prompt("a", "t", "one"), Prompt("b", "t", "two")]
     takers = [Ours(llm, "plain", "off"), Ours(llm, "lossy")]
-    plan = ArenaPlan(temperatures=(temperature,), max_tokens=8)
-    played = Arena(plan, prompts, lambda t: list(t.encode()), takers).play()
-    return Report({}, "plain", None, tuple(each.cell for each in played))
+    plan = BenchmarkPlan(temperatures=(temperature,), max_tokens=8)
+    measured = Benchmark(plan, prompts, lambda t: list(t.encode()), takers).run()
+    return Report({}, "plain", None, tuple(setting.result for setting in measured))
 
 
 def test_a_lossy_rule_is_reported_with_its_divergence(pair: Pair) -> None:
-    report = arena(pair, engine(pair, name="lenient", lenience=0.3), temperature=1.0)
+    report = benchmarked(pair, engine(pair, name="lenient", lenience=0.3), temperature=1.0)
     lossy = report.cells[0].methods[1]
     assert not lossy.lossless
     assert lossy.divergence is not None
@@ -110,7 +110,7 @@ def test_a_lossy_rule_is_reported_with_its_divergence(pair: Pair) -> None:
 def test_a_lossy_rule_without_a_divergence_cannot_be_written(pair: Pair) -> None:
     from dataclasses import replace
 
-    report = arena(pair, engine(pair, name="lenient", lenience=0.3), temperature=1.0)
+    report = benchmarked(pair, engine(pair, name="lenient", lenience=0.3), temperature=1.0)
     cell = report.cells[0]
     stripped = tuple(replace(m, divergence=None) for m in cell.methods)
     hidden = replace(report, cells=(replace(cell, methods=stripped),))
@@ -129,11 +129,11 @@ def test_a_rule_that_cannot_be_measured_is_refused_before_anything_is_timed(pair
     llm = engine(pair, name="lenient", lenience=0.3)
     idle = Ours(llm, "idle", 3)
     idle.speculative = "off"
-    plan = ArenaPlan(temperatures=(1.0,), max_tokens=4)
-    arena = Arena(
+    plan = BenchmarkPlan(temperatures=(1.0,), max_tokens=4)
+    benchmark = Benchmark(
         plan, [Prompt("a", "t", "one")], lambda t: list(t.encode()),
         [Ours(llm, "plain", "off"), idle], clock=clock,
     )  # fmt: skip
     with pytest.raises(ConfigError, match="'lenient' is lossy"):
-        arena.play()
+        benchmark.run()
     assert not clock_reads

@@ -13,7 +13,7 @@ from outpace.bench.agreement import Texts, generated, greedy_agreement
 from outpace.bench.model_shapes import SMALLEST_VOCABULARY, ModelShape, shape_named, shapes
 from outpace.bench.pair import Pair, PairOptions, find_scale
 from outpace.bench.tokens import byte_tokenizer, word
-from outpace.bench.weights import Dial, first_layers, random_model
+from outpace.bench.weights import LaterLayersScale, first_layers, random_model
 from outpace.errors import ConfigError
 from outpace.targets.hf.load import load
 
@@ -55,7 +55,7 @@ def test_the_drafter_is_the_target_without_its_later_layers(family: str) -> None
     shape = shape_named("tiny", family=family, draft_layers=2)
     target = random_model(shape, torch.float32, torch.device("cpu"), seed=1)
     drafter = first_layers(target, shape)
-    Dial(target, shape).scale = 0.0
+    LaterLayersScale(target, shape).scale = 0.0
     ids = torch.arange(20)[None]
     with torch.inference_mode():
         assert torch.equal(target(ids).logits, drafter(ids).logits)

@@ -68,36 +68,47 @@ def test_what_is_missing_or_broken_is_said(tmp_path: Path, monkeypatch: pytest.M
         read_prompts(str(tmp_path / "e.jsonl"))
 
 
-def test_a_line_separator_inside_a_text_ends_no_line(tmp_path: Path) -> None:
-    file = tmp_path / "q.jsonl"
-    file.write_text('{"prompt": "a\u2028b"}\r\n{"prompt": "c\x85d"}\n', "utf-8")
-    assert [prompt.text for prompt in read_prompts(str(file))] == ["a\u2028b", "c\x85d"]
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
+def test_a_line_ends_at_a_line_break_only(separator: str, tmp_path: Path) -> None:
+    text = f"one{separator}two"
+    path = tmp_path / "p.jsonl"
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False), json.dumps({"prompt": "three"})]
+    path.write_bytes("\r\n".join(lines).encode())
+    assert [prompt.text for prompt in read_prompts(str(path))] == [text, "three"]
+    answer = Answer("81", "writing", "target", text, 6, 0.5, 3, (1, 2, 3))
+    write_answers(path, [answer])
+    assert read_answers(path) == [answer]
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("data", "message"),
     [
         (b'{"prompt": "caf\xe9"}', "is not UTF-8 text: byte 0xe9 at offset 15"),
-        (b'{"prompt": 5}', "line 1: the prompt must be a text, not 5"),
-        (b'{"question_id": 1, "turns": [5]}', "the prompt must be a text, not 5"),
-        (b'{"question_id": 1, "turns": []}', "line 1 is no prompt"),
-        (b"[" * 100_000, "line 1 is no prompt"),
+        (b'{"prompt": 5}', "line 1: the prompt must be text, not 5"),
+        (b'{"question_id": 1, "turns": [null]}', "line 1: the prompt must be text, not None"),
+        (b'{"prompt": "a"}\n"prompt"', "line 2 is no prompt"),
+        (rb'{"prompt": "\ud800"}', "line 1: character 0 of the prompt is half of a surrogate"),
+        (b"[" * 10**5, "line 1 is no prompt"),
     ],
-    ids=lambda value: str(value)[:30],
 )
-def test_what_is_no_text_is_named_with_its_file(
-    tmp_path: Path, content: bytes, sentence: str
-) -> None:
-    (tmp_path / "q.jsonl").write_bytes(content)
-    with pytest.raises(PromptError, match=r"q\.jsonl") as caught:
-        read_prompts(str(tmp_path / "q.jsonl"))
-    assert sentence in str(caught.value)
+def test_what_is_no_text_is_said_with_its_place(data: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(PromptError, match=message) as raised:
+        read_prompts(str(path))
+    assert str(path) in str(raised.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
+    assert read_prompts(str(path)) == [Prompt("p/1", "p", "a")]
 
 
 def test_a_folder_is_no_prompt_file(tmp_path: Path) -> None:
-    (tmp_path / "d.jsonl").mkdir()
+    (tmp_path / "p.jsonl").mkdir()
     with pytest.raises(PromptError, match="cannot read prompt file"):
-        read_prompts(str(tmp_path / "d.jsonl"))
+        read_prompts(str(tmp_path / "p.jsonl"))
 
 
 def test_few_prompts_are_taken_from_all_tasks() -> None:

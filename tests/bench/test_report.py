@@ -9,71 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.bench.reports import report, wide_report
 
-from outpace.bench.costing import cost_rows, read_cost, write_cost
+from outpace.bench.costing import cost_rows
 from outpace.bench.costs import CostReport, curve_of
 from outpace.bench.divergence import Divergence
 from outpace.bench.html import report_html
-from outpace.bench.identity import Difference, Identity
-from outpace.bench.interval import Interval
+from outpace.bench.outputs import OutputFiles
 from outpace.bench.plots import figures
-from outpace.bench.provenance import commit, provenance
 from outpace.bench.results import (
-    Cell,
-    MethodResult,
-    Prediction,
     Report,
-    Roof,
-    Sweep,
-    SweepPoint,
-    TaskResult,
 )
-from outpace.bench.rounds import Acceptance, Split
 from outpace.bench.table import markdown
 from outpace.bench.theory import Times
 from outpace.errors import ConfigError
 
 PNG = b"\x89PNG\r\n"
-PREDICTION = Prediction(2.2, 2.1, 0.8, ((3, 0.01),), ((1, 0.05), (4, 0.06)))
-
-
-def method(name: str, ratio: float | None) -> MethodResult:
-    interval = None if ratio is None else Interval(ratio, ratio - 0.1, ratio + 0.1, 12)
-    drafting = Acceptance(100, 70, 103, 33, (33, 33, 34), (30, 22, 18)) if ratio else None
-    return MethodResult(
-        name=name,
-        what=f"{name} <as it is>",
-        rule="token" if ratio else None,
-        lossless=True,
-        tokens_per_second=20.0 * (ratio or 1),
-        decode_tokens_per_second=21.0 * (ratio or 1),
-        speedup=interval,
-        decode_speedup=interval,
-        tasks=(TaskResult("story", interval, 20.0, drafting),),
-        acceptance=drafting,
-        split=Split(0.1, 0.7, 0.1, 0.1),
-        identity=Identity(12, 11, (Difference("p1", 3, 5, 6, 1e-5),)) if ratio else None,
-        peak_bytes=10**9,
-        own_bytes=9 * 10**8,
-        over_peers={"hf": Interval(1.5, None, None, 1)} if ratio else {},
-        prediction=PREDICTION if ratio else None,
-        roof=Roof(31.0, 0.9),
-    )
-
-
-def report() -> Report:
-    point = SweepPoint(3, Interval(1.9, 1.8, 2.0, 4), 2.0, 2.1)
-    cell = Cell(
-        batch=1,
-        temperature=0.0,
-        prompts=12,
-        prompt_tokens=40.5,
-        max_tokens=128,
-        methods=(method("plain", None), method("draft_model", 2.0)),
-        refused={"hf": "it is asleep"},
-        sweep=Sweep("draft_model", 0.8, (point, replace(point, k=5))),
-    )
-    return Report({"cpu": "a <cpu>", "command": "outpace bench run"}, "plain", 12e9, (cell,))
 
 
 def lossy(divergence: Divergence | None) -> Report:
@@ -83,11 +34,10 @@ def lossy(divergence: Divergence | None) -> Report:
     return replace(base, cells=(replace(cell, methods=(cell.methods[0], wrong)),))
 
 
-def test_json_goes_out_and_comes_back(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "r.json"
-    report().write(path)
-    assert Report.from_json(path.read_text()) == report()
-    assert json.loads(path.read_text())["schema"] == 1
+def test_json_goes_out_and_comes_back() -> None:
+    text = report().to_json()
+    assert Report.from_json(text) == report()
+    assert json.loads(text)["schema"] == 1
 
 
 @pytest.mark.parametrize(
@@ -123,6 +73,18 @@ def test_the_page_holds_its_figures_and_numbers_and_fetches_nothing() -> None:
     assert "a &lt;cpu&gt;" in page, "what a machine says about itself is text"
 
 
+def test_the_page_says_what_its_words_mean_and_no_table_leaves_it() -> None:
+    page = report_html(wide_report([f"method {i}" for i in range(9)], ["story"]), {})
+    heads = {re.sub(r"<[^>]+>|, ms|, MB", "", h) for h in re.findall(r"<th>(.*?)</th>", page)}
+    words = " ".join(re.findall(r"<dt>(.*?)</dt>", page))
+    known = {"method", "task", "tokens/s", "measured", "measured / predicted"}
+    unexplained = [h for h in heads - known if h not in words and not h.startswith("method ")]
+    assert not unexplained
+    tables = page.count("<table>")
+    assert tables == page.count('<div class="table"><table>') == page.count("</table></div>") > 3
+    assert re.search(r"\.table \{[^}]*overflow-x: auto", page)
+
+
 def test_a_lossy_rule_is_written_with_its_divergence_only() -> None:
     hidden = lossy(None)
     for write in (hidden.to_json, lambda: report_html(hidden, {}), lambda: markdown(hidden)):
@@ -142,18 +104,12 @@ def test_markdown_has_a_row_per_method_and_the_notes() -> None:
     assert "1.50 x hf" in text
 
 
-def test_provenance_names_what_matters_and_no_folders() -> None:
-    found = provenance(["/home/somebody/outpace", "bench", "--model", "/data/secret/target"])
-    assert found["command"] == "outpace bench --model target"
-    assert {"torch", "transformers", "cpu", "threads", "load", "commit", "time"} <= set(found)
-    assert commit()
-
-
 def test_cost_reports_go_out_and_come_back(tmp_path: Path) -> None:
     times = Times({1: 0.01, 4: 0.04}, {1: 0.05, 5: 0.06})
     found = CostReport({"cpu": "x"}, "target", "drafter", 1e10, (curve_of(1, 128, times),))
-    write_cost(found, tmp_path / "c.json", tmp_path / "c.html", tmp_path / "png")
-    assert read_cost(tmp_path / "c.json") == found
+    files = OutputFiles(tmp_path / "c.json", tmp_path / "c.html", tmp_path / "png")
+    files.write_cost(found)
+    assert CostReport.from_json((tmp_path / "c.json").read_text()) == found
     page = (tmp_path / "c.html").read_text()
     assert page.count("data:image/png") == 2
     assert "2.50 x" in page  # 5 tokens for .04 + .06 s against .05 s each
@@ -167,4 +123,4 @@ def test_cost_reports_go_out_and_come_back(tmp_path: Path) -> None:
         ["5", "60.00", "1.20", ""],
     ]
     with pytest.raises(ConfigError, match="no report"):
-        read_cost(tmp_path / "c.html")
+        CostReport.from_json("<html>")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outpace import LLM
-from outpace.bench.contest import Job
+from outpace.bench.contest import BatchJob
 from outpace.bench.memory import peak_of, read_bandwidth
 from outpace.bench.meter import Meter
 from outpace.bench.ours import Ours
@@ -89,7 +89,7 @@ def test_the_bound_counts_weights_once_and_caches_per_row(pair: Pair) -> None:
 def test_the_meter_times_both_parts_and_leaves_nothing_behind(pair: Pair) -> None:
     llm = engine(pair)
     ours = Ours(llm, "ours")
-    job = Job(((1, 2, 3), (4, 5, 6)), 8, 0.0)
+    job = BatchJob(((1, 2, 3), (4, 5, 6)), 8, 0.0)
     before = ours.run(job).texts
     for temperature in (0.0, 0.8):
         meter = Meter(llm, batch=2, context=20, temperature=temperature)

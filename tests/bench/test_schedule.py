@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from outpace.bench.arena import Arena, ArenaPlan
-from outpace.bench.contest import Contestant, Job, Outcome
+from outpace.bench.benchmark import Benchmark, BenchmarkPlan
+from outpace.bench.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.prompts import Prompt
-from outpace.bench.schedule import Pace, play
-from outpace.bench.summary import Observed, decode, speedup, throughput, whole
+from outpace.bench.schedule import Pace, run_interleaved
+from outpace.bench.summary import SettingRuns, all_seconds, decode_seconds, speedup, throughput
 from outpace.errors import ConfigError
 
 PROMPTS = [Prompt(f"p{i}", f"task {i % 3}", f"text {i}") for i in range(12)]
@@ -43,45 +43,45 @@ class Fake(Contestant):
     def __init__(self, name: str, clock: Clock, per_token: float, extra: int = 0) -> None:
         self.name, self.what = name, "fake"
         self._clock, self._per_token, self._extra = clock, per_token, extra
-        self.seen: list[Job] = []
+        self.seen: list[BatchJob] = []
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: BatchJob) -> BatchTexts:
         self.seen.append(job)
         self._clock.spend(1.0 + (job.max_tokens - 1) * self._per_token)
         text = [sum(job.prompts[0]) + i for i in range(job.max_tokens + self._extra)]
-        return Outcome([text for _ in job.prompts])
+        return BatchTexts([text for _ in job.prompts])
 
 
-def jobs(count: int = 12, tokens: int = 11) -> list[Job]:
-    return [Job(((i, i + 1),), tokens, 0.0) for i in range(count)]
+def jobs(count: int = 12, tokens: int = 11) -> list[BatchJob]:
+    return [BatchJob(((i, i + 1),), tokens, 0.0) for i in range(count)]
 
 
-def observed(contestants: Sequence[Contestant], clock: Clock, repeats: int = 1) -> Observed:
+def observed(contestants: Sequence[Contestant], clock: Clock, repeats: int = 1) -> SettingRuns:
     listed = jobs()
-    trials = play(contestants, listed, Pace(repeats, 0), clock)
-    return Observed("plain", [[p] for p in PROMPTS], listed, trials)
+    runs = run_interleaved(contestants, listed, Pace(repeats, 0), clock)
+    return SettingRuns("plain", [[p] for p in PROMPTS], listed, runs)
 
 
 def test_speedups_are_those_of_the_clock() -> None:
     clock = Clock()
-    seen = observed([Fake("plain", clock, 0.4), Fake("fast", clock, 0.1)], clock)
-    found = speedup(seen, "fast", whole)
+    runs = observed([Fake("plain", clock, 0.4), Fake("fast", clock, 0.1)], clock)
+    found = speedup(runs, "fast", all_seconds)
     assert found is not None
     assert found.mean == pytest.approx(5.0 / 2.0)
-    decoding = speedup(seen, "fast", decode)
+    decoding = speedup(runs, "fast", decode_seconds)
     assert decoding is not None
     assert decoding.mean == pytest.approx(4.0), "the prompt's own second is left out"
-    assert speedup(seen, "plain", whole) is None
-    assert throughput(seen.of("fast"), 0, whole) == pytest.approx(11 / 2.0)
-    assert throughput(seen.of("fast"), 1, decode) == pytest.approx(10.0)
+    assert speedup(runs, "plain", all_seconds) is None
+    assert throughput(runs.of("fast"), 0, all_seconds) == pytest.approx(11 / 2.0)
+    assert throughput(runs.of("fast"), 1, decode_seconds) == pytest.approx(10.0)
 
 
 def test_a_against_a_contains_one_on_a_noisy_machine_that_drifts() -> None:
     inside = 0
     for seed in range(40):
         clock = Clock(noise=0.1, drift=0.002, rng=np.random.default_rng(seed))
-        seen = observed([Fake("plain", clock, 0.1), Fake("plain again", clock, 0.1)], clock)
-        found = speedup(seen, "plain again", whole)
+        runs = observed([Fake("plain", clock, 0.1), Fake("plain again", clock, 0.1)], clock)
+        found = speedup(runs, "plain again", all_seconds)
         assert found is not None
         inside += 1.0 in found
     assert inside >= 36
@@ -89,8 +89,8 @@ def test_a_against_a_contains_one_on_a_noisy_machine_that_drifts() -> None:
 
 def test_drift_favours_nobody_where_blocks_would_be_off() -> None:
     clock = Clock(drift=0.02)
-    seen = observed([Fake("plain", clock, 0.1), Fake("same", clock, 0.1)], clock, repeats=2)
-    found = speedup(seen, "same", whole)
+    runs = observed([Fake("plain", clock, 0.1), Fake("same", clock, 0.1)], clock, repeats=2)
+    found = speedup(runs, "same", all_seconds)
     assert found is not None
     assert found.mean == pytest.approx(1.0, abs=0.01)
     assert 1.0 in found
@@ -101,8 +101,8 @@ def test_drift_favours_nobody_where_blocks_would_be_off() -> None:
 def test_every_contestant_goes_first_and_follows_every_other() -> None:
     clock = Clock()
     names = ["plain", "a", "b"]
-    trials = play([Fake(n, clock, 0.1) for n in names], jobs(12), Pace(1, 0), clock)
-    turns = [trials[i : i + 3] for i in range(0, len(trials), 3)]
+    runs = run_interleaved([Fake(n, clock, 0.1) for n in names], jobs(12), Pace(1, 0), clock)
+    turns = [runs[i : i + 3] for i in range(0, len(runs), 3)]
     assert all({t.job for t in turn} == {i} for i, turn in enumerate(turns))
     first = Counter(turn[0].contestant for turn in turns)
     assert set(first) == set(names)
@@ -115,8 +115,8 @@ def test_one_job_is_resampled_over_its_repeats() -> None:
     clock = Clock(noise=0.1)
     one = jobs(1)
     pair = [Fake("plain", clock, 0.1), Fake("fast", clock, 0.05)]
-    seen = Observed("plain", [PROMPTS[:1]], one, play(pair, one, Pace(6, 0), clock))
-    found = speedup(seen, "fast", whole)
+    runs = SettingRuns("plain", [PROMPTS[:1]], one, run_interleaved(pair, one, Pace(6, 0), clock))
+    found = speedup(runs, "fast", all_seconds)
     assert found is not None
     assert found.count == 6
 
@@ -124,10 +124,10 @@ def test_one_job_is_resampled_over_its_repeats() -> None:
 def test_texts_of_another_length_are_refused() -> None:
     clock = Clock()
     with pytest.raises(ConfigError, match="generated 12 tokens where 11"):
-        play([Fake("long", clock, 0.1, extra=1)], jobs(), Pace(1, 0), clock)
+        run_interleaved([Fake("long", clock, 0.1, extra=1)], jobs(), Pace(1, 0), clock)
 
 
-def test_the_arena_fills_cells_and_names_who_did_not_take_part() -> None:
+def test_a_benchmark_names_who_did_not_take_part() -> None:
     class OnlyOne(Fake):
         def refusal(self, batch: int, temperature: float) -> str | None:
             return "it runs batch 1 only" if batch > 1 else None
@@ -135,16 +135,16 @@ def test_the_arena_fills_cells_and_names_who_did_not_take_part() -> None:
     clock = Clock()
     takers = [Fake("plain", clock, 0.4), OnlyOne("fast", clock, 0.1)]
     ticks: list[str] = []
-    arena = Arena(
-        ArenaPlan(batches=(1, 4), temperatures=(0.0,), max_tokens=11, max_prompt_tokens=3),
+    benchmark = Benchmark(
+        BenchmarkPlan(batches=(1, 4), temperatures=(0.0,), max_tokens=11, max_prompt_tokens=3),
         PROMPTS,
         lambda text: [ord(c) for c in text],
         takers,
         clock=clock,
         tick=ticks.append,
     )
-    one, four = (played.cell for played in arena.play())
-    assert len(ticks) <= arena.ticks()
+    one, four = (measured.result for measured in benchmark.run())
+    assert len(ticks) <= benchmark.ticks()
     assert [m.name for m in one.methods] == ["plain", "fast"]
     assert one.methods[1].identity is not None
     assert one.methods[1].identity.identical == 12
@@ -155,9 +155,9 @@ def test_the_arena_fills_cells_and_names_who_did_not_take_part() -> None:
     assert all(len(p) <= 3 for job in takers[0].seen for p in job.prompts)
 
 
-def test_an_arena_without_a_baseline_is_refused() -> None:
+def test_a_benchmark_without_a_baseline_is_refused() -> None:
     with pytest.raises(ConfigError, match="'plain'"):
-        Arena(ArenaPlan(), PROMPTS, lambda t: [1], [Fake("fast", Clock(), 1.0)]).play()
+        Benchmark(BenchmarkPlan(), PROMPTS, lambda t: [1], [Fake("fast", Clock(), 1.0)]).run()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_an_arena_without_a_baseline_is_refused() -> None:
 )
 def test_bad_plans_are_refused(plan: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="--"):
-        ArenaPlan(**plan)  # type: ignore[arg-type]
+        BenchmarkPlan(**plan)  # type: ignore[arg-type]
 
 
 def test_bad_paces_are_refused() -> None:

@@ -10,9 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outpace.api import LLM
 from outpace.core.params import SamplingParams
+from outpace.core.stats import Seconds
 from outpace.engine.request import Request
 from outpace.policy.controller import Auto, Constant, Outcome
-from outpace.policy.cost import Seconds
 
 PROMPTS = [[5, 6, 7, 8, 9], [1], [2, 3] * 8, [11, 12, 13]]
 
@@ -100,7 +100,7 @@ def test_memory_is_all_there_is(target: LlamaForCausalLM) -> None:
     assert before["target_weights"] == before["drafter_weights"] == llm.target.nbytes
     llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=8))
     held = llm.memory
-    assert held["target_cache"] == llm.engine.target.cache.nbytes > 0
+    assert held["target_cache"] == llm.engine.target.cache_bytes > 0
     assert held["drafter_cache"] > 0
     for _ in range(3):
         llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=8))

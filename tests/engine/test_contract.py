@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import pytest
 
 from outpace import LLM, SamplingParams
-from outpace.draft.registry import drafters
-from outpace.errors import ConfigError, IncompatibleRule
-from outpace.verify.registry import rules
-from targets.families import CONTEXT, PROMPTS, drafter, plain, target
+from outpace.core.proposal import Drawn
+from outpace.draft.registry import drafter_names, find_drafter
+from outpace.errors import IncompatibleRule
+from outpace.targets.hf.load import Loaded
+from outpace.verify.registry import make_rule, rules
+from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
 LENGTH = 14
 LOSSLESS = [name for name, rule in rules().items() if rule.lossless]
-PAIRS = [(method, rule) for method in drafters() for rule in LOSSLESS]
+PAIRS = [(method, rule) for method in drafter_names() for rule in LOSSLESS]
+DRAFTING = [name for name in drafter_names() if name != "none"]
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=LENGTH, ignore_eos=True, seed=11)
 PENALISED = SamplingParams(
     temperature=0.8, top_p=0.9, repetition_penalty=1.3, max_tokens=LENGTH, ignore_eos=True, seed=12
@@ -26,23 +28,37 @@ MIXED = [SAMPLED, greedy(LENGTH), PENALISED, SAMPLED]
 
 @lru_cache(maxsize=1)
 def decoder(method: str, rule: str, rows: int = 4) -> LLM:
-    """An LLM, or a skipped test where the two do not go together."""
-    extra: list[dict[str, Any]] = [{}, {"model": drafter("llama")}]
-    config = {"method": method, "num_speculative_tokens": 5, "verify": rule}
-    problem: Exception | None = None
-    for options in extra:
-        try:
-            return LLM(
-                target("llama"),
-                speculative_config={**config, **options},
-                max_num_seqs=rows,
-                max_model_len=CONTEXT,
-            )
-        except IncompatibleRule as refusal:
-            pytest.skip(str(refusal))
-        except ConfigError as error:
-            problem = error
-    pytest.skip(f"{method} needs more than a smaller model: {problem}")
+    """An LLM with the drafter's own specimen, or a skipped test where the rule says that it does
+    not take what the drafter proposes. Whatever else goes wrong is a failure."""
+    model = target("llama")
+    options = find_drafter(method).specimen(Loaded(model, None, "llama"))
+    config = {"method": method, "num_speculative_tokens": 5, "verify": rule, **options}
+    try:
+        return LLM(model, speculative_config=config, max_num_seqs=rows, max_model_len=CONTEXT)
+    except IncompatibleRule as refusal:
+        pytest.skip(str(refusal))
+
+
+@pytest.mark.parametrize("method", drafter_names())
+def test_the_default_rule_takes_the_specimen(method: str) -> None:
+    rule = find_drafter(method).default_rule
+    assert default(method).engine.verifier.rule.name == rule
+
+
+def test_each_rule_takes_some_drafter_and_each_drafter_some_rule() -> None:
+    taken = [(method, rule) for method, rule in PAIRS if _takes(method, rule)]
+    assert {method for method, _ in taken} == set(drafter_names())
+    assert {rule for _, rule in taken} == set(LOSSLESS)
+
+
+def _takes(method: str, rule: str) -> bool:
+    drafter, verifier = default(method).engine.drafter, make_rule(rule)
+    try:
+        for drawn in [Drawn.POINT] if verifier.coupled else drafter.draws:
+            verifier.check(drawn, drafter.trees)
+    except IncompatibleRule:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(("method", "rule"), PAIRS)
@@ -71,7 +87,7 @@ def test_counters_add_up(method: str, rule: str) -> None:
         assert sum(metrics.accepted_per_position) == metrics.num_accepted_tokens
 
 
-@pytest.mark.parametrize("method", [name for name in drafters() if name != "none"])
+@pytest.mark.parametrize("method", DRAFTING)
 def test_something_is_drafted_and_accepted(method: str) -> None:
     metrics = [output.metrics for output in default(method).generate(PROMPTS, greedy(40))]
     assert (
@@ -80,4 +96,4 @@ def test_something_is_drafted_and_accepted(method: str) -> None:
 
 
 def default(method: str) -> LLM:
-    return decoder(method, drafters()[method].default_rule)
+    return decoder(method, find_drafter(method).default_rule)

@@ -11,12 +11,16 @@ from api.words import word_tokenizer
 from fuzz.attack import ANYTHING, answered, examples
 from outpace import LLM, SamplingParams
 from outpace.config import COMMON
+from outpace.draft.options import described
 from outpace.draft.registry import drafters
 from outpace.verify.registry import rule_options, rules
 from targets.families import CONTEXT, drafter, target
 
 PARAMS = SamplingParams(max_tokens=3, seed=1)
-OPTIONS = sorted({name for kind in drafters().values() for name in kind.options})
+OPTIONS_OF = {
+    name: [one.name for one in described(kind.Options)] for name, kind in drafters().items()
+}
+OPTIONS = sorted({name for names in OPTIONS_OF.values() for name in names})
 RULE_OPTIONS = sorted({name for kind in rules().values() for name in rule_options(kind)})
 
 
@@ -42,7 +46,7 @@ def ways(draw: st.DrawFn) -> dict[str, Any]:
     """Ways to speculate that hold together."""
     method = draw(st.sampled_from(list(drafters())))
     config: dict[str, Any] = {"method": method}
-    if "model" in drafters()[method].options:
+    if "model" in OPTIONS_OF[method]:
         config["model"] = drafter("llama")
     for name, values in (
         ("num_speculative_tokens", st.one_of(st.integers(0, 6), st.just("auto"))),

@@ -10,24 +10,26 @@ import pytest
 
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
+from outpace.core.stats import Seconds
 from outpace.core.tree_shape import TreeShape
 from outpace.engine.request import Request
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.controller import (
     FIRST,
-    MOST,
     Auto,
     Constant,
     Controller,
     Outcome,
     affordable,
 )
-from outpace.policy.cost import CostModel, Place, Seconds
+from outpace.policy.cost import CostModel, Place
 from outpace.policy.growing import REGROWN, Growing
 from outpace.policy.ladder import Ladder
 from outpace.policy.prices import Prices
 
 PRICES = Prices(level=0.1, node=0.04, started=0.1)
+MOST = 10
+CHAINS = Ladder.chains(MOST)
 
 Cost = Callable[[int, int], float]  # rows, width -> seconds
 Chance = Callable[[int, int], float]  # tokens generated, depth -> chance of acceptance
@@ -105,7 +107,7 @@ def best_fixed(cost: Cost, chance: float, rows: int = 1) -> float:
 def test_within_five_percent_of_the_best_fixed_width(chance: float, draft: float) -> None:
     cost = flat(draft)
     speeds = [
-        Simulation(Auto(), cost, lambda *_: chance, seed).play([request()], 1000).speed
+        Simulation(Auto(CHAINS), cost, lambda *_: chance, seed).play([request()], 1000).speed
         for seed in range(4)
     ]
     assert sum(speeds) / 4 > 0.95 * best_fixed(cost, chance)
@@ -117,14 +119,14 @@ def test_within_five_percent_of_the_best_fixed_width(chance: float, draft: float
 def test_a_useless_drafter_costs_three_percent_at_most(
     chance: float, draft: float, seed: int
 ) -> None:
-    auto = Simulation(Auto(), flat(draft), lambda *_: chance, seed)
+    auto = Simulation(Auto(CHAINS), flat(draft), lambda *_: chance, seed)
     for _ in range(5):
         auto.play([request()], 100)
     assert auto.speed > 0.97
 
 
 def test_a_drafter_that_gets_better_is_found_out() -> None:
-    auto = Simulation(Auto(), flat(0.1), lambda tokens, _: 0.9 if tokens > 400 else 0.0)
+    auto = Simulation(Auto(CHAINS), flat(0.1), lambda tokens, _: 0.9 if tokens > 400 else 0.0)
     row = request()
     auto.play([row], 400)
     assert max(auto.widths[-50:]) <= 1
@@ -133,7 +135,7 @@ def test_a_drafter_that_gets_better_is_found_out() -> None:
 
 
 def test_drafting_stops_where_the_batch_fills_the_machine() -> None:
-    auto = Auto()
+    auto = Auto(CHAINS)
     alone = Simulation(auto, crowded, lambda *_: 0.7).play([request()], 300)
     full = Simulation(auto, crowded, lambda *_: 0.7).play([request() for _ in range(16)], 500)
     assert sum(alone.widths[-100:]) / 100 > 2
@@ -144,7 +146,7 @@ def test_drafting_stops_where_the_batch_fills_the_machine() -> None:
 def rows_drafting(cost: Cost) -> list[int]:
     """How many of 16 rows draft, by round."""
     rows = [request() for _ in range(16)]
-    play = Simulation(Auto(), cost, lambda *_: 0.9)
+    play = Simulation(Auto(CHAINS), cost, lambda *_: 0.9)
     play.play(rows, 200)
     return play.drafting
 
@@ -155,7 +157,7 @@ def test_one_row_tries_drafts_for_all() -> None:
 
 
 def test_one_trial_tells_what_cannot_pay() -> None:
-    auto, rows = Auto(), [request() for _ in range(16)]
+    auto, rows = Auto(CHAINS), [request() for _ in range(16)]
     play = Simulation(auto, lambda rows, width: 1 + 2 * width, lambda *_: 0.9)
     play.catching_up = 3.0
     play.play(rows, 60)
@@ -165,7 +167,7 @@ def test_one_trial_tells_what_cannot_pay() -> None:
 
 @pytest.mark.parametrize(("tokens", "drafts"), [(5, False), (200, True)])
 def test_what_a_drafter_reads_first_must_pay(tokens: int, drafts: bool) -> None:
-    auto = Auto()
+    auto = Auto(CHAINS)
     known = Simulation(auto, flat(0.1), lambda *_: 0.9)
     known.catching_up = 8.0  # for a prompt of eight tokens
     known.play([request()], 60)
@@ -177,12 +179,12 @@ def test_what_a_drafter_reads_first_must_pay(tokens: int, drafts: bool) -> None:
 
 def test_requests_of_one_batch_are_chosen_for_together() -> None:
     rows = [request(), request()]
-    auto = Auto()
+    auto = Auto(CHAINS)
     play = Simulation(auto, flat(0.1), lambda *_: 0.0)
     play.outcome = lambda row, drafted: _all_or_nothing(row, drafted, row is rows[0])  # type: ignore[method-assign]
     play.play(rows, 200)
     levels = auto.acceptance
-    good, bad = (levels.chances(auto._row(row).counts, 3)[0][0] for row in rows)
+    good, bad = (levels.chances(auto._row(row).by_method[""].counts, 3)[0][0] for row in rows)
     assert good > 0.8
     assert bad < 0.2
     assert sum(play.widths[-50:]) / 50 > 3  # (11 + 1) / T beats (1 + 1) / T(0)
@@ -194,7 +196,7 @@ def _all_or_nothing(row: Request, drafted: int, good: bool) -> Outcome:
 
 
 def test_a_miss_teaches_nothing() -> None:
-    auto = Auto()
+    auto = Auto(CHAINS)
     play = Simulation(auto, flat(0.0), lambda *_: 0.8)
     row = request()
     play.play([row], 60, found=lambda: 0)
@@ -206,7 +208,7 @@ def test_a_miss_teaches_nothing() -> None:
 
 
 def test_an_ended_text_teaches_nothing() -> None:
-    auto = Auto()
+    auto = Auto(CHAINS)
     row = request(tokens=3)
     auto.budgets([row])
     row.extend([2, 2, 2])
@@ -218,7 +220,7 @@ def test_an_ended_text_teaches_nothing() -> None:
 def test_wishes_and_what_is_left_bind_every_controller() -> None:
     rows = [request(speculative="off"), request(speculative=3), request(tokens=2), request()]
     assert affordable(rows, Constant(5).budgets(rows)) == [0, 3, 1, 5]
-    auto = Auto()
+    auto = Auto(CHAINS)
     Simulation(auto, flat(0.1), lambda *_: 0.9).play([request()], 50)
     budgets = affordable(rows, auto.budgets(rows))
     assert budgets[:2] == [0, 3]
@@ -229,17 +231,19 @@ def test_a_seeded_sampled_text_does_not_depend_on_times() -> None:
     seeded = {"temperature": 1, "seed": 7}
     widths = []
     for seconds in (1e-6, 1.0, 1e6):
-        play = Simulation(Auto(prices=PRICES), crowded_at(seconds), lambda *_: 0.6)
+        play = Simulation(Auto(CHAINS, prices=PRICES), crowded_at(seconds), lambda *_: 0.6)
         widths.append(play.play([request(**seeded)], 60).widths)
     assert widths[0] == widths[1] == widths[2]
     assert max(widths[0]) > 1
-    assert Auto(invariant=True).budgets([request(**seeded)]) == [0]  # a plain round comes first
-    assert Auto().budgets([request(temperature=1)]) == [0]
-    assert Auto().budgets([request(temperature=0, seed=7)]) == [0]
+    assert Auto(CHAINS, invariant=True).budgets([request(**seeded)]) == [
+        0
+    ]  # a plain round comes first
+    assert Auto(CHAINS).budgets([request(temperature=1)]) == [0]
+    assert Auto(CHAINS).budgets([request(temperature=0, seed=7)]) == [0]
 
 
 def test_a_round_without_a_price_teaches_all_but_times() -> None:
-    timed, untimed = Auto(), Auto()
+    timed, untimed = Auto(CHAINS), Auto(CHAINS)
     rows = [request(temperature=1.0, seed=7), request(temperature=1.0, seed=7)]
     outcome = Outcome(4, 4, 1, 2)
     for _ in range(20):
@@ -317,7 +321,7 @@ def test_a_seeded_row_is_offered_the_same_trees_whatever_was_learned() -> None:
 
 
 def test_finished_requests_are_forgotten() -> None:
-    auto = Auto()
+    auto = Auto(CHAINS)
     for _ in range(50):
         Simulation(auto, flat(0.1), lambda *_: 0.5).play([request()], 3)
     assert len(auto._rows) <= 1
@@ -363,3 +367,18 @@ def test_the_median_forgets_a_disturbed_round() -> None:
     for seconds in (1.0, 1.0, 90.0):
         costs.add(place, 0, Seconds(0, seconds, 0))
     assert costs.measured(place) == {0: 1.0}
+
+
+def test_what_one_drafter_costs_and_brings_says_nothing_about_another() -> None:
+    auto, row = Auto(CHAINS, method="one"), request()
+    for width, method in ((0, "one"), (4, "other"), (4, "other"), (0, "one")):
+        auto.budgets([row])
+        outcome = Outcome(width, width, width, width + 1, method=method)
+        row.output_ids += [1] * outcome.emitted
+        auto.record([row], [outcome], Seconds(0.5 * width, 1, 0))
+    place = auto.costs.places[0]
+    assert list(auto.costs.measured(place)) == [0]
+    assert auto.acceptance.chances(auto.acceptance.new(), 2) == Acceptance().typical(2)
+    auto.method = "other"
+    assert list(auto.costs.measured(place)) == [0, 4], "a plain round is the same for both"
+    assert auto.acceptance.typical(1)[0][0] > Acceptance().typical(1)[0][0]

@@ -125,10 +125,10 @@ def test_more_rows_than_the_cache_holds_are_our_own_mistake() -> None:
 def test_hundreds_of_requests_leave_nothing_behind() -> None:
     llm = decoder("llama", "draft_model", 3, rows=8)
     first = llm.generate([[1, 2, 3]] * 8, greedy(4))
-    held = (llm.engine.target.cache.nbytes, llm.engine.drafter.nbytes)
+    held = (llm.engine.target.cache_bytes, llm.engine.drafter.nbytes)
     for _ in range(24):
         llm.generate([[4, 5], [6]] * 4, greedy(2))
-    assert (llm.engine.target.cache.nbytes, llm.engine.drafter.nbytes) == held
+    assert (llm.engine.target.cache_bytes, llm.engine.drafter.nbytes) == held
     assert llm.engine.target.lengths == []
     assert not llm.engine.busy
     assert ids(llm.generate([[1, 2, 3]] * 8, greedy(4))) == ids(first)
@@ -137,6 +137,6 @@ def test_hundreds_of_requests_leave_nothing_behind() -> None:
 def test_the_cache_grows_with_the_text() -> None:
     expected = ids(decoder("gemma3").generate([[1, 2, 3]], greedy(24)))
     llm = decoder("gemma3", "draft_model", 3)
-    llm.engine.target.cache.capacity = 4
+    llm.engine.target.runner.cache.capacity = 4
     assert ids(llm.generate([[1, 2, 3]], greedy(24))) == expected
-    assert llm.engine.target.cache.capacity >= 27
+    assert llm.engine.target.runner.cache.capacity >= 27

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outpace import LLM, SamplingParams
-from outpace.targets.hf.fixed import SLOTS, WIDTHS, Eager, Fixed, Outputs, Step
+from outpace.engine.capture import AsTheyCome
+from outpace.targets.hf.fixed import SLOTS, WIDTHS, FixedShapes, Outputs, Step
 from outpace.targets.hf.runner import Runner
 
 from .families import CONTEXT, FAMILIES, VOCABULARY, drafter, target
@@ -22,21 +23,21 @@ from .test_trees import TOLERANCE, Rows
 PROMPTS = [[5, 9, 2, 41], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
 
 
-class Remembering(Eager):
+class Remembering(AsTheyCome):
     """Plays as it comes; remembers which shapes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shapes: set[tuple[int, int]] = set()
 
-    def _play(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
+    def _run(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
         self.shapes.add((inputs[0].shape[0], inputs[0].shape[1]))
-        return super()._play(key, step, inputs)
+        return super()._run(key, step, inputs)
 
 
 def fix(runner: Runner) -> Remembering:
     player = Remembering()
-    runner.fixed = Fixed(runner.model, player, pads=True)
+    runner.fixed = FixedShapes(runner.model, player, pads=True)
     return player
 
 
@@ -61,7 +62,7 @@ def test_the_text_is_the_same(family: str, method: str) -> None:
     for fixed in (False, True):
         llm = LLM(target(family), speculative_config=config, max_num_seqs=3, max_model_len=CONTEXT)
         if fixed:
-            shapes = fix(llm.engine.target).shapes
+            shapes = fix(llm.engine.target.runner).shapes
             if method != "ngram":
                 fix(llm.engine.drafter.runner)
         texts.append(ids(llm.generate(PROMPTS, greedy(24))))
@@ -70,7 +71,7 @@ def test_the_text_is_the_same(family: str, method: str) -> None:
 
 
 def test_slots_come_in_steps_and_never_beyond_the_capacity() -> None:
-    found = Fixed(target("llama"), Eager(), pads=True)
+    found = FixedShapes(target("llama"), AsTheyCome(), pads=True)
     assert [found.slots(n, 4 * SLOTS) for n in (1, SLOTS, SLOTS + 1)] == [SLOTS, SLOTS, 2 * SLOTS]
     assert found.slots(SLOTS + 1, SLOTS + 2) == SLOTS + 2
     assert found.width(WIDTHS[-1]) == WIDTHS[-1]
@@ -126,7 +127,7 @@ def test_packed_and_quantised_layers_are_compiled_too(
 
 def test_only_rounds_are_played_in_fixed_shapes() -> None:
     llm = LLM(target("llama"), max_num_seqs=1, max_model_len=CONTEXT)
-    found = fix(llm.engine.target)
+    found = fix(llm.engine.target.runner)
     for length in range(1, 30):
         llm.generate([[1] * length], greedy(3))
     assert {width for _, width in found.shapes} <= {1, 2}

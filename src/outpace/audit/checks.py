@@ -114,7 +114,8 @@ class Trial:
     def __init__(self, bench: Bench, llm: LLM) -> None:
         self.bench, self.llm = bench, llm
         self.nodes, self.worst, self.drafted, self.accepted = 0, 0.0, 0, 0
-        self._spy = Spy(llm.engine)
+        self._spy = Spy()
+        llm.engine.observers.append(self._spy)
         self._rule = llm.engine.verifier.rule
 
     def run(self) -> tuple[dict[str, str], dict[str, str]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -12,30 +11,16 @@ from outpace.audit.play import places
 from outpace.audit.sequential import Echoes, SequentialTest, Tilts
 from outpace.core.proposal import Proposal, Sampled
 from outpace.draft.base import Rows
+from outpace.engine.trace import RoundTrace
 
 DEPTHS = 8
 """Depths that have bets of their own."""
 
 
-class Watched:
-    """A drafter whose proposals are shown to a test; everything else is the drafter's."""
-
-    def __init__(self, drafter: Any, claims: ClaimTest) -> None:
-        self._drafter = drafter
-        self._claims = claims
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._drafter, name)
-
-    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        proposal: Proposal = self._drafter.propose(rows, budgets)
-        self._claims.observe(rows, proposal)
-        return proposal
-
-
 class ClaimTest:
-    """Plays sampled nodes against their row of q: which tokens, at which depth, and whether a draw
-    is an earlier one of the same text again (a stream that was used before)."""
+    """An observer of an engine that plays sampled nodes against their row of q: which tokens, at
+    which depth, and whether a draw is an earlier one of the same text again (a stream that was used
+    before)."""
 
     def __init__(self, alpha: float) -> None:
         self.test = SequentialTest(alpha)
@@ -46,6 +31,9 @@ class ClaimTest:
         ]
         self._echoes = self.test.stake("draws that repeat an earlier round's", 0.3, Echoes())
         self._earlier: dict[tuple[int, int], float] = {}
+
+    def __call__(self, trace: RoundTrace) -> None:
+        self.observe(trace.rows, trace.proposal)
 
     def observe(self, rows: Rows, proposal: Proposal) -> None:
         """Plays one round's proposal; point proposals claim nothing."""
@@ -74,7 +62,10 @@ class ClaimTest:
 
 def _drawn_nodes(proposal: Proposal, q: Tensor) -> Iterator[tuple[int, int, int]]:
     """Yields row, node (from 0) and depth of every node that was drawn from something."""
-    real = (proposal.valid & (q.sum(-1) > 0)).nonzero().tolist()
+    law = proposal.law
+    given = law.given if isinstance(law, Sampled) else None
+    drawn = proposal.valid & (q.sum(-1) > 0)
+    real = (drawn if given is None else drawn & ~given).nonzero().tolist()
     depth = proposal.tree.depth.tolist()
     for row, node in real:
         yield row, node, depth[row][node + 1]

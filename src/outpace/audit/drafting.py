@@ -1,4 +1,4 @@
-"""Ways to draft, as laws over whole proposals: all that they can propose, and how likely it is."""
+"""Ways of drafting for the law gate: all proposals that each can make, and their probabilities."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from outpace.audit.world import World
 from outpace.core.proposal import Law, Point, Sampled
 
 SURE = 0.6
-"""Probability of a likely token, of chains that end where there is none."""
+"""Chains that end by themselves go on while the drafter's most probable token has at least this
+probability."""
 
 
 @dataclass(frozen=True, eq=False)
 class Drafts:
-    """What a drafter can propose to each of G pairs of models, on a tree of N nodes.
-
-    A row is (pair, proposal), the pair counting first.
-    """
+    """The R proposals of N nodes that a drafter can make to each of G pairs of models."""
 
     tokens: Tensor  # [R, N]
-    chance: Tensor  # [G, R], of each proposal; with ``each``, 1
-    law: Law  # what the drafter says of its tokens, q being [G R, N, V]
+    chance: Tensor  # [G, R], the probability of each proposal; 1 if ``each`` is set
+    law: Law  # the drafter's claim about its tokens; its q is [G * R, N, V], by pair, then proposal
     each: bool = False
-    """Whether the verifier must be exact for each proposal alone (points), or only on average."""
-    counts: Tensor | None = None  # [G, R] or [R], if the drafter itself decides how much it drafts
+    """Whether a rule must be exact for each proposal by itself, as for tokens that were not drawn,
+    and not only on average over the proposals."""
+    counts: Tensor | None = None  # [G, R] or [R] drafted nodes, where the drafter itself decides
 
 
 Drafting = Callable[[World, list[int]], Drafts]
-"""``drafting(world, parents)``; a drafter's law, for the gate. ``parents`` as in `Tree.uniform`."""
+"""A way of drafting: from a world and the parents of a tree's nodes (as in `Tree.uniform`) to all
+proposals."""
 
 
 def point(world: World, parents: list[int]) -> Drafts:
-    """Returns every proposal, or 27 of them if there are more, as given and not drawn."""
+    """Returns all proposals, or 27 of them if there are more, as tokens that were not drawn."""
     tokens = _all_tokens(world.vocabulary, len(parents))
     tokens = tokens[torch.linspace(0, len(tokens) - 1, min(27, len(tokens))).long()]
     return Drafts(tokens, torch.ones(world.pairs, len(tokens)).double(), Point(), each=True)
@@ -52,8 +52,8 @@ def iid(world: World, parents: list[int]) -> Drafts:
 def without(world: World, parents: list[int]) -> Drafts:
     """Returns all proposals, siblings drawn without replacement.
 
-    Once q is exhausted, siblings repeat the eldest's token: nodes that nobody drew, and that a rule
-    must not accept.
+    Once q has no token left, further siblings repeat the token of the first one. Such nodes were
+    not drawn from anything, and a rule must not accept them.
     """
     tokens = _all_tokens(world.vocabulary, len(parents))
     q = laws_at_parents(world, tokens, parents)
@@ -71,7 +71,7 @@ def without(world: World, parents: list[int]) -> Drafts:
 
 
 def stopping(world: World, parents: list[int]) -> Drafts:
-    """Returns chains that end after the first token 0, which they keep."""
+    """Returns chains that end after their first token 0."""
     drafts = iid(world, parents)
     before = (drafts.tokens != 0).long().cumprod(1).sum(1)
     counts = (before + 1).clamp(max=len(parents))
@@ -79,7 +79,8 @@ def stopping(world: World, parents: list[int]) -> Drafts:
 
 
 def unsure(world: World, parents: list[int]) -> Drafts:
-    """Returns chains that end before a token would be drawn from a law without a likely one."""
+    """Returns chains that end where the law of the next token has no token as probable as
+    `SURE`."""
     drafts = iid(world, parents)
     sure = laws_at_parents(world, drafts.tokens, parents).amax(-1) >= SURE  # [G, R, N]
     return _ended(world, drafts, sure.long().cumprod(-1).sum(-1))
@@ -89,7 +90,7 @@ def _ended(world: World, drafts: Drafts, counts: Tensor) -> Drafts:
     """The same chains, ended after ``counts`` tokens, ``[G, R]``."""
     law, tokens = drafts.law, drafts.tokens
     assert isinstance(law, Sampled)
-    # Of the proposals that agree up to their ends only one may count, the one that ends in zeros.
+    # Proposals that agree up to their ends are one proposal: the one filled up with 0 counts.
     beyond = torch.arange(tokens.shape[1]) >= counts[..., None]  # [G, R, N]
     first = ((tokens == 0) | ~beyond).all(-1)
     q = law.q.view(world.pairs, -1, *law.q.shape[1:])
@@ -106,7 +107,7 @@ BUILT_IN: dict[str, Drafting] = {
     "unsure": unsure,
 }
 ENDING = (stopping, unsure)
-"""Those that decide how much they draft themselves: chains only."""
+"""The ways of drafting that decide themselves where a draft ends; they make chains only."""
 
 
 def laws_at_parents(world: World, tokens: Tensor, parents: list[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The trees that the gate drafts on."""
+"""The trees that the law gate drafts on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GateTree:
-    """A tree to draft on."""
+    """A tree by the parents of its nodes, and the size of the vocabulary to draft with."""
 
     name: str
     parents: tuple[int, ...]

@@ -1,8 +1,9 @@
-"""The gate: the joint law that a rule really emits, summed over everything that can happen.
+"""The law gate: the joint law of the tokens that a rule emits, by enumeration.
 
-For tiny models every proposal is written down with its probability, all go through the rule's own
-`stop` and `next` in one ragged batch, and what comes out is compared with the target's joint law of
-the next tokens. No sampling, hence no false alarms: an exact rule differs by rounding, 1e-15.
+For tiny models every possible proposal is listed with its probability. All of them go through the
+rule's own `stop` and `next` in one ragged batch, and the law of the emitted tokens, summed over all
+proposals, is compared with the target's joint law of the next tokens. Nothing is sampled, so there
+are no false alarms: an exact rule differs by rounding, about 1e-15.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from outpace.verify.lossy.judge import JudgeHead, JudgeRule
 from outpace.verify.registry import make_rule, rules
 
 TOLERANCE = 1e-12
-"""Largest total variation that a lossless rule may show."""
+"""Largest total variation from the target's law that a lossless rule may have."""
 
 
 @dataclass(frozen=True)
 class LawRow:
-    """One rule with one way of drafting on one shape."""
+    """What was found about one rule with one way of drafting on one tree."""
 
     rule: str
     lossless: bool
@@ -40,28 +41,30 @@ class LawRow:
     shape: str
     pairs: int
     worst_tv: float
-    """Largest total variation from the target's joint law, of any pair and draft length."""
+    """Largest total variation from the target's joint law, over all model pairs and draft
+    lengths."""
     mean_tv: float
     accepted: float
-    """Mean number of drafted tokens accepted, of the whole shape."""
+    """Mean number of accepted tokens when the whole tree is drafted."""
     one_step: float
     """Mean probability that one of the root's children is accepted."""
     optimum: float
-    """Largest ``one_step`` of any exact rule."""
+    """Largest ``one_step`` that any exact rule can have."""
 
     @property
     def gap(self) -> float:
-        """Distance from the optimum; a lossy rule may be beyond it."""
+        """How far ``one_step`` is below the optimum; negative only for lossy rules."""
         return self.optimum - self.one_step
 
     @property
     def passed(self) -> bool:
+        """Whether a lossless rule is exact; a lossy one passes with any law that is a number."""
         return self.worst_tv <= TOLERANCE or (not self.lossless and math.isfinite(self.worst_tv))
 
 
 @dataclass(frozen=True)
 class LawReport:
-    """What the gate found."""
+    """What the gate found, a row for each rule, way of drafting and tree."""
 
     seed: int
     rows: tuple[LawRow, ...] = field(default=())
@@ -94,10 +97,12 @@ def audit_law(
     shapes: Sequence[GateTree] | None = None,
     pairs: int | None = None,
 ) -> LawReport:
-    """Returns the report of all rules, or these, with every way of drafting that each one takes.
+    """Returns the report of these rules (unset: all), each with every way of drafting it takes.
 
-    drafters: names in `drafting.BUILT_IN`, or functions of your own by name. A pair that the rule
-    refuses is left out, unless nothing is left, which raises ``IncompatibleRule``.
+    drafters: names in `drafting.BUILT_IN`, or functions of your own by name. fast: fewer trees and
+    model pairs. shapes, pairs: the trees and the number of model pairs, in place of those of
+    ``fast``. A way of drafting that a rule refuses is left out; raises ``IncompatibleRule`` if
+    nothing is left, ``ConfigError`` for an unknown name.
     """
     ways, chosen = _ways(drafters), _rules(rules)
     worlds: dict[tuple[int, int], World] = {}
@@ -127,7 +132,7 @@ def audit_law(
 
 
 def audit_one(rule: Rule, world: World, drafts: Drafts, shape: GateTree, drafted: str) -> LawRow:
-    """Returns what one rule does with one set of drafts on one shape."""
+    """Returns the report's row for one rule with one set of drafts on one tree."""
     found = measure(rule, world, drafts, shape)
     return LawRow(
         rule=rule.name,
@@ -145,16 +150,16 @@ def audit_one(rule: Rule, world: World, drafts: Drafts, shape: GateTree, drafted
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What a rule does with each of G pairs of models, by how many nodes were drafted."""
+    """What a rule does with each of G pairs of models, by the number of drafted nodes."""
 
-    distance: Tensor  # [counts, proposals or 1, G], total variation of the joint law
+    distance: Tensor  # [counts, R or 1, G], total variation of the joint law; R proposals
     accepted: Tensor  # [counts, G], mean number of accepted tokens
     one_step: Tensor  # [counts, G], chance that a child of the root is accepted
     optimum: Tensor  # [G], the largest one_step of any rule, all nodes drafted
 
 
 def measure(rule: Rule, world: World, drafts: Drafts, shape: GateTree) -> Measured:
-    """Returns the numbers behind a row of the report."""
+    """Returns the numbers that a row of the report sums up."""
     case = _Case(rule, world, drafts, shape)
     joint = world.complete(case.emitted())  # [counts, proposals or 1, G, V^L]
     distance = (joint - world.target()).abs().sum(-1) / 2
@@ -167,12 +172,15 @@ def measure(rule: Rule, world: World, drafts: Drafts, shape: GateTree) -> Measur
 
 
 class _Case:
-    """One batch: rows are (count, pair, proposal); nodes beyond a row's count hold rubbish."""
+    """A ragged batch with a row for each draft length, pair of models and proposal.
+
+    The nodes beyond a row's draft length hold arbitrary values, on which no rule may depend.
+    """
 
     def __init__(self, rule: Rule, world: World, drafts: Drafts, shape: GateTree) -> None:
         self.world, self.drafts, self.shape = world, drafts, shape
         parents, nodes = list(shape.parents), len(shape.parents)
-        # All draft lengths, or of the large trees a short one, the last but one and the whole.
+        # All draft lengths; for large trees half of the nodes, all but one, and all.
         some = range(nodes + 1) if nodes < 5 else (nodes // 2, nodes - 1, nodes)
         sweep = [nodes] if drafts.counts is not None else list(some)
         self.sets, proposals = len(sweep), len(drafts.tokens)
@@ -185,7 +193,7 @@ class _Case:
         self.context = context.repeat(self.sets * world.pairs, 1)  # [B, M]
         pair = torch.arange(world.pairs)[:, None].expand(size[1:]).flatten().repeat(self.sets)
         used = torch.arange(nodes + 1) <= self.counts[:, None]  # [B, M]
-        # Padding nodes see the laws of other contexts and rotated tokens: nothing may depend on it.
+        # Nodes beyond the draft length get other contexts' laws and other tokens.
         seen = torch.where(used, self.context, (self.context + 1) % world.p.shape[1])
         tokens = drafts.tokens.repeat(self.sets * world.pairs, 1)
         tokens = torch.where(used[:, 1:], tokens, (tokens + 1) % world.vocabulary)
@@ -207,11 +215,12 @@ class _Case:
         )
         self.chance = drafts.chance.expand(self.sets, -1, -1)  # [counts, G, R]
         stop = self.rule.stop(self.p, self.proposal).double()
-        # What a rule says of a proposal that cannot happen is its own business.
+        # A rule may answer anything for a proposal that cannot happen.
         self.stop = torch.where(self.chance.flatten()[:, None] > 0, stop, 0.0)
 
     def emitted(self) -> Tensor:
-        """Returns ``[counts, R or 1, G, C V + 1]``: what is emitted, by context."""
+        """Returns ``[counts, R or 1, G, C V + 1]``: the probability of each emitted text, summed
+        over proposals unless each of them must be exact by itself (`Drafts.each`)."""
         world, rows = self.world, len(self.pair)
         apart = len(self.drafts.tokens) if self.drafts.each else 1
         size = self.p.shape[-1] * world.p.shape[1] + 1
@@ -225,19 +234,19 @@ class _Case:
             at = torch.full_like(self.counts, node).clamp(max=self.counts)
             law = self.rule.next(self.p, self.proposal, at).double()  # [B, V]
             weight = chance * self.stop[:, node] * (node <= self.counts)
-            law = torch.where(weight[:, None] != 0, law, 0.0)  # NaN stays NaN where it matters
+            law = torch.where(weight[:, None] != 0, law, 0.0)  # keeps a NaN that counts
             first = start + self.context[:, node] * world.vocabulary + 1
             index = first[:, None] + torch.arange(world.vocabulary)
             mass.index_add_(0, index.flatten(), (weight[:, None] * law).flatten())
         return mass.view(self.sets, apart, world.pairs, size)
 
     def mean(self, value: Tensor) -> Tensor:
-        """Returns ``[counts, G]``: the mean over proposals of a number of each node [B, M]."""
+        """Returns ``[counts, G]``: the mean value ``[B, M]`` of the node where a rule stops."""
         found = (self.stop * value).sum(-1).view(self.chance.shape)
         return (found * self.chance).sum(-1) / self.chance.sum(-1)
 
     def optimum(self) -> Tensor:
-        """Returns ``[G]``: the best acceptance at the root."""
+        """Returns ``[G]``: the largest chance that any exact rule accepts a child of the root."""
         law, root = self.drafts.law, [i for i, up in enumerate(self.shape.parents) if up == 0]
         p, q = self.world.p[:, 0], self.world.q[:, 0]
         if isinstance(law, Point):
@@ -269,7 +278,7 @@ def _rules(chosen: Iterable[Rule | str] | None) -> list[Rule]:
 
 
 def _named(name: str) -> Rule:
-    """The rule with its defaults; a judge, which has none, with some head or other."""
+    """The rule with its default options; a judge, whose head has no default, with some head."""
     if name == JudgeRule.name:
         return JudgeRule(head=JudgeHead(torch.tensor([1.0, -0.5, 0.25, 0.0]), bias=-0.5))
     return make_rule(name)

@@ -1,4 +1,4 @@
-"""A language of letters and tiny random models of it, for audits that need no model named."""
+"""Tiny random models whose tokens are letters, for audits that are given no model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from torch import nn
 
 LETTERS = "abcdefghijklm"
 END = "<end>"
+CONTEXT = 512
+"""The models' context length: enough for texts that outgrow the first cache buffers."""
 WINDOW = 4
 """Of the family with sliding windows: far below the length of the texts."""
 PADDED = 18
-"""Rows of the models' heads: some more than there are tokens, as real heads have."""
+"""Rows of the models' heads: more than there are tokens, as real models have them too."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,10 @@ class Encoding:
 
 
 class LetterTokenizer:
-    """One token per letter, one that ends the text; as much of a tokenizer as decoding needs."""
+    """A tokenizer with one token per letter and one that ends the text.
+
+    It has no more methods than decoding needs.
+    """
 
     eos_token_id = len(LETTERS)
     chat_template = None
@@ -46,9 +51,9 @@ class LetterTokenizer:
 def letter_model(family: str = "llama", seed: int = 1, scale: float = 5.0) -> Any:
     """Returns a random float64 model of the letters, the same for the same seed.
 
-    family: "llama", or "mistral" for one with a sliding window. Weights are scaled up, and those of
-    head, queries and keys once more: with the usual initialisation no token is more probable than
-    another, whatever stands before it, and a cache full of wrong tokens would hardly show.
+    family: "llama", or "mistral" for one with a sliding window. All weights are scaled up, and
+    those of head, queries and keys once more: with the usual initialisation all tokens are about
+    equally probable whatever the text is, and a cache full of wrong tokens would go unnoticed.
     """
     options: dict[str, Any] = {
         "vocab_size": PADDED,
@@ -57,7 +62,7 @@ def letter_model(family: str = "llama", seed: int = 1, scale: float = 5.0) -> An
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "max_position_embeddings": 96,
+        "max_position_embeddings": CONTEXT,
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
@@ -81,7 +86,8 @@ def letter_model(family: str = "llama", seed: int = 1, scale: float = 5.0) -> An
 
 
 def noised(model: nn.Module, noise: float, seed: int = 2) -> Any:
-    """Returns a copy with weights off by ``noise`` of their spread: a fair drafter."""
+    """Returns a copy as a drafter that is right some of the time: its weights are off by ``noise``
+    of their standard deviation."""
     generator = torch.Generator().manual_seed(seed)
     other = copy.deepcopy(model)
     with torch.no_grad():

@@ -20,16 +20,14 @@ runs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import cast
 
 import torch
 
 from outpace.api import LLM
-from outpace.audit.claims import ClaimTest, Watched
+from outpace.audit.claims import ClaimTest
 from outpace.audit.contract import Ending
 from outpace.audit.laws import PlainLaws
 from outpace.audit.noise import Noise, measure
@@ -37,7 +35,6 @@ from outpace.audit.play import TextTest
 from outpace.audit.power import detectable
 from outpace.audit.sequential import SequentialTest
 from outpace.core.params import SamplingParams
-from outpace.draft.base import Drafter
 from outpace.errors import ParamsError
 from outpace.outputs import CompletionOutput
 
@@ -114,24 +111,13 @@ def audit_model(llm: LLM, plan: AuditPlan, params: SamplingParams | None = None)
     trees = llm.engine.drafter.trees
     noise = measure(llm.target.model, plan.prompts, depth, tree=trees)
     session = _Session(llm, plan, params, noise)
-    with watching(llm, session.claims):
-        for first in range(0, plan.samples, CHUNK * llm.engine.target.cache.rows):
-            last = min(plan.samples, first + CHUNK * llm.engine.target.cache.rows)
+    with llm.engine.observing(session.claims):
+        for first in range(0, plan.samples, CHUNK * llm.engine.target.rows):
+            last = min(plan.samples, first + CHUNK * llm.engine.target.rows)
             session.play(range(first, last))
             if session.text.test.alarm:  # a lying drafter is worth the rest: is the text wrong?
                 break
     return session.report(tokens, perf_counter() - begin)
-
-
-@contextmanager
-def watching(llm: LLM, claims: ClaimTest) -> Iterator[None]:
-    """Lets a test see every proposal of the engine's drafter."""
-    drafter = llm.engine.drafter
-    llm.engine.drafter = cast(Drafter, Watched(drafter, claims))
-    try:
-        yield
-    finally:
-        llm.engine.drafter = drafter
 
 
 def _sampled(llm: LLM, plan: AuditPlan, params: SamplingParams) -> tuple[SamplingParams, int]:
@@ -173,7 +159,7 @@ class _Session:
             self._look(output.outputs[0])
             texts[index].append(output.token_ids)
         for index, group in texts.items():
-            rows = self._llm.engine.target.cache.rows
+            rows = self._llm.engine.target.rows
             for begin in range(0, len(group), rows):
                 part = group[begin : begin + rows]
                 self.text.play(index, prompts[index], part, self._laws)

@@ -1,7 +1,8 @@
-"""Two ways to the same logits, and how far rounding takes them apart.
+"""The same logits computed in two ways, and how far rounding takes them apart.
 
-Read plainly: one forward of the whole text, no cache, the model's own mask. Scored as drafted:
-through the slot cache, the last tokens as a chain or a tree of nodes in one pass.
+Read plainly: one forward of the whole text without a cache, under the model's own mask. Scored as
+drafted: the text is read piece by piece into the engine's cache, then its last tokens are scored
+in one pass as a drafted chain, or as one path of a drafted tree.
 """
 
 from __future__ import annotations
@@ -14,30 +15,39 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.tree import Tree
+from outpace.targets.hf.cache import BUCKET
 from outpace.targets.hf.runner import Runner
 
 _CAPS = {torch.float64: 1e-7, torch.float32: 2e-3}
 _NARROW_CAP = 0.3
-"""More than this, in standard deviations of the logits, is not rounding. (Deep models in float32
-stay below 1e-4, in bfloat16 below 0.1.)"""
+"""By dtype, and for all narrower ones: a greater difference of two logits, in standard deviations
+of the logits, is not rounding. (Deep models stay below 1e-4 in float32, below 0.1 in bfloat16.)"""
 _MARGIN = 4.0
-"""Of the tolerance over the worst difference that was measured, on far fewer texts than are
-decoded."""
+"""The tolerance is this many times the worst difference measured, because the difference is
+measured on far fewer texts than are decoded."""
+_PIECE = 64
+"""Tokens that are read at a time, so that the cache grows while it holds something, as it does
+when a text is generated."""
+_LONG = BUCKET + 2 * _PIECE
+"""Tokens of the one long text that is always measured: more than the cache's first buffers hold,
+and enough to be read in several pieces before and after they grow."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """How far apart the two ways are on this model."""
+    """How far apart the logits of the two ways are on one model."""
 
     measured: float
     """Greatest difference of two logits, over all texts and positions that were measured."""
     cap: float
+    """Greatest difference that can be rounding, whatever was measured."""
     tolerance: float
-    """What is still rounding: the measured difference with a margin, never more than the cap."""
+    """What is taken for rounding: the measured difference with a margin, never more than the
+    cap."""
 
     @property
     def excessive(self) -> bool:
-        """Whether the two ways differ by more than rounding: a defect by itself."""
+        """Whether the two ways differ by more than rounding, which is a defect by itself."""
         return not self.measured <= self.cap
 
 
@@ -60,8 +70,8 @@ def score_as_drafted(
     runner = Runner(model, rows=1, max_length=max(len(ids), 2) + 2 * drafted)
     runner.admit(1)
     start = len(ids) - drafted - 1
-    if start:
-        runner.prefill(0, [list(ids[:start])])
+    for begin in range(0, start, _PIECE):
+        runner.prefill(0, [list(ids[begin : min(start, begin + _PIECE)])])
     root, chain = ids[start], list(ids[start + 1 :])
     size = runner.config.vocab_size
     if not tree or not chain:
@@ -78,9 +88,12 @@ def score_as_drafted(
 def measure(
     model: nn.Module, texts: Sequence[Sequence[int]], drafted: int, tree: bool = False
 ) -> Noise:
-    """Returns how far the two ways are apart on these texts, with drafts of up to this length."""
+    """Returns how far the two ways are apart on these texts and on one long text made of them.
+
+    drafted: how many of the last tokens are scored as a draft. tree: with a sibling beside each.
+    """
     measured, spread = 0.0, 0.0
-    for ids in texts:
+    for ids in [*texts, _long(model, texts, drafted)]:
         count = min(drafted, len(ids) - 1)
         plain = read_plainly(model, ids, count + 1).double()
         scored = score_as_drafted(model, ids, count, tree).double()
@@ -90,6 +103,15 @@ def measure(
     cap = _CAPS.get(dtype, _NARROW_CAP) * spread
     floor = 4 * torch.finfo(dtype).eps * spread
     return Noise(measured, cap, min(max(_MARGIN * measured, floor), cap))
+
+
+def _long(model: Any, texts: Sequence[Sequence[int]], drafted: int) -> list[int]:
+    """Returns the texts one after another, again and again, up to `_LONG` tokens or as many as the
+    model's context and the siblings of a drafted tree leave room for."""
+    limit: int = getattr(model.config.get_text_config(), "max_position_embeddings", _LONG)
+    joined = [token for ids in texts for token in ids]
+    length = max(1, min(_LONG, limit - 2 * drafted))
+    return (joined * (length // max(1, len(joined)) + 1))[:length]
 
 
 def _logits(output: Any) -> Tensor:

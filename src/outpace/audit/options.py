@@ -23,10 +23,11 @@ import torch
 
 from outpace.api import LLM
 from outpace.audit.checks import Bench, Case, Trial
-from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model, noised
+from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model
 from outpace.core.params import SamplingParams
-from outpace.draft.registry import drafters, find_drafter
-from outpace.errors import OutpaceError
+from outpace.draft.registry import drafter_names, find_drafter
+from outpace.errors import IncompatibleRule, OutpaceError
+from outpace.targets.hf.load import Loaded
 from outpace.verify.lossy.judge import JudgeHead
 from outpace.verify.registry import find_rule, rules
 
@@ -130,7 +131,7 @@ def audit_options(
 
     Raises ``ConfigError`` for a name that nobody has: what does not exist is not refused.
     """
-    chosen = list(methods or [*drafters(), REPLACING])
+    chosen = list(methods or [*drafter_names(), REPLACING])
     named = list(rule_names or rules())
     for method in chosen:
         if method != REPLACING:
@@ -155,12 +156,19 @@ def audit_options(
 
 
 def _judged(bench: Bench, method: str, rule: str, trials: list[Trial]) -> Iterator[Cell]:
-    """Yields the cells of one drafter and one rule."""
+    """Yields the cells of one drafter and one rule.
+
+    A pair counts as refused only where the rule says that it does not take what the drafter
+    proposes; that something could not be built for another reason is a fault.
+    """
     named = sorted({case.option for case in bench.cases})
     try:
         llm = build(bench.target, method, rule)
+    except IncompatibleRule as refusal:
+        yield from (Cell(name, method, rule, "refused", str(refusal)) for name in named)
+        return
     except OutpaceError as error:
-        yield from (Cell(name, method, rule, "refused", str(error)) for name in named)
+        yield from (Cell(name, method, rule, "BROKEN", f"not built: {error}") for name in named)
         return
     trial = Trial(bench, llm)
     trials.append(trial)
@@ -174,8 +182,12 @@ def _judged(bench: Bench, method: str, rule: str, trials: list[Trial]) -> Iterat
 
 def build(target: Any, method: str, rule: str) -> LLM:
     """Returns an engine with this drafter and rule on the letters."""
-    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
-    config |= _drafter_options(target).get(method, {})
+    name = "draft_tree" if method == REPLACING else method
+    loaded = Loaded(target, LetterTokenizer(), "letters")
+    config = {"method": name, **find_drafter(name).specimen(loaded)}
+    config["num_speculative_tokens"] = 6 if find_drafter(name).trees else 3
+    if method == REPLACING:
+        config["with_replacement"] = True
     options = _rule_options(target).get(rule)
     config["verify"] = rule if options is None else {"name": rule, **options}
     return LLM(
@@ -185,17 +197,6 @@ def build(target: Any, method: str, rule: str) -> LLM:
         max_num_seqs=40,
         generation_config="none",
     )
-
-
-def _drafter_options(target: Any) -> Mapping[str, dict[str, Any]]:
-    drafter = noised(target, 0.3)
-    tree = {"model": drafter, "branching": [2, 1, 1], "num_speculative_tokens": 6}
-    return {
-        "draft_model": {"model": drafter},
-        "draft_tree": tree,
-        REPLACING: {**tree, "method": "draft_tree", "with_replacement": True},
-        "ngram": {"prompt_lookup_min": 1},
-    }
 
 
 def _rule_options(target: Any) -> Mapping[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The best that any exact rule can do with k drafts of one token.
+"""The largest probability with which any exact rule can accept one of k drafts of one token.
 
 A rule can only emit a drafted token or a corrected one, so for every set S of tokens it emits a
 token of S without having been offered one with probability at least p(S) - P(some draft is in S).
@@ -16,8 +16,8 @@ from torch import Tensor
 def best_acceptance(p: Tensor, q: Tensor, drafts: int, *, replacement: bool = True) -> Tensor:
     """Returns ``[...]``: the largest probability with which one of the drafts can be accepted.
 
-    p, q: ``[..., V]``. Without replacement this lists all V^k ordered drafts: for tiny
-    vocabularies.
+    p, q: ``[..., V]``. Without replacement all V^k ordered drafts are listed, so that the
+    vocabulary must be tiny.
 
     >>> best_acceptance(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]), drafts=2).item()
     0.5
@@ -31,7 +31,8 @@ def best_acceptance(p: Tensor, q: Tensor, drafts: int, *, replacement: bool = Tr
 
 
 def point_acceptance(p: Tensor, tokens: Tensor) -> Tensor:
-    """Returns ``[...]``: the largest probability of accepting one of given tokens: p of them all.
+    """Returns ``[...]``: the largest probability of accepting one of some given tokens, which is
+    the sum of their p.
 
     p: ``[..., V]``; tokens: ``[..., k]``.
     """
@@ -40,7 +41,8 @@ def point_acceptance(p: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _all_inside(q: Tensor, drafts: int, replacement: bool) -> Tensor:
-    """Returns ``[..., V + 1]``: how likely all drafts are among the first 0, 1, ... V tokens."""
+    """Returns ``[..., V + 1]``: the probability that all drafts are among the first 0, 1, ... V
+    tokens."""
     if replacement:
         mass = torch.cat([torch.zeros_like(q[..., :1]), q.cumsum(-1)], -1)
         return mass.clamp(max=1) ** drafts
@@ -54,7 +56,8 @@ def _all_inside(q: Tensor, drafts: int, replacement: bool) -> Tensor:
         index = column.expand(left.shape[:-1])[..., None]
         total = left.sum(-1)
         drawn = left.gather(-1, index)[..., 0] / total.clamp(min=1e-300)
-        # Once q is exhausted nothing more is drawn: one of the tuples stands for that.
+        # Once q has no token left nothing more is drawn: of the tuples that differ only there, the
+        # one with token 0 counts.
         chance = chance * torch.where(total > 0, drawn, (column == 0).to(q.dtype))
         top = torch.where((total > 0) & (drawn > 0), torch.maximum(top, column), top)
         left = left.scatter(-1, index, 0.0)

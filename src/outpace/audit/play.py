@@ -1,4 +1,4 @@
-"""The bets of the text test: one token at a time against the law of plain decoding."""
+"""The text test: bets on each token of the texts against the law of plain decoding."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from outpace.audit.power import Design
 from outpace.audit.sequential import RARE, Array, Chances, Echoes, SequentialTest, Tables, Tilts
 
 BINS = 7
-"""Most probable tokens with a bin of their own in the tables; the rest share one."""
+"""So many of the most probable tokens have a bin of their own in the tables; all others share
+one."""
 CUT = 1e-4
-"""Share of tokens that rounding may let through although top_k, top_p and the like cut them off by
-a hair; more is a deviation."""
+"""Share of tokens that may be among those that top_k, top_p and the like cut off: rounding can
+decide about a token at the very edge. A greater share is a deviation."""
 
 
 def places(law: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the mass of tokens ``[...]`` and their shares of [0, 1], ``[..., 2]`` each: with the
-    tokens laid out from the most probable to the least, and by number. law: ``[..., V]``, need not
-    be normalised."""
+    """Returns the probability of tokens ``[...]`` and twice the part of [0, 1] that they take,
+    ``[..., 2]``: with all tokens side by side from the most probable to the least, and by number.
+
+    law: ``[..., V]``, need not be normalised.
+    """
     total = law.sum(-1).clamp(min=1e-300)
     mass = law.gather(-1, tokens[..., None])
     number = torch.arange(law.shape[-1], device=law.device)
@@ -38,10 +41,11 @@ def places(law: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class TextTest:
-    """Plays texts; ``test`` holds the wealth, ``design`` the laws met, for the power."""
+    """Bets on the tokens of texts. ``test`` has the wealth; ``design`` the laws met so far, from
+    which the power of the test is found."""
 
     stakes = (0.3, 0.25)
-    """On the rank bets over all tokens, and over those of each position."""
+    """Shares of the wealth on the bets on ranks: over all tokens, and by position in the text."""
 
     def __init__(self, alpha: float, tokens: int, tolerance: float) -> None:
         self.test = SequentialTest(alpha)
@@ -63,12 +67,12 @@ class TextTest:
     def play(
         self, number: int, prompt: Sequence[int], texts: Sequence[Sequence[int]], laws: PlainLaws
     ) -> None:
-        """Plays all tokens of texts that continue prompt ``number``."""
+        """Bets on all tokens of texts that continue the prompt with this number."""
         vocabulary = laws.vocabulary
         cut = [_within(text, vocabulary) for text in texts]
-        playable = [text for text in cut if text]
-        for step in laws(prompt, playable) if playable else ():
-            self._step(number, step, playable)
+        known = [text for text in cut if text]
+        for step in laws(prompt, known) if known else ():
+            self._step(number, step, known)
 
     def _step(self, number: int, step: Step, texts: Sequence[Sequence[int]]) -> None:
         t = step.position
@@ -85,13 +89,13 @@ class TextTest:
                 self._positions[t].observe(*by_rank[index])
                 seen = torch.tensor(sorted(set(past)), dtype=torch.long)
                 self._again.observe(float(law[seen].sum()), token in past)
-                self._play_table((number, *past), top.values[index], top.indices[index], token)
+                self._bet_on_table((number, *past), top.values[index], top.indices[index], token)
                 if t in self._last:
                     self._echoes.observe(self._last[t], *by_number[index])
                 self._last[t] = sum(by_number[index]) / 2
             self.test.settle(impossible=banned[index])
 
-    def _play_table(self, text: tuple[int, ...], best: Tensor, names: Tensor, token: int) -> None:
+    def _bet_on_table(self, text: tuple[int, ...], best: Tensor, names: Tensor, token: int) -> None:
         head = best.numpy()
         masses: Array = np.append(head, max(0.0, 1 - head.sum()))
         listed = names.tolist()
@@ -99,7 +103,7 @@ class TextTest:
 
 
 def _within(text: Sequence[int], vocabulary: int) -> list[int]:
-    """The text up to the first token that does not exist; the contract reports that one."""
+    """The text up to the first token that does not exist, which `Ending.breaches` reports."""
     for place, token in enumerate(text):
         if token >= vocabulary:
             return list(text[:place])

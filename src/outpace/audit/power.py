@@ -1,8 +1,9 @@
-"""How large a deviation the bets of a sequential test would have caught, by simulation.
+"""How large a deviation a sequential test would have caught, by simulation.
 
-The same laws that a run has met are played again with tokens from a law that is off by a stated
-amount in a stated way, and the least amount is sought at which 90 % of the simulated runs raise
-the alarm. Only the rank bets take part, so that the true test can only be better.
+A run is simulated with the laws that the real one has met, but with tokens drawn from laws that are
+off by a stated amount in a stated way. The least amount is found at which 90 % of the simulated
+runs raise the alarm. Only the bets on ranks are simulated, so that the real test catches at least
+as much.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from torch import Tensor
 from outpace.audit.sequential import Array, tilt_gains
 
 KEPT = 64
-"""Most probable tokens of each law that are remembered one by one."""
+"""So many of the most probable tokens of each law are remembered one by one."""
 CHECKPOINTS = 24
-WORLDS = 50
+"""Moments of a simulated run at which its wealth is looked at."""
+RUNS = 50
+"""Simulated runs by which a probability of an alarm is estimated."""
 
 
 @dataclass
 class Design:
-    """The laws that a run has met, short of their tails."""
+    """The laws that a run has met, each without its least probable tokens."""
 
     heads: list[Array] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -41,12 +44,11 @@ class Design:
 
 
 class Simulation:
-    """Runs against laws that are off in one way.
+    """Simulated runs of an engine that is wrong in one way.
 
-    "sharper": a share of the tokens is the law's most probable one instead of a draw (a drafted
-    argmax that is told to be a sample errs like this). "flatter": a share is drawn evenly from the
-    tokens that the options leave (a law that misses its temperature or its truncation errs like
-    this).
+    "sharper": some of the tokens are the law's most probable one instead of a draw, as when a
+    drafter hands over its argmax as if it were a sample. "flatter": some are drawn evenly from the
+    tokens that the options leave, as when the temperature or a truncation is missed.
     """
 
     def __init__(self, design: Design, way: str, slack: float, seed: int = 0) -> None:
@@ -60,7 +62,7 @@ class Simulation:
         self._generator = np.random.default_rng(seed)
 
     def variation(self, share: float) -> float:
-        """Returns the mean total variation per token when ``share`` of the tokens is off."""
+        """Returns the mean total variation per token if this share of the tokens is wrong."""
         head = np.diff(self._edges, axis=1)
         if self._way == "sharper":
             return share * float((1 - head[:, 0]).mean())
@@ -71,13 +73,15 @@ class Simulation:
         return share * float((inside + tail).mean() / 2)
 
     def power(self, share: float, alpha: float, stakes: tuple[float, float]) -> float:
-        """Returns the share of runs that raise the alarm. stakes: on all tokens, on each
-        position."""
-        alarms = [self._run(share, stakes) >= -math.log(alpha) for _ in range(WORLDS)]
+        """Returns the share of simulated runs that raise the alarm.
+
+        share: of wrong tokens. stakes: the shares of the wealth on all tokens and by position.
+        """
+        alarms = [self._run(share, stakes) >= -math.log(alpha) for _ in range(RUNS)]
         return float(np.mean(alarms))
 
     def _run(self, share: float, stakes: tuple[float, float]) -> float:
-        """Plays once; returns the greatest logarithm of the wealth at the checkpoints."""
+        """Simulates a run; returns the logarithm of its greatest wealth at the checkpoints."""
         low, high = self._draw(share)
         gains = tilt_gains(low, high, self._slack)  # [n, bets]
         count, places = len(gains), int(self._positions.max()) + 1
@@ -116,8 +120,8 @@ def _mean_exp(logs: Array, axis: int | tuple[int, ...]) -> Array:
 def detectable(
     design: Design, alpha: float, stakes: tuple[float, float], slack: float, power: float = 0.9
 ) -> dict[str, float | None]:
-    """Returns, per way of being off, the least total variation per token that is caught with this
-    probability; None where even the greatest would not be."""
+    """Returns, for each way of being wrong, the least total variation per token that is caught with
+    the probability ``power``; None where not even the greatest would be."""
     found: dict[str, float | None] = {}
     for way in ("sharper", "flatter"):
         simulation = Simulation(design, way, slack)

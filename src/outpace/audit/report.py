@@ -1,4 +1,4 @@
-"""The audits' findings as tables, sentences and plain dicts."""
+"""The findings of all audits as tables and sentences for the terminal, and as plain dicts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_good(report: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no infinity: it becomes null."""
+    """The value with None in place of infinity and NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -77,7 +77,7 @@ def model_findings(report: ModelReport) -> Group:
 
 def _reading(reading: Reading) -> tuple[str, str, str, str]:
     verdict = f"REFUTED after {reading.alarmed_at}" if reading.alarm else "not refuted"
-    # Without an alarm some bet always leads; it means nothing and would only worry.
+    # Without an alarm the leading bet means nothing: some bet always leads.
     suspect = reading.leading if reading.alarm else ""
     return str(reading.observations), f"{reading.p_value:.3g}", suspect, verdict
 
@@ -154,8 +154,8 @@ def _token(token: int | None, text: str) -> str:
 
 
 def options_findings(report: OptionsReport) -> Group:
-    """Returns what `audit options` prints: options down, drafters and rules across, then the
-    errors of what is refused."""
+    """Returns what `audit options` prints: the proof of each option, the counts for each drafter
+    and rule, then why the others are refused."""
     pairs = list(dict.fromkeys((cell.drafter, cell.rule) for cell in report.cells))
     refused = {(cell.drafter, cell.rule): cell.reason for cell in report.cells
                if cell.state == "refused"}  # fmt: skip

@@ -1,18 +1,17 @@
-"""Tests that may be stopped at any time: bets against a stated law, and what they have won.
+"""Sequential tests by betting: they may be stopped at any time and never raise too many alarms.
 
-A bet on the next token is a function e >= 0 of the token, chosen before the token is seen, whose
-mean under the law that is claimed is 1. Multiplied up from token to token it is the wealth of
-somebody who started with 1 and plays a game that is fair if the claim is true, so that (Ville
-1939)
+A bet on the next token is a function e >= 0 of the token, chosen before the token is seen, with
+mean 1 under the law that is claimed. The product of these numbers over the tokens is the wealth of
+a gambler who started with 1, in a game that is fair if the claim is true, so that (Ville 1939)
 
     P(the wealth ever reaches 1 / alpha) <= alpha
 
-however long is played and whenever one looks or stops. Nothing is approximate: no asymptotics, no
-correction for looking often. Wealth is its own reading: 40 means that the claim would let it come
-that far in at most one run of 40. See Shafer 2021, "Testing by betting"; Ramdas et al. 2023,
-"Game-theoretic statistics and safe anytime-valid inference" (arXiv 2210.01948). Money may be
-shared out among bets on different kinds of deviation: the sum is fair too, and loses only the
-logarithm of the share to the bet that turns out right.
+however many tokens there are and whenever one looks or stops. Nothing is approximate: there are no
+asymptotics and no correction for looking often. A wealth of 40 says that under the claim at most
+one run in 40 comes that far. See Shafer 2021, "Testing by betting"; Ramdas et al. 2023,
+"Game-theoretic statistics and safe anytime-valid inference" (arXiv 2210.01948). The wealth
+may be shared among bets on different kinds of deviation: the sum is fair too, and if one of them is
+right the sum grows as that bet does, times its share.
 
 **Rounding.** Logits computed in another order differ by up to some tau, so that the law in force
 is within a factor exp(+-2 tau) of the claimed one. A bet then has mean at most 1 + slack * E|e -
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
+# Amounts to bet: the coefficients of the bets of each kind.
 LINEAR = np.array([-0.9, -0.45, -0.15, -0.05, 0.05, 0.15, 0.45, 0.9])
 CURVED = np.array([-0.8, -0.4, -0.1, 0.1, 0.4, 0.8])
 ODDS = np.array([-1.0, -0.25, 0.25, 1.0])
@@ -40,7 +40,7 @@ ECHOES = np.array([-0.9, -0.3, 0.3, 0.9])
 
 
 class Family(Protocol):
-    """Bets of one kind."""
+    """Bets of one kind, with different amounts: each has a wealth of its own."""
 
     log_wealth: Array  # [bets]
 
@@ -49,7 +49,8 @@ AnyFamily = TypeVar("AnyFamily", bound=Family)
 
 
 def tilt_gains(low: Array, high: Array, slack: float) -> Array:
-    """Returns ``[..., bets]``: log e of the bets on a token whose share of [0, 1] is [low, high].
+    """Returns ``[..., bets]``: log e of the bets on a token that takes the part [low, high] of
+    [0, 1].
 
     Where tokens are laid side by side, each as long as it is probable, a draw from the law falls
     uniformly on [0, 1]. The bets are 1 + c f, with f the first or second Legendre polynomial
@@ -66,14 +67,14 @@ def tilt_gains(low: Array, high: Array, slack: float) -> Array:
 
 
 class Tilts:
-    """Bets that too much or too little falls on one end, or on both, of tokens in some order."""
+    """Bets that tokens at one end, or at both ends, of some order come too often or too rarely."""
 
     def __init__(self, slack: float = 0.0) -> None:
         self.log_wealth = np.zeros(len(LINEAR) + len(CURVED))
         self._slack = slack
 
     def observe(self, low: float, high: float) -> None:
-        """Plays a token whose share of [0, 1] is [low, high]."""
+        """Settles the bets with a token that takes the part [low, high] of [0, 1]."""
         gains = tilt_gains(np.asarray(low), np.asarray(high), self._slack)
         self.log_wealth = self.log_wealth + gains
 
@@ -87,7 +88,7 @@ class Chances:
         self._slack = slack
 
     def observe(self, mass: float, happened: bool) -> None:
-        """Plays an event that the claim gives the probability ``mass``."""
+        """Settles the bets with an event that has the probability ``mass`` under the claim."""
         if not 0 < mass < 1:
             return
         mean = 1 - mass + mass * self._odds
@@ -106,17 +107,18 @@ class Echoes:
         self._slack = slack
 
     def observe(self, earlier: float, low: float, high: float) -> None:
-        """Plays a token at [low, high] against a place that was known before."""
+        """Settles the bets with a token at [low, high]; ``earlier`` was known before it."""
         sides = ECHOES * (1 - 2 * earlier)
         cost = np.log1p(0.5 * self._slack * np.abs(sides))
         self.log_wealth = self.log_wealth + np.log1p(sides * (1 - low - high)) - cost
 
 
 class Tables:
-    """Bets that tokens come as they came before after the same text.
+    """Bets that the next token after a text is the one that came after the same text before.
 
-    Per text a table of bins; the bet is (count + c mass) / (n + c) over mass: the claim, drawn
-    towards what was seen, c being the number of tokens that the claim itself is worth.
+    Each text has a table of bins, with the count of tokens in each, n in all. The bet on a bin is
+    (count + c mass) / (n + c), divided by the bin's probability ``mass`` under the claim. The
+    greater c is, the more tokens must be seen before the bet leaves the claim.
     """
 
     def __init__(self, slack: float = 0.0) -> None:
@@ -125,7 +127,8 @@ class Tables:
         self._counts: dict[Hashable, Array] = {}
 
     def observe(self, text: Hashable, masses: Array, chosen: int) -> None:
-        """Plays a token in the bin ``chosen`` of bins that the claim gives ``masses``."""
+        """Settles the bets with a token in the bin ``chosen``; ``masses`` are the probabilities
+        of the bins under the claim."""
         if masses[chosen] <= 0:
             return
         counts = self._counts.setdefault(text, np.zeros(len(masses)))
@@ -138,7 +141,8 @@ class Tables:
 
 
 class SequentialTest:
-    """Wealth shared out among named families of bets; ``alarm`` once it has reached 1 / alpha.
+    """Wealth shared among named families of bets; there is an ``alarm`` once it has reached
+    1 / alpha.
 
     >>> test = SequentialTest(alpha=0.001)
     >>> tilts = test.stake("rank", 1.0, Tilts())
@@ -163,7 +167,7 @@ class SequentialTest:
         return family
 
     def settle(self, impossible: bool = False) -> None:
-        """Counts one observation, after all families have played it.
+        """Counts one observation, after all families have been given it.
 
         impossible: the claim gives what was seen the probability 0, whatever the rounding.
         """
@@ -188,7 +192,7 @@ class SequentialTest:
 
     @property
     def leading(self) -> str:
-        """The family that holds most."""
+        """Name of the family with the greatest wealth."""
         return max(self._stakes, key=self._log_value)
 
     def _log_value(self, name: str) -> float:

@@ -1,4 +1,4 @@
-"""The gate's report in few lines, as the documentation prints it."""
+"""The law gate's report as the table in the documentation: a line by rule and way of drafting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny models to enumerate: the laws of target and drafter after every prefix."""
+"""Pairs of tiny models for the law gate: the laws of target and drafter after every prefix."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# How target and drafter are related after a prefix.
 KINDS = (
     "random",
     "peaked",
@@ -23,16 +24,16 @@ KINDS = (
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """G pairs of tiny models.
+    """G pairs of tiny models, each a table of the law after each of C prefixes ("contexts").
 
-    The empty prefix is context 0, and the prefix of context c followed by token x is context
-    c V + 1 + x. There are C contexts, all prefixes of at most ``depth`` tokens.
+    The contexts are all prefixes of at most ``depth`` tokens. The empty prefix is context 0, and
+    the prefix of context c followed by token x is context c V + 1 + x.
     """
 
     p: Tensor  # [G, C, V] float64
     q: Tensor  # [G, C, V]
-    second: Tensor  # [G, C, V], some other law: what a second scoring pass found
-    states: Tensor  # [G, C, H], what taps would see
+    second: Tensor  # [G, C, V], another law, for rules that score a draft in a second pass
+    states: Tensor  # [G, C, H], for rules that read hidden states
     depth: int
 
     @property
@@ -53,8 +54,8 @@ class World:
     def complete(self, mass: Tensor) -> Tensor:
         """Returns the joint law of the next ``depth + 1`` tokens, ``[..., G, V^(depth + 1)]``.
 
-        mass: ``[..., G, C V + 1]``, what was emitted, by context (the longest texts come after the
-        C contexts). Shorter texts are continued by the target.
+        mass: ``[..., G, C V + 1]``, the probability of each emitted text: first the C contexts,
+        then the texts of ``depth + 1`` tokens. Shorter texts are continued by the target.
         """
         start, size = 0, 1
         level = mass[..., :1]
@@ -72,7 +73,8 @@ class World:
 
 
 def make_world(pairs: int, vocabulary: int, depth: int, seed: int, features: int = 4) -> World:
-    """Returns random models of every kind; the second half mixes kinds from prefix to prefix."""
+    """Returns random models of all `KINDS`. The second half of the pairs changes its kind from
+    prefix to prefix. features: the width H of the states."""
     contexts = sum(vocabulary**level for level in range(depth + 1))
     generator = torch.Generator().manual_seed(seed)
     shape = (pairs, contexts, vocabulary)
@@ -113,7 +115,7 @@ def _dirichlet(shape: tuple[int, ...], power: float, generator: torch.Generator)
 
 
 def _thinned(law: Tensor, generator: torch.Generator) -> Tensor:
-    """The law without some of its tokens, though never without the likeliest."""
+    """The law without some of its tokens, but never without the most probable one."""
     keep = torch.rand(law.shape, generator=generator) < 0.6
     keep |= law == law.amax(-1, keepdim=True)
     return _norm(law * keep)

@@ -1,4 +1,4 @@
-"""How often a drafter is right, measured on text that the target generates."""
+"""How often drafter and target agree, measured on texts that the target generates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Agreement:
-    """What was found on generated text."""
+    """How a pair agrees, and how varied the target's texts are."""
 
     greedy: float
     """Share of positions where drafter and target have the same most probable token."""
@@ -23,13 +23,13 @@ class Agreement:
     distinct_tokens: float
     """Different tokens / tokens, mean over the greedy texts."""
     distinct_4grams: float
-    """The same for runs of four tokens: near 0 where text cycles."""
+    """The same for runs of four tokens: near 0 where a text goes in circles."""
     positions: int
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Prompts and lengths to measure on."""
+    """Prompts to measure on, and how many tokens to generate after each."""
 
     prompts: Tensor  # [R, T]
     tokens: int
@@ -62,9 +62,9 @@ def generated(target: Any, texts: Texts, seed: int | None = None) -> Tensor:
 
 @torch.inference_mode()
 def greedy_agreement(drafter: Any, sequences: Tensor, start: int) -> float:
-    """Returns the share of greedy text that the drafter would have drafted.
+    """Returns the share of positions at which the drafter's most probable token is the text's.
 
-    sequences: as the target generated them, with the text from ``start`` on.
+    sequences: ``[R, T]``, prompts and the target's greedy texts, which begin at ``start``.
     """
     hits = [
         (drafter(row[None]).logits[0, start - 1 : -1].argmax(-1) == row[start:]).double().mean()

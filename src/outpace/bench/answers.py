@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outpace.bench.schedule import Trial
+from outpace.bench.schedule import TimedRun
 from outpace.bench.specbench import Answer, accept_lengths
-from outpace.bench.summary import Observed
+from outpace.bench.summary import SettingRuns
 
 
-def answers(seen: Observed, name: str, model: str, tokenizer: Any) -> list[Answer]:
-    """Returns a contestant's answers, one per prompt, of its first repeat.
+def answers(runs: SettingRuns, name: str, model: str, tokenizer: Any) -> list[Answer]:
+    """Returns a contestant's answers to all prompts, from its first repeat of each job.
 
-    The wall time of a text in a batch is that of the batch.
+    The wall time of a text in a batch is the time of the whole batch.
     """
     return [
-        _answer(seen, trial, row, model, tokenizer)
-        for trial in seen.of(name)
-        if trial.repeat == 0
-        for row in range(len(trial.outcome.texts))
+        _answer(runs, run, row, model, tokenizer)
+        for run in runs.of(name)
+        if run.repeat == 0
+        for row in range(len(run.made.texts))
     ]
 
 
-def _answer(seen: Observed, trial: Trial, row: int, model: str, tokenizer: Any) -> Answer:
-    prompt, text = seen.units[trial.job][row], trial.outcome.texts[row]
-    metrics: Sequence[Any] = trial.outcome.metrics
+def _answer(runs: SettingRuns, run: TimedRun, row: int, model: str, tokenizer: Any) -> Answer:
+    prompt, text = runs.prompts[run.job][row], run.made.texts[row]
+    metrics: Sequence[Any] = run.made.metrics
     own = metrics[row] if metrics else None
     lengths = (
         accept_lengths(own.accepted_per_position, own.num_target_passes)
@@ -35,10 +35,10 @@ def _answer(seen: Observed, trial: Trial, row: int, model: str, tokenizer: Any) 
     return Answer(
         question_id=prompt.id,
         category=prompt.task,
-        model_id=f"{model}/{trial.contestant}",
+        model_id=f"{model}/{run.contestant}",
         text=tokenizer.decode(text, skip_special_tokens=True),
         new_tokens=len(text),
-        wall_time=trial.seconds,
+        wall_time=run.seconds,
         decoding_steps=len(lengths),
         accept_lengths=lengths,
     )

@@ -1,4 +1,4 @@
-"""What takes part in a benchmark, what it is asked to do, and what it hands back."""
+"""What takes part in a benchmark, which jobs it is given, and what it returns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from outpace.core.stats import Metrics
 
 
 @dataclass(frozen=True)
-class Job:
-    """One batch of prompts, each to be continued by exactly ``max_tokens`` tokens."""
+class BatchJob:
+    """One batch of prompts ``[B][...]`` of token ids, each to be continued by exactly
+    ``max_tokens`` tokens."""
 
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: int
@@ -20,8 +21,8 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """The texts of a job, and what each cost where the contestant counts that."""
+class BatchTexts:
+    """The texts of a job, and the counters of each where the contestant keeps any."""
 
     texts: list[list[int]]
     metrics: Sequence[Metrics] = ()
@@ -35,12 +36,12 @@ class Contestant(ABC):
     """One line for the report: which program, which settings."""
     lossless: bool = True
     rule: str | None = None
-    """Name of the verification rule, if it has one of ours."""
+    """Name of the verification rule, for a contestant that is outpace itself."""
     same_text_when_sampled: bool = False
-    """True where the text is a function of seed and prompt, whatever is drafted."""
+    """Whether a sampled text follows from its seed and prompt alone, whatever is drafted."""
 
     @abstractmethod
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: BatchJob) -> BatchTexts:
         """Generates the texts of a job."""
 
     def refusal(self, batch: int, temperature: float) -> str | None:

@@ -1,12 +1,15 @@
-"""``outpace bench cost``: what drafting and scoring cost here, and what can be gained from that."""
+"""What drafting and scoring cost on this machine, and the speed-ups that those costs allow."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outpace.api import LLM
 from outpace.bench.meter import Meter
+from outpace.bench.results import restored
 from outpace.bench.theory import Times, best_k_from_times, ceiling, speedup_from_times
 from outpace.errors import ConfigError
 
@@ -26,16 +29,20 @@ class Best:
 
 @dataclass(frozen=True)
 class Curve:
-    """Measured seconds at one batch size and context."""
+    """Measured seconds at one batch size and context, and what follows from them."""
 
     batch: int
     context: int
+    """Cached tokens per row."""
     draft: tuple[tuple[int, float], ...]
+    """Pairs of drafted tokens per row and seconds."""
     verify: tuple[tuple[int, float], ...]
+    """Pairs of scored tokens per row and seconds."""
     best: tuple[Best, ...]
     ceiling_k: int
     ceiling: float
-    """Speed-up of a drafter that is always right: what this hardware allows at most."""
+    """Speed-up of a drafter that is always right, with drafts of ``ceiling_k`` tokens: no drafter
+    of this cost can exceed it."""
 
     @property
     def times(self) -> Times:
@@ -51,7 +58,21 @@ class CostReport:
     model: str
     drafter: str
     bandwidth: float
+    """Bytes per second."""
     curves: tuple[Curve, ...]
+
+    def to_json(self) -> str:
+        """Returns the report as JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> CostReport:
+        """Returns the report that `to_json` wrote; ``ConfigError`` for any other text."""
+        try:
+            report: CostReport = restored(cls, json.loads(text))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"this is no report of outpace bench cost ({error}).") from error
+        return report
 
 
 def measure_curves(
@@ -63,7 +84,10 @@ def measure_curves(
     longest: int = 16,
     tick: Callable[[str], None] = lambda what: None,
 ) -> tuple[Curve, ...]:
-    """Returns a curve for each batch size and context; drafts of up to ``longest`` tokens."""
+    """Returns a curve for each batch size and context, each point the median of ``repeats``.
+
+    longest: the longest draft to measure. tick: is called with a few words before each curve.
+    """
     if longest < 1 or repeats < 1 or min(batches) < 1 or min(contexts) < 2:
         raise ConfigError("--longest, --repeats and --batch must be at least 1, --context 2.")
     if max(contexts) + longest + repeats + 2 > llm.max_model_len:
@@ -82,7 +106,7 @@ def measure_curves(
 def _curve(meter: Meter, repeats: int, longest: int) -> Curve:
     drafts = [] if meter.llm.config.method == "none" else [k for k in DRAFTED if k <= longest]
     scored = [n for n in SCORED if n <= longest + 1]
-    # Two halves: what drifts meanwhile is in all of them.
+    # Twice half of the samples: if the machine drifts, all points feel it alike.
     for part in (repeats - repeats // 2, repeats // 2):
         if part:
             meter.sample(drafts, scored, part)
@@ -90,7 +114,7 @@ def _curve(meter: Meter, repeats: int, longest: int) -> Curve:
 
 
 def curve_of(batch: int, context: int, times: Times) -> Curve:
-    """Returns the curve with what follows from it."""
+    """Returns the curve of these times, with the best draft lengths that follow from them."""
     best = []
     for alpha in ALPHAS:
         k = best_k_from_times(alpha, times)

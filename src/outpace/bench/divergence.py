@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from statistics import fmean
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from outpace.api import LLM
 from outpace.core.proposal import Point, Proposal, Sampled
 from outpace.core.tree import Tree
+from outpace.engine.trace import RoundTrace
 from outpace.verify.base import Rule
 from outpace.verify.evidence import Evidence
 
@@ -49,6 +49,21 @@ class Watch:
     blocked: bool = False
     """Whether a draft was met that cannot be measured."""
 
+    def see(self, trace: RoundTrace) -> None:
+        """Asks the rule, at every root, what it would do with every token that might have been
+        drafted there."""
+        if trace.laws is None:
+            return
+        for row in range(trace.laws.shape[0]):
+            if len(self.found) >= self.limit or not trace.decisions[row].drafted:
+                continue
+            if _peeks(trace.rule) and isinstance(trace.proposal.law, Sampled):
+                self.blocked = True
+                continue
+            variation, unseen = one_step(trace.rule, trace.laws[row], trace.proposal, row)
+            self.found.append(variation)
+            self.unseen.append(unseen)
+
     def divergence(self) -> Divergence | None:
         """Returns what was found, None if no round drafted anything."""
         if not self.found:
@@ -59,35 +74,9 @@ class Watch:
 @contextmanager
 def watching(llm: LLM, limit: int = 64) -> Iterator[Watch]:
     """Measures the rule of an engine while it generates inside; the texts do not change."""
-    watch, verifier = Watch(limit), llm.engine.verifier
-    llm.engine.verifier = replace(verifier, rule=_watched(verifier.rule, watch))
-    try:
+    watch = Watch(limit)
+    with llm.engine.observing(watch.see):
         yield watch
-    finally:
-        llm.engine.verifier = verifier
-
-
-def _watched(rule: Rule, watch: Watch) -> Rule:
-    """Returns a copy of the rule that is asked, at every root, what it would do with every token
-    that might have been drafted there."""
-
-    def stop(p: Tensor, proposal: Proposal) -> Tensor:
-        for row in range(p.shape[0]):
-            if len(watch.found) >= watch.limit or not int(proposal.counts[row]):
-                continue
-            if _peeks(rule) and isinstance(proposal.law, Sampled):
-                watch.blocked = True
-                continue
-            variation, unseen = one_step(rule, p[row], proposal, row)
-            watch.found.append(variation)
-            watch.unseen.append(unseen)
-        return rule.stop(p, proposal)
-
-    shown = copy.copy(rule)
-    # Rules with options are frozen; the copy is ours.
-    object.__setattr__(shown, "stop", stop)
-    object.__setattr__(shown, "given", lambda evidence: _watched(rule.given(evidence), watch))
-    return shown
 
 
 def _peeks(rule: Rule) -> bool:

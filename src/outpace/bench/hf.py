@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from outpace.bench.contest import Contestant, Job, Outcome
+from outpace.bench.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.library import transformers
 from outpace.bench.peers import Models, drafter_of
 from outpace.targets.hf.load import pick_device, pick_dtype
@@ -18,12 +18,12 @@ SETTINGS = {
     "heuristic": (5, "heuristic", 0.0),
     "default": (20, "constant", 0.4),
 }
-"""Number of assistant tokens, their schedule, and the confidence below which drafting stops; the
-best setting is what is quoted. The last one is what transformers does unasked."""
+"""By name: the number of assistant tokens, their schedule, and the confidence below which drafting
+stops. The last one is the default of transformers."""
 
 
 class HfPlain(Contestant):
-    """``model.generate`` as it comes, on a model of its own."""
+    """transformers' own ``model.generate``, on a model that nothing else uses."""
 
     def __init__(self, model: Any) -> None:
         self.name = "hf"
@@ -31,7 +31,7 @@ class HfPlain(Contestant):
         self._model = model
 
     @torch.inference_mode()
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: BatchJob) -> BatchTexts:
         width = max(map(len, job.prompts))
         ids = [[0] * (width - len(p)) + list(p) for p in job.prompts]
         mask = [[0] * (width - len(p)) + [1] * len(p) for p in job.prompts]
@@ -54,7 +54,7 @@ class HfPlain(Contestant):
                 **options,
                 **self._extra(),
             )
-        return Outcome(found[:, width:].tolist())
+        return BatchTexts(found[:, width:].tolist())
 
     def _extra(self) -> dict[str, Any]:
         return {}
@@ -80,8 +80,8 @@ class HfAssisted(HfPlain):
     def refusal(self, batch: int, temperature: float) -> str | None:
         return "transformers' assisted generation runs batch 1 only" if batch > 1 else None
 
-    def run(self, job: Job) -> Outcome:
-        # Set anew for each run: the heuristic schedule changes it on the way.
+    def run(self, job: BatchJob) -> BatchTexts:
+        # Set anew before each run, because the heuristic schedule changes it during a run.
         config = self._assistant.generation_config
         config.num_assistant_tokens = self._count
         config.num_assistant_tokens_schedule = self._schedule
@@ -113,6 +113,6 @@ def _loaded(path: str, models: Models) -> Any:
     model = transformers().AutoModelForCausalLM.from_pretrained(
         path, dtype=pick_dtype(models.dtype, device)
     )
-    # Texts run to their length, and nothing but the temperature shapes the law.
+    # No end token, so that texts run to their length, and no option of the law but temperature.
     model.generation_config = transformers().GenerationConfig(pad_token_id=0)
     return model.to(device).eval()

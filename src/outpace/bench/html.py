@@ -1,4 +1,4 @@
-"""Reports as one HTML file: everything is inside it, nothing is fetched."""
+"""Reports as one HTML file that holds its figures and fetches nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,23 @@ from outpace.bench.library import extra
 from outpace.bench.results import Report
 
 
+def require_jinja() -> None:
+    """Raises ``ConfigError`` with the remedy where jinja2 is not installed."""
+    _jinja()
+
+
 def report_html(report: Report, figures: Mapping[str, bytes]) -> str:
-    """Returns the page of a benchmark run; raises as ``Report.check`` does."""
+    """Returns the page of a benchmark run.
+
+    figures: PNG images by name, of which those that the page knows are shown. Raises
+    ``ConfigError`` where `Report.check` does.
+    """
     report.check()
     return _page("report.html.j2", report=report, figures=_embedded(figures))
 
 
 def cost_html(report: CostReport, figures: Mapping[str, bytes]) -> str:
-    """Returns the page of measured cost curves."""
+    """Returns the page of measured cost curves, with all of these PNG images."""
     return _page("cost.html.j2", report=report, figures=_embedded(figures))
 
 
@@ -39,7 +48,7 @@ def _embedded(figures: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _page(template: str, **values: Any) -> str:
-    jinja = extra("jinja2", "an HTML report", "outpace[bench]")
+    jinja = _jinja()
     folder = files("outpace.bench") / "templates"
     environment = jinja.Environment(
         loader=jinja.DictLoader({f.name: f.read_text("utf-8") for f in folder.iterdir()}),
@@ -50,3 +59,7 @@ def _page(template: str, **values: Any) -> str:
     )
     page: str = environment.get_template(template).render(**values)
     return page
+
+
+def _jinja() -> Any:
+    return extra("jinja2", "an HTML report", "outpace[bench]")

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from outpace.targets.hf.runner import Runner
+from outpace.targets.base import Target
 
 Gap = Callable[[Sequence[int], int, int], float]
 """``gap(ids, one, other)``: how far apart the target's logits of two tokens are after ``ids``."""
 
 
 @dataclass(frozen=True)
-class Difference:
+class TextDifference:
     """The first token at which a text leaves the baseline's."""
 
     prompt: str
@@ -23,7 +21,7 @@ class Difference:
     found: int
     gap: float | None
     """Logit of the expected token minus that of the other, in standard deviations of all logits.
-    Near 0: a tie that rounding decided. Otherwise: other words."""
+    Near 0 the tokens are almost tied, and rounding may have decided."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Identity:
 
     compared: int
     identical: int
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[TextDifference, ...] = ()
 
     @property
     def explained(self) -> bool:
@@ -41,7 +39,8 @@ class Identity:
 
 
 NEAR = 0.02
-"""A gap of logits, in their standard deviations, that rounding can close: bfloat16 keeps 8 bits."""
+"""Largest gap, in standard deviations of the logits, that rounding can close (in bfloat16, which
+keeps 8 bits)."""
 
 
 def compare(
@@ -61,7 +60,7 @@ def compare(
         other = theirs[at] if at < len(theirs) else -1
         known = gap is not None and one >= 0 and other >= 0
         size = gap([*prompt, *ours[:at]], one, other) if known and gap is not None else None
-        differences.append(Difference(name, at, one, other, size))
+        differences.append(TextDifference(name, at, one, other, size))
     return Identity(len(expected), len(expected) - len(differences), tuple(differences))
 
 
@@ -77,18 +76,11 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(one) == len(other) else min(len(one), len(other))
 
 
-def gap_of(runner: Runner) -> Gap:
-    """Returns the gap as a target sees it that is not decoding anything at the moment."""
+def gap_of(target: Target) -> Gap:
+    """Returns a function for the gaps of this target, which reads each text plainly."""
 
     def gap(ids: Sequence[int], one: int, other: int) -> float:
-        runner.admit(1)
-        try:
-            if len(ids) > 1:
-                runner.prefill(0, [list(ids[:-1])])
-            last = torch.tensor([[ids[-1]]], device=runner.device)
-            logits = runner.forward(last, keep=1).logits[0, -1].double()
-        finally:
-            runner.retain([])
+        logits = target.plain(ids)[-1].double()
         return float((logits[one] - logits[other]) / logits.std())
 
     return gap

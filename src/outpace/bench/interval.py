@@ -1,4 +1,4 @@
-"""Geometric means with intervals that do not assume how the noise is distributed."""
+"""Geometric means of ratios, with intervals that assume no distribution of the noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESAMPLES = 5000
 
 @dataclass(frozen=True)
 class Interval:
-    """A geometric mean and where it may be. ``low`` and ``high`` are None for a single value."""
+    """A geometric mean and its interval. ``low`` and ``high`` are None for a single value."""
 
     mean: float
     low: float | None

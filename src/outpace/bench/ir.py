@@ -1,4 +1,4 @@
-"""A causal LM of transformers as OpenVINO IR, in the form that OpenVINO GenAI loads.
+"""Converts a causal LM of transformers to OpenVINO IR in the form that OpenVINO GenAI loads.
 
 optimum-intel does this too, for older releases of transformers. The graph keeps its cache in
 variables and has four inputs: input_ids, attention_mask, position_ids, beam_idx.
@@ -21,7 +21,7 @@ INSTALL = "outpace[peers]"
 
 
 class _Past:
-    """A cache that concatenates: what a tracer can follow."""
+    """A cache that concatenates keys and values, which a tracer can follow."""
 
     def __init__(self, flat: tuple[Tensor, ...]) -> None:
         self.flat = list(flat)
@@ -39,7 +39,7 @@ class _Past:
 
 
 class _Traceable(nn.Module):
-    """The model as a function of tensors only."""
+    """The model as a function from tensors to tensors."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def save_ir(model_path: str, out: Path) -> None:
         *past,
     )
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a tracer's, about branches that are the same each time
+        warnings.simplefilter("ignore")  # the tracer warns of branches that never change
         graph = ov.convert_model(_Traceable(model.eval()), example_input=example)
     names = _name_ports(ov, graph, layers, heads, size)
     _remember(graph, names)
@@ -92,7 +92,7 @@ def save_ir(model_path: str, out: Path) -> None:
 
 
 def save_quantised(plain: Path, out: Path) -> None:
-    """Writes an IR again with 8-bit weights: one scale per output channel, symmetric, as ours."""
+    """Writes an IR with 8-bit weights as outpace has them: symmetric, a scale per output."""
     ov = extra("openvino", "the OpenVINO peer", INSTALL)
     ops = extra("openvino.opset13", "the OpenVINO peer", INSTALL)
     graph = ov.Core().read_model(plain / "openvino_model.xml")
@@ -102,7 +102,7 @@ def save_quantised(plain: Path, out: Path) -> None:
         weight = node.input_value(1).get_node()
         if weight.get_type_name() != "Constant" or len(weight.data.shape) != 2:
             continue
-        axis = 1 if node.get_attributes()["transpose_b"] else 0  # that of the inputs
+        axis = 1 if node.get_attributes()["transpose_b"] else 0  # the dimension of the inputs
         scale = np.maximum(np.abs(weight.data).max(axis, keepdims=True), 1e-30) / 127
         integers = np.rint(weight.data / scale).astype(np.int8)
         wide = ops.convert(ops.constant(integers), "f32")
@@ -113,7 +113,7 @@ def save_quantised(plain: Path, out: Path) -> None:
 
 
 def _save_tokenizer(ov: Any, model_path: str, out: Path) -> None:
-    """Writes the tokenizer's graphs: a pipeline with a drafter does not load without."""
+    """Writes the tokenizer's graphs, without which a pipeline with a drafter does not load."""
     tokenizers = extra("openvino_tokenizers", "the OpenVINO peer", INSTALL)
     known = transformers().AutoTokenizer.from_pretrained(model_path)
     reading, writing = tokenizers.convert_tokenizer(known, with_detokenizer=True)
@@ -122,7 +122,10 @@ def _save_tokenizer(ov: Any, model_path: str, out: Path) -> None:
 
 
 def _name_ports(ov: Any, graph: Any, layers: int, heads: int, size: int) -> dict[str, str]:
-    """Names the ports, frees their shapes; returns which output follows which input."""
+    """Names the graph's ports and leaves their shapes open.
+
+    Returns, for each input of the cache, the output that takes its place in the next call.
+    """
     pairs = {
         f"past_key_values.{layer}.{what}": f"present.{layer}.{what}"
         for layer in range(layers)

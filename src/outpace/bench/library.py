@@ -1,4 +1,4 @@
-"""transformers and other large packages, loaded when used and without their progress bars."""
+"""Imports of large and of optional packages when they are first needed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from outpace.errors import ConfigError
 
 
 def transformers() -> Any:
-    """Returns the package; loading it takes seconds that `outpace --help` need not spend."""
+    """Returns transformers. Importing it takes seconds, which ``outpace --help`` shall not."""
     return import_module("transformers")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences transformers for a while: its bars and advice would be drawn into our progress."""
+    """Silences transformers for a while: it would draw its own progress bars into ours."""
     logging = import_module("transformers.utils.logging")
     shown = logging.is_progress_bar_enabled()
     level = logging.get_verbosity()

@@ -19,16 +19,17 @@ _STATUS = Path("/proc/self/status")
 
 @dataclass
 class Peak:
-    """The most bytes that were held at once: of the GPU where there is one, else of the process."""
+    """The most bytes held at once: of GPU memory where there is a GPU, else by the process."""
 
     bytes: int = 0
 
 
 @contextmanager
 def peak_of() -> Iterator[Peak]:
-    """Measures what runs inside, without a thread that would disturb it.
+    """Measures the peak memory of what runs inside, without a thread that would disturb it.
 
-    On Linux the kernel's high-water mark is reset first; elsewhere it is the process's so far.
+    On Linux the kernel's record of the peak is reset first. Elsewhere it cannot be reset, and the
+    peak is that of the whole process so far.
     """
     peak = Peak()
     if torch.cuda.is_available():
@@ -50,10 +51,10 @@ def _high_water() -> int:
 
 
 def read_bandwidth(device: torch.device, megabytes: int = 512, repeats: int = 7) -> float:
-    """Returns bytes per second of the fastest of several reads of a large matrix.
+    """Returns the bytes per second at which a matrix much larger than any cache is read.
 
-    The kernel is the one that plain decoding lives on, a matrix times a vector, and a plain sum;
-    the better counts. The matrix is much larger than any cache.
+    It is read by a product with a vector, as plain decoding reads weights, and by a sum; the
+    fastest of all reads counts.
     """
     columns = 4096
     rows = megabytes * 2**20 // (4 * columns)
@@ -72,6 +73,6 @@ def read_bandwidth(device: torch.device, megabytes: int = 512, repeats: int = 7)
 
 
 def synchronise(device: torch.device) -> None:
-    """Waits for the device, so that a clock means something."""
+    """Waits until the device has done its work, so that a clock can be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

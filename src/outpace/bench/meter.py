@@ -15,8 +15,10 @@ from outpace.bench.theory import Times
 from outpace.core.law import History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import Verdict
+from outpace.core.stats import Seconds
 from outpace.core.tree import Tree
-from outpace.draft.base import Rows
+from outpace.draft.base import Round, RowInfo, Rows
+from outpace.targets.base import Plan, PromptInputs, Target
 
 
 @dataclass
@@ -54,18 +56,17 @@ class Meter:
 
     @torch.inference_mode()
     def _verifying(self, n: int, repeats: int) -> list[float]:
-        runner = self.llm.engine.target
-        tokens = torch.full((self.batch, n), 7, device=runner.device)
-        tree = Tree.chain(self.batch, n - 1, runner.device)
+        target = self.llm.engine.target
+        drafted = torch.full((self.batch, n - 1), 7, device=target.device)
+        tree = Tree.chain(self.batch, n - 1, target.device)
+        plan = Plan([[7]] * self.batch, drafted, tree)
         found = []
-        runner.admit(self.batch)
-        # What the cached keys are does not change what a pass costs; how many there are does.
-        runner.lengths = [self.context] * self.batch
         try:
+            _fill(target, self.batch, self.context)
             for _ in range(repeats + 1):
-                found.append(self._timed(lambda: runner.forward(tokens, keep=n, tree=tree)))
+                found.append(self._timed(lambda: target.score(plan)))
         finally:
-            runner.retain([])
+            target.retain([])
         return found[1:]  # the first one may have to make buffers
 
     @torch.inference_mode()
@@ -75,7 +76,7 @@ class Meter:
         outputs: list[list[int]] = [[] for _ in prompts]
         rows = _Batch(self.llm, prompts, outputs, self.temperature)
         found = []
-        drafter.admit(prompts)
+        drafter.admit([RowInfo(number, prompt) for number, prompt in enumerate(prompts)])
         try:
             for step in range(repeats + 1):
                 now = rows.now()
@@ -91,7 +92,8 @@ class Meter:
         proposal = drafter.propose(rows, [k] * self.batch)
         if proposal.tree.size:
             nothing = torch.zeros_like(rows.positions)
-            drafter.observe(rows, proposal, Verdict(nothing, nothing))
+            verdict = Verdict(nothing, nothing)
+            drafter.observe(rows, Round(proposal, verdict, Seconds(0.0, 0.0, 0.0)))
 
     def _timed(self, work: Callable[[], object]) -> float:
         device = self.llm.engine.target.device
@@ -115,11 +117,24 @@ class _Batch:
         engine = self.llm.engine
         params = SamplingParams(temperature=self.temperature).resolve({})
         device = engine.target.device
-        lengths = [len(p) + len(o) for p, o in zip(self.prompts, self.outputs, strict=True)]
         return Rows(
             History(self.prompts, self.outputs),
             LawMaker([RowOptions(params)] * len(self.prompts), engine.vocabulary, device),
             torch.arange(len(self.prompts), device=device),
-            torch.tensor(lengths, device=device),
-            engine.verifier.brief,
+            engine.verifier.terms,
         )
+
+
+def _fill(target: Target, rows: int, tokens: int) -> None:
+    """Gives a target rows with so many cached tokens: one text, read once."""
+    text = [(7 * place) % 200 for place in range(tokens)]
+    target.admit(PromptInputs([*text, 7]))
+    while not target.ready:
+        target.fill(tokens)
+    left = text[target.lengths[0] :]
+    if left:
+        nothing = torch.zeros(1, 0, dtype=torch.long, device=target.device)
+        target.score(Plan([left], nothing, Tree.chain(1, 0, target.device)))
+        target.commit([[]])
+    for _ in range(rows - 1):
+        target.fork(0)

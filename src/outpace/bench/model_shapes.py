@@ -1,4 +1,4 @@
-"""Shapes of synthetic models by name: layers, widths, vocabulary."""
+"""Shapes of synthetic models, by name: layers, widths, vocabulary."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SMALLEST_VOCABULARY = 258
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """A target's shape, and how many of its layers are the drafter.
+    """A target's shape, and how many of its layers make the drafter.
 
-    The drafter has the target's width, embedding, norm and head: only then is it a part of it.
+    The drafter is a part of the target: it has the same width, embedding, norm and head.
     """
 
     family: str = "llama"
@@ -68,7 +68,7 @@ class ModelShape:
             vocab_size=self.vocab,
             tie_word_embeddings=self.tied,
             max_position_embeddings=self.context,
-            # No end of sequence: every text runs to its length, whoever generates it.
+            # No end token, so that every program generates texts of the full length.
             bos_token_id=None,
             eos_token_id=None,
             pad_token_id=256,

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from outpace.bench.contest import Contestant, Job, Outcome
+from outpace.bench.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.ir import INSTALL, save_ir, save_quantised
 from outpace.bench.library import extra
 from outpace.bench.peers import Models, drafter_of
 from outpace.errors import ConfigError
 
 COUNTS = (3, 5)
-"""Drafted tokens per round; the best is what is quoted."""
+"""Drafted tokens per round, a contestant for each."""
 
 
 class OpenVino(Contestant):
-    """One pipeline. Its cache keeps float32, as everybody's here (unasked it would be 8 bits)."""
+    """One pipeline. Its cache is in float32, as everybody's here; its default would be 8 bits."""
 
     def __init__(self, pipeline: Any, count: int | None) -> None:
         self.name = "openvino" if count is None else f"openvino-speculative-{count}"
@@ -33,7 +33,7 @@ class OpenVino(Contestant):
             return "OpenVINO GenAI's speculative sampling does not sample the target's law"
         return None
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: BatchJob) -> BatchTexts:
         genai, ov = _packages()
         config = genai.GenerationConfig()
         config.max_new_tokens = job.max_tokens
@@ -50,7 +50,7 @@ class OpenVino(Contestant):
         mask = np.array([[0] * (width - len(p)) + [1] * len(p) for p in job.prompts], np.int64)
         inputs = genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(mask))
         found = self._pipeline.generate(inputs, config)
-        return Outcome([list(text) for text in found.tokens])
+        return BatchTexts([list(text) for text in found.tokens])
 
 
 def contestants(models: Models) -> list[Contestant]:
@@ -69,7 +69,7 @@ def contestants(models: Models) -> list[Contestant]:
 
 
 def _pipeline(models: Models, speculative: bool) -> Any:
-    """A pipeline. With 8-bit weights it also rounds activations to 8 bits, in groups, unasked."""
+    """A pipeline. With 8-bit weights it rounds activations to 8 bits too, which is its default."""
     genai, _ = _packages()
     options: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": "f32",

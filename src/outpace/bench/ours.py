@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from outpace.api import LLM
-from outpace.bench.contest import Contestant, Job, Outcome
+from outpace.bench.contest import BatchJob, BatchTexts, Contestant
 from outpace.core.params import SamplingParams
 
 Speculative = Literal["auto", "off"] | int | None
@@ -26,7 +26,7 @@ class Ours(Contestant):
         self.same_text_when_sampled = llm.engine.verifier.coupled
         self.what = f"outpace, {'plain' if self.plain else describe(llm, speculative)}"
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: BatchJob) -> BatchTexts:
         params = [
             SamplingParams(
                 temperature=job.temperature,
@@ -38,12 +38,12 @@ class Ours(Contestant):
             for index in range(len(job.prompts))
         ]
         found = self.llm.generate([list(prompt) for prompt in job.prompts], params)
-        return Outcome([out.token_ids for out in found], [out.metrics for out in found])
+        return BatchTexts([out.token_ids for out in found], [out.metrics for out in found])
 
     @property
     def nbytes(self) -> int:
         engine = self.llm.engine
-        own = self.llm.target.nbytes + engine.target.cache.nbytes
+        own = engine.target.weight_bytes + engine.target.cache_bytes
         return own if self.plain else own + engine.drafter.nbytes
 
 

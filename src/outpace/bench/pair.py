@@ -1,8 +1,7 @@
-"""Synthetic pairs: real cost and real acceptance events without a download.
+"""Synthetic pairs of target and drafter: they cost what real models cost and need no download.
 
-The target is a random Llama or Qwen. Its first layers, under its own norm and head, are the
-drafter; what the layers behind them add is scaled so that the two agree at the rate that was asked
-for.
+The target is a random Llama or Qwen. Its first layers, with the target's own norm and head, are the
+drafter. What the target's later layers add is scaled until the two agree at the asked rate.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from outpace.bench.agreement import Agreement, Texts, generated, greedy_agreement, measure
 from outpace.bench.model_shapes import ModelShape
 from outpace.bench.tokens import byte_tokenizer
-from outpace.bench.weights import Dial, first_layers, random_model
+from outpace.bench.weights import LaterLayersScale, first_layers, random_model
 from outpace.errors import ConfigError
 from outpace.targets.hf.load import DTYPES, pick_device
 
@@ -37,7 +36,8 @@ class PairOptions:
     texts: int = 16
     tokens: int = 64
     tolerance: float = 0.015
-    """Of the agreement; the sampling error of 16 texts of 64 tokens is about 0.013."""
+    """How far from ``agreement`` the pair may be; the sampling error of 16 texts of 64 tokens is
+    about 0.013."""
     rounds: int = 8
 
     def __post_init__(self) -> None:
@@ -51,16 +51,16 @@ class PairOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A pair as it was written, and what was reached."""
+    """A pair that was written, and the agreement that it has."""
 
     target: str
     drafter: str
     shape: ModelShape
     options: PairOptions
     scale: float
-    """Of what the layers behind the drafter add."""
+    """Factor on what the target's layers behind the drafter add."""
     measured: Agreement
-    """On texts other than those that the scale was chosen on."""
+    """Measured on other texts than the scale was chosen on."""
     target_parameters: int
     drafter_parameters: int
 
@@ -70,7 +70,10 @@ class Pair:
 
 
 def make_pair(shape: ModelShape, options: PairOptions, out: Path) -> Pair:
-    """Writes ``out/target``, ``out/drafter`` and ``out/pair.json``; returns what was reached."""
+    """Writes ``out/target``, ``out/drafter`` and ``out/pair.json``, and returns the pair.
+
+    Raises ``ConfigError`` if the target's texts go in circles.
+    """
     device = pick_device(options.device)
     target = random_model(shape, DTYPES[options.dtype], device, options.seed)
     drafter = first_layers(target, shape)
@@ -103,15 +106,15 @@ def make_pair(shape: ModelShape, options: PairOptions, out: Path) -> Pair:
 def _calibrate(target: Any, drafter: Any, shape: ModelShape, options: PairOptions) -> float:
     """Scales the target's later layers; returns the scale."""
     texts = Texts.random(options.texts, options.tokens, options.seed + 1, target.device)
-    dial = Dial(target, shape)
+    factor = LaterLayersScale(target, shape)
 
     def agreement_at(scale: float) -> float:
-        dial.scale = scale
+        factor.scale = scale
         return greedy_agreement(drafter, generated(target, texts), texts.prompts.shape[1])
 
-    dial.scale = find_scale(agreement_at, options.agreement, options.tolerance, options.rounds)
-    dial.fix()
-    return dial.scale
+    factor.scale = find_scale(agreement_at, options.agreement, options.tolerance, options.rounds)
+    factor.fix()
+    return factor.scale
 
 
 def find_scale(
@@ -138,14 +141,15 @@ def find_scale(
 
 
 def _between(low: float, high: float, scale: float, reached: float, asked: float) -> float:
-    """A guess inside the bracket: disagreement grows about as the scale does where it is small."""
+    """The next scale to try, inside the bracket: disagreement is about proportional to a small
+    scale; where that leads too near to an end, the middle of the logarithms is taken."""
     guess = scale * (1 - asked) / max(1 - reached, 1e-3)
     inside = low * (high / low) ** 0.05 < guess < high / (high / low) ** 0.05
     return guess if inside else math.sqrt(low * high)
 
 
 def describe(pair: Pair) -> dict[str, str]:
-    """Returns the lines that a user wants to see."""
+    """Returns the pair's properties as printable pairs of name and value."""
     found = pair.measured
     return {
         "target": f"{pair.target} ({pair.target_parameters / 1e6:.1f}M parameters)",

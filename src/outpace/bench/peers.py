@@ -1,4 +1,4 @@
-"""Other programs as contestants, by name; each is imported only when it is asked for."""
+"""Other programs as contestants, by name; each is imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from outpace.bench.contest import Contestant
 from outpace.errors import ConfigError, did_you_mean
 
 QUANTISING = frozenset({"openvino"})
-"""Peers that quantise as a run asks, to 8-bit weights per output channel."""
+"""Peers that can quantise weights to 8 bits per output channel, if a run asks for it."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """What every contestant must use: the same weights, in the same dtype."""
+    """The weights, their dtype and device, which must be the same for every contestant."""
 
     target: str
     drafter: str | None
@@ -29,7 +29,6 @@ HOMES = {
     "hf": "outpace.bench.hf:plain",
     "hf-assisted": "outpace.bench.hf:assisted",
     "openvino": "outpace.bench.openvino:contestants",
-    "llama.cpp": "outpace.bench.llamacpp:contestants",
 }
 
 
@@ -38,7 +37,7 @@ def peers(names: Sequence[str], models: Models) -> list[Contestant]:
     found: list[Contestant] = []
     for name in names:
         if name == "plain":
-            continue  # our own plain decoding always runs: it is what all are compared with
+            continue  # the baseline, which always takes part
         if name not in HOMES:
             raise ConfigError(f"unknown peer {name!r}{did_you_mean(name, ['plain', *HOMES])}.")
         quantised = models.quantization or models.drafter_quantization

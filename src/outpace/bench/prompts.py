@@ -1,4 +1,4 @@
-"""What to generate from: prompt files of several formats, named sets, and a small built-in one."""
+"""The prompts of a benchmark: files of two formats, named sets, and a small built-in set."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: the first turn where a file has several."""
+    """One prompt; of a question with several turns, the first turn."""
 
     id: str
     task: str
@@ -40,9 +40,10 @@ class Prompt:
 
 
 def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
-    """Returns the prompts of a file, of a named set in the data folder, or "builtin".
+    """Returns the prompts of a .jsonl file, of a named set in the data folder, or "builtin".
 
-    Raises ``PromptError`` with what there is.
+    data: the folder of the named sets; unset: the one that the variable OUTPACE_DATA names.
+    Raises ``PromptError`` for a file or a set that is missing, unreadable or empty.
     """
     if name == "builtin":
         return [Prompt(*entry) for entry in BUILT_IN]
@@ -51,13 +52,29 @@ def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
         path = _named(name, data)
     if not path.exists():
         raise PromptError(f"no prompt file {path}: name a .jsonl file, or one of {_known()}.")
-    # Not splitlines(), which also breaks lines at U+2028, a character that JSON texts may hold.
-    lines = enumerate(_text(path).split("\n"), 1)
-    entries = [_entry(path, number, line) for number, line in lines if line.strip()]
+    entries = [_entry(path, number, line) for number, line in _lines(path)]
     found = [prompt for prompt in entries if prompt.text]
     if not found:
-        raise PromptError(f"{path} holds no prompt.")
+        raise PromptError(f'{path} holds no prompt: give one {{"prompt": "..."}} per line.')
     return found
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """Returns the lines that are not blank, with their numbers from 1.
+
+    Lines end at line breaks only. JSON may hold other separators of Unicode in its strings (such
+    as U+2028), at which `str.splitlines` would split it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise PromptError(f"cannot read prompt file {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} at offset "
+            f"{error.start} cannot be read; save it as UTF-8."
+        ) from error
+    return [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 def _named(name: str, data: str | Path | None) -> Path:
@@ -77,29 +94,26 @@ def _known() -> str:
     return ", ".join(["builtin", *NAMES])
 
 
-def _text(path: Path) -> str:
-    """Returns the content of a file; ``PromptError`` if it cannot be read as UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} at offset "
-            f"{error.start} cannot be read; save it as UTF-8."
-        ) from error
-    except OSError as error:
-        raise PromptError(f"cannot read prompt file {str(path)!r}: {error.strerror}.") from error
-
-
 def _entry(path: Path, number: int, line: str) -> Prompt:
     try:
-        found = prompt_of(json.loads(line), f"{path.stem}/{number}", path.stem)
+        found = json.loads(line)
+        if not isinstance(found, dict):
+            raise TypeError(f"a JSON object was expected, not {found!r}")
+        prompt = prompt_of(found, f"{path.stem}/{number}", path.stem)
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise PromptError(
             f"{path}, line {number} is no prompt: it needs 'prompt', or 'question_id' and 'turns'."
         ) from error
-    if not isinstance(found.text, str):
-        raise PromptError(f"{path}, line {number}: the prompt must be a text, not {found.text!r}.")
-    return found
+    if not isinstance(prompt.text, str):
+        raise PromptError(f"{path}, line {number}: the prompt must be text, not {prompt.text!r}.")
+    try:
+        prompt.text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"{path}, line {number}: character {error.start} of the prompt is half of a surrogate "
+            "pair, which no text holds; remove it."
+        ) from error
+    return prompt
 
 
 def prompt_of(entry: dict[str, Any], default_id: str, default_task: str) -> Prompt:
@@ -114,7 +128,7 @@ def prompt_of(entry: dict[str, Any], default_id: str, default_task: str) -> Prom
 
 
 def chosen(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
-    """Returns ``count`` prompts, as evenly from all tasks as it goes, in a fixed order."""
+    """Returns the first ``count`` prompts (unset: all), taking one of each task in turn."""
     by_task: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_task.setdefault(prompt.task, []).append(prompt)
@@ -123,7 +137,9 @@ def chosen(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
 
 
 def batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """Returns full batches of one task where possible; the last one is filled from the start.
+    """Returns batches of exactly ``size`` prompts, each of one task where possible.
+
+    Prompts are sorted by task; the last batch is filled up with prompts from the beginning.
 
     >>> [[p.id for p in b] for b in batches([Prompt(i, "t", "x") for i in "abc"], 2)]
     [['a', 'b'], ['c', 'a']]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outpace.api import LLM
 from outpace.bench.divergence import Divergence, watching
 from outpace.core.params import SamplingParams
-from outpace.policy.controller import Constant
 from outpace.prompts import Prompt
 
 TEXTS = 4
@@ -51,9 +49,8 @@ class Replay:
 
 def replay(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> Replay | None:
     """Returns what the engine's rule does to the law of the first `TEXTS` prompts, under the same
-    options and seed; None for a lossless rule, at no cost.
-
-    Other rounds are not affected: a controller does not learn from watched ones, which take longer.
+    options and seed; None for a lossless rule, at no cost. Where the engine chooses how much is
+    drafted, the same number is drafted in all of these rounds.
     """
     rule = llm.engine.verifier.rule
     if rule.lossless:
@@ -61,22 +58,11 @@ def replay(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> Repla
     listed = list(prompts[:TEXTS])
     limit = max(1, TOKENS // len(listed))
     wanted = llm.resolve(params).max_tokens or limit
-    short = replace(params, n=1, logprobs=None, max_tokens=min(limit, wanted))
-    with _drafting(llm), watching(llm) as watch:
+    count = llm.config.num_speculative_tokens
+    if count == "auto":
+        shape = llm.engine.drafter.shape
+        count = CHAIN if shape is None else shape.size
+    short = replace(params, n=1, logprobs=None, max_tokens=min(limit, wanted), speculative=count)
+    with watching(llm) as watch:
         llm.generate(listed, short)
     return Replay(rule.name, watch.divergence(), blocked=watch.blocked)
-
-
-@contextmanager
-def _drafting(llm: LLM) -> Iterator[None]:
-    """Drafts as much as the engine is told to; under "auto", a fixed amount."""
-    engine, count = llm.engine, llm.config.num_speculative_tokens
-    if count == "auto":
-        shape = engine.drafter.shape
-        count = CHAIN if shape is None else shape.size
-    controller = engine.controller
-    engine.controller = Constant(count)
-    try:
-        yield
-    finally:
-        engine.controller = controller

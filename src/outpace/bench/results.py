@@ -1,4 +1,4 @@
-"""What a benchmark found, as plain frozen data that goes to JSON and comes back."""
+"""What a benchmark found, as frozen dataclasses that are written as JSON and read again."""
 
 from __future__ import annotations
 
@@ -8,57 +8,59 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from outpace.bench.divergence import Divergence
 from outpace.bench.identity import Identity
 from outpace.bench.interval import Interval
-from outpace.bench.rounds import Acceptance, Split
+from outpace.bench.rounds import AcceptanceCounts, Split
 from outpace.errors import ConfigError
 
 SCHEMA = 1
-"""Raised when a field changes its meaning."""
+"""Number of the JSON format; it is raised when a field changes its meaning."""
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One task's prompts."""
+    """What one contestant did on the prompts of one task."""
 
     task: str
     speedup: Interval | None
     tokens_per_second: float
-    acceptance: Acceptance | None
+    acceptance: AcceptanceCounts | None
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the parts' own times and the measured acceptance say the speed-up should be."""
+    """The decode speed-up that follows from the times of a round's parts, beside the measured
+    one."""
 
     predicted: float
     measured: float
     alpha: float
-    """Of independent acceptances."""
+    """Probability of accepting a drafted token, if acceptances are independent."""
     draft_seconds: tuple[tuple[int, float], ...]
     verify_seconds: tuple[tuple[int, float], ...]
 
     @property
     def reached(self) -> float:
-        """Measured / predicted: 1 minus the engine's own overhead."""
+        """Measured / predicted: what is missing to 1 is the engine's own overhead."""
         return self.measured / self.predicted
 
 
 @dataclass(frozen=True)
 class Roof:
-    """Against the time that reading weights and caches takes at the measured bandwidth."""
+    """The speed at which reading weights and caches alone would take all the time."""
 
     tokens_per_second: float
     fraction: float
+    """Measured tokens per second / ``tokens_per_second``."""
 
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One contestant in one cell. Speed-ups are over the baseline, on the same prompts."""
+    """One contestant at one batch size and temperature. Speed-ups are over the baseline, on the
+    same prompts."""
 
     name: str
     what: str
@@ -71,31 +73,34 @@ class MethodResult:
     speedup: Interval | None
     decode_speedup: Interval | None
     tasks: tuple[TaskResult, ...] = ()
-    acceptance: Acceptance | None = None
+    acceptance: AcceptanceCounts | None = None
     split: Split | None = None
     identity: Identity | None = None
     divergence: Divergence | None = None
     peak_bytes: int | None = None
     own_bytes: int | None = None
     over_peers: Mapping[str, Interval] = field(default_factory=dict)
-    """For our own methods: speed-up over each other program, on the same pairs of runs."""
+    """For outpace's own methods: speed-up over each other program, on the same prompts."""
     prediction: Prediction | None = None
     roof: Roof | None = None
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One draft length."""
+    """Decode speed-ups with one draft length ``k``."""
 
     k: int
     speedup: Interval
+    """Measured."""
     predicted: float
+    """From the times of the parts and the measured tokens per round."""
     theory: float
+    """From the times of the parts, as if acceptances were independent."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Decode speed-up by draft length, and what independent acceptances would give."""
+    """Decode speed-up by draft length, of one method with one acceptance rate ``alpha``."""
 
     method: str
     alpha: float
@@ -103,16 +108,18 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Cell:
+class SettingResult:
     """All contestants at one batch size and temperature."""
 
     batch: int
     temperature: float
     prompts: int
     prompt_tokens: float
+    """Mean length of the prompts."""
     max_tokens: int
     methods: tuple[MethodResult, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
+    """Why a contestant did not take part, by its name."""
     sweep: Sweep | None = None
 
 
@@ -124,7 +131,8 @@ class Report:
     baseline: str
     bandwidth: float | None
     """Bytes per second, measured."""
-    cells: tuple[Cell, ...]
+    cells: tuple[SettingResult, ...]
+    """One for each batch size and temperature."""
     schema: int = SCHEMA
 
     def check(self) -> None:
@@ -156,14 +164,9 @@ class Report:
             raise ConfigError(f"this is no report of outpace bench ({error}).") from error
         return report
 
-    def write(self, path: Path) -> None:
-        """Writes JSON."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.to_json() + "\n", encoding="utf-8")
-
 
 def unmeasured(rule: str | None, batch: int, temperature: float) -> ConfigError:
-    """Returns the error that stands in for the speed of such a rule."""
+    """Returns the error for a lossy rule whose divergence is unknown: its speed is not reported."""
     return ConfigError(
         f"verify={rule!r} is lossy and its divergence could not be measured at batch {batch}, "
         f"temperature {temperature:g}: its speed is not reported."

@@ -11,7 +11,6 @@ from torch import nn
 
 from outpace.api import LLM
 from outpace.bench.library import transformers
-from outpace.draft.models.chain import DraftModel
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,12 @@ def target_traffic(llm: LLM) -> Traffic:
 
 
 def drafter_traffic(llm: LLM) -> Traffic | None:
-    """Returns the traffic of an engine's drafter, None unless it is a model of its own."""
+    """Returns the traffic of an engine's drafter, None unless it runs a model once for each drafted
+    token."""
     drafter = llm.engine.drafter
-    if type(drafter) is not DraftModel:
-        return None
     loaded = drafter.loaded
+    if loaded is None or drafter.trees:
+        return None
     return traffic_of(loaded.model.config, loaded.dtype.itemsize, loaded.quantization)
 
 

@@ -11,7 +11,7 @@ from outpace.core.stats import Metrics
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AcceptanceCounts:
     """Drafted and accepted tokens; the definitions are those of ``core.stats``."""
 
     drafted: int
@@ -46,10 +46,10 @@ class Acceptance:
         return [accepted / count for accepted, count in pairs if count]
 
 
-def acceptance(metrics: Iterable[Metrics]) -> Acceptance:
+def acceptance(metrics: Iterable[Metrics]) -> AcceptanceCounts:
     """Returns the sums over texts."""
     listed = list(metrics)
-    return Acceptance(
+    return AcceptanceCounts(
         drafted=sum(m.num_draft_tokens for m in listed),
         accepted=sum(m.num_accepted_tokens for m in listed),
         emitted=sum(m.num_emitted_tokens for m in listed),

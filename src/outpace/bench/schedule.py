@@ -1,4 +1,4 @@
-"""Interleaved paired runs: every contestant does every job, close in time and in changing order."""
+"""Interleaved paired runs: all contestants run each job one after another, in changing order."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from outpace.bench.contest import Contestant, Job, Outcome
+from outpace.bench.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.memory import peak_of
 from outpace.errors import ConfigError
 
 Clock = Callable[[], float]
+"""Returns the present time in seconds."""
 Tick = Callable[[str], None]
+"""Is called after each run with a few words on it, to show progress."""
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class TimedRun:
     """One contestant's run of one job."""
 
     contestant: str
@@ -24,7 +26,7 @@ class Trial:
     seconds: float
     first_seconds: float
     """Seconds of the same job with one token: the prompt, and one pass."""
-    outcome: Outcome
+    made: BatchTexts
 
     @property
     def decode_seconds(self) -> float:
@@ -34,7 +36,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Pace:
-    """How often to run what."""
+    """How often each job is run: ``repeats`` times timed, after ``warmup`` untimed runs of the
+    first job."""
 
     repeats: int = 1
     warmup: int = 1
@@ -45,13 +48,16 @@ class Pace:
 
 
 def ignore(what: str) -> None:
-    """Takes no notice of progress."""
+    """A `Tick` that shows nothing."""
 
 
 def warm_up(
-    contestants: Sequence[Contestant], job: Job, pace: Pace, tick: Tick = ignore
+    contestants: Sequence[Contestant], job: BatchJob, pace: Pace, tick: Tick = ignore
 ) -> dict[str, int]:
-    """Runs the job untimed, ``warmup`` times each; returns the peak memory of each contestant."""
+    """Runs the job untimed, ``warmup`` times with each contestant.
+
+    Returns the peak memory of each contestant in bytes.
+    """
     peaks: dict[str, int] = {}
     for contestant in contestants:
         for _ in range(pace.warmup):
@@ -62,42 +68,51 @@ def warm_up(
     return peaks
 
 
-def play(
+def run_interleaved(
     contestants: Sequence[Contestant],
-    jobs: Sequence[Job],
+    jobs: Sequence[BatchJob],
     pace: Pace,
     clock: Clock = perf_counter,
     tick: Tick = ignore,
-) -> list[Trial]:
-    """Returns all trials. Within a job the contestants follow one another at once, in an order that
-    changes from job to job, so that a machine that drifts favours none of them."""
-    trials = []
+) -> list[TimedRun]:
+    """Returns the timed runs of all jobs by all contestants.
+
+    Within a job the contestants follow one another at once, in an order that changes from job to
+    job, so that a machine that gets faster or slower favours none of them.
+    """
+    runs = []
     for repeat in range(pace.repeats):
         for number, job in enumerate(jobs):
-            for contestant in _turn(contestants, number + repeat):
-                trials.append(_trial(contestant, job, number, repeat, clock))
+            for contestant in _order(contestants, number + repeat):
+                runs.append(_timed(contestant, job, number, repeat, clock))
                 tick(contestant.name)
-    return trials
+    return runs
 
 
-def _turn(contestants: Sequence[Contestant], turn: int) -> Iterator[Contestant]:
-    """Forward and backward in turns, and rotated: each goes first, and behind each other one."""
+def _order(contestants: Sequence[Contestant], turn: int) -> Iterator[Contestant]:
+    """Yields the contestants in the order of a turn.
+
+    The order is reversed in every other turn and rotated by one in every second, so that each
+    contestant comes first, and right after each other one, about equally often.
+    """
     order = list(contestants) if turn % 2 == 0 else list(reversed(contestants))
     shift = (turn // 2) % len(order)
     yield from order[shift:] + order[:shift]
 
 
-def _trial(contestant: Contestant, job: Job, number: int, repeat: int, clock: Clock) -> Trial:
-    first = Job(job.prompts, 1, job.temperature, job.seed)
+def _timed(
+    contestant: Contestant, job: BatchJob, number: int, repeat: int, clock: Clock
+) -> TimedRun:
+    first = BatchJob(job.prompts, 1, job.temperature, job.seed)
     begin = clock()
     contestant.run(first)
     middle = clock()
-    outcome = contestant.run(job)
+    made = contestant.run(job)
     end = clock()
-    for text in outcome.texts:
+    for text in made.texts:
         if len(text) != job.max_tokens:
             raise ConfigError(
                 f"{contestant.name} generated {len(text)} tokens where {job.max_tokens} were asked "
                 "for: speeds of texts of different lengths cannot be compared."
             )
-    return Trial(contestant.name, number, repeat, end - middle, middle - begin, outcome)
+    return TimedRun(contestant.name, number, repeat, end - middle, middle - begin, made)

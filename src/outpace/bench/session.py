@@ -1,4 +1,4 @@
-"""From the command line's words to contestants, a report and its files."""
+"""From the options of the command line to contestants and a report."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.api import LLM
-from outpace.bench.answers import answers
-from outpace.bench.arena import BASELINE, Arena, ArenaPlan, Played
+from outpace.bench.benchmark import BASELINE, Benchmark, BenchmarkPlan, MeasuredSetting
 from outpace.bench.contest import Contestant
 from outpace.bench.memory import read_bandwidth
 from outpace.bench.ours import Ours
@@ -19,8 +18,6 @@ from outpace.bench.prompts import Prompt
 from outpace.bench.provenance import provenance
 from outpace.bench.results import Report
 from outpace.bench.schedule import Tick, ignore
-from outpace.bench.specbench import write_answers
-from outpace.bench.table import markdown
 from outpace.errors import ConfigError, PromptError
 
 
@@ -34,12 +31,16 @@ class Engines:
     options: Mapping[str, Any]
     """Other arguments of `LLM`."""
     vs: tuple[str, ...] = ()
+    """Names of other programs that take part."""
     again: bool = False
-    """Also run plain decoding a second time under another name: it must come out at 1.00."""
+    """Whether plain decoding runs a second time under another name: its speed-up must be 1.00."""
 
 
 def contestants(engines: Engines, rows: int) -> list[Contestant]:
-    """Returns plain decoding first, then ours, then the peers."""
+    """Returns plain decoding first, then one per configuration, then the other programs.
+
+    rows: the greatest batch size that will be run.
+    """
     wanted = [name for name in engines.vs if name != BASELINE]
     if not (engines.configs or engines.model is None or engines.again or wanted):
         raise ConfigError(
@@ -59,7 +60,7 @@ def contestants(engines: Engines, rows: int) -> list[Contestant]:
 
 
 def _labels(llms: Sequence[LLM]) -> list[str]:
-    """A name for each: as much of its configuration as tells it from the others."""
+    """A name for each: as much of its configuration as tells it from the others, else a number."""
     if len(llms) == 1:
         return [llms[0].config.method]
     short = [
@@ -107,33 +108,36 @@ def _models(engines: Engines, llm: LLM) -> Models:
 
 @dataclass(frozen=True)
 class Finished:
-    """A report, and what it was made from."""
+    """A report, the runs that it was made from, and the tokenizer of their texts."""
 
     report: Report
-    played: Sequence[Played]
+    settings: Sequence[MeasuredSetting]
     tokenizer: Any
 
 
 def run(
     engines: Engines,
-    plan: ArenaPlan,
+    plan: BenchmarkPlan,
     prompts: Sequence[Prompt],
     progress: Callable[[int], Tick] = lambda total: ignore,
 ) -> Finished:
-    """Runs a whole benchmark."""
-    facts = provenance()  # before the run, so that the load is not our own
-    takers = contestants(engines, max(plan.batches))
-    llm = next(c.llm for c in takers if isinstance(c, Ours))
+    """Runs a whole benchmark.
+
+    progress: is given the number of steps at most, and returns what to call after each.
+    """
+    facts = provenance()  # before the run, so that the load recorded is not the benchmark's own
+    competing = contestants(engines, max(plan.batches))
+    llm = next(c.llm for c in competing if isinstance(c, Ours))
     if llm.tokenizer is None:
         raise PromptError(f"{llm.target.name} came without a tokenizer, which prompts need.")
-    arena = Arena(
+    benchmark = Benchmark(
         plan=plan,
         prompts=prompts,
         encode=lambda text: list(llm.tokenizer(text).input_ids),
-        contestants=takers,
+        contestants=competing,
         bandwidth=read_bandwidth(llm.target.device),
     )
-    played = replace(arena, tick=progress(arena.ticks())).play()
+    measured = replace(benchmark, tick=progress(benchmark.ticks())).run()
     facts |= {
         "model": Path(llm.target.name).name,
         "dtype": str(llm.target.dtype).removeprefix("torch."),
@@ -142,10 +146,10 @@ def run(
         "warmup": str(plan.pace.warmup),
         "seed": str(plan.seed),
     }
-    cells = tuple(each.cell for each in played)
-    report = Report(facts, BASELINE, arena.bandwidth, cells)
+    results = tuple(setting.result for setting in measured)
+    report = Report(facts, BASELINE, benchmark.bandwidth, results)
     report.check()
-    return Finished(report, played, llm.tokenizer)
+    return Finished(report, measured, llm.tokenizer)
 
 
 def parse_config(text: str) -> dict[str, Any]:
@@ -164,7 +168,7 @@ def parse_config(text: str) -> dict[str, Any]:
 
 
 def numbers(text: str, kind: type, flag: str) -> tuple[Any, ...]:
-    """Returns the numbers of a comma-separated list.
+    """Returns the numbers of a comma-separated list; ``ConfigError`` for anything else.
 
     >>> numbers("1,4,16", int, "--batch")
     (1, 4, 16)
@@ -175,55 +179,3 @@ def numbers(text: str, kind: type, flag: str) -> tuple[Any, ...]:
         raise ConfigError(
             f"{flag} must be numbers with commas between them, not {text!r}."
         ) from error
-
-
-@dataclass(frozen=True)
-class Files:
-    """Where to write what; None for what is not wanted."""
-
-    json: Path | None = None
-    html: Path | None = None
-    png: Path | None = None
-    markdown: Path | None = None
-    spec_bench: Path | None = None
-    """A folder: one answer file per method and cell."""
-
-    def write(self, done: Finished) -> None:
-        """Writes; a lossy rule without its divergence raises before anything is written."""
-        report = done.report
-        report.check()
-        if self.json is not None:
-            report.write(self.json)
-        if self.markdown is not None:
-            _write(self.markdown, markdown(report))
-        if self.spec_bench is not None:
-            _write_answers(self.spec_bench, done)
-        if self.html is not None or self.png is not None:
-            _write_pictures(report, self.html, self.png)
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
-def _write_answers(folder: Path, done: Finished) -> None:
-    for played in done.played:
-        cell = played.cell
-        for method in cell.methods:
-            found = answers(
-                played.seen, method.name, done.report.provenance["model"], done.tokenizer
-            )
-            at = f"{method.name.replace(' ', '-')}-b{cell.batch}-t{cell.temperature:g}"
-            write_answers(folder / f"{at}.jsonl", found)
-
-
-def _write_pictures(report: Report, html: Path | None, png: Path | None) -> None:
-    from outpace.bench.html import report_html, write_figures
-    from outpace.bench.plots import figures
-
-    made = figures(report)
-    if html is not None:
-        _write(html, report_html(report, made))
-    if png is not None:
-        write_figures(png, made)

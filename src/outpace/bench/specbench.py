@@ -1,4 +1,4 @@
-"""Spec-Bench's files: its answers (``new_tokens``, ``wall_time``, ``accept_lengths``), out and in.
+"""Spec-Bench's answer files, written and read: ``new_tokens``, ``wall_time``, ``accept_lengths``.
 
 Its question files are read by `prompts`.
 """
@@ -16,7 +16,7 @@ from outpace.errors import PromptError
 
 @dataclass(frozen=True)
 class Answer:
-    """One question's answer, first turn."""
+    """The answer to one question's first turn."""
 
     question_id: str
     category: str
@@ -26,7 +26,7 @@ class Answer:
     wall_time: float
     decoding_steps: int
     accept_lengths: tuple[int, ...]
-    """Tokens per target pass, bonus or correction included, in no particular order."""
+    """Tokens of each target pass, the bonus or correction included, in no particular order."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the line as Spec-Bench writes it."""
@@ -48,7 +48,10 @@ class Answer:
 
 
 def accept_lengths(accepted: Sequence[int], passes: int) -> tuple[int, ...]:
-    """Returns each pass's token count from how many passes accepted to each depth or deeper.
+    """Returns how many tokens each target pass gave, in ascending order.
+
+    accepted: how many passes accepted a draft to depth 1 or deeper, to depth 2 or deeper, and so
+    on. passes: all passes, also those that accepted nothing.
 
     >>> accept_lengths([2, 1], passes=3)
     (1, 2, 3)
@@ -68,10 +71,13 @@ def write_answers(path: Path, answers: Iterable[Answer]) -> None:
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """Returns the answers of a file that Spec-Bench or `write_answers` wrote; of several turns or
-    choices the sums and the first text."""
+    """Returns the answers of a file that Spec-Bench or `write_answers` wrote.
+
+    Counts and times are summed over an answer's turns and choices; the text is that of the first.
+    Raises ``PromptError`` for another file.
+    """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
         return [_answer(json.loads(line)) for line in lines if line.strip()]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise PromptError(f"{path} is no Spec-Bench answer file ({error}).") from error

@@ -1,11 +1,11 @@
-"""From trials to what a report says about each contestant."""
+"""From timed runs to what a report says about each contestant."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from outpace.bench.contest import Contestant, Job
+from outpace.bench.contest import BatchJob, Contestant
 from outpace.bench.divergence import Divergence
 from outpace.bench.identity import Gap, Identity, compare
 from outpace.bench.interval import Interval, geometric_mean, interval_of
@@ -13,138 +13,148 @@ from outpace.bench.prompts import Prompt, task_of
 from outpace.bench.results import MethodResult, Prediction, Roof, TaskResult
 from outpace.bench.roofline import Traffic, bound_seconds
 from outpace.bench.rounds import (
-    Acceptance,
+    AcceptanceCounts,
     acceptance,
     predicted_seconds,
     split,
     total_rounds,
 )
-from outpace.bench.schedule import Trial
+from outpace.bench.schedule import TimedRun
 from outpace.bench.theory import Times, acceptance_of
 
-Seconds = Callable[[Trial], float]
+Seconds = Callable[[TimedRun], float]
+"""Which of a run's times is meant: `all_seconds` or `decode_seconds`."""
 
 
-def whole(trial: Trial) -> float:
-    """All seconds of a trial."""
-    return trial.seconds
+def all_seconds(run: TimedRun) -> float:
+    """Returns the seconds of a run, the prompts' own passes included."""
+    return run.seconds
 
 
-def decode(trial: Trial) -> float:
-    """The seconds of all tokens but the first."""
-    return trial.decode_seconds
+def decode_seconds(run: TimedRun) -> float:
+    """Returns the seconds of all tokens of a run but the first of each text."""
+    return run.decode_seconds
 
 
 @dataclass(frozen=True)
-class Observed:
-    """All that was seen in one cell."""
+class SettingRuns:
+    """All timed runs at one batch size and temperature.
+
+    ``prompts[j]`` are the prompts of ``jobs[j]``.
+    """
 
     baseline: str
-    units: Sequence[Sequence[Prompt]]
-    jobs: Sequence[Job]
-    trials: Sequence[Trial]
+    prompts: Sequence[Sequence[Prompt]]
+    jobs: Sequence[BatchJob]
+    runs: Sequence[TimedRun]
 
-    def of(self, name: str, unit: int | None = None) -> list[Trial]:
-        """Returns a contestant's trials, of one job or of all, by job and repeat."""
-        found = [t for t in self.trials if t.contestant == name and (unit is None or t.job == unit)]
-        return sorted(found, key=lambda t: (t.job, t.repeat))
+    def of(self, name: str, job: int | None = None) -> list[TimedRun]:
+        """Returns a contestant's runs of one job or of all, sorted by job and repeat."""
+        found = [
+            run for run in self.runs if run.contestant == name and (job is None or run.job == job)
+        ]
+        return sorted(found, key=lambda run: (run.job, run.repeat))
 
     @property
     def context(self) -> float:
-        """Mean cached tokens of a row, halfway through its text."""
+        """Mean number of cached tokens of a row, halfway through its text."""
         lengths = [len(prompt) for job in self.jobs for prompt in job.prompts]
         return sum(lengths) / len(lengths) + self.jobs[0].max_tokens / 2
 
 
 def speedup(
-    seen: Observed,
+    runs: SettingRuns,
     name: str,
     seconds: Seconds,
-    units: Sequence[int] | None = None,
+    jobs: Sequence[int] | None = None,
     over: str | None = None,
 ) -> Interval | None:
-    """Returns how much faster than the baseline (or ``over``), over jobs; None for itself.
+    """Returns how much faster a contestant is than the baseline or than the contestant ``over``.
 
-    Each job gives one ratio, the geometric mean over its repeats of trials that ran side by side.
-    With one job the repeats take the jobs' place.
+    jobs: the jobs that count; unset: all. Each job gives one ratio, the geometric mean over its
+    repeats, of runs that were made side by side. With one job the interval is over its repeats.
+    None for the baseline itself, and where decoding took no time because texts have one token.
     """
-    other = over or seen.baseline
+    other = over or runs.baseline
     if name == other:
         return None
     pairs = [
         [
-            (seconds(plain), seconds(fast))
-            for plain, fast in zip(seen.of(other, unit), seen.of(name, unit), strict=True)
+            (seconds(slow), seconds(fast))
+            for slow, fast in zip(runs.of(other, job), runs.of(name, job), strict=True)
         ]
-        for unit in (range(len(seen.jobs)) if units is None else units)
+        for job in (range(len(runs.jobs)) if jobs is None else jobs)
     ]
-    if not pairs or min(min(pair) for unit in pairs for pair in unit) <= 0:
-        return None  # a text of one token has no decoding
-    ratios = [[plain / fast for plain, fast in unit] for unit in pairs]
+    if not pairs or min(min(pair) for of_job in pairs for pair in of_job) <= 0:
+        return None
+    ratios = [[slow / fast for slow, fast in of_job] for of_job in pairs]
     return interval_of(ratios[0] if len(ratios) == 1 else [geometric_mean(r) for r in ratios])
 
 
-def throughput(trials: Sequence[Trial], skipped: int, seconds: Seconds) -> float | None:
-    """Returns tokens per second, leaving out ``skipped`` tokens of each text."""
-    tokens = sum(len(text) - skipped for trial in trials for text in trial.outcome.texts)
-    total = sum(map(seconds, trials))
+def throughput(runs: Sequence[TimedRun], skipped: int, seconds: Seconds) -> float | None:
+    """Returns tokens per second, leaving out the first ``skipped`` tokens of each text."""
+    tokens = sum(len(text) - skipped for run in runs for text in run.made.texts)
+    total = sum(map(seconds, runs))
     return tokens / total if tokens and total > 0 else None
 
 
-def counted(trials: Sequence[Trial]) -> Acceptance | None:
-    """Returns the acceptance, None where nothing was drafted or nobody counted."""
-    found = acceptance(m for trial in trials for m in trial.outcome.metrics)
+def counted(runs: Sequence[TimedRun]) -> AcceptanceCounts | None:
+    """Returns the acceptance over runs; None where nothing was drafted or nothing was counted."""
+    found = acceptance(metrics for run in runs for metrics in run.made.metrics)
     return found if found.drafted else None
 
 
-def tasks(seen: Observed, name: str) -> tuple[TaskResult, ...]:
-    """Returns each task's part."""
+def tasks(runs: SettingRuns, name: str) -> tuple[TaskResult, ...]:
+    """Returns a contestant's results by task."""
     by_task: dict[str, list[int]] = {}
-    for index, unit in enumerate(seen.units):
-        by_task.setdefault(task_of(unit), []).append(index)
+    for job, prompts in enumerate(runs.prompts):
+        by_task.setdefault(task_of(prompts), []).append(job)
     found = []
-    for task, units in by_task.items():
-        trials = [trial for unit in units for trial in seen.of(name, unit)]
+    for task, jobs in by_task.items():
+        own = [run for job in jobs for run in runs.of(name, job)]
         found.append(
             TaskResult(
                 task,
-                speedup(seen, name, whole, units),
-                throughput(trials, 0, whole) or 0.0,
-                counted(trials),
+                speedup(runs, name, all_seconds, jobs),
+                throughput(own, 0, all_seconds) or 0.0,
+                counted(own),
             )
         )
     return tuple(found)
 
 
-def identity(seen: Observed, contestant: Contestant, gap: Gap | None) -> Identity | None:
-    """Returns whether the texts are the baseline's, where they must be: greedy, or keyed noise."""
-    sampled = seen.jobs[0].temperature > 0
-    keyed = contestant.same_text_when_sampled and contestant.rule is not None
-    if contestant.name == seen.baseline or (sampled and not keyed):
+def identity(runs: SettingRuns, contestant: Contestant, gap: Gap | None) -> Identity | None:
+    """Returns how many texts equal the baseline's; None where they need not be equal.
+
+    Greedy texts must be equal, and sampled ones of a rule that reuses the target's own noise.
+    """
+    sampled = runs.jobs[0].temperature > 0
+    fixed = contestant.same_text_when_sampled and contestant.rule is not None
+    if contestant.name == runs.baseline or (sampled and not fixed):
         return None
     names, prompts, expected, found = [], [], [], []
-    for trial in seen.of(contestant.name):
-        first = seen.of(seen.baseline, trial.job)[0]
-        for index, prompt in enumerate(seen.units[trial.job]):
+    for run in runs.of(contestant.name):
+        first = runs.of(runs.baseline, run.job)[0]
+        for row, prompt in enumerate(runs.prompts[run.job]):
             names.append(prompt.id)
-            prompts.append(seen.jobs[trial.job].prompts[index])
-            expected.append(first.outcome.texts[index])
-            found.append(trial.outcome.texts[index])
+            prompts.append(runs.jobs[run.job].prompts[row])
+            expected.append(first.made.texts[row])
+            found.append(run.made.texts[row])
     return compare(names, prompts, expected, found, gap)
 
 
 def prediction(
-    seen: Observed, name: str, times: Times | None, measured: Interval | None
+    runs: SettingRuns, name: str, times: Times | None, measured: Interval | None
 ) -> Prediction | None:
-    """Returns the speed-up that rounds like these should have had, by their parts' own times."""
-    trials = seen.of(name)
-    drafting = counted(trials)
+    """Returns the decode speed-up that these rounds should have had by the times of their parts."""
+    own = runs.of(name)
+    drafting = counted(own)
     if times is None or measured is None or drafting is None:
         return None
-    rounds = total_rounds(trial.outcome.metrics for trial in trials)
-    plain = total_rounds(trial.outcome.metrics for trial in seen.of(seen.baseline))
-    # What is measured leaves out the time of a text of one token, a plain pass, on both sides.
-    first = len(trials) * times.verifying(1)
+    rounds = total_rounds(run.made.metrics for run in own)
+    plain = total_rounds(run.made.metrics for run in runs.of(runs.baseline))
+    # The measured time of decoding leaves out a run of one token, which is one plain pass.
+    first = len(own) * times.verifying(1)
     return Prediction(
         predicted=(predicted_seconds(plain, times) - first)
         / (predicted_seconds(rounds, times) - first),
@@ -156,66 +166,71 @@ def prediction(
 
 
 def roof(
-    seen: Observed,
+    runs: SettingRuns,
     name: str,
     bandwidth: float | None,
     target: Traffic | None,
     drafter: Traffic | None,
 ) -> Roof | None:
-    """Returns the fraction of the speed that memory alone would allow for these rounds."""
-    trials = seen.of(name)
-    rounds = total_rounds(trial.outcome.metrics for trial in trials)
-    reached = throughput(trials, 1, decode)
+    """Returns how near a contestant comes to the speed at which its bytes can be read.
+
+    bandwidth: in bytes per second. None where it or the bytes of a pass are unknown.
+    """
+    own = runs.of(name)
+    rounds = total_rounds(run.made.metrics for run in own)
+    reached = throughput(own, 1, decode_seconds)
     if bandwidth is None or target is None or not rounds or reached is None:
         return None
     seconds = bound_seconds(
-        rounds, len(seen.jobs[0].prompts), seen.context, bandwidth, target, drafter
+        rounds, len(runs.jobs[0].prompts), runs.context, bandwidth, target, drafter
     )
-    tokens = sum(len(text) for trial in trials for text in trial.outcome.texts)
+    tokens = sum(len(text) for run in own for text in run.made.texts)
     return Roof(tokens / seconds, reached / (tokens / seconds))
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known about a contestant besides its trials."""
+class SideMeasurements:
+    """What was measured about a contestant besides its timed runs; None for what was not."""
 
     gap: Gap | None = None
     times: Times | None = None
     bandwidth: float | None = None
+    """Bytes per second."""
     target: Traffic | None = None
     drafter: Traffic | None = None
     divergence: Divergence | None = None
     peaks: Mapping[str, int] | None = None
+    """Peak memory in bytes, by contestant."""
     peers: Sequence[str] = ()
-    """Names of contestants that are not ours."""
+    """Names of the contestants that are other programs."""
 
 
-def summarise(seen: Observed, contestant: Contestant, known: Known) -> MethodResult:
-    """Returns all that a report says about one contestant in one cell."""
+def summarise(runs: SettingRuns, contestant: Contestant, beside: SideMeasurements) -> MethodResult:
+    """Returns all that a report says about one contestant at one batch size and temperature."""
     name = contestant.name
-    trials = seen.of(name)
-    decoding = speedup(seen, name, decode)
+    own = runs.of(name)
+    decoding = speedup(runs, name, decode_seconds)
     return MethodResult(
         name=name,
         what=contestant.what,
         rule=contestant.rule,
         lossless=contestant.lossless,
-        tokens_per_second=throughput(trials, 0, whole) or 0.0,
-        decode_tokens_per_second=throughput(trials, 1, decode),
-        speedup=speedup(seen, name, whole),
+        tokens_per_second=throughput(own, 0, all_seconds) or 0.0,
+        decode_tokens_per_second=throughput(own, 1, decode_seconds),
+        speedup=speedup(runs, name, all_seconds),
         decode_speedup=decoding,
-        tasks=tasks(seen, name),
-        acceptance=counted(trials),
-        split=split((trial.seconds, trial.outcome.metrics) for trial in trials),
-        identity=identity(seen, contestant, known.gap),
-        divergence=known.divergence,
-        peak_bytes=(known.peaks or {}).get(name),
+        tasks=tasks(runs, name),
+        acceptance=counted(own),
+        split=split((run.seconds, run.made.metrics) for run in own),
+        identity=identity(runs, contestant, beside.gap),
+        divergence=beside.divergence,
+        peak_bytes=(beside.peaks or {}).get(name),
         own_bytes=contestant.nbytes,
         over_peers={
             peer: ratio
-            for peer in known.peers
-            if (ratio := speedup(seen, name, whole, over=peer)) is not None
+            for peer in beside.peers
+            if (ratio := speedup(runs, name, all_seconds, over=peer)) is not None
         },
-        prediction=prediction(seen, name, known.times, decoding),
-        roof=roof(seen, name, known.bandwidth, known.target, known.drafter),
+        prediction=prediction(runs, name, beside.times, decoding),
+        roof=roof(runs, name, beside.bandwidth, beside.target, beside.drafter),
     )

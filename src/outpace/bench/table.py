@@ -1,11 +1,11 @@
-"""A report as a table: for the terminal, and as Markdown for a README."""
+"""A report as tables: for the terminal, and as Markdown for a README."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from outpace.bench.interval import Interval
-from outpace.bench.results import Cell, MethodResult, Report
+from outpace.bench.results import MethodResult, Report, SettingResult
 
 HEADER = (
     "method",
@@ -19,17 +19,17 @@ HEADER = (
     "of memory bound",
 )
 NARROW = ("method", "tok/s", "speed-up", "accepted", "tok/pass", "same", "of bound")
-"""What fits a terminal; the rest is in the files."""
+"""The columns that fit a terminal; files have all."""
 
 
-def narrow_rows(cell: Cell) -> Iterator[tuple[str, ...]]:
+def narrow_rows(cell: SettingResult) -> Iterator[tuple[str, ...]]:
     """Yields the columns of `NARROW`, a row per method."""
     kept = (0, 1, 2, 4, 5, 6, 8)
     for row in rows(cell):
         yield tuple(row[index] for index in kept)
 
 
-def rows(cell: Cell) -> Iterator[tuple[str, ...]]:
+def rows(cell: SettingResult) -> Iterator[tuple[str, ...]]:
     """Yields a row per method."""
     for method in cell.methods:
         yield (
@@ -45,8 +45,8 @@ def rows(cell: Cell) -> Iterator[tuple[str, ...]]:
         )
 
 
-def notes(cell: Cell) -> Iterator[str]:
-    """Yields what a reader must know besides the numbers."""
+def notes(cell: SettingResult) -> Iterator[str]:
+    """Yields sentences that a reader of the table must know."""
     for reason in dict.fromkeys(cell.refused.values()):
         names = [name for name, why in cell.refused.items() if why == reason]
         yield f"{', '.join(names)} did not take part: {reason}."
@@ -73,8 +73,8 @@ def notes(cell: Cell) -> Iterator[str]:
             yield f"{method.name} is lossy: {method.divergence.phrase}."
 
 
-def title(cell: Cell) -> str:
-    """Returns a heading."""
+def title(cell: SettingResult) -> str:
+    """Returns the heading of a table."""
     return (
         f"batch {cell.batch}, temperature {cell.temperature:g}: {cell.prompts} prompts, "
         f"{cell.max_tokens} new tokens each"
@@ -82,7 +82,7 @@ def title(cell: Cell) -> str:
 
 
 def markdown(report: Report) -> str:
-    """Returns all cells as Markdown tables; raises as ``Report.check`` does."""
+    """Returns all tables as Markdown; raises ``ConfigError`` where `Report.check` does."""
     report.check()
     lines = []
     for cell in report.cells:

@@ -1,8 +1,9 @@
-"""What speculation can give: Leviathan, Kalman and Matias 2022, and the same from measured times.
+"""The speed-up that speculation can give, by formula or from measured times.
 
-alpha: probability that a drafted token is accepted, independent of the others. k: drafted tokens
-per round. c: time of one drafted token / time of one target pass, where scoring k + 1 tokens costs
-what scoring one costs. Where it does not, `speedup_from_times` takes the measured times.
+The formulas are those of Leviathan, Kalman and Matias 2022. alpha: probability that a drafted token
+is accepted, independent of the others. k: drafted tokens per round. c: time of one drafted token /
+time of one target pass, if scoring k + 1 tokens takes as long as scoring one. Where it takes
+longer, `speedup_from_times` uses measured times.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 DEEPEST = 64
-"""No longer draft is considered: at alpha = .95 and c = .01 the best one has 40 tokens."""
+"""Longest draft that is considered. At alpha = .95 and c = .01 the best one has 40 tokens."""
 
 
 def expected_tokens(alpha: float, k: int) -> float:
@@ -46,9 +47,9 @@ class Times:
     """Measured seconds of one round's parts at one batch size and context."""
 
     draft: Mapping[int, float]
-    """By drafted tokens; nothing for 0."""
+    """By the number of drafted tokens, from 1."""
     verify: Mapping[int, float]
-    """By scored tokens, from 1."""
+    """By the number of scored tokens, from 1."""
 
     def drafting(self, k: int) -> float:
         """Seconds to draft k tokens, between the measured lengths by straight lines."""
@@ -68,7 +69,7 @@ class Times:
 
 
 def interpolated(points: Mapping[int, float], at: int) -> float:
-    """Returns the value of a piecewise linear curve; beyond its ends the last piece goes on.
+    """Returns the value of a piecewise linear curve, continued straight beyond its ends.
 
     >>> interpolated({1: 1.0, 3: 2.0}, 2), interpolated({1: 1.0, 3: 2.0}, 5)
     (1.5, 3.0)
@@ -105,16 +106,17 @@ def _best(value: Callable[[int], float], deepest: int) -> int:
 
 
 def acceptance_of(accepted: Sequence[int], drafted: Sequence[int]) -> float:
-    """Returns the alpha of independent acceptances that fits per-position counts best.
+    """Returns the probability alpha that fits the counts of each position best, if acceptances
+    are independent.
 
-    Maximum likelihood: tokens that were accepted / tokens that were really judged, which are those
-    whose predecessors had all been accepted. Where drafts differ in length the counts do not tell
-    how many were judged, but at most: then this is a lower bound.
+    That is accepted tokens / judged tokens (maximum likelihood): a token is judged when all before
+    it were accepted. Where drafts differ in length, the counts give only an upper bound of the
+    judged tokens, and the result is a lower bound.
 
     >>> acceptance_of([50, 25], [100, 100])
     0.5
     """
-    # Behind the first level only rounds that were accepted so far, and drafted so far, are judged.
+    # Behind the first position a token is judged if it was drafted and the one before accepted.
     before = [*drafted[:1], *accepted]
     total = sum(min(pair) for pair in zip(drafted, before, strict=False))
     return sum(accepted) / total if total else 0.0

@@ -17,7 +17,7 @@ def word(number: int) -> str:
     """Returns the made-up word of a number; different numbers give different words.
 
     >>> word(0), word(81)
-    ('baba', 'beda')
+    ('baba', 'bebe')
     """
     syllables = len(_CONSONANTS) * len(_VOWELS)
     text = ""
@@ -31,8 +31,8 @@ def word(number: int) -> str:
 def byte_tokenizer(vocabulary: int) -> Any:
     """Returns a tokenizer in which every id of the vocabulary has a text.
 
-    Ids 0-255 are bytes, and all that a text is encoded into; 256 is the padding; the rest are words
-    that only a model can say. No id ends a text.
+    Ids 0-255 are the bytes, into which every text is encoded; 256 is the padding; the rest are
+    words that appear in generated texts only. No id ends a text.
     """
     # Sorted, so that the same byte has the same id in every process.
     entries = {

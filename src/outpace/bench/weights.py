@@ -1,4 +1,4 @@
-"""Random weights whose text wanders, and a dial for how much the later layers matter."""
+"""Random weights that generate varied text, and a factor on what the later layers add."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from outpace.bench.model_shapes import ModelShape
 
 _EMBEDDING = 0.02
 _ATTENTION = 2.0
-"""Gain of query and key: scores peaked enough that the text depends on what stood where. With 1
-it is nearly an average, which changes little from token to token, and texts begin to cycle."""
+"""Gain of query and key. With 1 attention is nearly an average, which changes little from token to
+token, and texts begin to cycle; with 2 the next token depends on which token stood where."""
 _MLP = 2.0
 
 
@@ -45,17 +45,17 @@ def _fill(name: str, parameter: Tensor, generator: torch.Generator) -> None:
     else:
         peaked = "q_proj" in name or "k_proj" in name
         gain = _ATTENTION if peaked else _MLP if "down_proj" in name else 1.0
-        # Fan-in scaling: each layer adds about as much as it was given, so that the embedding of
-        # the last token alone never decides the next one.
+        # Scaled by the number of inputs, so that each layer adds about as much as it is given and
+        # the last token's embedding alone never decides the next token.
         parameter.normal_(0, gain / math.sqrt(parameter.shape[1]), generator=generator)
 
 
 def _sharpen(model: nn.Module, shape: ModelShape, generator: torch.Generator) -> None:
     """Sets the final norm so that the law is about as uncertain as a language model's.
 
-    Gaussian logits over V tokens are dominated by their largest once their deviation passes
-    sqrt(2 ln V). The signs undo what a head tied to the embedding would otherwise prefer: the token
-    that was just read, or the one that it was read after.
+    Of Gaussian logits over V tokens the largest dominates once their standard deviation is above
+    sqrt(2 ln V). Random signs keep a head that is tied to the embedding from preferring the last
+    token or the one before it.
     """
     weight: Any = model.model.norm.weight  # type: ignore[union-attr]
     deviation = math.sqrt(2 * math.log(shape.vocab))
@@ -64,7 +64,7 @@ def _sharpen(model: nn.Module, shape: ModelShape, generator: torch.Generator) ->
 
 
 def first_layers(model: Any, shape: ModelShape) -> Any:
-    """Returns the drafter, the model's first layers under its own norm and head; weights shared."""
+    """Returns the drafter: the model's first layers with its norm and head, sharing tensors."""
     with torch.device("meta"):
         drafter = transformers().AutoModelForCausalLM.from_config(
             shape.config(shape.draft_layers), dtype=model.dtype
@@ -72,13 +72,14 @@ def first_layers(model: Any, shape: ModelShape) -> Any:
     own = dict(model.state_dict())
     drafter.load_state_dict({name: own[name] for name in drafter.state_dict()}, assign=True)
     drafter.tie_weights()
-    # The rotary table is no weight: it is not in the state that was just loaded.
+    # The table of rotary angles is not among the weights that were just loaded.
     drafter.model.rotary_emb = model.model.rotary_emb
     return drafter.eval()
 
 
-class Dial:
-    """The scale of what the layers behind the drafter add, turned without touching the weights."""
+class LaterLayersScale:
+    """A factor on what the layers behind the drafter add, which leaves the weights as they are
+    until `fix`."""
 
     def __init__(self, model: Any, shape: ModelShape) -> None:
         self.scale = 1.0
@@ -94,7 +95,7 @@ class Dial:
 
     @torch.no_grad()
     def fix(self) -> None:
-        """Writes the scale into the weights and takes the dial off."""
+        """Multiplies the weights by the factor, which from then on cannot be changed."""
         for hook in self._hooks:
             hook.remove()
         for output in self._outputs:

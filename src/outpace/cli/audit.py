@@ -198,7 +198,7 @@ def coupled_twin(llm: Any) -> Any:
         tokenizer=llm.tokenizer,
         speculative_config=replace(llm.config, verify="coupled"),
         max_model_len=llm.max_model_len,
-        max_num_seqs=llm.engine.target.cache.rows,
+        max_num_seqs=llm.engine.target.rows,
     )
 
 

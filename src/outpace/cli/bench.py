@@ -80,6 +80,7 @@ def pair_make(
     with starting():
         from outpace.bench.library import quiet
         from outpace.bench.model_shapes import shape_named
+        from outpace.bench.outputs import check_folder
         from outpace.bench.pair import PairOptions, describe, make_pair
 
     chosen = shape_named(
@@ -94,6 +95,7 @@ def pair_make(
         family=family,
     )
     options = PairOptions(agreement=agreement, dtype=dtype, seed=seed, device=device)
+    check_folder("--out", out)
     console = Console()
     with quiet(), console.status(f"making a pair of shape {shape}"):
         pair = make_pair(chosen, options, out)
@@ -113,7 +115,7 @@ def run_benchmark(
     verify: Verify = None,
     vs: Annotated[
         str,
-        typer.Option(help="Peers, with commas: plain, hf, hf-assisted, openvino, llama.cpp."),
+        typer.Option(help="Peers, with commas: plain, hf, hf-assisted, openvino."),
     ] = "plain",
     again: Annotated[
         bool, typer.Option("--again", help="Run plain decoding twice: an A/A check.")
@@ -163,13 +165,14 @@ def run_benchmark(
     """Compare ways of decoding on the same prompts: interleaved, paired, with intervals."""
     with starting():
         from outpace.bench import session
-        from outpace.bench.arena import ArenaPlan
+        from outpace.bench.benchmark import BenchmarkPlan
         from outpace.bench.library import quiet
+        from outpace.bench.outputs import OutputFiles
         from outpace.bench.prompts import chosen, read_prompts
         from outpace.bench.schedule import Pace
         from outpace.bench.table import NARROW, narrow_rows, notes, title
 
-    plan = ArenaPlan(
+    plan = BenchmarkPlan(
         batches=session.numbers(batch, int, "--batch"),
         temperatures=session.numbers(temperature, float, "--temperature"),
         max_tokens=max_tokens,
@@ -186,6 +189,8 @@ def run_benchmark(
         again=again,
     )
     taken = chosen(read_prompts(prompts, data), num_prompts)
+    files = OutputFiles(json, html, png, markdown, spec_bench)
+    files.check()
     console = Console()
     with _bar(console) as bar, quiet():
         done = session.run(engines, plan, taken, lambda total: _ticker(bar, total))
@@ -193,7 +198,7 @@ def run_benchmark(
         console.print(_table(title(cell), NARROW, narrow_rows(cell)))
         for note in notes(cell):
             console.print(note, highlight=False, markup=False)
-    session.Files(json, html, png, markdown, spec_bench).write(done)
+    files.write(done)
 
 
 @app.command("cost")
@@ -220,8 +225,9 @@ def cost(
     """Measure what drafting and scoring cost, and what can be gained from that here."""
     with starting():
         from outpace.bench import session
-        from outpace.bench.costing import cost_report, cost_rows, write_cost
+        from outpace.bench.costing import cost_report, cost_rows
         from outpace.bench.library import quiet
+        from outpace.bench.outputs import OutputFiles
 
     batches = session.numbers(batch, int, "--batch")
     contexts = session.numbers(context, int, "--context")
@@ -230,6 +236,8 @@ def cost(
         configs=_configs(config, draft, method, None, None, model is None),
         options=_options(dtype, device, quantization, trust_remote_code, threads, llm),
     )
+    files = OutputFiles(json, html, png)
+    files.check()
     console = Console()
     with console.status("measuring") as status, quiet():
         report = cost_report(
@@ -238,7 +246,7 @@ def cost(
     for curve in report.curves:
         heading, header, lines = cost_rows(curve)
         console.print(_table(heading, header, lines))
-    write_cost(report, json, html, png)
+    files.write_cost(report)
 
 
 def _configs(

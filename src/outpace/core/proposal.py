@@ -24,14 +24,43 @@ class Sampled:
 
     Siblings share their row of q. With replacement they are independent draws. Without, each was
     drawn from q with its elder siblings removed and the rest renormalised; q stays the law before
-    any removal.
+    any removal. A token that was chosen and not drawn is marked in ``given``; its row of q is 1 at
+    the token.
     """
 
     q: Tensor  # [B, N, V]
     with_replacement: bool = True
+    given: Tensor | None = None  # [B, N] bool
 
 
 Law = Point | Sampled
+
+
+@dataclass(frozen=True, eq=False)
+class Riders:
+    """Columns that ride in the target's pass and are never accepted: look-ahead tokens, Jacobi
+    windows, a second copy of the draft.
+
+    Either tokens or embeddings are fed. ``parents`` says what each of R columns follows: 0 is the
+    root, 1..N are the drafted nodes, N + 1 is the first rider; a rider sees its ancestors and
+    itself and stands one position behind its parent. ``enter``: the layer at which embeddings join;
+    what the layers before it make of these columns is thrown away.
+    """
+
+    parents: Tensor  # [B, R]
+    tokens: Tensor | None = None  # [B, R]
+    embeddings: Tensor | None = None  # [B, R, H]
+    enter: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.tokens is None) == (self.embeddings is None):
+            raise ValueError("riders are either tokens or embeddings")
+        if self.enter and self.embeddings is None:
+            raise ValueError("riders that enter behind the first layer are embeddings")
+
+    @property
+    def size(self) -> int:
+        return self.parents.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +74,12 @@ class Proposal:
     tree: Tree
     counts: Tensor  # [B]
     law: Law
+    riders: Riders | None = None
     soft: Tensor | None = None  # [B, N, V]
     """The drafter's laws before any argmax, if the rule asked for them (`DraftingTerms.laws`).
     They are not what the tokens were drawn from where the tokens are points."""
+    method: str = ""
+    """The name of the drafter that made it, where one drafter stands for several."""
 
     @property
     def valid(self) -> Tensor:
@@ -100,10 +132,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a drafter asks of the target, declared once."""
+    """What a drafter asks of the target, declared once and honoured in every round."""
 
-    taps: tuple[int, ...] = ()  # hidden states of these layers, delivered in `observe`
-    laws: bool = False  # the target's law at each node, delivered in `observe`
+    states: tuple[int, ...] = ()
+    """Layers whose hidden states it wants of every committed token, delivered by `Drafter.read`;
+    0 is the embedding, -1 what the head reads."""
+    laws: bool = False
+    """The target's law before any argmax at every node, delivered by `Drafter.observe`."""
 
 
 @dataclass(frozen=True)

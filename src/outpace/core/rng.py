@@ -101,6 +101,21 @@ def _unit(bits: Tensor) -> Tensor:
     return (((bits >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
 
 
+def seeds_of_lane(seeds: Tensor, lane: int) -> Tensor:
+    """Returns the seeds ``[...]`` of one of several drafters that draw for the same rows.
+
+    Two drafters that drew with the same seeds would draw the same numbers, and what they draft
+    would not be independent. Lane 0 has the rows' own seeds.
+
+    >>> seeds_of_lane(torch.tensor([7]), 0).tolist()
+    [7]
+    """
+    if lane == 0:
+        return seeds
+    step = (lane * _GOLDEN + (1 << 63)) % (1 << 64) - (1 << 63)  # as a signed 64-bit integer
+    return _mix(seeds + step)
+
+
 def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     """Returns ``[..., V]`` standard Gumbel noise for the token at each position."""
     return -torch.log(-torch.log(uniform(seeds, positions, Role.TOKEN, vocabulary)))

@@ -13,6 +13,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+@dataclass(frozen=True)
+class Seconds:
+    """What the parts of one round took: drafting, scoring the draft, and everything else.
+
+    On a GPU work is handed over and waited for later: there only the sum tells anything.
+    """
+
+    draft: float
+    score: float
+    rest: float
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.score + self.rest
+
+
 @dataclass
 class Metrics:
     """What one request cost. Times are seconds of the rounds the request took part in; a round that

@@ -1,75 +1,160 @@
-"""The drafter protocol and what a drafter may see."""
+"""The drafter protocol and what a drafter may see.
+
+What happens to a drafter, in this order:
+
+    admit(rows)             new texts join the batch
+    read(rows, tokens, ...) committed tokens and their hidden states, if `Drafter.needs` says so
+    propose(rows, budgets)  once a round: the tokens it guesses
+    observe(rows, round)    once a round: what became of them
+    rewind(rows)            instead of observe, where a round came to nothing
+    retain(rows)            some texts have ended
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from outpace.config import COMMON
+from outpace.config import SpeculativeConfig
 from outpace.core.law import History, LawMaker
 from outpace.core.proposal import DraftingTerms, Drawn, Needs, Proposal, Verdict
+from outpace.core.rng import seeds_of_lane
+from outpace.core.stats import Seconds
+from outpace.core.transfer import to_device
 from outpace.core.tree_shape import TreeShape
-from outpace.errors import ConfigError, did_you_mean
+from outpace.draft.options import NoOptions, make_options
+from outpace.draft.registry import find_drafter
+from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import Kernels
+from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.load import Loaded
+
+
+@dataclass(frozen=True)
+class RowInfo:
+    """A text that joins the batch."""
+
+    id: int
+    """Of the request; no other request of the engine ever has it."""
+    prompt: Sequence[int]
+    group: Hashable = None
+    """The samples of one prompt have the same group."""
+    tag: str | None = None
+    """What the request says of itself, such as its task or language."""
+    forked_from: int | None = None
+    """A present row with the same prompt, where the prompt is not read again."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The batch as a drafter sees it at the start of a round."""
+    """The batch as a drafter sees it at the start of a round.
+
+    What is committed later in the round does not show here.
+    """
 
     history: History
     law: LawMaker
     seeds: Tensor  # [B]
-    positions: Tensor  # [B] committed tokens
-    brief: DraftingTerms = field(default_factory=DraftingTerms)
+    terms: DraftingTerms = field(default_factory=DraftingTerms)
     """What the rule asks of the drafter."""
     shape: TreeShape | None = None
-    """Of which the budgets are the first nodes, for a drafter that leaves it open."""
+    """The tree of which the budgets are the first nodes, for a drafter that leaves it open."""
+    pure: Sequence[bool] = ()
+    """By row, whether its text has to follow from its own history alone: a seeded, sampled row.
+    What was learned from other rows must not change what is drafted for it."""
+    lengths: Sequence[int] = ()
+    """Committed tokens of each row."""
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.history.prompts, self.history.outputs, strict=True)
+        lengths = tuple(len(prompt) + len(output) for prompt, output in pairs)
+        object.__setattr__(self, "lengths", lengths)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """``[B]``: the lengths, on the device."""
+        return to_device(list(self.lengths), self.seeds.device)
 
     @property
     def coupled(self) -> bool:
         """Whether tokens are drawn with the noise of the target's own."""
-        return self.brief.coupled
+        return self.terms.coupled
 
     def __len__(self) -> int:
-        return len(self.history.outputs)
+        return len(self.lengths)
+
+    def seeds_of(self, lane: int) -> Tensor:
+        """Returns the seeds ``[B]`` that a drafter in this lane draws with."""
+        return seeds_of_lane(self.seeds, lane)
 
     def since(self, row: int, start: int) -> list[int]:
         """Returns the committed tokens of a row, prompt then output, from ``start`` on."""
         prompt, output = self.history.prompts[row], self.history.outputs[row]
+        end = self.lengths[row] - len(prompt)
         if start >= len(prompt):
-            return list(output[start - len(prompt) :])
-        return [*prompt[start:], *output]
+            return list(output[start - len(prompt) : end])
+        return [*prompt[start:], *output[:end]]
 
     def length(self, row: int) -> int:
         """Returns how many tokens of a row are committed."""
-        return len(self.history.prompts[row]) + len(self.history.outputs[row])
+        return self.lengths[row]
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What became of one round, also of one in which nothing was drafted."""
+
+    proposal: Proposal
+    verdict: Verdict
+    seconds: Seconds
+    laws: Tensor | None = None
+    """``[B, M, V]``, if asked for in `Needs`: the target's laws before any argmax, at the root and
+    at each node."""
+    rider_logits: Tensor | None = None  # [B, R, V], if the proposal had riders
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
     """What a drafter is built from."""
 
-    target: Loaded
+    loaded: Loaded
+    """The target's model, tokenizer and configuration."""
+    target: Target
     rows: int
     max_length: int
-    options: Mapping[str, Any]
-    """As `Drafter.read` returns them."""
-    compile: bool = False
-    """Play short passes compiled or recorded (`targets.fixed`)."""
+    options: Any
+    """An instance of `Drafter.Options`."""
+    capture: Callable[[nn.Module], FixedShapes] | None = None
+    """How passes of fixed shapes of a drafter's own model are run, if compiled or recorded."""
     cpu_kernels: Kernels = "auto"
+    lanes: Iterator[int] = field(default_factory=lambda: count(1))
+    """Numbers of random streams that nobody uses yet."""
+
+    def child(self, config: Mapping[str, Any]) -> Drafter:
+        """Returns another drafter, for use inside the one that is being built.
+
+        config: as ``speculative_config``. The child draws from a lane of its own, so that what it
+        drafts is independent of what others draft for the same rows.
+        """
+        wanted = SpeculativeConfig.from_dict(config)
+        kind = find_drafter(wanted.method)
+        drafter = kind.build(replace(self, options=kind.configure(wanted.options)))
+        drafter.lane = next(self.lanes)
+        return drafter
 
 
 class Drafter(ABC):
-    """Proposes tokens; learns of the outcome through `observe` and of nothing else.
+    """Proposes tokens, and learns through `read` and `observe` only.
 
     Rows are numbered 0..B-1 as in the engine's batch: ``admit`` appends rows, ``retain`` keeps some
-    of them, renumbered.
+    of them, renumbered. ``propose`` and ``observe`` are about the first ``len(rows)`` of them: the
+    others are still reading their prompts.
     """
 
     name: ClassVar[str]
@@ -78,52 +163,70 @@ class Drafter(ABC):
     trees: ClassVar[bool] = False
     default_rule: ClassVar[str] = "token"
     """The rule that is used when none is named."""
-    options: ClassVar[Mapping[str, Any]] = {}
-    """The entries of ``speculative_config`` that only this drafter knows, with their defaults."""
+    Options: ClassVar[type[Any]] = NoOptions
+    """A frozen dataclass of the entries of ``speculative_config`` that only this drafter knows."""
     needs: Needs = Needs()
+    longest: int = 10
+    """Nodes of a draft at most, where the engine chooses how many. With the root, ten are what a
+    CPU scores in about one reading of the weights."""
     shape: TreeShape | None = None
     """Of its trees, where that is given; None for chains."""
     any_shape: bool = False
-    """Whether it drafts what `Rows.shape` says."""
+    """Whether it drafts the tree that `Rows.shape` says."""
+    copies_prompts: bool = False
+    """Whether it takes over what it knows of a prompt from the row that a new one is forked from.
+    Only asked of drafters that need states: without this, such a prompt is read again."""
+    lane: int = 0
+    """The random streams that it draws from (`Rows.seeds_of`)."""
+    loaded: Loaded | None = None
+    """The model that it runs, if it runs one of its own."""
     weight_bytes: int = 0
     """Of ``nbytes``, those of weights."""
     pass_bytes: int = 0
     """Of weights, those that one of its passes reads."""
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the options filled up with defaults; ``ConfigError`` for an unknown one."""
-        for name in given:
-            if name not in cls.options:
-                known = [*cls.options, *COMMON]
-                raise ConfigError(
-                    f"unknown key {name!r} in speculative_config for method {cls.name!r}"
-                    f"{did_you_mean(name, known)}."
-                )
-        return {**cls.options, **given}
-
-    @classmethod
-    def check(cls, options: Mapping[str, Any]) -> None:
-        """Raises for options, as `read` returns them, that are wrong whatever the target is: called
-        before anything is loaded."""
+    def configure(cls, given: Mapping[str, Any]) -> Any:
+        """Returns its `Options`, checked as far as that is possible before anything is loaded;
+        ``ConfigError`` for an unknown name or a bad value."""
+        return make_options(cls.Options, given, cls.name)
 
     @classmethod
     @abstractmethod
     def build(cls, setup: Setup) -> Drafter:
         """Returns the drafter for a target."""
 
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        """Returns the options of a tiny instance for this target, which the gate and the contract
+        tests build: one that drafts something, of which some is accepted and some is not."""
+        return {}
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        """Begins new rows, after the present ones."""
+
+    def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
+        """Is given committed tokens, each once and in order, and their hidden states.
+
+        rows: which rows; tokens: of each of them; states: ``[len(rows), T, H]``, the layers of
+        `Needs.states` side by side, a row's tokens first and then padding. The last committed token
+        of a row, the root, is delivered in the next round: its states do not exist before.
+        """
+
     @abstractmethod
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         """Returns at most ``budgets[b]`` nodes for each row."""
 
-    def observe(self, rows: Rows, proposal: Proposal, verdict: Verdict) -> None:
-        """Is told the verdict on its proposal; ``rows`` are as they were when it was made."""
+    def observe(self, rows: Rows, round: Round) -> None:
+        """Is told of every round; ``rows`` are as they were when it began."""
+
+    def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
+        """Returns the laws ``[B, T, V]`` that it would have drawn ``tokens`` [B, T] from, one after
+        another behind what is committed; None where it has no laws."""
+        return None
 
     def rewind(self, rows: Rows) -> None:
-        """Is told that the round came to nothing: it will be played again for some of its rows."""
-
-    def admit(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Begins new rows with these prompts, after the present ones."""
+        """Is told that a round came to nothing: it will be played again for some of its rows."""
 
     def retain(self, rows: Sequence[int]) -> None:
         """Keeps only these rows (ascending), renumbered from 0."""

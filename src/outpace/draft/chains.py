@@ -22,8 +22,9 @@ class Chains:
     Nothing leaves the device, but for a rule that decides from each law whether a chain goes on.
     """
 
-    def __init__(self, rows: Rows, counts: Sequence[int]) -> None:
-        """counts: how many tokens each row may draft; some row at least one."""
+    def __init__(self, rows: Rows, counts: Sequence[int], lane: int = 0) -> None:
+        """counts: how many tokens each row may draft; some row at least one. lane: the drafter's
+        random streams."""
         self.counts = list(counts)
         self.tokens = rows.seeds.new_empty(len(rows), 0)  # [B, N]
         self._rows = rows
@@ -31,7 +32,9 @@ class Chains:
         self._laws: list[Tensor] = []  # [B, 1, V] each, of what was sampled
         self._soft: list[Tensor] = []  # [B, 1, V] each, before any argmax
         if self._sampled:
-            self._u = uniform(rows.seeds, rows.positions, Role.DRAFT, max(counts))  # [B, N]
+            self._u = uniform(
+                rows.seeds_of(lane), rows.positions, Role.DRAFT, max(counts)
+            )  # [B, N]
 
     @property
     def length(self) -> int:
@@ -45,7 +48,7 @@ class Chains:
         """
         rows, tokens = self._rows, self.tokens[:, None]
         here = logits[:, None], Branches(tokens, torch.ones_like(tokens).bool()), rows.history
-        soft = rows.law.soft(*here) if rows.brief.wants_laws else None  # [B, 1, V]
+        soft = rows.law.soft(*here) if rows.terms.wants_laws else None  # [B, 1, V]
         if soft is not None and not self._goes_on(soft):
             return False
         if rows.law.all_greedy:
@@ -59,7 +62,7 @@ class Chains:
 
     def _goes_on(self, soft: Tensor) -> bool:
         """Ends the chains that the rule has seen enough of; returns whether any is left."""
-        keeps_drafting = self._rows.brief.keeps_drafting
+        keeps_drafting = self._rows.terms.keeps_drafting
         if keeps_drafting is not None:
             pairs = zip(self.counts, keeps_drafting(soft[:, 0]).tolist(), strict=True)
             self.counts = [count if on else min(count, self.length) for count, on in pairs]
@@ -76,23 +79,20 @@ class Chains:
         self._laws.append(q)
         return inverse_cdf(q, self._u[:, self.length, None])
 
-    @property
-    def drawn(self) -> tuple[Tensor, ...]:
-        """The tokens ``[B, N]`` and, where there are any, the laws that they were sampled from and
-        the soft laws ``[B, N, V]``."""
-        return self.tokens, *(torch.cat(laws, 1) for laws in (self._laws, self._soft) if laws)
-
     def proposal(self, tree: Tree) -> Proposal:
         """Returns what was drafted. tree: the chain of this `length`."""
         if not self.length:
             return Proposal.empty(len(self._rows), self.tokens.device)
-        return self.given(self._rows, self.counts, self.drawn, tree)
+        law = Sampled(torch.cat(self._laws, 1)) if self._sampled else Point()
+        soft = torch.cat(self._soft, 1) if self._rows.terms.laws else None
+        counts = to_device(self.counts, self.tokens.device)
+        return Proposal(self.tokens, tree, counts, law, soft=soft)
 
-    @staticmethod
-    def given(rows: Rows, counts: Sequence[int], drawn: tuple[Tensor, ...], tree: Tree) -> Proposal:
-        """Returns the proposal of what was `drawn` for these rows."""
-        tokens, *laws = drawn
-        sampled = not (rows.coupled or rows.law.all_greedy)
-        law = Sampled(laws[0]) if sampled else Point()
-        soft = laws[-1] if rows.brief.laws else None
-        return Proposal(tokens, tree, to_device(counts, tokens.device), law, soft)
+
+def point_chains(drafts: Sequence[Sequence[int]], device: torch.device) -> Proposal:
+    """Returns given chains, one per row, of any lengths, as a proposal."""
+    width = max(map(len, drafts), default=0)
+    padded = [[*draft, *[0] * (width - len(draft))] for draft in drafts]
+    tokens = to_device(padded, device).view(len(drafts), width)
+    counts = to_device([len(draft) for draft in drafts], device)
+    return Proposal(tokens, Tree.chain(len(drafts), width, device), counts, Point())

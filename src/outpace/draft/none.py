@@ -14,6 +14,7 @@ class NoDrafter(Drafter):
 
     name: ClassVar[str] = "none"
     draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    longest: int = 0
 
     @classmethod
     def build(cls, setup: Setup) -> NoDrafter:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 
 import torch
@@ -12,17 +14,20 @@ from torch import Tensor
 
 from outpace.core.law import Contradiction, History, LawMaker
 from outpace.core.proposal import Drawn, Proposal
+from outpace.core.stats import Seconds
 from outpace.core.transfer import to_device
-from outpace.draft.base import Drafter, Rows
+from outpace.draft.base import Drafter, Round, RowInfo, Rows
 from outpace.engine.logprobs import logprobs_of
 from outpace.engine.request import Logprob, Request
-from outpace.engine.scoring import Scorer
-from outpace.engine.verifier import Decision, Verifier, branches_of, decide
+from outpace.engine.states import deliver_chunk, deliver_round
+from outpace.engine.trace import Observer, RoundTrace
+from outpace.engine.verifier import Decision, Verifier, branches_of, on_host
+from outpace.errors import ConfigError
 from outpace.policy.controller import Controller, Outcome, affordable
-from outpace.policy.cost import Seconds
-from outpace.targets.hf.fixed import StepRunner
-from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
-from outpace.targets.hf.weights import weight_bytes
+from outpace.targets.base import Plan, PromptInputs, Scores, Target
+
+TOKENS_BETWEEN_ROUNDS = 2048
+"""Prompt tokens that are read between two rounds, by default."""
 
 
 class Engine:
@@ -30,31 +35,41 @@ class Engine:
 
     A round, for all rows at once: the drafter proposes, the target scores the last committed token
     and the draft in one pass, the rule decides, the accepted tokens and one more are committed.
-    With an empty proposal a round is plain decoding. reread: the tokens between the two copies of
-    the draft, for rules with a second pass. verdicts: plays those of fixed shape.
+    With an empty proposal a round is plain decoding. Prompts are read between rounds, at most
+    ``max_batched_tokens`` at a time, so that a long one does not hold up the rows that write.
+
+    Several threads may call `step`: one at a time plays a round for all of them. Whatever stops a
+    step half way (an interruption, memory that runs out) costs no text: the next step admits the
+    unfinished requests anew and reads what they had.
+
+    ``observers`` are shown a `RoundTrace` of every round.
     """
 
     def __init__(
         self,
-        target: Runner,
+        target: Target,
         drafter: Drafter,
         verifier: Verifier,
         controller: Controller,
         vocabulary: int,
-        reread: Sequence[int] = (),
-        verdicts: StepRunner | None = None,
+        max_batched_tokens: int = TOKENS_BETWEEN_ROUNDS,
     ) -> None:
         for drawn in [Drawn.POINT] if verifier.coupled else drafter.draws:
             verifier.rule.check(drawn, drafter.trees)
         self.target = target
         self.drafter = drafter
         self.verifier = verifier
-        self.controller = controller
         self.vocabulary = vocabulary
+        self.observers: list[Observer] = []
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self._verdicts = verdicts
-        self._scorer = Scorer(target, verifier.rule.needs, reread)
+        self.controller = controller
+        self._max_batched_tokens = max_batched_tokens
+        self._layers = verifier.layers | frozenset(drafter.needs.states)
+        self._turn = threading.Lock()
+        self._interrupted = False
+        self._player: int | None = None  # the thread that is playing a step
+        self._ids = itertools.count()
         self._law: LawMaker | None = None
         self._seeds: Tensor | None = None
         self._nothing: Proposal | None = None
@@ -62,29 +77,47 @@ class Engine:
     # -- requests ------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queues a request; it joins the batch when a row is free."""
+        """Queues a request; it joins the batch when a row is free.
+
+        Raises ``ParamsError`` for options that leave it no token at all.
+        """
+        LawMaker([request.options], self.vocabulary)
+        request.id = next(self._ids)
         self.waiting.append(request)
 
-    @torch.inference_mode()
     def remove(self, request: Request) -> None:
-        """Ends a request where it is."""
+        """Ends a request where it is. Its row is free again now or, where another thread is playing
+        a round, after that round."""
         request.abort()
-        if request in self.waiting:
-            self.waiting.remove(request)
-        else:
-            self._release()
+        if self._turn.acquire(blocking=False):
+            try:
+                if not self._interrupted:
+                    with self._noting_interruptions(), torch.inference_mode():
+                        self._release()
+            finally:
+                self._turn.release()
+
+    @contextmanager
+    def observing(self, observer: Observer) -> Iterator[None]:
+        """Shows an observer the rounds that are played inside."""
+        self.observers.append(observer)
+        try:
+            yield
+        finally:
+            self.observers.remove(observer)
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.running)
+        """Whether any request is not finished."""
+        return not all(request.finished for request in (*self.waiting, *self.running))
 
     @property
     def memory(self) -> dict[str, int]:
         """Bytes of weights and caches."""
         own = self.drafter.weight_bytes
         return {
-            "target_weights": weight_bytes(self.target.model),
-            "target_cache": self.target.cache.nbytes,
+            "target_weights": self.target.weight_bytes,
+            "target_cache": self.target.cache_bytes,
             "drafter_weights": own,
             "drafter_cache": self.drafter.nbytes - own,
         }
@@ -92,54 +125,109 @@ class Engine:
     @property
     def compile_seconds(self) -> float:
         """Seconds spent on compiling or recording passes so far."""
-        own = self._verdicts.seconds if self._verdicts is not None else 0.0
-        return self.target.compile_seconds + self.drafter.compile_seconds + own
+        return self.target.compile_seconds + self.drafter.compile_seconds
+
+    # -- steps ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Admits what fits, plays one round, and returns the requests that took part in it.
+        """Admits what fits, reads prompts, plays one round, and returns the requests that took part
+        in it.
 
-        A request whose options contradict each other ends with its error, and the others go on.
+        A request that cannot go on, because its options contradict each other or code of its own
+        fails, ends with its error, and the others go on.
         """
-        self._admit()
-        if not self.running:
-            return []
-        played = list(self.running)
+        if self._player == threading.get_ident():
+            raise ConfigError(
+                "a logits processor, stop condition or observer called the engine that is calling "
+                "it: generate with another LLM there."
+            )
+        with self._turn, self._noting_interruptions():
+            self._release()
+            self._admit()
+            self._fill()
+            played = self.running[: self.target.ready]
+            if played:
+                self._try_round(played)
+            self._release()
+            return played
+
+    @contextmanager
+    def _noting_interruptions(self) -> Iterator[None]:
+        """Remembers whether the block was left before its end, and tidies up after the last one
+        that was."""
+        self._player = threading.get_ident()
         try:
-            self._round()
-        except Contradiction as error:
-            self.drafter.rewind(self._rows())
-            self.running[error.row].fail(error)
-        self._release()
-        return played
+            if self._interrupted:
+                self._start_over()
+            self._interrupted = True
+            yield
+            self._interrupted = False
+        finally:
+            self._player = None
+
+    def _start_over(self) -> None:
+        """Puts all unfinished requests back in front of the queue: what target and drafter know of
+        them may be anything."""
+        for request in self.running:
+            request.settle()
+        self.target.retain([])
+        self.drafter.retain([])
+        self.waiting.extendleft(row for row in reversed(self.running) if not row.finished)
+        self.running = []
+        self._rows_changed()
 
     def _admit(self) -> None:
-        new: list[Request] = []
-        while self.waiting and len(self.running) + len(new) < self.target.cache.rows:
-            new.append(self.waiting.popleft())
-        if not new:
-            return
-        begin = perf_counter()
-        first = self.target.active
-        prompts = [request.prompt_ids for request in new]
-        self.target.admit(len(new))
-        self.drafter.admit(prompts)
-        # The last prompt token stays pending: it is the root of the first round. Where all rows
-        # have as much to read, the last of it is read in the pass of that round.
-        alike = first == 0 and len({len(prompt) for prompt in prompts}) == 1
-        keep = (len(prompts[0]) - 1) % PREFILL_CHUNK if alike else 0
-        heads = [prompt[: len(prompt) - 1 - keep] for prompt in prompts]
-        if any(heads):
-            self.target.prefill(first, heads)
-        self.running += new
+        while self.waiting and self.target.active < self.target.rows:
+            request = self.waiting[0]
+            if not request.finished:
+                source = self._twin(request)
+                if source is not None and not self._can_fork(source):
+                    return  # soon: its prompt is being read for both
+                self._begin(request, source)
+            self.waiting.popleft()
+
+    def _twin(self, request: Request) -> int | None:
+        """A row with the same prompt."""
+        needs = self.drafter.needs.states
+        if request.group is None or (needs and not self.drafter.copies_prompts):
+            return None
+        ids = request.token_ids
+        for row, other in enumerate(self.running):
+            if other.group == request.group and other.began_with == ids:
+                return row
+        return None
+
+    def _can_fork(self, row: int) -> bool:
+        read = self.target.lengths[row] >= len(self.running[row].began_with) - 1
+        return read and self.target.ready == self.target.active
+
+    def _begin(self, request: Request, source: int | None) -> None:
+        request.began_with = request.token_ids
+        info = RowInfo(request.id, request.began_with, request.group, request.tag, source)
+        if source is None:
+            self.target.admit(PromptInputs(request.began_with))
+        else:
+            self.target.fork(source)
+        self.drafter.admit([info])
+        self.running.append(request)
         self._rows_changed()
+
+    def _fill(self) -> None:
+        """Reads prompts; a step without any takes no time here."""
+        if self.target.ready == self.target.active:
+            return
+        begin, ready = perf_counter(), self.target.ready
+        for chunk in self.target.fill(self._max_batched_tokens, self._layers):
+            deliver_chunk(self.drafter, chunk)
         seconds = perf_counter() - begin
-        for request in new:
+        for request in self.running[ready:]:
             request.metrics.verify_seconds += seconds
             request.metrics.total_seconds += seconds
+        self._rows_changed()
 
     def _release(self) -> None:
-        keep = [row for row, request in enumerate(self.running) if request.finish_reason is None]
+        keep = [row for row, request in enumerate(self.running) if not request.finished]
         if len(keep) == len(self.running):
             return
         self.target.retain(keep)
@@ -152,68 +240,89 @@ class Engine:
 
     # -- the round -----------------------------------------------------------------------------
 
-    def _round(self) -> None:
+    def _try_round(self, played: Sequence[Request]) -> None:
+        """Plays a round, or ends the request that stands in its way: the next step plays it."""
+        rows = None
+        try:
+            budgets = affordable(played, self.controller.budgets(played))
+            rows = self._rows(played)
+            self._round(played, rows, budgets)
+        except Contradiction as error:
+            if rows is not None:
+                self.drafter.rewind(rows)
+            played[error.row].fail(error)
+
+    def _round(self, played: Sequence[Request], rows: Rows, budgets: Sequence[int]) -> None:
         times, compiled = [perf_counter()], self.compile_seconds
-        budgets = affordable(self.running, self.controller.budgets(self.running))
-        rows = self._rows()
         proposal = self._propose(rows, budgets)
         times.append(perf_counter())
-        pending = self._pending(rows)
-        scores = self._scorer(to_device(pending, self.target.device), proposal)
+        scores, pending = self._score(rows, proposal)
         times.append(perf_counter())
-        verdict, decisions = decide(self.verifier, scores, proposal, rows, self._verdicts)
+        judgement = self.verifier(scores, proposal, rows)
+        verdict, decisions = on_host(judgement.verdict, proposal)
         dead_ends = rows.law.dead_ends
-        reported = logprobs_of(scores.logits, branches_of(proposal), rows, self.running, decisions)
-        self._commit(len(pending[0]), proposal, decisions)
-        if proposal.tree.size:
-            self.drafter.observe(rows, proposal, verdict)
-        emitted = self._emit(decisions, reported, dead_ends)
+        reported = logprobs_of(scores.logits, branches_of(proposal), rows, played, decisions)
+        laws = self._soft_laws(scores, proposal, rows)
+        self.target.commit([decision.path for decision in decisions])
+        emitted = self._emit(played, decisions, reported, dead_ends)
         times.append(perf_counter())
-        outcomes = self._count(decisions, emitted, times)
         seconds = Seconds(*(b - a for a, b in itertools.pairwise(times)))
+        deliver_round(self.drafter, scores, pending, decisions)
+        self.drafter.observe(rows, Round(proposal, verdict, seconds, laws, scores.rider_logits))
+        method = proposal.method or self.drafter.name
+        outcomes = self._count(played, decisions, emitted, seconds, method)
         steady = self.compile_seconds == compiled  # compiling is no price of a round
-        self.controller.record(self.running, outcomes, seconds if steady else None)
+        self.controller.record(played, outcomes, seconds if steady else None)
+        for observer in self.observers:
+            observer(
+                RoundTrace(
+                    requests=played,
+                    rows=rows,
+                    proposal=proposal,
+                    decisions=decisions,
+                    emitted=emitted,
+                    rule=judgement.rule,
+                    laws=judgement.laws,
+                    seconds=seconds,
+                )
+            )
 
-    def _rows(self) -> Rows:
+    def _rows(self, played: Sequence[Request]) -> Rows:
         device = self.target.device
         if self._law is None or self._seeds is None:
-            options = [request.options for request in self.running]
+            options = [request.options for request in played]
             self._law = LawMaker(options, self.vocabulary, device)
-            self._seeds = to_device([request.seed for request in self.running], device)
+            self._seeds = to_device([request.seed for request in played], device)
         history = History(
-            [request.prompt_ids for request in self.running],
-            [request.output_ids for request in self.running],
+            [request.prompt_ids for request in played], [request.output_ids for request in played]
         )
-        positions = to_device([request.length for request in self.running], device)
-        shape = self.controller.shape
-        return Rows(history, self._law, self._seeds, positions, self.verifier.brief, shape)
+        pure = [request.seeded and not self.verifier.coupled for request in played]
+        terms, shape = self.verifier.terms, self.controller.shape
+        return Rows(history, self._law, self._seeds, terms, shape, pure)
 
     def _propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        if not any(budgets):
-            if self._nothing is None:
-                self._nothing = Proposal.empty(len(rows), self.target.device)
-            return self._nothing
-        return self.drafter.propose(rows, budgets)
+        if any(budgets):
+            return self.drafter.propose(rows, budgets)
+        if self._nothing is None:
+            self._nothing = Proposal.empty(len(rows), self.target.device)
+        return self._nothing
 
-    def _pending(self, rows: Rows) -> list[list[int]]:
-        """Each row's committed tokens that the target has not cached, up to the root: as many in
-        all rows."""
-        pending = [rows.since(row, cached) for row, cached in enumerate(self.target.lengths)]
-        if len({len(tokens) for tokens in pending}) > 1:
-            for row, tokens in enumerate(pending):
-                if len(tokens) > 1:
-                    self.target.prefill(row, [tokens[:-1]])
-            pending = [tokens[-1:] for tokens in pending]
-        return pending
+    def _score(self, rows: Rows, proposal: Proposal) -> tuple[Scores, list[list[int]]]:
+        """Returns the scores, and each row's committed tokens that were not cached before."""
+        lengths = self.target.lengths
+        pending = [rows.since(row, lengths[row]) for row in range(len(rows))]
+        riders = self.verifier.riders(proposal)
+        plan = Plan(pending, proposal.tokens, proposal.tree, riders, self._layers)
+        return self.target.score(plan), pending
 
-    def _commit(self, pending: int, proposal: Proposal, decisions: Sequence[Decision]) -> None:
-        if proposal.tree.is_chain:
-            self.target.advance([pending + len(decision.path) for decision in decisions])
-        else:
-            self.target.advance_paths(pending, [decision.path for decision in decisions])
+    def _soft_laws(self, scores: Scores, proposal: Proposal, rows: Rows) -> Tensor | None:
+        if not self.drafter.needs.laws:
+            return None
+        return rows.law.soft(scores.logits, branches_of(proposal), rows.history)
 
     def _emit(
         self,
+        played: Sequence[Request],
         decisions: Sequence[Decision],
         reported: Sequence[list[dict[int, Logprob]]],
         dead_ends: Mapping[int, Sequence[int]],
@@ -223,34 +332,35 @@ class Engine:
         Behind a node that left no token to go on with, nothing is the target's.
         """
         emitted = []
-        for row, (request, decision) in enumerate(zip(self.running, decisions, strict=True)):
+        for row, (request, decision) in enumerate(zip(played, decisions, strict=True)):
             dead = dead_ends.get(row, ())
             end = next((at for at, node in enumerate(decision.path, 1) if node in dead), None)
             taken = request.extend(decision.tokens[:end])
-            if end is not None and request.finish_reason is None:
+            if end is not None and not request.finished:
                 request.fail(Contradiction(row))
             request.logprobs += reported[row][:taken]
             emitted.append(taken)
         return emitted
 
     def _count(
-        self, decisions: Sequence[Decision], emitted: Sequence[int], times: Sequence[float]
+        self,
+        played: Sequence[Request],
+        decisions: Sequence[Decision],
+        emitted: Sequence[int],
+        seconds: Seconds,
+        method: str,
     ) -> list[Outcome]:
         """Counts the round for each request; returns what came of it."""
-        draft, verify, sample = (b - a for a, b in itertools.pairwise(times))
-        taken_of = zip(decisions, emitted, strict=True)
-        accepted = [min(taken, len(decision.path)) for decision, taken in taken_of]
-        for request, decision, kept, taken in zip(
-            self.running, decisions, accepted, emitted, strict=True
-        ):
+        outcomes = []
+        for request, decision, taken in zip(played, decisions, emitted, strict=True):
+            kept = min(taken, len(decision.path))
             metrics = request.metrics
             metrics.count_round(decision.drafted, kept, taken)
             metrics.count_positions(decision.depth, kept)
-            metrics.draft_seconds += draft
-            metrics.verify_seconds += verify
-            metrics.sample_seconds += sample
-            metrics.total_seconds += draft + verify + sample
-        return [
-            Outcome(decision.drafted, decision.depth, kept, taken, tuple(decision.path[:kept]))
-            for decision, kept, taken in zip(decisions, accepted, emitted, strict=True)
-        ]
+            metrics.draft_seconds += seconds.draft
+            metrics.verify_seconds += seconds.score
+            metrics.sample_seconds += seconds.rest
+            metrics.total_seconds += seconds.total
+            path = tuple(decision.path[:kept])
+            outcomes.append(Outcome(decision.drafted, decision.depth, kept, taken, path, method))
+        return outcomes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,7 +10,6 @@ from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
 from outpace.engine.text import Detokenizer, StopStrings
-from outpace.errors import OutpaceError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -45,18 +44,27 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop token or string that ended the text; None for end of sequence or length."""
-    error: OutpaceError | None = None
-    """Why the text could not go on, if its finish reason is that."""
+    error: Exception | None = None
+    """Why the text could not go on, with the finish reason "error"."""
     metrics: Metrics = field(default_factory=Metrics)
+    id: int = -1
+    """Given by the engine; no two of its requests have the same."""
+    group: Hashable = None
+    """The samples of one prompt have the same group: the prompt is read once."""
+    tag: str | None = None
+    """What the request says of itself to drafters, such as its task."""
+    seeded: bool = False
+    """Whether the user gave a seed for a sampled text, which then has to repeat itself."""
+    began_with: list[int] = field(default_factory=list)
+    """The tokens that the request had when it joined the batch."""
+    _looked_at: int = 0  # tokens whose stop conditions have been looked at
     _cut: int | None = None
     _shown: int = 0
 
     def __post_init__(self) -> None:
         params = self.params
         self._strings = StopStrings(params.stop_strings, params.include_stop_str_in_output)
-        # Decoding token by token is only worth its time where the text is needed on the way.
-        follows = self.streaming or bool(params.stop_strings)
-        self._text = self._detokenizer() if follows and self.tokenizer is not None else None
+        self._text = self._new_text()
 
     @property
     def params(self) -> SamplingParams:
@@ -77,18 +85,49 @@ class Request:
         """Whether the text has ended."""
         return self.finish_reason is not None
 
+    @property
+    def token_ids(self) -> list[int]:
+        """All committed tokens, those of the prompt first."""
+        return [*self.prompt_ids, *self.output_ids]
+
     def extend(self, tokens: Sequence[int]) -> int:
         """Appends tokens until one of them ends the text; returns how many were taken.
 
-        What follows the end is neither emitted nor counted.
+        What follows the end is neither emitted nor counted. An exception in the request's own code
+        (its stop condition, its tokenizer) ends this text with that error, and nothing else.
         """
-        for taken, token in enumerate(tokens, 1):
+        taken = 0
+        for token in tokens:
+            if self.finished:
+                break
             self.output_ids.append(token)
-            if self._ends(token):
-                return taken
-        return len(tokens)
+            taken += 1
+            self._look()
+        return taken
+
+    def settle(self) -> None:
+        """Makes up for an `extend` that was interrupted."""
+        if self._looked_at == len(self.output_ids) or self.finished:
+            return
+        looked_at, self._looked_at = self._looked_at, 0
+        self._text = self._new_text()
+        if self._text is not None:
+            for token in self.output_ids[:looked_at]:
+                self._text.push(token)
+        self._looked_at = looked_at
+        while self._looked_at < len(self.output_ids) and not self.finished:
+            self._look()
+
+    def _look(self) -> None:
+        """Looks at the stop conditions of the first token that was not looked at yet."""
+        try:
+            self._ends(self.output_ids[self._looked_at])
+        except Exception as error:
+            self.fail(error)
+        self._looked_at += 1
 
     def _ends(self, token: int) -> bool:
+        count = self._looked_at + 1
         begin = len(self._text.text) if self._text else 0
         if self._text:
             self._text.push(token)
@@ -96,16 +135,18 @@ class Request:
             return self._finish("stop")
         if token in self.params.stop_token_ids:
             return self._finish("stop", token)
-        if self._text and self._strings_end(begin):
+        if self._text and self._strings_end(begin, count):
             return True
-        if self.stop_when is not None and self.stop_when([*self.prompt_ids, *self.output_ids]):
+        if self.stop_when is not None and self.stop_when(
+            [*self.prompt_ids, *self.output_ids[:count]]
+        ):
             return self._finish("stop")
-        if len(self.output_ids) >= self.max_tokens:
+        if count >= self.max_tokens:
             return self._finish("length")
         return False
 
-    def _strings_end(self, begin: int) -> bool:
-        if self._text is None or len(self.output_ids) < (self.params.min_tokens or 0):
+    def _strings_end(self, begin: int, count: int) -> bool:
+        if self._text is None or count < (self.params.min_tokens or 0):
             return False
         found = self._strings.find(self._text.text, begin)
         if found is None:
@@ -115,21 +156,23 @@ class Request:
 
     def _finish(self, reason: FinishReason, cause: int | str | None = None) -> bool:
         self.finish_reason, self.stop_reason = reason, cause
-        if self._text is not None and self._cut is None:
-            self._text.finish()
         return True
 
     def abort(self) -> None:
         """Ends the text where it is."""
-        if self.finish_reason is None:
+        if not self.finished:
             self._finish("abort")
 
-    def fail(self, error: OutpaceError) -> None:
+    def fail(self, error: Exception) -> None:
         """Ends the text where it is, for a reason of its own."""
         self.error = error
         self._finish("error")
 
-    def _detokenizer(self) -> Detokenizer:
+    def _new_text(self) -> Detokenizer | None:
+        # Decoding token by token is only worth its time where the text is needed on the way.
+        follows = self.streaming or bool(self.params.stop_strings)
+        if self.tokenizer is None or not follows:
+            return None
         return Detokenizer(self.tokenizer, self.params.skip_special_tokens)
 
     @property
@@ -142,6 +185,8 @@ class Request:
                 self.output_ids, skip_special_tokens=self.params.skip_special_tokens
             )
             return decoded
+        if self.finished and self._cut is None:
+            self._text.finish()
         return self._text.text[: self._cut]
 
     def new_text(self) -> str:

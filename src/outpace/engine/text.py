@@ -31,7 +31,9 @@ class Detokenizer:
             self._show(now[len(before) :])
 
     def finish(self) -> None:
-        """Shows what is left, however it decodes."""
+        """Shows what is left, however it decodes; a second time it changes nothing."""
+        if self._shown == len(self._ids):
+            return
         before = self._decode(self._ids[self._context : self._shown])
         now = self._decode(self._ids[self._context :])
         self._show(now[len(before) :])

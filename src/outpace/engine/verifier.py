@@ -1,21 +1,22 @@
-"""Verification of one round: laws of the target, the rule, and the verdict."""
+"""Verification of one round: the laws of the target, the rule, and the verdict."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from outpace.core.law import Branches, History
-from outpace.core.proposal import DraftingTerms, Proposal, Sampled, Verdict
+from outpace.core.law import Branches
+from outpace.core.proposal import DraftingTerms, Proposal, Riders, Verdict
 from outpace.core.rng import realise
+from outpace.core.transfer import to_device
 from outpace.draft.base import Rows
-from outpace.engine.scoring import Scores
-from outpace.targets.hf.fixed import StepRunner
+from outpace.errors import ConfigError
+from outpace.targets.base import Scores
 from outpace.verify.base import Rule, draw, walk
 from outpace.verify.evidence import Evidence, RuleNeeds
-from outpace.verify.lossless.coupled import CoupledRule
 
 
 def branches_of(proposal: Proposal) -> Branches:
@@ -25,33 +26,69 @@ def branches_of(proposal: Proposal) -> Branches:
     return Branches(tokens, tree.ancestors[:, :, 1:])
 
 
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """What a verifier found, and what it found it from."""
+
+    verdict: Verdict
+    rule: Rule
+    """The rule with the evidence of this round."""
+    laws: Tensor | None
+    """``[B, M, V]``: the target's laws that entered the rule. None where the rule was not asked:
+    greedy rows of a lossless rule and coupled rows follow the target's own tokens."""
+
+
 @dataclass(frozen=True)
 class Verifier:
-    """Turns the target's logits into a verdict with one rule."""
+    """Turns the target's scores into a verdict with one rule.
+
+    second_text: the tokens that stand between the two copies of the draft, for a rule that has the
+    draft scored twice.
+    """
 
     rule: Rule
+    second_text: Sequence[int] = ()
 
     @property
     def coupled(self) -> bool:
-        return isinstance(self.rule, CoupledRule)
+        """Whether tokens are drawn with noise that depends on their position only."""
+        return self.rule.coupled
 
     @property
-    def brief(self) -> DraftingTerms:
+    def terms(self) -> DraftingTerms:
         """What the rule asks of the drafter."""
         needs = self.rule.needs
         return DraftingTerms(self.coupled, needs.draft_laws, needs.keeps_drafting)
 
-    def __call__(self, scores: Scores, proposal: Proposal, rows: Rows) -> Verdict:
+    @property
+    def layers(self) -> frozenset[int]:
+        """The layers whose hidden states the rule looks at."""
+        return frozenset(self.rule.needs.taps)
+
+    def riders(self, proposal: Proposal) -> Riders | None:
+        """Returns what has to be scored besides the draft: the drafter's own columns and, for a
+        rule that wants it, the second copy of the draft behind the text."""
+        if self.rule.needs.second_pass is None:
+            return proposal.riders
+        if proposal.riders is not None:
+            raise ConfigError(
+                f"verify={self.rule.name!r} has the draft scored twice, which does not go with a "
+                "drafter that feeds columns of its own: choose another rule or drafter."
+            )
+        return _second_copy(proposal, self.second_text)
+
+    def __call__(self, scores: Scores, proposal: Proposal, rows: Rows) -> Judgement:
         """Returns the verdict on a proposal, given what the target's pass says about it."""
         logits, branches = scores.logits, branches_of(proposal)
         if rows.law.all_greedy and self.rule.lossless:
-            return walk(rows.law.best(logits, branches, rows.history), proposal)
+            best = rows.law.best(logits, branches, rows.history)
+            return Judgement(walk(best, proposal), self.rule, None)
         p = rows.law(logits, branches, rows.history)
         if self.coupled:
             positions = rows.positions[:, None] + proposal.tree.depth
-            return walk(realise(p, rows.seeds, positions), proposal)
+            return Judgement(walk(realise(p, rows.seeds, positions), proposal), self.rule, None)
         rule = self._informed(scores, proposal, branches, rows)
-        return draw(rule, p, proposal, rows.seeds, rows.positions)
+        return Judgement(draw(rule, p, proposal, rows.seeds, rows.positions), rule, p)
 
     def _informed(self, scores: Scores, proposal: Proposal, branches: Branches, rows: Rows) -> Rule:
         """The rule with the evidence that it asked for; most rules ask for none."""
@@ -61,10 +98,24 @@ class Verifier:
         soft = second = None
         if needs.soft:
             soft = rows.law.soft(scores.logits, branches, rows.history)
-        if scores.second is not None:
-            second = rows.law.soft(scores.second, branches, rows.history)
+        if needs.second_pass is not None and scores.rider_logits is not None:
+            copy = scores.rider_logits[:, -(1 + proposal.tree.size) :]
+            second = rows.law.soft(copy, branches, rows.history)
+        taps = scores.of_nodes(needs.taps) if needs.taps else None
         draft = proposal.soft if needs.draft_laws else None
-        return self.rule.given(Evidence(scores.taps, second, soft, draft))
+        return self.rule.given(Evidence(taps, second, soft, draft))
+
+
+def _second_copy(proposal: Proposal, text: Sequence[int]) -> Riders:
+    """The text behind each row's last valid node, then the draft again; the last token of the text
+    stands for the root."""
+    rows, size = proposal.tokens.shape
+    device = proposal.tokens.device
+    between = to_device(list(text), device).expand(rows, -1)
+    last = size + len(text)
+    behind = torch.arange(size + 1, last, device=device).expand(rows, -1)
+    parents = torch.cat([proposal.counts[:, None], behind, proposal.tree.parents + last], 1)
+    return Riders(parents, tokens=torch.cat([between, proposal.tokens], 1))
 
 
 @dataclass(frozen=True)
@@ -83,36 +134,17 @@ class Decision:
         return [*self.accepted, self.next_token]
 
 
-def decide(
-    verifier: Verifier,
-    scores: Scores,
-    proposal: Proposal,
-    rows: Rows,
-    player: StepRunner | None = None,
-) -> tuple[Verdict, list[Decision]]:
-    """Returns the verdict, on the device and row by row: the round's only transfer from there.
-
-    player: plays verdicts that ask the host nothing on their way.
-    """
-    if player is not None and _is_fixed(verifier, scores, proposal, rows):
-        table, node, next_token = _in_one_step(verifier, scores, proposal, rows, player)
-        verdict = Verdict(node, next_token)
-    else:
-        verdict = verifier(scores, proposal, rows)
-        table = _table(proposal, verdict)
-    listed = table.tolist()
-    verdict = replace(verdict, host=[row[0] for row in listed])
-    return verdict, [_decision(row, proposal.tree.size) for row in listed]
-
-
-def _table(proposal: Proposal, verdict: Verdict) -> Tensor:
-    """``[B, 4 + 2 N]``: all that the host is told of a round."""
+def on_host(verdict: Verdict, proposal: Proposal) -> tuple[Verdict, list[Decision]]:
+    """Returns the verdict with its nodes at hand, and row by row: the round's only transfer from
+    the device."""
     tree = proposal.tree
     depth = (
         torch.where(proposal.valid, tree.depth[:, 1:], 0).amax(1) if tree.size else proposal.counts
     )
     head = torch.stack([verdict.node, verdict.next_token, proposal.counts, depth], 1)
-    return torch.cat([head, verdict.path(tree), proposal.tokens], 1)
+    listed = torch.cat([head, verdict.path(tree), proposal.tokens], 1).tolist()
+    verdict = replace(verdict, host=[row[0] for row in listed])
+    return verdict, [_decision(row, tree.size) for row in listed]
 
 
 def _decision(row: list[int], size: int) -> Decision:
@@ -120,38 +152,3 @@ def _decision(row: list[int], size: int) -> Decision:
     path = [node for node in row[4 : 4 + size] if node > 0]
     tokens = row[4 + size :]
     return Decision(path, [tokens[node - 1] for node in path], next_token, drafted, depth)
-
-
-def _is_fixed(verifier: Verifier, scores: Scores, proposal: Proposal, rows: Rows) -> bool:
-    """Whether the verdict follows from tensors of shapes that come again."""
-    plain = verifier.rule.needs == RuleNeeds() and proposal.soft is None
-    return plain and verifier.rule.on_device and proposal.tree.is_chain and rows.law.is_fixed
-
-
-def _in_one_step(
-    verifier: Verifier, scores: Scores, proposal: Proposal, rows: Rows, player: StepRunner
-) -> tuple[Tensor, ...]:
-    """The table, the last nodes and the next tokens of a chain."""
-    tree, law, settings = proposal.tree, proposal.law, rows.law.columns
-
-    def step(
-        logits: Tensor,
-        tokens: Tensor,
-        counts: Tensor,
-        seeds: Tensor,
-        positions: Tensor,
-        *further: Tensor,
-    ) -> tuple[Tensor, ...]:
-        columns, q = further[: len(settings)], further[len(settings) :]
-        drawn = replace(law, q=q[0]) if isinstance(law, Sampled) else law
-        same = Proposal(tokens, tree, counts, drawn)
-        nothing = History([[]] * len(rows), [[]] * len(rows))
-        maker = rows.law.over(columns)
-        verdict = verifier(Scores(logits), same, Rows(nothing, maker, seeds, positions, rows.brief))
-        return _table(same, verdict), verdict.node, verdict.next_token
-
-    sampled = (law.q,) if isinstance(law, Sampled) else ()
-    kind = type(law), *(tensor.dtype for tensor in (scores.logits, *sampled))
-    key = "verdict", verifier, kind, rows.law.kind, *scores.logits.shape
-    given = scores.logits, proposal.tokens, proposal.counts, rows.seeds, rows.positions
-    return player.play(key, step, (*given, *settings, *sampled))

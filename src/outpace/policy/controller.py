@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 from weakref import WeakKeyDictionary
 
+from outpace.core.stats import Seconds
 from outpace.core.tree_shape import Trail, TreeShape, chain_trail
 from outpace.draft.base import Drafter
-from outpace.draft.none import NoDrafter
-from outpace.policy.acceptance import Acceptance, Counts
-from outpace.policy.cost import CostModel, Place, ReadingCost, Seconds
+from outpace.policy.acceptance import Acceptance
+from outpace.policy.cost import CostModel, Place, ReadingCost
 from outpace.policy.growing import Growing
+from outpace.policy.knowledge import Knowledge, RowKnowledge
 from outpace.policy.ladder import Ladder
 from outpace.policy.ledger import Ledger
 from outpace.policy.prices import Prices
 from outpace.policy.row import DraftingRow
-from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.weights import pass_bytes
+from outpace.targets.base import Target
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Outcome:
     emitted: int
     path: tuple[int, ...] = ()
     """The accepted nodes, where a tree was drafted."""
+    method: str = ""
+    """The name of the drafter."""
 
 
 class Controller(ABC):
@@ -86,10 +89,6 @@ def wish(request: DraftingRow) -> int | None:
     return 0 if wished == "off" else int(wished)
 
 
-MOST = 10
-"""Nodes of the longest chain that is considered: with the root, what a CPU scores in one reading
-of the weights. Acceptance that would repay more is rare."""
-
 FIRST = 4
 """Nodes of the first draft, before anything is known, over the rows that are padded to it."""
 
@@ -126,14 +125,14 @@ TRUSTED = 3
 class _Row:
     """What is known of a request."""
 
-    counts: Counts
     ledger: Ledger
+    by_method: dict[str, RowKnowledge]
     begun: bool = False  # a request's first round reads the prompt, too
-    read: int = 0  # tokens that the drafter has seen
-    drafting: bool = False  # in its last round: only then is the drafter up to date
+    drafter: str | None = None  # who drafted in its last round: only that one is up to date
 
-    def unread(self, request: DraftingRow) -> int:
-        return 0 if self.drafting else request.length - self.read
+    def unread(self, request: DraftingRow, method: str) -> int:
+        """Tokens that a drafter has to read before it can draft."""
+        return 0 if self.drafter == method else request.length - self.by_method[method].read
 
 
 class Auto(Controller):
@@ -153,16 +152,16 @@ class Auto(Controller):
 
     def __init__(
         self,
-        drafts: Ladder | Growing | None = None,
+        drafts: Ladder | Growing,
         invariant: bool = False,
         prices: Prices | None = None,
+        method: str = "",
     ) -> None:
-        """drafts: what to choose from, by default chains. prices: nominal ones."""
-        self.costs = CostModel()
-        self._reading = ReadingCost()
-        self.acceptance = Acceptance()
+        """drafts: what to choose from. prices: nominal ones. method: the name of the drafter."""
+        self.method = method
+        self._known: defaultdict[str, Knowledge] = defaultdict(Knowledge)
         self._growing = drafts if isinstance(drafts, Growing) else None
-        static = drafts.static if isinstance(drafts, Growing) else drafts or Ladder.chains(MOST)
+        static = drafts.static if isinstance(drafts, Growing) else drafts
         self._static = self._ladder = static
         self._prices = prices or Prices()
         self._invariant = invariant
@@ -171,6 +170,20 @@ class Auto(Controller):
         self._trial = False  # whether it tries a draft where plain decoding seems best
         self._since_aside = 0
         self._total = self._loss = 0.0
+
+    @property
+    def costs(self) -> CostModel:
+        """What rounds with the present drafter take."""
+        return self._known[self.method].costs
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """How likely the drafts of the present drafter are to be accepted."""
+        return self._known[self.method].acceptance
+
+    @property
+    def _reading(self) -> ReadingCost:
+        return self._known[self.method].reading
 
     # -- choosing ------------------------------------------------------------------------------
 
@@ -193,7 +206,10 @@ class Auto(Controller):
 
     def _scout(self, free: Sequence[DraftingRow]) -> DraftingRow:
         """The row in which it costs least to try a draft."""
-        return min(free, key=lambda row: self._row(row).unread(row))
+        return min(free, key=self._unread)
+
+    def _unread(self, row: DraftingRow) -> int:
+        return self._row(row).unread(row, self.method)
 
     def _fixed(self, request: DraftingRow) -> int | None:
         """A row's own budget, whatever the others do; None if it is ours to choose."""
@@ -224,7 +240,7 @@ class Auto(Controller):
         if plain is None or self.costs.times_measured(place, 0) < PLAIN:
             return 0  # all others are measured against it
         scout = self._scout(free)
-        reading = self._reading.seconds(self._row(scout).unread(scout))
+        reading = self._reading.seconds(self._unread(scout))
         widths = self._ladder.widths
         curve = self.costs.curve(place, self._ladder.heights(max(floor, widths[-1])))
         if curve is None:
@@ -248,7 +264,7 @@ class Auto(Controller):
 
         drafting, plain: tokens per second.
         """
-        unread = sum(self._row(request).unread(request) for request in free)
+        unread = sum(map(self._unread, free))
         tokens = sum(min(request.remaining, HORIZON) for request in free)
         return tokens / drafting + self._reading.seconds(unread) < tokens / plain
 
@@ -257,7 +273,7 @@ class Auto(Controller):
         ladder = self._ladder
         totals = dict.fromkeys(ladder.widths, 0.0)
         for request in free:
-            counts = self._row(request).counts
+            counts = self._row(request).by_method[self.method].counts
             chances = self.acceptance.chances(counts, ladder.shape.height, ladder.shape.width)
             for width, tokens in ladder.tokens(chances, request.remaining - 1).items():
                 totals[width] += tokens
@@ -287,46 +303,50 @@ class Auto(Controller):
     def record(
         self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:
+        method = next((each.method for each in outcomes if each.drafted), self.method)
+        rows = [self._row(request, method) for request in requests]
         if seconds is not None:
-            self._learn_times(requests, outcomes, seconds)
+            self._learn_times(method, requests, outcomes, seconds)
         if self._growing is not None and self._growing.due():
             slopes = self.costs.slopes(_place(requests, outcomes), self._prices.forked)
             self._growing.grow(self.acceptance, slopes)
-        for request, outcome in zip(requests, outcomes, strict=True):
-            row = self._row(request)
-            row.begun, row.drafting = True, outcome.drafted > 0
+        for row, request, outcome in zip(rows, requests, outcomes, strict=True):
+            row.begun, row.drafter = True, method if outcome.drafted else None
+            own = row.by_method[method]
             if outcome.drafted:
-                row.read = request.length
+                own.read = request.length
             row.ledger.enter(outcome.drafted, outcome.depth, outcome.emitted)
             # A text that has ended was cut somewhere in its draft.
             if outcome.depth and not request.finished:
-                self.acceptance.learn(row.counts, self._trail(outcome))
+                self._known[method].acceptance.learn(own.counts, self._trail(outcome))
 
     def _learn_times(
-        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds
+        self,
+        method: str,
+        requests: Sequence[DraftingRow],
+        outcomes: Sequence[Outcome],
+        seconds: Seconds,
     ) -> None:
-        pairs = list(zip(requests, outcomes, strict=True))
-        place = _place(requests, outcomes)
+        known, place = self._known[method], _place(requests, outcomes)
         width = max(outcome.drafted for outcome in outcomes)
         levels = max(outcome.depth for outcome in outcomes)
-        rows = [self._row(request) for request in requests]
-        begun = all(row.begun for row in rows)
+        begun = all(self._row(request).begun for request in requests)
         unread = sum(
-            row.unread(request) - outcome.emitted
-            for row, (request, outcome) in zip(rows, pairs, strict=True)
-            if outcome.drafted and not row.drafting
+            self._row(request).unread(request, method) - outcome.emitted
+            for request, outcome in zip(requests, outcomes, strict=True)
+            if outcome.drafted and self._row(request).drafter != method
         )
         # A drafter that has to catch up first takes longer than it will the next time.
         if begun and not unread:
-            self.costs.add(place, width, seconds, levels)
-        elif begun and self._trial and self.costs.times_measured(place, width) < TRUSTED:
+            self._add_round(method, place, width, seconds, levels)
+        elif begun and self._trial and known.costs.times_measured(place, width) < TRUSTED:
             # At best drafting takes nothing, and often that is too much already.
-            self.costs.add(place, width, replace(seconds, draft=0.0), levels)
+            known.costs.add(place, width, replace(seconds, draft=0.0), levels)
         if unread:
-            steady = self.costs.split(place, width)
-            self._reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
+            steady = known.costs.split(place, width)
+            known.reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
         self._total += seconds.total if self._ours else 0.0
-        plain = self.costs.measured(place).get(0)
+        plain = known.costs.measured(place).get(0)
         if self._trial and width and plain is not None:
             more = sum(outcome.emitted for outcome in outcomes) / len(outcomes) - 1
             # Where plain rounds were slower just before, drafting took its time all the same.
@@ -334,17 +354,31 @@ class Auto(Controller):
             loss = min(longer, (DISTURBED - 1) * plain) - plain * more
             self._loss = max(0.0, self._loss + loss)
 
+    def _add_round(
+        self, method: str, place: Place, width: int, seconds: Seconds, levels: int
+    ) -> None:
+        """Enters what a round took; a plain one is the same for all drafters."""
+        self._known[method].costs.add(place, width, seconds, levels)
+        for name, other in self._known.items():
+            if not width and name != method:
+                other.costs.add(place, 0, seconds, 0)
+
     def _trail(self, outcome: Outcome) -> Trail:
         shape = self._ladder.shape
         if shape.is_chain:
             return chain_trail(outcome.depth, outcome.accepted)
         return shape.first(outcome.drafted).trail(outcome.path)
 
-    def _row(self, request: DraftingRow) -> _Row:
+    def _row(self, request: DraftingRow, method: str | None = None) -> _Row:
+        """What is known of a request, with room for what one method's drafts bring it."""
         if request not in self._rows:
             counts = self.acceptance.new()
-            self._rows[request] = _Row(counts, Ledger(self._static, self._prices, counts))
-        return self._rows[request]
+            ledger = Ledger(self._static, self._prices, counts)
+            self._rows[request] = _Row(ledger, {self.method: RowKnowledge(counts)})
+        row = self._rows[request]
+        if method is not None and method not in row.by_method:
+            row.by_method[method] = RowKnowledge(self._known[method].acceptance.new())
+        return row
 
 
 def _place(requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> Place:
@@ -354,19 +388,19 @@ def _place(requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> Plac
 
 
 def make_controller(
-    count: int | Literal["auto"], drafter: Drafter, invariant: bool, target: Runner
+    count: int | Literal["auto"], drafter: Drafter, invariant: bool, target: Target
 ) -> Controller:
     """Returns the controller that num_speculative_tokens asks for.
 
     invariant: the texts of the rule do not depend on what is drafted.
     """
-    if isinstance(drafter, NoDrafter):
+    if not drafter.longest:
         return Constant(0)
-    read = pass_bytes(target.model)
-    prices = Prices.nominal(drafter.pass_bytes, read, target.device.type)
+    prices = Prices.nominal(drafter.pass_bytes, target.pass_bytes, target.device.type)
     if count != "auto":
         return Constant(count, Growing(prices, count).static.shape if drafter.any_shape else None)
     if drafter.any_shape:
-        return Auto(Growing(prices), invariant, prices)
-    ladder = None if drafter.shape is None else Ladder.by_level(drafter.shape)
-    return Auto(ladder, invariant, prices)
+        return Auto(Growing(prices), invariant, prices, drafter.name)
+    shape = drafter.shape
+    ladder = Ladder.chains(drafter.longest) if shape is None else Ladder.by_level(shape)
+    return Auto(ladder, invariant, prices, drafter.name)

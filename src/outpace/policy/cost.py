@@ -14,25 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
+from outpace.core.stats import Seconds
+
 KEPT = 15
 """Measurements per cell: enough for a median, few enough to follow a machine that changes."""
 
 SHORTEST_CONTEXT = 512
 """Contexts up to this share a bucket; longer ones have one per doubling."""
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """One round's time. On a GPU work is handed over and waited for later: there only the sum of
-    the three tells anything."""
-
-    draft: float
-    score: float
-    rest: float
-
-    @property
-    def total(self) -> float:
-        return self.draft + self.score + self.rest
 
 
 @dataclass

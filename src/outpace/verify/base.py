@@ -42,8 +42,9 @@ class Rule(ABC):
     takes: ClassVar[frozenset[Drawn]]
     trees: ClassVar[bool]
     """Whether a node may have several children."""
-    on_device: ClassVar[bool] = False
-    """Whether the verdict on a chain asks the host nothing: it can then be recorded."""
+    coupled: ClassVar[bool] = False
+    """Whether the engine draws each token with noise that depends on its position only, and follows
+    the draft as long as it agrees, instead of asking the rule."""
     evidence: ClassVar[Evidence] = Evidence()
     """What `given` has put here, in a copy of the rule."""
     _work: ClassVar[_Work | None] = None

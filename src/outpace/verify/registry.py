@@ -3,75 +3,56 @@
 from __future__ import annotations
 
 import inspect
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
+from outpace.core.lazy import LazyRegistry
 from outpace.errors import ConfigError, did_you_mean
-from outpace.verify.base import Rule
-from outpace.verify.lossless.block import BlockRule
-from outpace.verify.lossless.canonical import CanonicalRule
-from outpace.verify.lossless.coupled import CoupledRule
-from outpace.verify.lossless.kseq import KSeqRule
-from outpace.verify.lossless.match import MatchRule
-from outpace.verify.lossless.recursive import RecursiveRule
-from outpace.verify.lossless.token import TokenRule
-from outpace.verify.lossless.traversal import TraversalRule
-from outpace.verify.lossy.bild import BildRule
-from outpace.verify.lossy.cascade import CascadeRule
-from outpace.verify.lossy.confidence import ConfidenceRule
-from outpace.verify.lossy.ears import EarsRule
-from outpace.verify.lossy.joint import JointRule
-from outpace.verify.lossy.judge import JudgeRule
-from outpace.verify.lossy.lenient import LenientRule
-from outpace.verify.lossy.reflective import ReflectiveRule
-from outpace.verify.lossy.typical import TypicalRule
+
+if TYPE_CHECKING:
+    from outpace.verify.base import Rule
 
 GROUP = "outpace.rules"
 """Entry-point group in which other packages name their `Rule` subclasses."""
 
-OWN: tuple[type[Rule], ...] = (
-    TokenRule,
-    MatchRule,
-    CoupledRule,
-    BlockRule,
-    RecursiveRule,
-    KSeqRule,
-    TraversalRule,
-    CanonicalRule,
-    LenientRule,
-    EarsRule,
-    TypicalRule,
-    JointRule,
-    BildRule,
-    ConfidenceRule,
-    JudgeRule,
-    ReflectiveRule,
-    CascadeRule,
+REGISTRY = LazyRegistry(
+    "verify rule",
+    GROUP,
+    {
+        "token": "outpace.verify.lossless.token:TokenRule",
+        "match": "outpace.verify.lossless.match:MatchRule",
+        "coupled": "outpace.verify.lossless.coupled:CoupledRule",
+        "block": "outpace.verify.lossless.block:BlockRule",
+        "recursive": "outpace.verify.lossless.recursive:RecursiveRule",
+        "kseq": "outpace.verify.lossless.kseq:KSeqRule",
+        "traversal": "outpace.verify.lossless.traversal:TraversalRule",
+        "canonical": "outpace.verify.lossless.canonical:CanonicalRule",
+        "lenient": "outpace.verify.lossy.lenient:LenientRule",
+        "ears": "outpace.verify.lossy.ears:EarsRule",
+        "typical": "outpace.verify.lossy.typical:TypicalRule",
+        "joint": "outpace.verify.lossy.joint:JointRule",
+        "bild": "outpace.verify.lossy.bild:BildRule",
+        "confidence": "outpace.verify.lossy.confidence:ConfidenceRule",
+        "judge": "outpace.verify.lossy.judge:JudgeRule",
+        "reflective": "outpace.verify.lossy.reflective:ReflectiveRule",
+        "cascade": "outpace.verify.lossy.cascade:CascadeRule",
+    },
 )
+
+
+def rule_names() -> list[str]:
+    """Returns the names of all rules in the order of the documentation; imports none of them."""
+    return REGISTRY.names()
 
 
 def rules() -> dict[str, type[Rule]]:
     """Returns all rules by name, in the order of the documentation."""
-    found = {rule.name: rule for rule in OWN}
-    for entry in _registered():
-        if entry.name in found:
-            raise ConfigError(f"rule {entry.name!r} of {entry.value} has the name of another rule.")
-        found[entry.name] = entry.load()
-    return found
-
-
-@cache
-def _registered() -> tuple[EntryPoint, ...]:
-    """Reading the metadata of every installed package takes milliseconds."""
-    return tuple(entry_points(group=GROUP))
+    return REGISTRY.all()
 
 
 def find_rule(name: str) -> type[Rule]:
     """Returns the rule of this name; ``ConfigError`` with a suggestion if there is none."""
-    known = rules()
-    if name not in known:
-        raise ConfigError(f"unknown verify rule {name!r}{did_you_mean(name, known)}.")
-    return known[name]
+    found: type[Rule] = REGISTRY.find(name)
+    return found
 
 
 def make_rule(name: str, **options: object) -> Rule:

@@ -6,16 +6,16 @@ Saxena 2023, "Prompt Lookup Decoding"; `prompt_lookup_num_tokens` in transformer
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
-from outpace.core.proposal import Drawn, Point, Proposal
-from outpace.core.transfer import to_device
-from outpace.core.tree import Tree
+from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import is_whole, shown
-from outpace.draft.base import Drafter, Rows, Setup
+from outpace.draft.base import Drafter, RowInfo, Rows, Setup
+from outpace.draft.chains import point_chains
+from outpace.draft.options import option
 from outpace.errors import ConfigError
+from outpace.targets.hf.load import Loaded
 
 LONGEST = 64
 """Tokens that a look-up may compare: each size costs a table entry per token of the text, and texts
@@ -48,6 +48,22 @@ class _Index:
         return []
 
 
+@dataclass(frozen=True, kw_only=True)
+class NgramOptions:
+    """What a user may set."""
+
+    prompt_lookup_max: int = option(4, "Tokens of the longest n-gram that is looked up.")
+    prompt_lookup_min: int = option(2, "Tokens of the shortest n-gram that is looked up.")
+
+    def __post_init__(self) -> None:
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        if not (is_whole(low) and is_whole(high) and 1 <= low <= high <= LONGEST):
+            raise ConfigError(
+                "prompt_lookup_min and prompt_lookup_max must be whole, with 1 <= min <= max <= "
+                f"{LONGEST}, not {shown(low)} and {shown(high)}."
+            )
+
+
 class NgramDrafter(Drafter):
     """Proposes the tokens after the right-most earlier occurrence of the row's last n tokens.
 
@@ -57,44 +73,30 @@ class NgramDrafter(Drafter):
 
     name: ClassVar[str] = "ngram"
     draws: frozenset[Drawn] = frozenset({Drawn.POINT})
-    options: ClassVar[Mapping[str, Any]] = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    Options: ClassVar[type[Any]] = NgramOptions
 
-    def __init__(self, prompt_lookup_max: int = 4, prompt_lookup_min: int = 2) -> None:
-        whole = all(map(is_whole, (prompt_lookup_min, prompt_lookup_max)))
-        if not whole or not 1 <= prompt_lookup_min <= prompt_lookup_max <= LONGEST:
-            raise ConfigError(
-                "prompt_lookup_min and prompt_lookup_max must be whole, with 1 <= min <= max <= "
-                f"{LONGEST}, not {shown(prompt_lookup_min)} and {shown(prompt_lookup_max)}."
-            )
-        self._sizes = (prompt_lookup_min, prompt_lookup_max)
+    def __init__(self, options: NgramOptions) -> None:
+        self._sizes = (options.prompt_lookup_min, options.prompt_lookup_max)
         self._rows: list[_Index] = []
 
     @classmethod
-    def check(cls, options: Mapping[str, Any]) -> None:
-        cls(**options)
+    def build(cls, setup: Setup) -> NgramDrafter:
+        return cls(setup.options)
 
     @classmethod
-    def build(cls, setup: Setup) -> NgramDrafter:
-        return cls(**setup.options)
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        return {"prompt_lookup_min": 1}
 
-    def admit(self, prompts: Sequence[Sequence[int]]) -> None:
-        self._rows += [_Index(*self._sizes) for _ in prompts]
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        self._rows += [_Index(*self._sizes) for _ in rows]
 
     def retain(self, rows: Sequence[int]) -> None:
         self._rows = [self._rows[row] for row in rows]
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         drafts = []
-        for row, (index, budget) in enumerate(zip(self._rows, budgets, strict=True)):
+        for row, budget in enumerate(budgets):
+            index = self._rows[row]
             index.learn(rows.since(row, len(index.ids)))
             drafts.append(index.follow(budget) if budget else [])
         return point_chains(drafts, rows.seeds.device)
-
-
-def point_chains(drafts: Sequence[Sequence[int]], device: torch.device) -> Proposal:
-    """Returns given chains, one per row, of any lengths, as a proposal."""
-    width = max(map(len, drafts), default=0)
-    padded = [[*draft, *[0] * (width - len(draft))] for draft in drafts]
-    tokens = to_device(padded, device).view(len(drafts), width)
-    counts = to_device([len(draft) for draft in drafts], device)
-    return Proposal(tokens, Tree.chain(len(drafts), width, device), counts, Point())

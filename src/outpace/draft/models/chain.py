@@ -7,25 +7,46 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from outpace.core.law import History
-from outpace.core.proposal import Drawn, Proposal, Verdict
+from outpace.core.proposal import Drawn, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
-from outpace.draft.base import Drafter, Rows, Setup
+from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
+from outpace.draft.models.specimen import noisy_copy
+from outpace.draft.options import option
+from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
-from outpace.targets.hf.fixed import PENDING, fixed_for
 from outpace.targets.hf.load import Loaded, check_path, check_same_vocabulary, load_drafter
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.weights import pass_bytes
 
 CATCH_UP = 16
 """Unseen tokens that are fed beside other rows' in one pass; more are cached row by row first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftModelOptions:
+    """What a user may set."""
+
+    model: Any = option(None, "The draft model: its folder, hub name, or the loaded model.")
+    tokenizer: Any = option(None, "The draft model's tokenizer, if it was loaded without one.")
+    dtype: Any = option(None, "The type of its weights; unset: the target's.")
+    device: Any = option(None, "Where it runs; unset: where the target does.")
+    quantization: Any = option(
+        "auto", "How its weights are rounded; 'auto': to 8 bits where that saves time; null: not."
+    )
+
+    def __post_init__(self) -> None:
+        if self.model is None:
+            raise ConfigError("a draft model needs 'model': its folder or hub name.")
+        if isinstance(self.model, (str, os.PathLike)):
+            check_path(self.model)
 
 
 class DraftModel(Drafter):
@@ -38,43 +59,47 @@ class DraftModel(Drafter):
 
     name: ClassVar[str] = "draft_model"
     draws: frozenset[Drawn] = frozenset({Drawn.IID})
-    options: ClassVar[Mapping[str, Any]] = {
-        **dict.fromkeys(("model", "tokenizer", "dtype", "device")),
-        "quantization": "auto",
-    }
+    Options: ClassVar[type[Any]] = DraftModelOptions
 
     def __init__(self, drafter: Loaded, runner: Runner, vocabulary: int) -> None:
-        self.loaded = drafter
+        """vocabulary: tokens of the target."""
+        self.loaded: Loaded = drafter
         self.runner = runner
-        self._vocabulary = vocabulary
+        own = int(drafter.config.vocab_size)
+        self._vocabulary = Vocabulary.shared(own, vocabulary, runner.device)
         self.weight_bytes = drafter.nbytes
         self.pass_bytes = pass_bytes(runner.model)
         self._trees: dict[tuple[int, int], Tree] = {}
 
     @classmethod
-    def check(cls, options: Mapping[str, Any]) -> None:
-        if options["model"] is None:
-            raise ConfigError(f"method {cls.name!r} needs 'model': the drafter's path or name.")
-        if isinstance(options["model"], (str, os.PathLike)):
-            check_path(options["model"])
-
-    @classmethod
     def build(cls, setup: Setup) -> DraftModel:
         """Loads ``model``; see `load_drafter`."""
-        target, options = setup.target, setup.options
+        loaded = cls._load(setup)
+        return cls(loaded, cls._runner(setup, loaded), setup.loaded.vocabulary)
+
+    @staticmethod
+    def _load(setup: Setup) -> Loaded:
+        target, options = setup.loaded, setup.options
         drafter = load_drafter(
-            options["model"],
+            options.model,
             target,
-            tokenizer=options["tokenizer"],
-            dtype=options["dtype"],
-            device=options["device"],
-            cpu_kernels=setup.cpu_kernels if options["quantization"] in (None, "auto") else "auto",
-            quantization=options["quantization"],
+            tokenizer=options.tokenizer,
+            dtype=options.dtype,
+            device=options.device,
+            cpu_kernels=setup.cpu_kernels if options.quantization in (None, "auto") else "auto",
+            quantization=options.quantization,
         )
         check_same_vocabulary(target, drafter)
-        fixed = fixed_for(drafter.model) if setup.compile else None
-        runner = Runner(drafter.model, setup.rows, drafter.max_length, fixed)
-        return cls(drafter, runner, target.vocabulary)
+        return drafter
+
+    @staticmethod
+    def _runner(setup: Setup, drafter: Loaded) -> Runner:
+        fixed = setup.capture(drafter.model) if setup.capture is not None else None
+        return Runner(drafter.model, setup.rows, drafter.max_length, fixed)
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        return {"model": Loaded(noisy_copy(loaded.model), None, "a noisy copy", same_tokens=True)}
 
     @property
     def nbytes(self) -> int:
@@ -84,8 +109,14 @@ class DraftModel(Drafter):
     def compile_seconds(self) -> float:
         return self.runner.compile_seconds
 
-    def admit(self, prompts: Sequence[Sequence[int]]) -> None:
-        self.runner.admit(len(prompts))
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        for info in rows:
+            read = len(info.prompt) - 1
+            source = info.forked_from
+            if source is not None and self.runner.lengths[source] >= read:
+                self.runner.fork(source, read)
+            else:
+                self.runner.admit(1)
 
     def retain(self, rows: Sequence[int]) -> None:
         self.runner.retain(rows)
@@ -95,77 +126,25 @@ class DraftModel(Drafter):
         if not any(counts):
             return Proposal.empty(len(rows), rows.seeds.device)
         live = [count > 0 for count in counts]
-        if (view := self._one_step(rows, live, max(counts))) is not None:
-            return self._in_one_step(rows, counts, live, view)
         logits = self._catch_up(rows, live)  # [B, V]
-        chains = Chains(rows, counts)
+        chains = Chains(rows, counts, self.lane)
         while chains.grow(logits):
             output = self.runner.forward(chains.tokens[:, -1:], keep=1)
             self.runner.advance([int(row) for row in live])
-            logits = self._fitted(output.logits[:, -1])
+            logits = self._vocabulary.logits(output.logits[:, -1])
         return chains.proposal(self._tree(len(rows), chains.length))
 
-    # -- chains of fixed shape, drafted in one step -------------------------------------------
-
-    def _one_step(self, rows: Rows, live: Sequence[bool], length: int) -> int | None:
-        """The slots that the passes of such a step see, once all but a few tokens have been read;
-        None where drafting asks the host."""
-        if self.runner.fixed is None or not rows.law.is_fixed or rows.brief.keeps_drafting:
-            return None
-        for row, on in enumerate(live):
-            unseen = rows.since(row, self.runner.lengths[row]) if on else []
-            if len(unseen) > PENDING:
-                self.runner.prefill(row, [unseen[:-1]])
-        return self.runner.fixed_view(PENDING, length)
-
-    def _in_one_step(
-        self, rows: Rows, counts: Sequence[int], live: Sequence[bool], view: int
-    ) -> Proposal:
-        """Drafts chains with nothing but one step of the `StepRunner`."""
-        assert self.runner.fixed is not None
-        lengths, device = self.runner.lengths, self.runner.device
-        pending = [rows.since(row, lengths[row]) if on else [] for row, on in enumerate(live)]
-        tokens = [[*unseen, *[0] * (PENDING - len(unseen))] for unseen in pending]
-        seen = [len(unseen) for unseen in pending]
-        length = max(counts)
-        inputs = to_device(tokens, device), to_device(seen, device), to_device(lengths, device)
-
-        def step(
-            tokens: Tensor,
-            seen: Tensor,
-            starts: Tensor,
-            seeds: Tensor,
-            positions: Tensor,
-            *columns: Tensor,
-        ) -> tuple[Tensor, ...]:
-            nothing = History([[]] * len(rows), [[]] * len(rows))
-            same = Rows(nothing, rows.law.over(columns), seeds, positions, rows.brief)
-            chains = Chains(same, [length] * len(rows))
-            logits = self.runner.fixed_pass(view, tokens, starts)  # [B, P, V]
-            last = (seen - 1).clamp(min=0)[:, None, None].expand(-1, -1, logits.shape[-1])
-            logits, starts = logits.gather(1, last), starts + seen
-            while chains.grow(self._fitted(logits[:, -1])):
-                logits = self.runner.fixed_pass(view, chains.tokens[:, -1:], starts)
-                starts = starts + 1
-            return chains.drawn
-
-        key = "chain", len(rows), length, view, rows.brief, rows.law.kind
-        given = *inputs, rows.seeds, rows.positions, *rows.law.columns
-        drawn = self.runner.fixed.player.play(key, step, given)
-        self.runner.passes += length
-        self.runner.advance([new + (length - 1) * on for new, on in zip(seen, live, strict=True)])
-        return Chains.given(rows, counts, drawn, self._tree(len(rows), length))
-
-    def observe(self, rows: Rows, proposal: Proposal, verdict: Verdict) -> None:
+    def observe(self, rows: Rows, round: Round) -> None:
+        # What is cached of a draft stays as far as it was accepted. The last token of a chain was
+        # never fed, and of trees nothing counts as cached.
         lengths = self.runner.lengths
-        for row, accepted in enumerate(verdict.nodes):
-            # The last drafted token was never fed, so it is not cached even if it was accepted.
+        for row, accepted in enumerate(round.verdict.nodes):
             lengths[row] = min(lengths[row], rows.length(row) + accepted)
 
     def rewind(self, rows: Rows) -> None:
         # The last committed token is fed once more: its logits are gone.
-        for row, length in enumerate(self.runner.lengths):
-            self.runner.lengths[row] = min(length, rows.length(row) - 1)
+        for row in range(len(rows)):
+            self.runner.lengths[row] = min(self.runner.lengths[row], rows.length(row) - 1)
 
     def _tree(self, rows: int, nodes: int) -> Tree:
         """The first nodes of a draft: few shapes come again and again, with all that a tree
@@ -202,14 +181,7 @@ class DraftModel(Drafter):
         output = self.runner.forward(to_device(tokens, device), keep=keep)
         self.runner.advance([len(unseen) for unseen in pending])
         if alike:
-            return self._fitted(output.logits[:, -1])
+            return self._vocabulary.logits(output.logits[:, -1])
         last = to_device([max(0, len(unseen) - 1) for unseen in pending], device)
         row_index = torch.arange(len(pending), device=device)
-        return self._fitted(output.logits[row_index, last])
-
-    def _fitted(self, logits: Tensor) -> Tensor:
-        """Cut or filled up to the target's vocabulary; tokens that it lacks are never proposed."""
-        missing = self._vocabulary - logits.shape[-1]
-        if missing > 0:
-            return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
-        return logits[..., : self._vocabulary]
+        return self._vocabulary.logits(output.logits[row_index, last])

@@ -21,7 +21,8 @@ from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.core.tree_shape import LARGEST, TreeShape
 from outpace.draft.base import Rows, Setup
-from outpace.draft.models.chain import DraftModel
+from outpace.draft.models.chain import DraftModel, DraftModelOptions
+from outpace.draft.options import option
 from outpace.errors import ConfigError
 from outpace.targets.hf.load import Loaded
 from outpace.targets.hf.runner import Runner
@@ -102,13 +103,13 @@ class Siblings:
     take the most probable ones (coupled: after adding the noise of the target's own token).
     """
 
-    def __init__(self, rows: Rows, nodes: int, with_replacement: bool) -> None:
-        """nodes: of the whole draft."""
+    def __init__(self, rows: Rows, nodes: int, with_replacement: bool, lane: int = 0) -> None:
+        """nodes: of the whole draft. lane: the drafter's random streams."""
         self._rows = rows
         self._with_replacement = with_replacement
         self.sampled = not (rows.coupled or rows.law.all_greedy)
         if self.sampled:
-            self._u = uniform(rows.seeds, rows.positions, Role.DRAFT, nodes)  # [B, N]
+            self._u = uniform(rows.seeds_of(lane), rows.positions, Role.DRAFT, nodes)  # [B, N]
 
     def __call__(
         self, logits: Tensor, branches: Branches, level: _Level
@@ -144,6 +145,23 @@ def _one_by_one(urn: Categorical, u: Tensor) -> Tensor:
     return torch.cat(drawn, -1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DraftTreeOptions(DraftModelOptions):
+    """What a user may set."""
+
+    branching: Any = option(
+        "auto", "Children of a node at each depth, such as [3, 2, 1]; 'auto': as it pays."
+    )
+    with_replacement: bool = option(False, "Whether siblings may be the same token.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _shape(self.branching)
+        if not isinstance(self.with_replacement, bool):
+            given = self.with_replacement
+            raise ConfigError(f"with_replacement must be true or false, not {given!r}.")
+
+
 class DraftTree(DraftModel):
     """Drafts a tree, one pass of the draft model per depth.
 
@@ -154,11 +172,7 @@ class DraftTree(DraftModel):
     name: ClassVar[str] = "draft_tree"
     draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
     trees: ClassVar[bool] = True
-    options: ClassVar[Mapping[str, Any]] = {
-        **DraftModel.options,
-        "branching": "auto",
-        "with_replacement": False,
-    }
+    Options: ClassVar[type[Any]] = DraftTreeOptions
     default_rule: ClassVar[str] = "recursive"
 
     def __init__(
@@ -178,20 +192,21 @@ class DraftTree(DraftModel):
         self.draws = frozenset({Drawn.IID if with_replacement else Drawn.WITHOUT})
 
     @classmethod
-    def check(cls, options: Mapping[str, Any]) -> None:
-        super().check(options)
-        _shape(options["branching"])
-        if not isinstance(options["with_replacement"], bool):
-            given = options["with_replacement"]
-            raise ConfigError(f"with_replacement must be true or false, not {given!r}.")
-
-    @classmethod
     def build(cls, setup: Setup) -> DraftTree:
         """Loads ``model``; ``branching`` is the number of children at each depth or "auto", drawn
         ``with_replacement`` or not."""
-        shape, again = _shape(setup.options["branching"]), setup.options["with_replacement"]
-        chain = DraftModel.build(setup)
-        return cls(chain.loaded, chain.runner, setup.target.vocabulary, shape, again)
+        options, loaded = setup.options, cls._load(setup)
+        return cls(
+            loaded,
+            cls._runner(setup, loaded),
+            setup.loaded.vocabulary,
+            _shape(options.branching),
+            options.with_replacement,
+        )
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        return {**super().specimen(loaded), "branching": [2, 1, 1]}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
@@ -211,7 +226,7 @@ class DraftTree(DraftModel):
 
     def _drawn(self, plan: _TreePlan, rows: Rows, logits: Tensor) -> tuple[Tensor, Point | Sampled]:
         """The nodes ``[B, N]`` and their law. logits: ``[B, V]``, at the root."""
-        pick = Siblings(rows, plan.shape.size, self._with_replacement)
+        pick = Siblings(rows, plan.shape.size, self._with_replacement, self.lane)
         logits = logits[:, None]  # [B, W, V]
         fed = rows.seeds.new_empty(len(rows), 0)
         drafted, laws = [], []
@@ -223,7 +238,9 @@ class DraftTree(DraftModel):
             if width := len(level.inner):
                 fed = torch.cat([fed, tokens[:, level.inner]], 1)
                 tree = plan.tree(len(rows), fed.shape[1])
-                logits = self._fitted(self.runner.forward(fed, keep=width, tree=tree).logits)
+                logits = self._vocabulary.logits(
+                    self.runner.forward(fed, keep=width, tree=tree).logits
+                )
         drawn = Sampled(plan.ordered(laws), self._with_replacement) if pick.sampled else Point()
         return plan.ordered(drafted), drawn
 

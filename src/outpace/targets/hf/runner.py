@@ -13,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.targets.hf.cache import SlotCache, Writing
-from outpace.targets.hf.fixed import PENDING, Fixed
+from outpace.targets.hf.fixed import PENDING, FixedShapes
 from outpace.targets.hf.masks import MaskMaker, chain_layout, chain_positions, tree_layout
 
 PREFILL_CHUNK = 512
@@ -29,7 +29,7 @@ class Runner:
     """
 
     def __init__(
-        self, model: nn.Module, rows: int, max_length: int, fixed: Fixed | None = None
+        self, model: nn.Module, rows: int, max_length: int, fixed: FixedShapes | None = None
     ) -> None:
         """fixed: how to play passes of all rows that come in the same shape again and again."""
         loaded: Any = model  # nn.Module says of no attribute what it is
@@ -52,7 +52,7 @@ class Runner:
     @property
     def compile_seconds(self) -> float:
         """Seconds spent on compiling or recording passes so far."""
-        return self.fixed.player.seconds if self.fixed is not None else 0.0
+        return self.fixed.steps.seconds if self.fixed is not None else 0.0
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -62,6 +62,14 @@ class Runner:
             raise AssertionError(f"{self.active} + {count} rows in a cache of {self.cache.rows}")
         self.lengths += [0] * count
 
+    def fork(self, source: int, length: int) -> int:
+        """Adds a row that begins with the first ``length`` cached tokens of another one; returns
+        its number."""
+        self.admit(1)
+        self.cache.move_row(source, self.active - 1, length)
+        self.lengths[-1] = length
+        return self.active - 1
+
     def retain(self, rows: Sequence[int]) -> None:
         """Keeps only these rows (ascending), renumbered from 0."""
         for target, source in enumerate(rows):
@@ -70,8 +78,10 @@ class Runner:
         self.lengths = [self.lengths[row] for row in rows]
 
     def advance(self, counts: Sequence[int]) -> None:
-        """Commits: the first ``counts[b]`` columns of the last pass become part of row b."""
-        self.lengths = [have + new for have, new in zip(self.lengths, counts, strict=True)]
+        """Commits: the first ``counts[b]`` columns of the last pass become part of row b, for the
+        first rows."""
+        added = [*counts, *[0] * (self.active - len(counts))]
+        self.lengths = [have + new for have, new in zip(self.lengths, added, strict=True)]
 
     def advance_paths(self, pending: int, paths: Sequence[Sequence[int]]) -> None:
         """Commits the last pass's pending tokens and, of its tree, each row's accepted path."""
@@ -82,29 +92,40 @@ class Runner:
 
     # -- passes --------------------------------------------------------------------------------
 
-    def prefill(self, first: int, prompts: Sequence[Sequence[int]]) -> None:
-        """Caches the prompts into the rows from ``first`` on, and commits them."""
+    def prefill(self, first: int, prompts: Sequence[Sequence[int]], **options: Any) -> Any:
+        """Caches the prompts into the rows from ``first`` on, and commits them; returns the model's
+        output for the last chunk of them."""
+        output = None
         longest = max(len(prompt) for prompt in prompts)
         for begin in range(0, longest, PREFILL_CHUNK):
             chunks = [list(prompt[begin : begin + PREFILL_CHUNK]) for prompt in prompts]
             width = max(len(chunk) for chunk in chunks)
             padded = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
-            self.forward(to_device(padded, self.device), keep=1, first=first)
+            output = self.forward(to_device(padded, self.device), keep=1, first=first, **options)
             for row, chunk in enumerate(chunks):
                 self.lengths[first + row] += len(chunk)
+        return output
 
     @torch.inference_mode()
     def forward(
-        self, tokens: Tensor, keep: int, tree: Tree | None = None, first: int = 0, **options: Any
+        self,
+        tokens: Tensor,
+        keep: int,
+        tree: Tree | None = None,
+        first: int = 0,
+        eager: bool = False,
+        **options: Any,
     ) -> Any:
         """Returns the model's output for the pending tokens and drafted nodes of consecutive rows.
 
         tokens: ``[A, T]``: per row its pending tokens, then the nodes of ``tree`` (default: all
         pending, one chain). keep: logits of this many last columns, ``[A, keep, V]``.
-        options: further arguments of the model, such as ``output_hidden_states``.
+        eager: neither compiled nor recorded, because the model's modules are changed for this pass.
+        options: further arguments of the model, such as ``output_hidden_states``; with
+        ``inputs_embeds`` the tokens are not looked at.
         """
         rows, columns = tokens.shape
-        width = self._fixed_width(rows, columns, tree, options)
+        width = None if eager or first else self._fixed_width(columns, tree, options)
         if width is not None:
             return self._forward_fixed(tokens, keep, tree, width)
         lengths = self.lengths[first : first + rows]
@@ -117,7 +138,7 @@ class Runner:
             positions = positions.clamp(max=self.max_length - 1)
         self.passes += 1
         return self.model(
-            input_ids=tokens,
+            input_ids=None if "inputs_embeds" in options else tokens,
             position_ids=positions,
             attention_mask=mask,
             past_key_values=self.cache,
@@ -130,36 +151,29 @@ class Runner:
         capacity = self.cache.capacity
         self.cache.reserve(slots)
         if self.fixed is not None and self.cache.capacity != capacity:
-            self.fixed.player.forget()
+            self.fixed.steps.forget()
 
     # -- passes of fixed shapes ----------------------------------------------------------------
 
-    def fixed_view(self, pending: int, further: int) -> int | None:
-        """Returns the slots that passes of fixed shapes over all active rows will see, with room
-        for so many pending columns and further ones; None where they are not played so."""
-        # The first pass of all makes the cache's buffers, which is no part of any other.
-        if self.fixed is None or not self.cache.layers:
-            return None
-        needed = max(self.lengths) + pending + further
-        self._reserve(needed)
-        return self.fixed.slots(needed, self.cache.capacity)
-
     def _fixed_width(
-        self, rows: int, columns: int, tree: Tree | None, options: Mapping[str, Any]
+        self, columns: int, tree: Tree | None, options: Mapping[str, Any]
     ) -> int | None:
-        if self.fixed is None or rows != self.active or options or not self.cache.layers:
+        """The columns to pad a pass to, None where it is no pass of a fixed shape. The first pass
+        of all makes the cache's buffers, which is no part of any other."""
+        if self.fixed is None or options or not self.cache.layers:
             return None
         pending = columns - (0 if tree is None else tree.size)
         return self.fixed.width(columns) if pending <= PENDING else None
 
     def _forward_fixed(self, tokens: Tensor, keep: int, tree: Tree | None, width: int) -> Any:
-        """`forward` for all active rows, padded to ``width`` columns."""
+        """`forward` for the first rows, padded to ``width`` columns."""
         assert self.fixed is not None
         rows, columns = tokens.shape
-        needed = max(self.lengths) + width
+        lengths = self.lengths[:rows]
+        needed = max(lengths) + width
         self._reserve(needed)
         view = self.fixed.slots(needed, self.cache.capacity)
-        starts = to_device(self.lengths, self.device)
+        starts = to_device(lengths, self.device)
         inputs = [pad(tokens, (0, width - columns)), starts]
         pending = None  # all that shapes a chain is its width
         if tree is not None and not tree.is_chain:
@@ -168,12 +182,12 @@ class Runner:
         self.passes += 1
 
         def step(tokens: Tensor, starts: Tensor, *parents: Tensor) -> tuple[Tensor]:
-            return (self.fixed_pass(view, tokens, starts, pending or 0, *parents),)
+            return (self._fixed_pass(view, tokens, starts, pending or 0, *parents),)
 
-        (logits,) = self.fixed.player.play(("pass", rows, width, view, pending), step, inputs)
+        (logits,) = self.fixed.steps.run(("pass", rows, width, view, pending), step, inputs)
         return CausalLMOutputWithPast(logits=logits[:, columns - keep : columns])
 
-    def fixed_pass(
+    def _fixed_pass(
         self,
         view: int,
         tokens: Tensor,
@@ -181,7 +195,7 @@ class Runner:
         pending: int = 0,
         parents: Tensor | None = None,
     ) -> Tensor:
-        """Returns the logits ``[A, T, V]`` of all active rows, with nothing decided on the host but
+        """Returns the logits ``[A, T, V]`` of the first rows, with nothing decided on the host but
         shapes: what a `StepRunner` may repeat.
 
         tokens: ``[A, T]``, fed behind ``starts`` ``[A]``; parents: of those after the pending ones,

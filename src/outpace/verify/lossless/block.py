@@ -41,7 +41,6 @@ class BlockRule(Rule):
     lossless: ClassVar[bool] = True
     takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
     trees: ClassVar[bool] = False
-    on_device: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):

@@ -56,7 +56,6 @@ class CanonicalRule(Rule):
     lossless: ClassVar[bool] = True
     takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.POINT, Drawn.IID})
     trees: ClassVar[bool] = True
-    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if (

@@ -25,4 +25,5 @@ class CoupledRule(MatchRule):
 
     name: ClassVar[str] = "coupled"
     lossless: ClassVar[bool] = True
+    coupled: ClassVar[bool] = True
     takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.POINT})

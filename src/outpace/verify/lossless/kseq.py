@@ -44,7 +44,6 @@ class KSeqRule(Rule):
     lossless: ClassVar[bool] = True
     takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.POINT, Drawn.IID})
     trees: ClassVar[bool] = True
-    on_device: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):

@@ -37,7 +37,6 @@ class TokenRule(Rule):
     lossless: ClassVar[bool] = True
     takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.POINT, Drawn.IID, Drawn.WITHOUT})
     trees: ClassVar[bool] = False
-    on_device: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         accept = of_token(at_parent(p, proposal.tree), proposal.tokens)

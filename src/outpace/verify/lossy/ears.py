@@ -35,7 +35,6 @@ class EarsRule(Rule):
     lossless: ClassVar[bool] = False
     takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
     trees: ClassVar[bool] = False
-    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.name, "tolerance", self.tolerance, 0, 1, above=False)

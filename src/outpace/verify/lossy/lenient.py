@@ -35,7 +35,6 @@ class LenientRule(Rule):
     lossless: ClassVar[bool] = False
     takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
     trees: ClassVar[bool] = False
-    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.name, "lenience", self.lenience, 0, 1, above=True)

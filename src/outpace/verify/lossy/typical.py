@@ -38,7 +38,6 @@ class TypicalRule(Rule):
     lossless: ClassVar[bool] = False
     takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
     trees: ClassVar[bool] = True
-    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("posterior_threshold", "posterior_alpha"):

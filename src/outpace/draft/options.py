@@ -1,0 +1,53 @@
+"""The options of a drafter as a frozen dataclass: what a user may write, with its help text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from outpace.config import COMMON
+from outpace.errors import ConfigError, did_you_mean
+
+Options = TypeVar("Options")
+
+
+def option(default: Any, help: str) -> Any:
+    """Returns the field of one option: its default and what it does, in a sentence."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """Of a drafter that has none."""
+
+
+def make_options(kind: type[Options], given: Mapping[str, Any], method: str) -> Options:
+    """Returns the options of a drafter; ``ConfigError`` for a name that it does not have.
+
+    Values are checked by the dataclass itself.
+    """
+    names = [one.name for one in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for name in given:
+        if name not in names:
+            raise ConfigError(
+                f"unknown key {name!r} in speculative_config for method {method!r}"
+                f"{did_you_mean(name, [*names, *COMMON])}."
+            )
+    return kind(**given)
+
+
+@dataclass(frozen=True)
+class Described:
+    """One option as help texts and the documentation show it."""
+
+    name: str
+    default: Any
+    help: str
+
+
+def described(kind: type[Any]) -> Iterator[Described]:
+    """Yields the options of a drafter in the order of their definition."""
+    for one in dataclasses.fields(kind):
+        yield Described(one.name, one.default, one.metadata.get("help", ""))

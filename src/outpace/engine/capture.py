@@ -1,0 +1,118 @@
+"""Passes that run without Python: compiled on a CPU, recorded as CUDA graphs on a GPU.
+
+This is the only place that knows of either. Chains and trees are both passes of fixed shapes
+(`targets.hf.fixed`), of targets and of draft models alike; laws, rules and drafters are not
+recorded. Nothing here has been run on a GPU yet: on a CPU the tests record the same steps as traces
+of their operations and replay these on static buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.targets.hf.fixed import FixedShapes, Outputs, Step, StepRunner
+
+RECOMPILATIONS = 64
+"""Compilations of one function after which torch gives up; its own limit of 8 is meant for
+functions with one caller."""
+
+
+def capture_for(model: nn.Module) -> FixedShapes:
+    """Returns the way to run a model's passes that suits the device the model is on."""
+    device: Any = model.device
+    if device.type == "cuda":
+        return FixedShapes(model, CudaGraphs(), pads=True)
+    return FixedShapes(CompiledForward(model), AsTheyCome(), pads=False)
+
+
+class AsTheyCome(StepRunner):
+    """Runs steps as they are: what is compiled in them is compiled for itself."""
+
+    def _run(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
+        return step(*inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """A step that can be repeated on its own buffers."""
+
+    replay: Callable[[], Any]
+    inputs: list[Tensor]
+    outputs: Outputs
+
+
+class CudaGraphs(StepRunner):
+    """Makes each step a CUDA graph, which is replayed on its own input buffers.
+
+    Positions, masks and slots are derived from the inputs inside the graph, so that a replay copies
+    some dozen integers and launches once. All steps share their memory: what one returns must be
+    done with before the next.
+    """
+
+    WARM_UP = 2
+    """Times that a step is run before it is recorded: libraries make their handles and choose their
+    kernels in these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._recordings: dict[Hashable, Recording] = {}
+        self._pool: Any = None
+
+    def _run(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
+        recording = self._recordings[key]
+        for buffer, new in zip(recording.inputs, inputs, strict=True):
+            buffer.copy_(new, non_blocking=True)
+        recording.replay()
+        return recording.outputs
+
+    def _first_run(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
+        self._recordings[key] = self._record(step, [tensor.clone() for tensor in inputs])
+        return self._run(key, step, inputs)
+
+    def _record(self, step: Step, buffers: list[Tensor]) -> Recording:
+        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(self.WARM_UP):
+                step(*buffers)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs = step(*buffers)
+        self._pool = graph.pool()
+        return Recording(graph.replay, buffers, outputs)
+
+    def forget(self) -> None:
+        self._known.clear()
+        self._recordings.clear()
+        self._pool = None  # one without graphs cannot be recorded into
+
+
+class CompiledForward:
+    """A model's whole forward as one compiled function (`torch.compile`), for any width from 2 on.
+
+    Compilations are kept on disk between processes by torch itself.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        forward: Any = model.forward
+        # Where code of ours stands for the whole model, torch compiles transformers' own.
+        plain: Any = getattr(forward, "plain", forward)
+        self._forward: Any = torch.compile(plain, fullgraph=True)
+
+    def __call__(self, **arguments: Any) -> Any:
+        tokens: Tensor = arguments["input_ids"]
+        if tokens.shape[1] > 1:
+            masks = arguments["attention_mask"]
+            for mask in masks.values() if isinstance(masks, dict) else [masks]:
+                torch._dynamo.maybe_mark_dynamic(mask, 2)
+            for columns in (tokens, arguments["position_ids"]):
+                torch._dynamo.maybe_mark_dynamic(columns, 1)
+        # Batch, width, slots and capacity each make a graph or two before they are dynamic.
+        with torch._dynamo.config.patch(recompile_limit=RECOMPILATIONS):
+            return self._forward(**arguments)

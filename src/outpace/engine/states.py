@@ -1,0 +1,43 @@
+"""Hidden states on their way from the target to a drafter: of every committed token, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outpace.core.transfer import to_device
+from outpace.draft.base import Drafter
+from outpace.engine.verifier import Decision
+from outpace.targets.base import Chunk, Scores, States
+
+
+def deliver_chunk(drafter: Drafter, chunk: Chunk) -> None:
+    """Gives a drafter what it needs of a part of the prompts."""
+    if drafter.needs.states:
+        drafter.read(chunk.rows, chunk.tokens, _side_by_side(chunk.states, drafter))
+
+
+def deliver_round(
+    drafter: Drafter,
+    scores: Scores,
+    pending: Sequence[Sequence[int]],
+    decisions: Sequence[Decision],
+) -> None:
+    """Gives a drafter what it needs of a round: each row's tokens that were pending and the path
+    that was accepted behind them."""
+    if not drafter.needs.states:
+        return
+    root = len(pending[0]) - 1
+    columns = [[*range(root + 1), *(root + node for node in one.path)] for one in decisions]
+    longest = max(map(len, columns))
+    padded = [[*row, *[0] * (longest - len(row))] for row in columns]
+    states = _side_by_side(scores.states, drafter)  # [B, P + N, H]
+    index = to_device(padded, states.device)[..., None].expand(-1, -1, states.shape[-1])
+    tokens = [[*before, *one.accepted] for before, one in zip(pending, decisions, strict=True)]
+    drafter.read(range(len(tokens)), tokens, states.gather(1, index))
+
+
+def _side_by_side(states: States, drafter: Drafter) -> Tensor:
+    return torch.cat([states[layer] for layer in drafter.needs.states], -1)

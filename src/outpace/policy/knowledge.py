@@ -1,0 +1,27 @@
+"""What was measured and learned of one way of drafting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outpace.policy.acceptance import Acceptance, Counts
+from outpace.policy.cost import CostModel, ReadingCost
+
+
+@dataclass
+class Knowledge:
+    """Of one drafter, over all requests. Several may draft for one request over time, and what one
+    costs and brings says nothing about another."""
+
+    costs: CostModel = field(default_factory=CostModel)
+    reading: ReadingCost = field(default_factory=ReadingCost)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+
+
+@dataclass
+class RowKnowledge:
+    """Of one drafter and one request."""
+
+    counts: Counts
+    read: int = 0
+    """Tokens of the request that the drafter has seen."""

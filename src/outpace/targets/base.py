@@ -1,0 +1,203 @@
+"""The protocol of a target: what the engine, the policy and the audit know of a model.
+
+A target keeps rows, each with its own committed length. Between rounds it admits rows and reads
+their prompts in chunks; in a round it scores a `Plan` in one pass and is then told which path of
+every row was accepted. It never decides anything about a text.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Riders
+from outpace.core.tree import Tree
+
+States = Mapping[int, Tensor]
+"""Hidden states by layer, ``[B, T, H]`` each. Layers are numbered as in transformers: 0 is the
+embedding, -1 is what the head reads."""
+
+
+@dataclass(frozen=True)
+class PromptInputs:
+    """What a new row begins with."""
+
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """A part of the prompts that `Target.fill` has read."""
+
+    rows: Sequence[int]
+    tokens: Sequence[Sequence[int]]
+    """The tokens of each row, in order, of which none was read before."""
+    states: States = field(default_factory=dict)
+    """Of the layers that were asked for; the tokens of a row come first, then padding."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One pass over all ready rows: what is fed, and what is wanted of it.
+
+    pending: each row's committed tokens that are not cached yet, as many in all rows; the last of
+    them is the root. tokens, tree: the drafted nodes behind it. riders: further columns that see
+    the draft and that nothing sees. layers: those whose hidden states are wanted.
+    """
+
+    pending: Sequence[Sequence[int]]
+    tokens: Tensor  # [B, N]
+    tree: Tree
+    riders: Riders | None = None
+    layers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What a pass says about a plan."""
+
+    logits: Tensor  # [B, M, V], at the root and at each node
+    states: States = field(default_factory=dict)
+    """Of the pending tokens and the nodes, ``[B, P + N, H]`` by layer."""
+    rider_logits: Tensor | None = None  # [B, R, V]
+
+    def of_nodes(self, layers: Iterable[int]) -> Tensor:
+        """Returns ``[B, M, H]``: the states of root and nodes, the layers side by side."""
+        nodes = self.logits.shape[1]
+        return torch.cat([self.states[layer][:, -nodes:] for layer in layers], -1)
+
+
+class Target(ABC):
+    """Rows of one model.
+
+    Rows are numbered from 0. ``admit`` and ``fork`` append a row, ``retain`` keeps some of them and
+    numbers them anew. The first ``ready`` rows have their prompts read and take part in passes.
+    """
+
+    device: torch.device
+    rows: int
+    """How many rows there can be at once."""
+    max_length: int
+    """Tokens that a row can hold, those of the prompt included."""
+
+    @property
+    @abstractmethod
+    def active(self) -> int:
+        """How many rows there are."""
+
+    @property
+    @abstractmethod
+    def ready(self) -> int:
+        """How many rows, from the first on, take part in the next pass."""
+
+    @property
+    @abstractmethod
+    def lengths(self) -> Sequence[int]:
+        """How many tokens of each row are cached."""
+
+    @abstractmethod
+    def admit(self, inputs: PromptInputs) -> int:
+        """Adds a row that has yet to read its prompt, and returns its number."""
+
+    @abstractmethod
+    def fill(self, token_budget: int, layers: frozenset[int] = frozenset()) -> list[Chunk]:
+        """Reads up to about ``token_budget`` tokens of the prompts that are not read yet, row after
+        row, and returns what was read.
+
+        The last token of a prompt stays pending: it is the root of the row's first round. So may
+        more of it, if the first pass can read it as well.
+        """
+
+    @abstractmethod
+    def fork(self, row: int) -> int:
+        """Adds a row with the same prompt as a ready one, which is not read again; returns its
+        number. All rows must be ready."""
+
+    @abstractmethod
+    def score(self, plan: Plan) -> Scores:
+        """Returns what one pass over the ready rows says. It commits nothing."""
+
+    @abstractmethod
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Commits the pending tokens of the last plan and, of its nodes, each row's accepted
+        path."""
+
+    @abstractmethod
+    def retain(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows (ascending), numbered anew from 0. With no row at all it is also
+        the way back from a pass that failed half way."""
+
+    # -- what it costs -------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Bytes of the weights."""
+
+    @property
+    @abstractmethod
+    def pass_bytes(self) -> int:
+        """Bytes of weights that one pass reads, the same on every machine."""
+
+    @property
+    @abstractmethod
+    def cache_bytes(self) -> int:
+        """Bytes that the rows occupy."""
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent on compiling or recording passes so far."""
+        return 0.0
+
+    # -- capabilities that a target may lack -----------------------------------------------------
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Returns the embeddings ``[..., H]`` of tokens ``[...]``."""
+        raise NotImplementedError(f"{type(self).__name__} has no embeddings to show.")
+
+    def head(self, states: Tensor) -> Tensor:
+        """Returns the logits ``[..., V]`` of states ``[..., H]`` as the last layer leaves them."""
+        raise NotImplementedError(f"{type(self).__name__} has no head to show.")
+
+    def view(self, skipped: SubLayers) -> View:
+        """Returns the target without some of its sub-layers: the same weights and slots."""
+        raise NotImplementedError(f"{type(self).__name__} cannot leave out layers.")
+
+    def plain(self, token_ids: Sequence[int]) -> Tensor:
+        """Returns the logits ``[T, V]`` of a text that is read without any cache."""
+        raise NotImplementedError(f"{type(self).__name__} cannot read a text plainly.")
+
+
+@dataclass(frozen=True)
+class SubLayers:
+    """Parts of decoder layers, by the number of their layer (from 0)."""
+
+    attention: frozenset[int] = frozenset()
+    mlp: frozenset[int] = frozenset()
+
+    @classmethod
+    def whole(cls, layers: Iterable[int]) -> SubLayers:
+        """Returns both parts of these layers."""
+        numbers = frozenset(layers)
+        return cls(numbers, numbers)
+
+
+class View(ABC):
+    """A target without some of its sub-layers, for drafting.
+
+    It reads what the target has cached and writes behind it, into slots that the next pass of the
+    target overwrites. So it holds nothing from round to round.
+    """
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Goes back to what the target has cached."""
+
+    @abstractmethod
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Returns the logits ``[B, T, V]`` of tokens ``[B, T]`` that follow what was fed since
+        `begin`, for all ready rows."""

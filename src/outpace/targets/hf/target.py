@@ -1,0 +1,217 @@
+"""A target that is a transformers causal language model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core.proposal import Riders
+from outpace.core.transfer import to_device
+from outpace.core.tree import Tree
+from outpace.targets.base import Chunk, Plan, PromptInputs, Scores, States, SubLayers, Target
+from outpace.targets.hf.fixed import FixedShapes
+from outpace.targets.hf.layers import joining
+from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
+from outpace.targets.hf.view import LayerSkippingView
+from outpace.targets.hf.weights import pass_bytes, weight_bytes
+
+PADDING = 1.25
+"""Prompts of several rows are read in one pass as long as padding them to the same length costs no
+more than a quarter of their tokens."""
+
+
+class HFTarget(Target):
+    """Rows of a transformers model over a slot cache.
+
+    >>> target = HFTarget(model, rows=2, max_length=64)     # doctest: +SKIP
+    >>> target.admit(PromptInputs([3, 1, 4]))               # doctest: +SKIP
+    0
+    """
+
+    def __init__(
+        self, model: nn.Module, rows: int, max_length: int, fixed: FixedShapes | None = None
+    ) -> None:
+        """fixed: how passes of shapes that come again are run, if they are compiled or recorded."""
+        self.runner = Runner(model, rows, max_length, fixed)
+        self.model: Any = model
+        self.device = self.runner.device
+        self.rows, self.max_length = rows, max_length
+        self._prompts: list[Sequence[int]] = []
+        self._ready = 0
+        self._scored: tuple[int, bool] = (0, True)  # pending tokens of the last plan; a chain?
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> int:
+        return self.runner.active
+
+    @property
+    def ready(self) -> int:
+        return self._ready
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        return self.runner.lengths
+
+    def admit(self, inputs: PromptInputs) -> int:
+        self.runner.admit(1)
+        self._prompts.append(inputs.token_ids)
+        return self.active - 1
+
+    def fork(self, row: int) -> int:
+        if self._ready < self.active:
+            raise AssertionError("a row is forked while prompts are being read")
+        self.runner.fork(row, len(self._prompts[row]) - 1)
+        self._prompts.append(self._prompts[row])
+        self._ready += 1
+        return self.active - 1
+
+    def retain(self, rows: Sequence[int]) -> None:
+        self.runner.retain(rows)
+        self._prompts = [self._prompts[row] for row in rows]
+        self._ready = sum(row < self._ready for row in rows)
+
+    # -- prompts -------------------------------------------------------------------------------
+
+    def fill(self, token_budget: int, layers: frozenset[int] = frozenset()) -> list[Chunk]:
+        if self._ready == 0 and self._fit_the_first_pass():
+            self._ready = self.active
+            return []
+        found = []
+        while self._skip_read_rows() < self.active and token_budget > 0:
+            chunk = self._read(self._next_chunk(token_budget), layers)
+            token_budget -= sum(map(len, chunk.tokens))
+            found.append(chunk)
+        return found
+
+    def _fit_the_first_pass(self) -> bool:
+        """Whether all rows have as much left to read, and little enough, that the pass of their
+        first round can read it: one pass less before the first token."""
+        left = {self._left(row) for row in range(self.active)}
+        return len(left) == 1 and max(left) < PREFILL_CHUNK
+
+    def _left(self, row: int) -> int:
+        return len(self._prompts[row]) - 1 - self.runner.lengths[row]
+
+    def _skip_read_rows(self) -> int:
+        """Counts as ready the rows whose prompts are read, up to the first that is not."""
+        while self._ready < self.active and self._left(self._ready) == 0:
+            self._ready += 1
+        return self._ready
+
+    def _next_chunk(self, budget: int) -> list[list[int]]:
+        """The tokens that the next rows read in one pass."""
+        found: list[list[int]] = []
+        width = total = 0
+        for row in range(self._ready, self.active):
+            begin = self.runner.lengths[row]
+            size = min(self._left(row), PREFILL_CHUNK, budget - total)
+            width, total = max(width, size), total + size
+            if found and (size == 0 or width * (len(found) + 1) > PADDING * total):
+                break
+            found.append(list(self._prompts[row][begin : begin + size]))
+        return found
+
+    def _read(self, tokens: list[list[int]], layers: frozenset[int]) -> Chunk:
+        first = self._ready
+        output = self.runner.prefill(first, tokens, **_asking_for(layers))
+        return Chunk(range(first, first + len(tokens)), tokens, _states(output, layers))
+
+    # -- rounds --------------------------------------------------------------------------------
+
+    def score(self, plan: Plan) -> Scores:
+        pending = to_device(plan.pending, self.device)  # [B, P]
+        nodes, riders = 1 + plan.tree.size, plan.riders
+        tokens, tree = torch.cat([pending, plan.tokens], 1), plan.tree
+        options: dict[str, Any] = _asking_for(plan.layers)
+        entering: AbstractContextManager[object] = nullcontext()
+        if riders is not None:
+            tree = _with_riders(tree, riders)
+            entering = self._boarding(tokens, riders, options)
+            tokens = torch.cat([tokens, _tokens_of(riders)], 1)
+        with entering:
+            output = self.runner.forward(tokens, keep=1 + tree.size, tree=tree, **options)
+        self._scored = pending.shape[1], plan.tree.is_chain
+        logits = output.logits[:, -(1 + tree.size) :]
+        states = _states(output, plan.layers, pending.shape[1] + plan.tree.size)
+        return Scores(logits[:, :nodes], states, None if riders is None else logits[:, nodes:])
+
+    def _boarding(
+        self, tokens: Tensor, riders: Riders, options: dict[str, Any]
+    ) -> AbstractContextManager[object]:
+        """Sees to it that riders that are embeddings join the pass where they should."""
+        if riders.embeddings is None:
+            return nullcontext()
+        if riders.enter:
+            return joining(self.model, riders.enter, riders.embeddings)
+        options["inputs_embeds"] = torch.cat([self.embed(tokens), riders.embeddings], 1)
+        return nullcontext()
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        pending, is_chain = self._scored
+        if is_chain:
+            self.runner.advance([pending + len(path) for path in paths])
+        else:
+            self.runner.advance_paths(pending, paths)
+
+    # -- what it costs -------------------------------------------------------------------------
+
+    @property
+    def weight_bytes(self) -> int:
+        return weight_bytes(self.model)
+
+    @property
+    def pass_bytes(self) -> int:
+        return pass_bytes(self.model)
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.runner.cache.nbytes
+
+    @property
+    def compile_seconds(self) -> float:
+        return self.runner.compile_seconds
+
+    # -- capabilities --------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def embed(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.model.get_input_embeddings()(tokens)
+        return found
+
+    @torch.inference_mode()
+    def head(self, states: Tensor) -> Tensor:
+        found: Tensor = self.model.get_output_embeddings()(states)
+        return found
+
+    def view(self, skipped: SubLayers) -> LayerSkippingView:
+        return LayerSkippingView(self.runner, lambda: self._ready, skipped)
+
+    @torch.inference_mode()
+    def plain(self, token_ids: Sequence[int]) -> Tensor:
+        ids = torch.tensor([list(token_ids)], device=self.device)
+        logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
+        return logits[0]
+
+
+def _asking_for(layers: Iterable[int]) -> dict[str, Any]:
+    return {"output_hidden_states": True} if layers else {}
+
+
+def _states(output: Any, layers: Iterable[int], columns: int | None = None) -> States:
+    """The hidden states of the first so many columns of a pass, by layer."""
+    return {layer: output.hidden_states[layer][:, :columns] for layer in layers}
+
+
+def _with_riders(tree: Tree, riders: Riders) -> Tree:
+    return Tree(torch.cat([tree.parents, riders.parents], 1))
+
+
+def _tokens_of(riders: Riders) -> Tensor:
+    """The tokens ``[B, R]`` of riders; any, where embeddings stand for them."""
+    return torch.zeros_like(riders.parents) if riders.tokens is None else riders.tokens

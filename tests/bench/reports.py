@@ -1,0 +1,76 @@
+"""Reports made by hand, for what is written and drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from outpace.bench.identity import Identity, TextDifference
+from outpace.bench.interval import Interval
+from outpace.bench.results import (
+    MethodResult,
+    Prediction,
+    Report,
+    Roof,
+    SettingResult,
+    Sweep,
+    SweepPoint,
+    TaskResult,
+)
+from outpace.bench.rounds import AcceptanceCounts, Split
+
+PREDICTION = Prediction(2.2, 2.1, 0.8, ((3, 0.01),), ((1, 0.05), (4, 0.06)))
+
+
+def method(name: str, ratio: float | None) -> MethodResult:
+    interval = None if ratio is None else Interval(ratio, ratio - 0.1, ratio + 0.1, 12)
+    drafting = AcceptanceCounts(100, 70, 103, 33, (33, 33, 34), (30, 22, 18)) if ratio else None
+    return MethodResult(
+        name=name,
+        what=f"{name} <as it is>",
+        rule="token" if ratio else None,
+        lossless=True,
+        tokens_per_second=20.0 * (ratio or 1),
+        decode_tokens_per_second=21.0 * (ratio or 1),
+        speedup=interval,
+        decode_speedup=interval,
+        tasks=(TaskResult("story", interval, 20.0, drafting),),
+        acceptance=drafting,
+        split=Split(0.1, 0.7, 0.1, 0.1),
+        identity=Identity(12, 11, (TextDifference("p1", 3, 5, 6, 1e-5),)) if ratio else None,
+        peak_bytes=10**9,
+        own_bytes=9 * 10**8,
+        over_peers={"hf": Interval(1.5, None, None, 1)} if ratio else {},
+        prediction=PREDICTION if ratio else None,
+        roof=Roof(31.0, 0.9),
+    )
+
+
+def report() -> Report:
+    point = SweepPoint(3, Interval(1.9, 1.8, 2.0, 4), 2.0, 2.1)
+    cell = SettingResult(
+        batch=1,
+        temperature=0.0,
+        prompts=12,
+        prompt_tokens=40.5,
+        max_tokens=128,
+        methods=(method("plain", None), method("draft_model", 2.0)),
+        refused={"hf": "it is asleep"},
+        sweep=Sweep("draft_model", 0.8, (point, replace(point, k=5))),
+    )
+    return Report({"cpu": "a <cpu>", "command": "outpace bench run"}, "plain", 12e9, (cell,))
+
+
+def wide_report(names: Sequence[str], tasks: Sequence[str]) -> Report:
+    """Returns a report on these methods besides plain decoding, and on these tasks; at the second
+    batch size the first method does not take part."""
+    made = [method("plain", None), *(method(name, 1.5) for name in names)]
+    every = [
+        replace(m, tasks=tuple(replace(m.tasks[0], task=task) for task in tasks)) for m in made
+    ]
+    base = report()
+    one = replace(
+        base.cells[0], methods=tuple(every), sweep=replace(base.cells[0].sweep, method=names[0])
+    )
+    four = replace(one, batch=4, methods=(every[0], *every[2:]), sweep=None)
+    return replace(base, cells=(one, four))

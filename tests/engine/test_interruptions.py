@@ -1,0 +1,166 @@
+"""Whatever stops a call half way, the same engine goes on, and no other text changes."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from outpace import LLM, SamplingParams
+from outpace.errors import ConfigError
+from targets.families import CONTEXT, PROMPTS, drafter, target
+from targets.generating import greedy, ids
+
+from .texts import text_decoder
+
+LENGTH = 8
+SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=LENGTH, ignore_eos=True)
+FAULTS = (KeyboardInterrupt, MemoryError, RuntimeError)
+
+
+class Stops(TorchDispatchMode):
+    """Raises a fault at the n-th operation on tensors."""
+
+    def __init__(self, after: int, fault: type[BaseException]) -> None:
+        super().__init__()
+        self.left, self.fault = after, fault
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise self.fault("here")
+        return func(*args, **(kwargs or {}))
+
+
+def decoder(method: str, **more: Any) -> LLM:
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
+    if method != "ngram":
+        config["model"] = drafter("llama")
+    if method == "draft_tree":
+        config["branching"] = [2, 1]
+    options = {"max_num_seqs": 3, "max_model_len": CONTEXT, "max_num_batched_tokens": 6, **more}
+    return LLM(target("llama"), speculative_config=config, **options)
+
+
+@pytest.mark.parametrize("method", ["draft_model", "draft_tree", "ngram"])
+def test_a_stop_at_any_operation_costs_no_text(method: str) -> None:
+    llm, asked = decoder(method), [SAMPLED, greedy(LENGTH), SAMPLED, greedy(LENGTH)]
+    expected = ids(llm.generate(PROMPTS, asked))
+    counting = Stops(0, KeyboardInterrupt)
+    with counting:
+        llm.generate(PROMPTS, asked)
+    operations, choose = -counting.left, random.Random(3)
+    for number in range(70):
+        fault = FAULTS[number % len(FAULTS)]
+        with pytest.raises(fault), Stops(choose.randrange(1, operations), fault):
+            llm.generate(PROMPTS, asked)
+        assert not llm.engine.busy
+        assert ids(llm.generate(PROMPTS, asked)) == expected
+
+
+def test_the_texts_of_other_calls_go_on() -> None:
+    """One call is stopped while another one's text is in the same batch."""
+    llm, choose = decoder("draft_model"), random.Random(4)
+    expected = ids(llm.generate(PROMPTS[:1], SAMPLED))[0]
+    for _ in range(30):
+        stream = llm.stream(PROMPTS[0], SAMPLED)
+        found = next(stream).token_ids
+        with pytest.raises(KeyboardInterrupt), Stops(choose.randrange(1, 400), KeyboardInterrupt):
+            llm.generate(PROMPTS[1:], greedy(CONTEXT - 20))
+        for chunk in stream:
+            found = [*found, *chunk.token_ids]
+        assert found == expected
+
+
+@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+def test_threads_get_their_own_texts(method: str) -> None:
+    llm = decoder(method, max_num_seqs=5)
+    cases = [
+        (prompt, SamplingParams(temperature=1.0, seed=seed, max_tokens=LENGTH, ignore_eos=True))
+        for seed, prompt in enumerate([*PROMPTS, *PROMPTS])
+    ]
+    expected = [llm.generate([prompt], params)[0].token_ids for prompt, params in cases]
+    wrong: list[object] = []
+
+    def call(number: int) -> None:
+        prompt, params = cases[number]
+        try:
+            for _ in range(25):
+                found = llm.generate([prompt], params)[0].token_ids
+                if found != expected[number]:
+                    wrong.append((number, found))
+        except BaseException as error:
+            wrong.append((number, error))
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(cases))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert not llm.engine.busy
+
+
+def test_a_call_from_inside_a_step_is_refused() -> None:
+    llm = text_decoder("none", k=0)
+
+    def asking(history: Any, scores: Any) -> Any:
+        llm.generate("b", SamplingParams(max_tokens=1))
+        return scores
+
+    with pytest.raises(Exception, match="called the engine that is calling it") as raised:
+        llm.generate("a", SamplingParams(max_tokens=2, logits_processors=[asking]))
+    assert isinstance(raised.value, ConfigError) or isinstance(raised.value.__cause__, ConfigError)
+    assert llm.generate("a", SamplingParams(max_tokens=2, temperature=0))
+
+
+def test_a_streamer_that_raises_ends_its_own_text() -> None:
+    llm = decoder("draft_model")
+    expected = ids(llm.generate(PROMPTS, greedy(LENGTH)))
+    for _ in llm.stream(PROMPTS[0], greedy(LENGTH)):
+        break
+    assert not llm.engine.busy
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
+
+
+def test_a_stop_condition_that_raises_ends_its_own_text() -> None:
+    llm = decoder("draft_model")
+    expected = ids(llm.generate(PROMPTS, greedy(LENGTH)))
+    requests = [llm._requests(prompt, greedy(LENGTH))[0] for prompt in PROMPTS]
+
+    def fails(tokens: list[int]) -> bool:
+        if len(tokens) > len(PROMPTS[2]) + 3:
+            raise ValueError("no more")
+        return False
+
+    requests[2].stop_when = fails
+    for request in requests:
+        llm.engine.add(request)
+    while llm.engine.busy:
+        llm.engine.step()
+    assert [request.finish_reason for request in requests] == [
+        "length",
+        "length",
+        "error",
+        "length",
+    ]
+    assert str(requests[2].error) == "no more"
+    assert requests[2].output_ids == expected[2][:4]
+    others = [request.output_ids for request in requests[:2] + requests[3:]]
+    assert others == expected[:2] + expected[3:]
+
+
+def test_an_interrupted_token_is_still_looked_at() -> None:
+    """A stop string whose last token was appended when the interruption came ends the text."""
+    llm = text_decoder("none", k=0)
+    request = llm._requests("a", SamplingParams(max_tokens=9, stop="xy", temperature=0))[0]
+    request.extend([ord("x")])
+    request.output_ids.append(ord("y"))  # as an interruption leaves it
+    request.settle()
+    assert request.finish_reason == "stop" or not request.finished
+    whole = llm._requests("a", SamplingParams(max_tokens=9, stop="xy", temperature=0))[0]
+    whole.extend([ord("x"), ord("y")])
+    assert (request.finish_reason, request.text) == (whole.finish_reason, whole.text)

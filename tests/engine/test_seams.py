@@ -1,0 +1,410 @@
+"""Drafters that need what no drafter of ours needs yet: each proves that a seam carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from audit_engine.pairs import PROMPTS as LETTERS_IN
+from outpace import LLM, SamplingParams
+from outpace.audit.drafting import Drafts, iid
+from outpace.audit.law import audit_law
+from outpace.audit.letters import LetterTokenizer, letter_model, noised
+from outpace.audit.model import AuditPlan, audit_model
+from outpace.audit.world import World
+from outpace.core.categorical import Categorical
+from outpace.core.proposal import Drawn, Needs, Point, Proposal, Riders, Sampled
+from outpace.core.rng import Role, uniform
+from outpace.core.tree import Tree
+from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.chains import point_chains
+from outpace.draft.options import option
+from outpace.draft.vocabulary import Vocabulary
+from outpace.targets.base import Target
+from targets.families import CONTEXT, PROMPTS, drafter, plain, target
+from targets.generating import greedy, ids
+
+from .registering import register
+
+LENGTH = 16
+EXPECTED = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
+
+
+def hidden(text: Sequence[int], layer: int) -> Tensor:
+    """Returns the hidden states ``[T, H]`` of a text that is read plainly."""
+    tokens = torch.tensor([list(text)])
+    output = target("llama")(input_ids=tokens, use_cache=False, output_hidden_states=True)
+    return output.hidden_states[layer][0]
+
+
+def decoder(config: dict[str, Any], **more: Any) -> LLM:
+    options = {"max_num_seqs": 4, "max_model_len": CONTEXT, **more}
+    return LLM(target("llama"), speculative_config=config, **options)
+
+
+# -- states of every committed token, behind the root too ------------------------------------------
+
+
+class StatesDrafter(Drafter):
+    """Proposes what the target's own head makes of the last state that there is: the last
+    committed token once more, or what the target thought then."""
+
+    name: ClassVar[str] = "states"
+    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    needs: Needs = Needs(states=(1, -1))
+    trees: ClassVar[bool] = True
+
+    def __init__(self, decoder: Target) -> None:
+        self.target = decoder
+        self.texts: list[tuple[list[int], list[Tensor]]] = []
+        self.ended: list[tuple[list[int], Tensor]] = []
+
+    @classmethod
+    def build(cls, setup: Setup) -> StatesDrafter:
+        return cls(setup.target)
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        self.texts += [([], []) for _ in rows]
+
+    def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
+        for place, row in enumerate(rows):
+            text, seen = self.texts[row]
+            text += tokens[place]
+            seen.append(states[place, : len(tokens[place])])
+
+    def retain(self, rows: Sequence[int]) -> None:
+        for row, (text, seen) in enumerate(self.texts):
+            if row not in rows:
+                self.ended.append((text, torch.cat(seen)))
+        self.texts = [self.texts[row] for row in rows]
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        drafts = []
+        for row, budget in enumerate(budgets):
+            states = [x for x in self.texts[row][1] if len(x)]
+            assert len(self.texts[row][0]) == rows.length(row) - 1 or not states
+            size = states[-1].shape[-1] // 2 if states else 0
+            guess = int(self.target.head(states[-1][-1, size:]).argmax()) if states else 0
+            drafts.append([guess, (guess + 1) % 64][:budget])
+        width = max(map(len, drafts))
+        tokens = torch.tensor([[*draft, *[0] * (width - len(draft))] for draft in drafts])
+        counts = torch.tensor([len(draft) for draft in drafts])
+        tree = Tree.uniform([0] * width, len(drafts))
+        return Proposal(tokens.view(len(drafts), width), tree, counts, Point())
+
+
+@pytest.mark.parametrize("budget", [3, 2048])
+@pytest.mark.parametrize("speculative", ["off", 2])
+def test_states_come_once_for_every_committed_token(
+    monkeypatch: pytest.MonkeyPatch, budget: int, speculative: Any
+) -> None:
+    register(monkeypatch, StatesDrafter)
+    llm = decoder(
+        {"method": "states", "verify": "recursive", "num_speculative_tokens": 2},
+        max_num_batched_tokens=budget,
+    )
+    params = replace(greedy(LENGTH), speculative=speculative)
+    assert ids(llm.generate(PROMPTS, params)) == EXPECTED
+    ended = llm.engine.drafter.ended
+    assert len(ended) == len(PROMPTS)
+    for text, states in ended:
+        prompt = next(prompt for prompt in PROMPTS if text[: len(prompt)] == list(prompt))
+        whole = [*prompt, *EXPECTED[PROMPTS.index(prompt)]]
+        # What comes behind the end of a text was accepted, and is nobody's any more.
+        known = min(len(text), len(whole))
+        assert text[:known] == whole[:known]
+        assert known >= len(whole) - 1
+        both = torch.cat([hidden(whole, 1), hidden(whole, -1)], -1)[:known]
+        assert torch.allclose(states[:known], both, atol=1e-9)
+
+
+def test_a_forked_prompt_is_read_again_where_its_states_are_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    register(monkeypatch, StatesDrafter)
+    llm = decoder({"method": "states", "verify": "recursive", "num_speculative_tokens": 2})
+    params = SamplingParams(n=3, seed=1, temperature=1.0, max_tokens=6, ignore_eos=True)
+    llm.generate([[5, 6, 7, 8]], params)
+    assert [text[:4] for text, _ in llm.engine.drafter.ended] == [[5, 6, 7, 8]] * 3
+
+
+# -- columns that ride in the target's pass --------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RiderOptions:
+    kind: str = option("tokens", "What is fed: tokens, embeddings, or states that enter later.")
+
+
+class RiderDrafter(Drafter):
+    """Lets a chain of two fixed tokens ride behind the root, and remembers what the target says."""
+
+    name: ClassVar[str] = "riders"
+    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    Options: ClassVar[type[Any]] = RiderOptions
+    RIDING = (9, 17)
+
+    def __init__(self, decoder: Target, kind: str) -> None:
+        self.target, self.kind = decoder, kind
+        self.seen: list[tuple[list[int], Tensor]] = []
+
+    @classmethod
+    def build(cls, setup: Setup) -> RiderDrafter:
+        return cls(setup.target, setup.options.kind)
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        drafts = [[11, 12, 13][:budget] for budget in budgets]
+        proposal = point_chains(drafts, rows.seeds.device)
+        size = proposal.tree.size
+        parents = torch.tensor([[0, size + 1]]).expand(len(rows), -1)
+        tokens = torch.tensor([self.RIDING]).expand(len(rows), -1)
+        return replace(proposal, riders=self._riders(rows, parents, tokens))
+
+    def _riders(self, rows: Rows, parents: Tensor, tokens: Tensor) -> Riders:
+        if self.kind == "tokens":
+            return Riders(parents, tokens=tokens)
+        if self.kind == "embeddings":
+            return Riders(parents, embeddings=self.target.embed(tokens))
+        states = [hidden([*rows.since(row, 0), *self.RIDING], 1)[-2:] for row in range(len(rows))]
+        return Riders(parents, embeddings=torch.stack(states), enter=1)
+
+    def observe(self, rows: Rows, round: Round) -> None:
+        if round.rider_logits is not None:
+            for row, logits in enumerate(round.rider_logits):
+                self.seen.append((rows.since(row, 0), logits))
+
+
+@pytest.mark.parametrize("kind", ["tokens", "embeddings", "states"])
+def test_riders_see_the_text_and_nothing_sees_them(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    register(monkeypatch, RiderDrafter)
+    llm = decoder({"method": "riders", "kind": kind, "num_speculative_tokens": 3})
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
+    seen = llm.engine.drafter.seen
+    assert len(seen) > len(PROMPTS)
+    for text, logits in seen:
+        whole = torch.tensor([[*text, *RiderDrafter.RIDING]])
+        expected = target("llama")(input_ids=whole, use_cache=False).logits[0, -2:]
+        assert torch.allclose(logits, expected, atol=1e-9)
+
+
+def test_a_rule_that_scores_twice_refuses_riders(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, RiderDrafter)
+    config = {"method": "riders", "num_speculative_tokens": 2,
+              "verify": {"name": "reflective", "prompt": "abc"}}  # fmt: skip
+    llm = LLM(letter_model(), tokenizer=LetterTokenizer(), speculative_config=config)
+    with pytest.raises(ValueError, match="columns of its own"):
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, seed=1, temperature=1.0))
+
+
+# -- several drafters in one request ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeveralOptions:
+    model: Any = option(None, "The model of all children.")
+    lanes: bool = option(True, "Whether each child has a random stream of its own.")
+
+
+class SeveralDrafter(Drafter):
+    """Four draft models guess the next token independently of each other."""
+
+    name: ClassVar[str] = "several"
+    draws: frozenset[Drawn] = frozenset({Drawn.IID})
+    trees: ClassVar[bool] = True
+    Options: ClassVar[type[Any]] = SeveralOptions
+
+    def __init__(self, children: Sequence[Drafter]) -> None:
+        self.children = children
+
+    @classmethod
+    def build(cls, setup: Setup) -> SeveralDrafter:
+        config = {"method": "draft_model", "model": setup.options.model}
+        children = [setup.child(config) for _ in range(4)]
+        if not setup.options.lanes:
+            for child in children:
+                child.lane = 1
+        return cls(children)
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        for child in self.children:
+            child.admit(rows)
+
+    def retain(self, rows: Sequence[int]) -> None:
+        for child in self.children:
+            child.retain(rows)
+
+    def rewind(self, rows: Rows) -> None:
+        for child in self.children:
+            child.rewind(rows)
+
+    def observe(self, rows: Rows, round: Round) -> None:
+        self.rewind(rows)
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        budgets = [min(1, budget) for budget in budgets]
+        made = [child.propose(rows, budgets) for child in self.children]
+        if not made[0].tree.size:
+            return made[0]
+        tree = Tree.uniform([0] * len(made), len(rows))
+        tokens = torch.cat([one.tokens for one in made], 1)
+        counts = len(made) * made[0].counts
+        laws = [one.law.q for one in made if isinstance(one.law, Sampled)]
+        law = Sampled(torch.cat(laws, 1)) if laws else Point()
+        return Proposal(tokens, tree, counts, law)
+
+
+def several(lanes: bool) -> LLM:
+    model = letter_model()
+    config = {
+        "method": "several",
+        "model": noised(model, 1.0),
+        "lanes": lanes,
+        "num_speculative_tokens": 4,
+        "verify": "recursive",
+    }
+    return LLM(
+        model,
+        tokenizer=LetterTokenizer(),
+        speculative_config=config,
+        max_num_seqs=40,
+        generation_config="none",
+    )
+
+
+def test_children_in_lanes_of_their_own_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, SeveralDrafter)
+    plan = AuditPlan(LETTERS_IN, samples=400, tokens=3, power=False)
+    report = audit_model(several(lanes=True), plan, SamplingParams(temperature=1.0))
+    assert report.ok, report
+    assert report.acceptance > 0.05
+
+
+@pytest.mark.parametrize("lanes", [True, False])
+def test_only_lanes_make_children_independent(monkeypatch: pytest.MonkeyPatch, lanes: bool) -> None:
+    register(monkeypatch, SeveralDrafter)
+    llm, siblings = several(lanes), []
+    with llm.engine.observing(lambda trace: siblings.extend(trace.proposal.tokens.tolist())):
+        llm.generate(LETTERS_IN, SamplingParams(temperature=1.0, seed=1, max_tokens=8))
+    assert all(len(set(row)) == 1 for row in siblings if row) != lanes
+
+
+def one_lane(world: World, parents: list[int]) -> Drafts:
+    """Returns what children draft that draw with the same numbers: equal siblings."""
+    drafts = iid(world, parents)
+    equal = (drafts.tokens == drafts.tokens[:, :1]).all(1)
+    mass = world.q[:, 0][:, drafts.tokens[:, 0]]  # [G, R]
+    return replace(drafts, chance=torch.where(equal, mass, 0.0))
+
+
+def test_the_gate_finds_equal_siblings_wrong() -> None:
+    report = audit_law(["recursive", "kseq"], {"independent": iid, "one lane": one_lane}, pairs=10)
+    of_siblings = [row for row in report.rows if row.shape == "2 siblings"]
+    verdicts = {(row.rule, row.drafted): row.passed for row in of_siblings}
+    assert verdicts == {
+        ("recursive", "independent"): True,
+        ("recursive", "one lane"): False,
+        ("kseq", "independent"): True,
+        ("kseq", "one lane"): False,
+    }
+
+
+# -- a drafter that knows a part of the vocabulary -------------------------------------------------
+
+KNOWN = torch.tensor([3, 1, 7, 4, 0])
+
+
+class FewTokensDrafter(Drafter):
+    """Draws one of five tokens from a fixed law over its own vocabulary."""
+
+    name: ClassVar[str] = "few"
+    draws: frozenset[Drawn] = frozenset({Drawn.IID})
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = Vocabulary(KNOWN, vocabulary)
+
+    @classmethod
+    def build(cls, setup: Setup) -> FewTokensDrafter:
+        return cls(setup.loaded.vocabulary)
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        size = max(budgets)
+        own = torch.linspace(0, 1, len(KNOWN), dtype=torch.float64).expand(len(rows), size, -1)
+        q = self.vocabulary.logits(own).softmax(-1)
+        u = uniform(rows.seeds_of(self.lane), rows.positions, Role.DRAFT, size)
+        tokens = Categorical.of(q).draw(u[..., None])[..., 0]
+        tree = Tree.chain(len(rows), size)
+        return Proposal(tokens, tree, torch.tensor(list(budgets)), Sampled(q))
+
+
+def test_a_smaller_vocabulary_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, FewTokensDrafter)
+    llm = LLM(
+        letter_model(),
+        tokenizer=LetterTokenizer(),
+        speculative_config={"method": "few", "num_speculative_tokens": 3},
+        max_num_seqs=40,
+        generation_config="none",
+    )
+    plan = AuditPlan(LETTERS_IN, samples=800, power=False)
+    report = audit_model(llm, plan, SamplingParams(temperature=1.0))
+    assert report.ok, report
+    assert 0 < report.acceptance < 1
+
+
+# -- the target without some of its layers ---------------------------------------------------------
+
+
+def test_a_view_without_the_upper_layers_is_the_shortened_model() -> None:
+    from outpace.targets.base import Plan, PromptInputs, SubLayers
+    from outpace.targets.hf.target import HFTarget
+
+    model = target("llama")
+    whole = HFTarget(model, rows=2, max_length=64)
+    texts = [[5, 6, 7, 8, 9], [3, 1, 4, 1, 5]]
+    for text in texts:
+        whole.admit(PromptInputs(text))
+    while whole.ready < 2:
+        whole.fill(100)
+    nothing = torch.zeros(2, 0, dtype=torch.long)
+    whole.score(Plan(texts, nothing, Tree.chain(2, 0)))
+    whole.commit([[], []])
+    lengths = list(whole.lengths)
+    upper = whole.view(SubLayers.whole([1]))
+    none = whole.view(SubLayers())
+    drafted = torch.tensor([[9, 2], [6, 5]])
+    upper.begin()
+    none.begin()
+    shortened = torch.cat([upper.forward(drafted[:, :1]), upper.forward(drafted[:, 1:])], 1)
+    complete = none.forward(drafted)
+    assert whole.lengths == lengths
+    for row, text in enumerate(texts):
+        read = torch.tensor([[*text, *drafted[row].tolist()]])
+        output = model(input_ids=read, use_cache=False, output_hidden_states=True)
+        early = model.lm_head(model.model.norm(output.hidden_states[1][0, -2:]))
+        assert torch.allclose(shortened[row], early, atol=1e-9)
+        assert torch.allclose(complete[row], output.logits[0, -2:], atol=1e-9)
+    scored = whole.score(Plan([[7], [7]], nothing, Tree.chain(2, 0))).logits[:, 0]
+    for row, text in enumerate(texts):
+        assert torch.allclose(scored[row], whole.plain([*text, 7])[-1], atol=1e-9)
+
+
+def test_one_request_may_have_a_tag_and_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    admitted: list[RowInfo] = []
+    llm = decoder({"method": "draft_model", "model": drafter("llama")})
+    real = llm.engine.drafter.admit
+    monkeypatch.setattr(
+        llm.engine.drafter, "admit", lambda rows: (admitted.extend(rows), real(rows))
+    )
+    llm.generate([[1, 2], [1, 2]], greedy(4))
+    llm.generate([[1, 2, 3]], SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=4))
+    assert len({info.id for info in admitted}) == 5
+    assert admitted[0].group is None
+    assert len({info.group for info in admitted[2:]}) == 1
+    assert [info.forked_from is not None for info in admitted] == [False] * 3 + [True] * 2

@@ -1,0 +1,54 @@
+"""The examples in docstrings say what happens, and those in the documentation can be imported."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import outpace
+
+ROOT = Path(outpace.__file__).parent
+REPOSITORY = Path(__file__).parents[1]
+IMPORT = re.compile(r"^\s*from (outpace[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+PAGES = [
+    page
+    for page in (REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/**/*.md")))
+    if IMPORT.search(page.read_text("utf-8"))
+]
+
+
+def modules_with_examples() -> list[str]:
+    """Returns the dotted names of all modules whose source shows an example."""
+    files = sorted(path for path in ROOT.rglob("*.py") if ">>> " in path.read_text("utf-8"))
+    dotted = (path.relative_to(ROOT.parent).with_suffix("").parts for path in files)
+    return [".".join(parts).removesuffix(".__init__") for parts in dotted]
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_docstring_examples_hold(name: str) -> None:
+    module = importlib.import_module(name)
+    failed, _ = doctest.testmod(module)
+    assert failed == 0, f"{failed} examples of {name} failed; see the captured output"
+    found = doctest.DocTestFinder(exclude_empty=True).find(module)
+    assert any(test.examples for test in found), f"doctest finds no example in {name}"
+
+
+def test_every_package_is_looked_at() -> None:
+    packages = {name.split(".")[1] for name in modules_with_examples()}
+    assert {"audit", "bench", "core", "engine", "policy", "targets", "verify"} <= packages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_what_a_page_imports_exists(page: Path) -> None:
+    for module, names in IMPORT.findall(page.read_text("utf-8")):
+        found = importlib.import_module(module)
+        missing = [name for name in names.replace(" ", "").split(",") if not hasattr(found, name)]
+        assert not missing, f"{module} has no {', '.join(missing)}"
+
+
+def test_there_are_pages_with_imports() -> None:
+    assert {"README.md", "audit.md"} <= {page.name for page in PAGES}
