@@ -28,7 +28,6 @@ from outpace.engine.verifier import Verifier
 from outpace.errors import (
     ConfigError,
     OutpaceError,
-    ParamsError,
     PromptError,
     UnknownArgument,
     names_checked,
@@ -103,7 +102,9 @@ class LLM:
         arguments.check_choice("generation_config", generation_config, arguments.OWN_CONFIG)
         max_num_seqs = arguments.rows("max_num_seqs", max_num_seqs)
         max_num_batched_tokens = arguments.rows("max_num_batched_tokens", max_num_batched_tokens)
-        self.config = _speculation(speculative_config, bundled=model is None)
+        self.config = arguments.speculation(
+            speculative_config, BUNDLED / "drafter" if model is None else None
+        )
         drafter = find_drafter(self.config.method)
         rule = make_rule(self.config.rule_name or drafter.default_rule, **self.config.rule_options)
         options = drafter.configure(self.config.options)
@@ -119,7 +120,7 @@ class LLM:
             cpu_kernels=cpu_kernels,
             quantization=quantization,
         )
-        self.max_model_len = _context(max_model_len, self.target)
+        self.max_model_len = arguments.context(max_model_len, self.target)
         own: Any = self.target.model.generation_config if generation_config == "auto" else None
         if own is not None:
             generation.check(own)
@@ -405,7 +406,7 @@ class LLM:
             "stop_token_ids": params.stop_token_ids,
         }
         for name, tokens in named.items():
-            _check_ids(name, tokens, self.target.vocabulary)
+            arguments.check_ids(name, tokens, self.target.vocabulary)
         ends = set(params.stop_token_ids) | (set() if params.ignore_eos else {*self.target.eos_ids})
         return RowOptions(params, tuple(sorted(words)), tuple(sorted(ends)))
 
@@ -422,20 +423,6 @@ SEED_STEP = 0x9E3779B97F4A7C15
 """Between the seeds of the n texts of one request (any odd constant; streams hash the seed)."""
 
 
-def _speculation(
-    config: Mapping[str, Any] | SpeculativeConfig | None, bundled: bool
-) -> SpeculativeConfig:
-    if isinstance(config, SpeculativeConfig):
-        return config
-    if config is None:
-        config = {} if bundled else {"method": "none"}
-    if bundled and isinstance(config, Mapping):
-        config = dict(config)
-        if config.get("method", "draft_model") in ("draft_model", "draft_tree"):
-            config.setdefault("model", BUNDLED / "drafter")
-    return SpeculativeConfig.from_dict(config)
-
-
 def _engine(
     target: Target,
     drafter: Drafter,
@@ -446,25 +433,6 @@ def _engine(
 ) -> Engine:
     controller = make_controller(count, drafter, verifier.coupled, target)
     return Engine(target, drafter, verifier, controller, vocabulary, max_batched_tokens)
-
-
-def _context(wanted: int | None, target: Loaded) -> int:
-    if wanted is None:
-        return target.max_length
-    wanted = arguments.rows("max_model_len", wanted)
-    if not 1 < wanted <= target.max_length:
-        raise ConfigError(
-            f"max_model_len must be in [2, {target.max_length}] for this model, not {wanted}."
-        )
-    return wanted
-
-
-def _check_ids(name: str, tokens: Any, vocabulary: int) -> None:
-    for token in tokens:
-        if not isinstance(token, int) or not 0 <= token < vocabulary:
-            raise ParamsError(
-                f"{name} holds {token!r}: token ids are whole numbers in [0, {vocabulary})."
-            )
 
 
 def _raise_errors(requests: Iterable[Request]) -> None:

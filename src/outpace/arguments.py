@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from outpace.config import SpeculativeConfig
 from outpace.core.params import SamplingParams
 from outpace.core.values import flag, shown, whole
 from outpace.errors import ConfigError, ParamsError
@@ -105,3 +107,39 @@ def _params(given: Any) -> SamplingParams:
     if isinstance(given, SamplingParams):
         return given
     return SamplingParams.from_dict(given)
+
+
+def speculation(
+    config: Mapping[str, Any] | SpeculativeConfig | None, drafter: Path | None
+) -> SpeculativeConfig:
+    """Returns how to speculate. drafter: the bundled one, for the bundled model; else None."""
+    if isinstance(config, SpeculativeConfig):
+        return config
+    if config is None:
+        config = {"method": "none"} if drafter is None else {}
+    if drafter is not None and isinstance(config, Mapping):
+        config = dict(config)
+        if config.get("method", "draft_model") in ("draft_model", "draft_tree"):
+            config.setdefault("model", drafter)
+    return SpeculativeConfig.from_dict(config)
+
+
+def context(wanted: Any, target: Loaded) -> int:
+    """Returns the longest prompt and text together; unset: what the model has positions for."""
+    if wanted is None:
+        return target.max_length
+    length = rows("max_model_len", wanted)
+    if not 1 < length <= target.max_length:
+        raise ConfigError(
+            f"max_model_len must be in [2, {target.max_length}] for this model, not {length}."
+        )
+    return length
+
+
+def check_ids(name: str, tokens: Iterable[int], vocabulary: int) -> None:
+    """Raises ``ParamsError`` for a token id that the model cannot generate."""
+    for token in tokens:
+        if not 0 <= token < vocabulary:
+            raise ParamsError(
+                f"{name} holds {token}: token ids are whole numbers in [0, {vocabulary})."
+            )
