@@ -24,11 +24,12 @@ check: $(STAMP)  ## style and types
 test: check  ## everything CI runs
 	$(BIN)/pytest -q -n 2 -m "not slow"
 
-audit: $(STAMP)  ## the whole exactness gate, on tiny models and the bundled pair
+audit: $(STAMP)  ## the whole exactness gate, on tiny models and the bundled pair; a long fuzz
 	$(BIN)/outpace audit law --full
 	$(BIN)/outpace audit options
 	$(BIN)/outpace audit diff
 	$(BIN)/outpace audit model --samples 160 -k 4 --temperature 0.8 --top-p 0.95
+	OUTPACE_FUZZ=long $(BIN)/pytest -q -n 2 tests/fuzz
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -17,7 +17,8 @@ ROOT = Path(outpace.__file__).parent
 # core <- verify, targets <- draft <- policy <- engine <- api <- audit, bench, serve, train <- cli.
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "verify", "targets", "draft", "policy"}
-_API = {*_ENGINE, "engine", "config", "outputs", "prompts", "bundled"}
+_ARGUMENTS = {"arguments", "chats", "config", "prompts"}
+_API = {*_ENGINE, *_ARGUMENTS, "engine", "outputs", "progress", "bundled"}
 _FACE = {*_API, "api"}
 _TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "train"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -28,8 +29,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "draft": {"config", "core", "targets"},
     "policy": {"core", "draft", "targets"},
     "engine": _ENGINE,
-    "config": set(),
-    "prompts": set(),
+    "config": {"core"},
+    "prompts": {"core"},
+    "chats": {"core", "prompts"},
+    "arguments": {*_ENGINE, "config"},
+    "progress": set(),
     "outputs": {*_ENGINE, "engine"},
     "bundled": {"targets"},
     "api": _API,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import nn
 
+from outpace import arguments, chats
+from outpace.arguments import Params
+from outpace.chats import Conversation
 from outpace.config import SpeculativeConfig
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
@@ -21,9 +25,16 @@ from outpace.engine.capture import capture_for
 from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS, Engine
 from outpace.engine.request import Request
 from outpace.engine.verifier import Verifier
-from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError
+from outpace.errors import (
+    ConfigError,
+    OutpaceError,
+    PromptError,
+    UnknownArgument,
+    names_checked,
+)
 from outpace.outputs import Chunk, CompletionOutput, RequestOutput
 from outpace.policy.controller import make_controller
+from outpace.progress import with_bar
 from outpace.prompts import Prompt, check_characters, listed, unwrapped
 from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import Kernels
@@ -43,6 +54,7 @@ BUNDLED = Path(__file__).parent / "bundled"
 _WARM_UP_DRAFT = 4
 
 
+@names_checked(UnknownArgument, "argument of LLM")
 class LLM:
     """A causal language model that generates faster with speculation, without other words.
 
@@ -93,14 +105,15 @@ class LLM:
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
+        arguments.check_kinds(model, tokenizer, dtype, device, quantization)
+        arguments.check_flags(trust_remote_code=trust_remote_code, compile=compile)
+        arguments.check_choice("generation_config", generation_config, arguments.OWN_CONFIG)
+        max_num_seqs = arguments.rows("max_num_seqs", max_num_seqs)
+        max_num_batched_tokens = arguments.rows("max_num_batched_tokens", max_num_batched_tokens)
         use_threads(threads)
-        for name, value in (
-            ("max_num_seqs", max_num_seqs),
-            ("max_num_batched_tokens", max_num_batched_tokens),
-        ):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}.")
-        self.config = _speculation(speculative_config, bundled=model is None)
+        self.config = arguments.speculation(
+            speculative_config, BUNDLED / "drafter" if model is None else None
+        )
         drafter = find_drafter(self.config.method)
         rule = make_rule(self.config.rule_name or drafter.default_rule, **self.config.rule_options)
         options = drafter.configure(self.config.options)
@@ -117,12 +130,14 @@ class LLM:
             quantization=quantization,
             progress=progress,
         )
-        self.max_model_len = _context(max_model_len, self.target)
+        self.max_model_len = arguments.context(max_model_len, self.target)
         own: Any = self.target.model.generation_config if generation_config == "auto" else None
         if own is not None:
             generation.check(own)
         self._own = own
+        self._request_ids = itertools.count()
         self._defaults = {} if own is None else self.target.defaults
+        arguments.check_defaults(self._defaults)
         self._tokenizing = threading.Lock()
         capture = capture_for if compile else None
         fixed = None if capture is None else capture(self.target.model)
@@ -199,27 +214,32 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Returns one output per prompt, in order.
 
         prompts: one or several texts, lists of token ids, or dicts with one of the two as "prompt"
-        or "prompt_token_ids". sampling_params: one for all, or one for each; default: as the
-        model's generation_config says.
+        or "prompt_token_ids"; also what a tokenizer returns, without its padding. sampling_params:
+        one for all, or one for each, as `SamplingParams` or a dict of its options; default: as the
+        model's generation_config says. use_tqdm: shows a progress bar on standard error.
 
         Where a request's options turn out to contradict each other on the way, its text ends there
         with the finish reason "error"; if it was the only one, that is raised.
         """
-        return list(self.generate_each(prompts, sampling_params))
+        given = listed(prompts)
+        outputs = self.generate_each(given, sampling_params)
+        return list(with_bar(outputs, len(given), shown=use_tqdm))
 
     def generate_each(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
     ) -> Iterator[RequestOutput]:
         """Yields what `generate` returns, each output once it and those before it are done."""
         given = listed(prompts)
-        params = _paired(sampling_params, len(given))
+        params = arguments.paired(sampling_params, len(given))
         groups = []
         for number, (prompt, options) in enumerate(zip(given, params, strict=True), 1):
             try:
@@ -231,45 +251,61 @@ class LLM:
         self._check_processors(params, groups)
         return self._play(given, groups)
 
-    def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, sampling_params: Params | None = None) -> Iterator[Chunk]:
         """Yields pieces of the text as soon as they are safe: whole characters, and nothing that a
         stop string may still swallow. The last piece carries the finish reason."""
-        params = sampling_params or SamplingParams()
+        (params,) = arguments.paired(sampling_params, 1)
         requests = self._requests(prompt, params, streaming=True)
         self._check_processors([params], [requests])
         return self._stream(requests)
 
+    @overload
     def chat(
         self,
-        messages: Sequence[Mapping[str, str]],
-        sampling_params: SamplingParams | None = None,
-    ) -> RequestOutput:
+        messages: Conversation,
+        sampling_params: Params | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> RequestOutput: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Conversation],
+        sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]: ...
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> RequestOutput | list[RequestOutput]:
         """Returns the assistant's next turn, through the tokenizer's chat template.
 
-        messages: ``[{"role": "user", "content": ...}, ...]``.
+        messages: ``[{"role": "user", "content": ...}, ...]``; a content is a text or a list of
+        OpenAI's parts of type "text". Of a list of several conversations, the answers are a list.
         """
-        return self.generate([self.chat_ids(messages)], sampling_params)[0]
+        given, several = chats.conversations(messages)
+        prompts = [self.chat_ids(conversation) for conversation in given]
+        outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return outputs if several else outputs[0]
 
-    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Returns the prompt's token ids for a chat."""
+    def chat_ids(self, messages: Conversation) -> list[int]:
+        """Returns the prompt's token ids for one conversation."""
         tokenizer = self._needs_tokenizer("a chat")
-        if not getattr(tokenizer, "chat_template", None):
-            raise PromptError(
-                f"the tokenizer of {self.target.name} has no chat template: use generate() instead."
-            )
         with self._tokenizing:
-            text = tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
-            check_characters(text)
+            text = chats.rendered(tokenizer, self.target.name, messages)
             ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
-    def resolve(self, sampling_params: SamplingParams | None = None) -> SamplingParams:
+    def resolve(self, sampling_params: Params | None = None) -> SamplingParams:
         """Returns the params with each unset option as the model's generation_config says."""
-        return (sampling_params or SamplingParams()).resolve(self._defaults)
+        (params,) = arguments.paired(sampling_params, 1)
+        return params.resolve(self._defaults)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -285,7 +321,7 @@ class LLM:
                     self.engine.step()
                 if len(requests) == 1:
                     _raise_errors(group)
-                yield _output(prompt, group)
+                yield _output(str(next(self._request_ids)), prompt, group)
         finally:
             self._abandon(requests)
 
@@ -370,11 +406,11 @@ class LLM:
             with self._tokenizing:  # tokenizers are not made for several threads
                 ids: list[int] = tokenizer(prompt).input_ids
         else:
-            ids = list(prompt)
+            ids = prompt
         if not ids:
             raise PromptError("the prompt is empty: give at least one token.")
         top = self.target.config.vocab_size
-        if any(not isinstance(i, int) or not 0 <= i < top for i in ids):
+        if any(not 0 <= i < top for i in ids):
             raise PromptError(f"prompt token ids must be whole numbers in [0, {top}).")
         if len(ids) >= self.max_model_len:
             raise PromptError(
@@ -399,7 +435,7 @@ class LLM:
             "stop_token_ids": params.stop_token_ids,
         }
         for name, tokens in named.items():
-            _check_ids(name, tokens, self.target.vocabulary)
+            arguments.check_ids(name, tokens, self.target.vocabulary)
         ends = set(params.stop_token_ids) | (set() if params.ignore_eos else {*self.target.eos_ids})
         return RowOptions(params, tuple(sorted(words)), tuple(sorted(ends)))
 
@@ -416,21 +452,6 @@ SEED_STEP = 0x9E3779B97F4A7C15
 """Between the seeds of the n texts of one request (any odd constant; streams hash the seed)."""
 
 
-def _speculation(
-    config: Mapping[str, Any] | SpeculativeConfig | None, bundled: bool
-) -> SpeculativeConfig:
-    if isinstance(config, SpeculativeConfig):
-        return config
-    if config is None and not bundled:
-        return SpeculativeConfig(method="none")
-    if config is not None and not isinstance(config, Mapping):
-        raise ConfigError(f"speculative_config must be a dict, not {config!r}.")
-    found = dict(config or {})
-    if bundled and found.get("method", "draft_model") in ("draft_model", "draft_tree"):
-        found.setdefault("model", BUNDLED / "drafter")
-    return SpeculativeConfig.from_dict(found)
-
-
 def _engine(
     target: Target,
     drafter: Drafter,
@@ -443,46 +464,14 @@ def _engine(
     return Engine(target, drafter, verifier, controller, vocabulary, max_batched_tokens)
 
 
-def _context(wanted: int | None, target: Loaded) -> int:
-    if wanted is None:
-        return target.max_length
-    if not 1 < wanted <= target.max_length:
-        raise ConfigError(
-            f"max_model_len must be in [2, {target.max_length}] for this model, not {wanted}."
-        )
-    return wanted
-
-
-def _check_ids(name: str, tokens: Any, vocabulary: int) -> None:
-    for token in tokens:
-        if not isinstance(token, int) or not 0 <= token < vocabulary:
-            raise ParamsError(
-                f"{name} holds {token!r}: token ids are whole numbers in [0, {vocabulary})."
-            )
-
-
 def _raise_errors(requests: Iterable[Request]) -> None:
     for request in requests:
         if request.error is not None:
             raise request.error
 
 
-def _paired(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if len(params) != count:
-        raise ParamsError(
-            f"{count} prompts came with {len(params)} sampling_params: give one or {count}."
-        )
-    return list(params)
-
-
-def _output(prompt: Prompt, requests: Sequence[Request]) -> RequestOutput:
+def _output(request_id: str, prompt: Prompt, requests: Sequence[Request]) -> RequestOutput:
     outputs = [CompletionOutput.of(request, index) for index, request in enumerate(requests)]
     known = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     text = known if isinstance(known, str) else None
-    return RequestOutput(text, requests[0].prompt_ids, outputs)
+    return RequestOutput(request_id, text, requests[0].prompt_ids, outputs)

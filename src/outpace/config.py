@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from outpace.errors import ConfigError
+from outpace.core.values import is_whole, shown
+from outpace.errors import ConfigError, UnknownArgument, names_checked
 
 DEFAULT_TOKENS: Literal["auto"] = "auto"
 COMMON = ("method", "num_speculative_tokens", "verify")
 """The entries that all drafters know."""
 
 
+@names_checked(UnknownArgument, "argument of SpeculativeConfig")
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
     """How to speculate.
@@ -32,18 +34,21 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         count = self.num_speculative_tokens
-        if count != "auto" and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
+        if not isinstance(count, str) and is_whole(count) and count >= 0:
+            object.__setattr__(self, "num_speculative_tokens", int(count))  # numpy's as well
+        elif not (isinstance(count, str) and count == "auto"):
             raise ConfigError(
-                f"num_speculative_tokens must be 'auto' or a whole number >= 0, not {count!r}."
+                f"num_speculative_tokens must be 'auto' or a whole number >= 0, not {shown(count)}."
             )
         if not isinstance(self.method, str):
-            raise ConfigError(f"method must be a drafter's name, not {self.method!r}.")
-        named = self.verify is None or isinstance(self.verify, str)
-        if not named and not (isinstance(self.verify, Mapping) and "name" in self.verify):
+            raise ConfigError(f"method must be a drafter's name, not {shown(self.method)}.")
+        if not (self.verify is None or isinstance(self.verify, str) or _is_named(self.verify)):
             raise ConfigError(
                 "verify must be a rule's name or {'name': ..., option: ...}, not "
-                f"{self.verify!r}."
+                f"{shown(self.verify)}."
             )
+        if not isinstance(self.options, Mapping) or not _has_text_keys(self.options):
+            raise ConfigError(f"options must be a dict with names, not {shown(self.options)}.")
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> SpeculativeConfig:
@@ -53,7 +58,9 @@ class SpeculativeConfig:
         'draft_model'
         """
         if not isinstance(config, Mapping):
-            raise ConfigError(f"speculative_config must be a dict, not {config!r}.")
+            raise ConfigError(f"speculative_config must be a dict, not {shown(config)}.")
+        if not _has_text_keys(config):
+            raise ConfigError(f"the keys of speculative_config must be names, not {shown(config)}.")
         common = {key: config[key] for key in COMMON if key in config}
         options = {key: value for key, value in config.items() if key not in COMMON}
         if "method" not in common:
@@ -78,3 +85,12 @@ class SpeculativeConfig:
         if self.verify is None or isinstance(self.verify, str):
             return {}
         return {key: value for key, value in self.verify.items() if key != "name"}
+
+
+def _is_named(rule: Any) -> bool:
+    named = isinstance(rule, Mapping) and isinstance(rule.get("name"), str)
+    return named and _has_text_keys(rule)
+
+
+def _has_text_keys(entries: Mapping[Any, Any]) -> bool:
+    return all(isinstance(key, str) for key in entries)

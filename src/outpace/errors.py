@@ -2,9 +2,11 @@
 
     OutpaceError
     ├── ConfigError            (ValueError)  a bad engine or speculative_config option
+    │   ├── UnknownArgument    (TypeError)   a name that LLM does not know
     │   ├── VocabularyMismatch               drafter and target do not share a tokenizer
     │   └── IncompatibleRule                 the rule cannot verify what the drafter proposes
     ├── ParamsError            (ValueError)  a bad sampling option
+    │   └── UnknownOption      (TypeError)   a name that SamplingParams does not know
     ├── PromptError            (ValueError)  an empty, too long or unreadable prompt
     ├── ModelLoadError         (ValueError)  no model where one was named
     └── UnsupportedModel       (ValueError)  a model that cannot be decoded speculatively
@@ -15,7 +17,10 @@ Each message is one sentence that names the cause and the remedy.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, TypeVar
 
 
 class OutpaceError(Exception):
@@ -24,6 +29,11 @@ class OutpaceError(Exception):
 
 class ConfigError(OutpaceError, ValueError):
     """A bad engine option or ``speculative_config`` entry."""
+
+
+class UnknownArgument(ConfigError, TypeError):
+    """A name that ``LLM`` or ``SpeculativeConfig`` does not know; as Python would raise a
+    ``TypeError``, this is one too."""
 
 
 class VocabularyMismatch(ConfigError):
@@ -38,6 +48,11 @@ class ParamsError(OutpaceError, ValueError):
     """A bad sampling option."""
 
 
+class UnknownOption(ParamsError, TypeError):
+    """A name that ``SamplingParams`` does not know; as Python would raise a ``TypeError``, this is
+    one too."""
+
+
 class PromptError(OutpaceError, ValueError):
     """An empty, too long or unreadable prompt."""
 
@@ -50,13 +65,42 @@ class UnsupportedModel(OutpaceError, ValueError):
     """A model whose cache cannot roll back or whose attention cannot take a mask."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Returns ``" (did you mean 'x'?)"`` for the closest known word, else the known words.
+
+    ``word`` may be anything that a caller gave in the place of a word.
 
     >>> did_you_mean("nagram", ["ngram", "none"])
     " (did you mean 'ngram'?)"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1)
+    close = difflib.get_close_matches(str(word), names, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
     return f" ({hint})"
+
+
+Class = TypeVar("Class", bound=type)
+
+
+def names_checked(error: type[OutpaceError], what: str) -> Callable[[Class], Class]:
+    """Returns a class decorator: unknown keyword arguments of ``__init__`` raise ``error``.
+
+    The sentence names the closest known argument, which Python's own ``TypeError`` does not.
+    ``what``: how the sentence calls an argument. Signature and types stay as they are.
+    """
+
+    def checked(cls: Class) -> Class:
+        init: Callable[..., None] = cls.__init__  # type: ignore[misc]
+        known = [name for name in inspect.signature(init).parameters if name != "self"]
+
+        @wraps(init)
+        def with_names_checked(self: object, *args: Any, **named: Any) -> None:
+            for name in named:
+                if name not in known:
+                    raise error(f"unknown {what} {name!r}{did_you_mean(name, known)}.")
+            init(self, *args, **named)
+
+        cls.__init__ = with_names_checked  # type: ignore[misc]
+        return cls
+
+    return checked

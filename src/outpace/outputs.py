@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from outpace.core.stats import Metrics
 from outpace.engine.request import FinishReason, Logprob, Request
@@ -18,7 +19,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None
     stop_reason: int | str | None
     logprobs: list[dict[int, Logprob]] | None
-    """Per token: its own log-probability and those of the most probable ones."""
+    """Per token: its own log-probability and those of the most probable ones; None if not asked."""
     seed: int
     """With the same seed and options the same text comes out again."""
     metrics: Metrics
@@ -34,23 +35,53 @@ class CompletionOutput:
             token_ids=list(request.output_ids),
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
-            logprobs=None if request.params.logprobs is None else list(request.logprobs),
+            logprobs=None if request.params.logprobs is None else _decoded(request),
             seed=request.seed,
             metrics=request.metrics,
             error=None if request.error is None else str(request.error),
         )
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The log-probability of the whole text: the sum over its tokens; None if not asked."""
+        if self.logprobs is None:
+            return None
+        pairs = zip(self.token_ids, self.logprobs, strict=True)
+        return sum(laws[token].logprob for token, laws in pairs)
+
+
+def _decoded(request: Request) -> list[dict[int, Logprob]]:
+    """Returns the log-probabilities with each token's text, where there is a tokenizer."""
+    tokenizer: Any = request.tokenizer
+    if tokenizer is None:
+        return list(request.logprobs)
+    return [
+        {
+            token: replace(law, decoded_token=tokenizer.decode([token]))
+            for token, law in laws.items()
+        }
+        for laws in request.logprobs
+    ]
 
 
 @dataclass(frozen=True)
 class RequestOutput:
     """All texts generated from one prompt; the properties are those of the first."""
 
+    request_id: str
+    """A number that the `LLM` gives to each prompt, from "0" up."""
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
 
     @property
+    def finished(self) -> bool:
+        """Whether all texts have ended, which they have once `LLM.generate` returns them."""
+        return all(output.finish_reason is not None for output in self.outputs)
+
+    @property
     def text(self) -> str:
+        """The first text."""
         return self.outputs[0].text
 
     @property

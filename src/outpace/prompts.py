@@ -1,43 +1,73 @@
-"""Prompts as they are given: texts, token ids, or dicts of either."""
+"""Prompts as they are given: texts, token ids in any container, or dicts of either."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from numbers import Integral
+from typing import Any, Protocol
 
+from outpace.core.values import is_whole, plain, shown
 from outpace.errors import PromptError
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or one of the two as ``{"prompt": ...}`` or ``{"prompt_token_ids": ...}``."""
+
+class Array(Protocol):
+    """What arrays of numpy, torch and other libraries have in common."""
+
+    @property
+    def ndim(self) -> int: ...
+
+    def tolist(self) -> Any: ...
+
+
+Prompt = str | Sequence[int] | Mapping[str, Any] | Array
+"""A text; token ids as a list, an array or a tensor of one row; one of the two as
+``{"prompt": ...}`` or ``{"prompt_token_ids": ...}``; or what a tokenizer returns for one text."""
+
+_NO_PROMPTS = (bytes, bytearray, memoryview, int, float)
+"""What could be iterated over, or converted, and is still no list of token ids."""
+
+_NAMES = {"prompt", "prompt_token_ids"}
+_TOKENIZED = {"input_ids", "attention_mask", "token_type_ids"}
 
 
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Returns the prompts of a call, one or several; ``PromptError`` for none."""
-    if isinstance(prompts, (str, Mapping)):
+    """Returns the prompts of a call, one or several; ``PromptError`` for none.
+
+    Several are a list of prompts, or what a tokenizer returns for several texts: its
+    attention_mask says which tokens are padding, and these are left out.
+    """
+    if isinstance(prompts, str):
         return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise PromptError(f"prompts must be texts or lists of token ids, not {prompts!r}.")
+    if isinstance(prompts, Mapping):
+        return _tokenized(prompts) if "input_ids" in prompts else [prompts]
+    if _is_array(prompts):
+        return _rows(prompts)
+    if isinstance(plain(prompts), _NO_PROMPTS) or not isinstance(prompts, Iterable):
+        raise PromptError(f"prompts must be texts or lists of token ids, not {_shown(prompts)}.")
     found: list[Any] = list(prompts)
     if not found:
         raise PromptError("no prompt was given.")
-    return [found] if all(isinstance(item, int) for item in found) else found
+    return [found] if all(_is_token(item) for item in found) else found
 
 
-def unwrapped(prompt: Prompt) -> str | Sequence[int]:
-    """Returns the text or the token ids of a prompt; ``PromptError`` for what is neither."""
+def unwrapped(prompt: Prompt) -> str | list[int]:
+    """Returns the text or the token ids of one prompt; ``PromptError`` for what is neither."""
     found: Any = prompt
-    if isinstance(prompt, Mapping) and set(prompt) <= {"prompt", "prompt_token_ids"}:
-        found = prompt.get("prompt_token_ids", prompt.get("prompt"))
-    if isinstance(found, str) or (isinstance(found, Sequence) and not isinstance(found, bytes)):
+    if isinstance(found, Mapping) and "input_ids" in found:
+        found = _only(_tokenized(found))
+    elif isinstance(found, Mapping) and set(found) <= _NAMES:
+        ids = found.get("prompt_token_ids")
+        found = found.get("prompt") if ids is None else ids
+    if _is_array(found):
+        found = _only(_rows(found))
+    if isinstance(found, str):
         return found
+    if isinstance(found, Sequence) and not isinstance(found, _NO_PROMPTS):
+        return [_token(item) for item in found]
     raise PromptError(
         "a prompt is a text, a list of token ids, or a dict with one of the two as 'prompt' or "
         f"'prompt_token_ids', not {_shown(prompt)}."
     )
-
-
-def _shown(prompt: object) -> str:
-    return f"one with {sorted(map(str, prompt))}" if isinstance(prompt, Mapping) else repr(prompt)
 
 
 def check_characters(text: str) -> None:
@@ -50,3 +80,88 @@ def check_characters(text: str) -> None:
             f"the prompt holds a character that is not Unicode text ({text[error.start]!r} at "
             f"position {error.start}): give it as valid UTF-8."
         ) from error
+
+
+# -- arrays, tensors, and what tokenizers return ---------------------------------------------------
+
+
+def _is_array(value: Any) -> bool:
+    """Whether this is an array or a tensor, and not a single number of one."""
+    return hasattr(value, "tolist") and getattr(value, "ndim", 0) > 0
+
+
+def _is_token(value: Any) -> bool:
+    """Whether this is a number, also one of an array: the item of a list of token ids."""
+    return isinstance(plain(value), Integral)
+
+
+def _token(value: Any) -> int:
+    number = plain(value)
+    if not is_whole(number):
+        raise PromptError(f"prompt token ids must be whole numbers, not {_shown(value)}.")
+    return int(number)
+
+
+def _rows(array: Any) -> list[Prompt]:
+    """Returns the one prompt of an array ``[T]`` or ``[1, T]``."""
+    if array.ndim > 2:
+        raise PromptError(
+            f"prompt token ids are one row of numbers, not an array of {array.ndim} dimensions."
+        )
+    if array.ndim == 2 and len(array) != 1:
+        raise PromptError(
+            f"an array of {len(array)} rows does not say which of its tokens are padding: give the "
+            "tokenizer's whole output, with its attention_mask, or a list of lists of token ids."
+        )
+    found: list[int] = (array[0] if array.ndim == 2 else array).tolist()
+    return [found]
+
+
+def _tokenized(given: Mapping[str, Any]) -> list[Prompt]:
+    """Returns the prompts of a tokenizer's output, without their padding."""
+    if not set(given) <= _TOKENIZED:
+        raise PromptError(
+            f"a tokenizer's output holds input_ids and attention_mask, not "
+            f"{sorted(map(str, set(given) - _TOKENIZED))}, which outpace cannot pass to the model."
+        )
+    ids, mask = given["input_ids"], given.get("attention_mask")
+    if mask is None:
+        return _rows(ids) if _is_array(ids) else listed(ids)
+    rows, kept = _table(ids, "input_ids"), _table(mask, "attention_mask")
+    if [len(row) for row in rows] != [len(row) for row in kept]:
+        raise PromptError("attention_mask must have the shape of input_ids.")
+    return [_unpadded(row, keep) for row, keep in zip(rows, kept, strict=True)]
+
+
+def _table(value: Any, name: str) -> list[list[Any]]:
+    """Returns rows of equal or different lengths as lists; a single row is a table of one."""
+    rows = value.tolist() if _is_array(value) else value
+    if not isinstance(rows, (list, tuple)) or not rows:
+        raise PromptError(f"{name} must be token ids of one or several prompts.")
+    rows = [row.tolist() if _is_array(row) else row for row in rows]
+    if not any(isinstance(row, (list, tuple)) for row in rows):
+        return [rows]
+    if not all(isinstance(row, (list, tuple)) for row in rows):
+        raise PromptError(f"{name} mixes single numbers and rows of them: give one kind.")
+    return [list(row) for row in rows]
+
+
+def _unpadded(row: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
+    """Returns a row without the padding at its ends; a gap between its tokens is refused."""
+    places = [place for place, keep in enumerate(kept) if keep]
+    if places and len(places) != places[-1] - places[0] + 1:
+        raise PromptError(
+            "attention_mask hides tokens in the middle of a prompt: only padding at either end can "
+            "be left out."
+        )
+    return [row[place] for place in places]
+
+
+def _only(prompts: Sequence[Prompt]) -> Prompt:
+    if len(prompts) != 1:
+        raise PromptError(f"one prompt was expected here, and {len(prompts)} were given.")
+    return prompts[0]
+
+
+def _shown(prompt: object) -> str:
+    return f"one with {sorted(map(str, prompt))}" if isinstance(prompt, Mapping) else shown(prompt)

@@ -140,17 +140,20 @@ def test_every_sampling_flag_arrives(
 ) -> None:
     seen: dict[str, Any] = {}
 
-    def load(model: str, engine: dict[str, Any], sampling: dict[str, Any], texts: int) -> None:
+    def load(
+        model: str, engine: dict[str, Any], sampling: dict[str, Any], texts: int, chat: bool
+    ) -> None:
         seen.update(engine=engine, params=SamplingParams(**sampling), texts=texts)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("outpace.cli.loading.load_llm", load)
+    monkeypatch.setattr("outpace.cli.generate.load_llm", load)
     flags = shlex.split("""
         --temperature 0.5 --top-p 0.9 --top-k 7 --min-p 0.1 --typical-p 0.8 --seed -3 --n 2
         --repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --max-tokens 9
         --min-tokens 2 --stop a --stop b --stop-token-id 4 --stop-token-id 5 --ignore-eos
         --logprobs 1 --json --dtype float64 --device cpu --max-model-len 99 --compile
         --method ngram -k 4 --verify match --quantization int8
+        --generation-config none --trust-remote-code --threads 3
     """)
     result = run("generate", "w1", "-m", target, *flags, "--logit-bias", '{"3": -1.5, "4": 2}')
     assert result.exit_code == 130
@@ -183,7 +186,10 @@ def test_every_sampling_flag_arrives(
         "device": "cpu",
         "quantization": "int8",
         "max_model_len": 99,
+        "generation_config": "none",
+        "trust_remote_code": True,
         "compile": True,
+        "threads": 3,
     }
     assert seen["texts"] == 2
 

@@ -39,6 +39,21 @@ def test_help_of_generate_has_examples_and_every_group(run: Run) -> None:
         assert word in result.stdout
 
 
+@pytest.mark.parametrize(
+    "verb", ["", "generate", "bench", "bench run", "bench pair make", "audit law", "audit model"]
+)
+def test_flags_take_no_value_in_the_help(run: Run, verb: str) -> None:
+    shown = run(*verb.split(), "--help").stdout
+    assert "--help" in shown
+    assert "<bool>" not in shown
+
+
+def test_a_flag_with_a_value_is_a_usage_error(run: Run) -> None:
+    result = run("generate", "w1", "--compare=true")
+    assert result.exit_code == 2
+    assert "--compare" in result.stderr
+
+
 @pytest.mark.parametrize("arguments", ["['--version']", "['--help']", "['audit', '--help']"])
 def test_help_does_not_load_torch(arguments: str) -> None:
     script = f"""

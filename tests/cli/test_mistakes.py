@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import outpace
 from outpace import LLM, SamplingParams
+from outpace.cli.remedies import REMEDIES
 from outpace.errors import (
     ConfigError,
     ModelLoadError,
@@ -51,7 +54,7 @@ def assert_one_sentence(result: Any, words: str) -> None:
         (["--frequency-penalty", "9"], "frequency_penalty must be in [-2, 2]"),
         (["--top-k", "-2"], "top_k must be 0 (off) or positive"),
         (["--n", "0"], "n must be at least 1"),
-        (["--min-tokens", "-1"], "min_tokens must be 0 or positive"),
+        (["--min-tokens", "-1"], "min_tokens must be at least 0, not -1"),
         (["--seed", "9" * 30], "seed must fit"),
         (["--stop", ""], "stop must be"),
         (["--stop-token-id", "-1"], "stop_token_ids must hold token ids"),
@@ -82,6 +85,9 @@ def assert_one_sentence(result: Any, words: str) -> None:
         (["--method", "ngram", "-k", "-2"], "-k must be at least 1, not -2"),
         (["--method", "none", "-k", "2"], "-k and --method none exclude each other"),
         (["-k", "2"], "-k needs a drafter"),
+        (["-k", "auto"], "-k needs a drafter"),
+        (["--method", "ngram", "-k", "many"], "-k must be a whole number or auto, not 'many'"),
+        (["--generation-config", "foo"], "generation_config must be 'auto' or 'none', not 'foo'"),
         (["--draft", "/nonexist"], "there is no folder '/nonexist'"),
         (["--system", "w1"], "--system needs --chat"),
         (["--logprobs", "1"], "--logprobs needs --json"),
@@ -196,6 +202,45 @@ def test_what_only_a_loaded_model_can_tell(generate: Run) -> None:
     )
     assert_one_sentence(generate("w1", "--dtype", "int3"), "unknown dtype 'int3'")
     assert_one_sentence(generate("w1", "--device", "abacus"), "unknown device 'abacus'")
+
+
+def test_remedies_are_those_of_the_command_line(
+    generate: Run, run: Run, copy_of_target: Path
+) -> None:
+    file = copy_of_target / "generation_config.json"
+    file.write_text(json.dumps({"num_beams": 3}))
+    result = run("generate", "w1", "-m", copy_of_target, "--max-tokens", 1)
+    assert_one_sentence(result, "set it aside with --generation-config none, which ignores")
+    flags = ("--generation-config", "none", "--max-tokens", 1)
+    assert run("generate", "w1", "-m", copy_of_target, *flags).exit_code == 0
+
+
+def test_every_remedy_is_one_that_the_library_tells() -> None:
+    root = Path(outpace.__file__).parent
+    texts = [path.read_text() for path in root.rglob("*.py") if path.name != "remedies.py"]
+    source = re.sub(r'"\s+f?"', "", "\n".join(texts))  # sentences are written over several lines
+    theirs = {"trust_remote_code=True"}  # transformers' own words
+    assert [told for told in set(REMEDIES) - theirs if told not in source] == []
+
+
+@pytest.mark.parametrize("shape", ["without a template", "without a tokenizer"])
+def test_a_chat_without_a_template_is_refused_before_weights_are_read(
+    run: Run, copy_of_target: Path, monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    (copy_of_target / "chat_template.jinja").unlink()
+    if shape == "without a template":
+        monkeypatch.setattr("outpace.api.load", None)
+        words = "has no chat template: leave --chat out"
+    else:
+        for file in copy_of_target.glob("tokenizer*"):
+            file.unlink()
+        words = "came without a tokenizer, which a chat needs: name a model that has one"
+    assert_one_sentence(run("generate", "--chat", "w1", "-m", copy_of_target), words)
+
+
+def test_a_chat_with_a_model_that_is_not_there(run: Run) -> None:
+    result = run("generate", "--chat", "w1", "-m", "nobody/nothing")
+    assert_one_sentence(result, "there is no folder 'nobody/nothing'")
 
 
 # -- the same in Python ----------------------------------------------------------------------------

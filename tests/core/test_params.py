@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import GenerationConfig
 
-from outpace.core.params import SamplingParams
+from outpace.core.params import _READERS, SamplingParams
+from outpace.core.values import shown
 from outpace.errors import OutpaceError, ParamsError
 
 BAD: list[tuple[str, Any, str]] = [
@@ -55,22 +60,45 @@ BAD: list[tuple[str, Any, str]] = [
     ("seed", -(2**63) - 1, r"64-bit"),
     ("max_tokens", 0, r"at least 1"),
     ("max_tokens", 1.0, r"whole number"),
-    ("min_tokens", -1, r"0 or positive"),
+    ("min_tokens", -1, r"at least 0, not -1"),
     ("min_tokens", 1.5, r"whole number"),
     ("stop", "", r"none of them empty"),
     ("stop", ["a", ""], r"none of them empty"),
     ("stop", [3], r"list of strings"),
     ("stop_token_ids", [-1], r"token ids"),
     ("stop_token_ids", ["</s>"], r"token ids"),
-    ("logprobs", -1, r"0 or positive"),
+    ("logprobs", -1, r"at least 0, not -1"),
     ("logprobs", True, r"whole number"),
     ("speculative", "on", r"'auto', 'off' or K >= 0, not 'on'"),
     ("speculative", -1, r"'auto', 'off' or K >= 0, not -1"),
     ("speculative", True, r"'auto', 'off' or K >= 0"),
+    ("n", 10**9, r"at most 16384"),
+    ("temperature", 10**400, r"\[0, inf\), not 1000"),
+    ("temperature", -(10**400), r"\[0, inf\), not -1000"),
+    ("seed", 10**5000, r"64-bit integer, not a value of type int"),
+    ("presence_penalty", None, r"a number, not None"),
+    ("logit_bias", [(3, 1.0)], r"a dict of token id and number"),
+    ("logit_bias", {3: 10**400}, r"token 3 must be a number or -inf"),
+    ("logit_bias", {3: True}, r"token 3 must be a number or -inf"),
+    ("allowed_token_ids", 5, r"a list of token ids, not 5"),
+    ("allowed_token_ids", b"ab", r"a list of token ids, not b'ab'"),
+    ("bad_words", ["a\ud800"], r"not Unicode text"),
+    ("bad_words_ids", 3, r"a list of lists of token ids"),
+    ("logits_processors", print, r"a list of functions"),
+    ("stop", 3, r"string or a list of strings"),
+    ("stop", {"a": 1}, r"string or a list of strings"),
+    ("stop", "a\ud800", r"string or a list of strings"),
+    ("stop_token_ids", 3, r"a list of token ids, not 3"),
+    ("stop_token_ids", "13", r"a list of token ids, not '13'"),
+    ("stop_token_ids", [True], r"token ids"),
+    ("speculative", np.array([1, 2]), r"'auto', 'off' or K >= 0"),
+    ("ignore_eos", "false", r"True or False, not 'false'"),
+    ("skip_special_tokens", None, r"True or False, not None"),
+    ("include_stop_str_in_output", 1, r"True or False, not 1"),
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "remedy"), BAD, ids=lambda v: str(v)[:24])
+@pytest.mark.parametrize(("name", "value", "remedy"), BAD, ids=lambda v: shown(v)[:24])
 def test_a_bad_value_is_refused_with_its_name_and_what_to_do(
     name: str, value: Any, remedy: str
 ) -> None:
@@ -98,7 +126,7 @@ GOOD: list[tuple[str, Any]] = [
     ("presence_penalty", -2.0),
     ("frequency_penalty", 2),
     ("logit_bias", {3: -math.inf, 4: 100}),
-    ("bad_words_ids", [(1, 2)]),
+    ("bad_words_ids", ((1, 2),)),
     ("min_tokens", 0),
     ("logprobs", 0),
     ("seed", -(2**63)),
@@ -112,6 +140,53 @@ GOOD: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("name", "value"), GOOD, ids=str)
 def test_the_ends_of_each_range_are_allowed(name: str, value: Any) -> None:
     assert getattr(SamplingParams(**{name: value}), name) == value
+
+
+NUMPY: list[tuple[str, Any, Any]] = [
+    ("seed", np.int64(7), 7),
+    ("top_k", np.int32(5), 5),
+    ("temperature", np.float64(0.5), 0.5),
+    ("ignore_eos", np.True_, True),
+    ("stop_token_ids", np.array([3, 4]), (3, 4)),
+    ("stop_token_ids", torch.tensor([3, 4]), (3, 4)),
+    ("stop_token_ids", [np.int64(3), torch.tensor(4)], (3, 4)),
+    ("allowed_token_ids", {3}, (3,)),
+    ("bad_words_ids", np.array([[1, 2]]), ((1, 2),)),
+    ("logit_bias", {np.int64(3): np.float32(0.5)}, {3: 0.5}),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "kept"), NUMPY, ids=lambda v: shown(v)[:24])
+def test_numbers_of_numpy_and_torch_are_kept_as_pythons_own(
+    name: str, value: Any, kept: Any
+) -> None:
+    found = getattr(SamplingParams(**{name: value}), name)
+    assert (found, type(found)) == (kept, type(kept))
+    inner = found if isinstance(found, tuple) else ()
+    assert all(type(item) in (int, tuple) for item in inner)
+
+
+@pytest.mark.parametrize("name", ["stop_token_ids", "logits_processors"])
+def test_none_for_a_list_is_the_empty_list(name: str) -> None:
+    assert getattr(SamplingParams(**{name: None}), name) == ()
+
+
+def test_lists_are_kept_apart_from_the_callers() -> None:
+    ends = [3]
+    params = SamplingParams(stop_token_ids=ends)
+    ends.append(4)
+    assert params.stop_token_ids == (3,)
+
+
+def test_every_option_has_its_reader() -> None:
+    assert list(_READERS) == [option.name for option in dataclasses.fields(SamplingParams)]
+
+
+def test_params_are_copied_and_shown_as_any_dataclass() -> None:
+    params = SamplingParams(temperature=0.5, stop="a")
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert dataclasses.replace(params, seed=3).seed == 3
+    assert list(inspect.signature(SamplingParams).parameters)[:2] == ["n", "temperature"]
 
 
 def test_options_are_given_by_name_only() -> None:
@@ -151,7 +226,7 @@ INHERITED: list[tuple[str, str, Any]] = [
     ("min_p", "min_p", 0.1),
     ("typical_p", "typical_p", 0.5),
     ("repetition_penalty", "repetition_penalty", 1.3),
-    ("bad_words_ids", "bad_words_ids", [[1]]),
+    ("bad_words_ids", "bad_words_ids", ((1,),)),
     ("max_tokens", "max_new_tokens", 99),
     ("min_tokens", "min_new_tokens", 3),
 ]
@@ -164,7 +239,7 @@ def test_an_unset_option_is_the_models(name: str, theirs: str, value: Any) -> No
 
 @pytest.mark.parametrize(("name", "theirs", "value"), INHERITED)
 def test_a_set_option_is_the_requests(name: str, theirs: str, value: Any) -> None:
-    mine = {"bad_words_ids": [[4]], "top_k": 1, "max_tokens": 1, "min_tokens": 1}.get(name, 1.0)
+    mine = {"bad_words_ids": ((4,),), "top_k": 1, "max_tokens": 1, "min_tokens": 1}.get(name, 1.0)
     assert getattr(SamplingParams(**{name: mine}).resolve({theirs: value}), name) == mine
 
 
@@ -211,6 +286,21 @@ def test_a_mapping_makes_the_same_params() -> None:
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(ParamsError, match=r"unknown sampling option 'temprature' \(did you mean"):
         SamplingParams.from_dict({"temprature": 0.5})
+
+
+@pytest.mark.parametrize("make", [SamplingParams, lambda **o: SamplingParams.from_dict(o)])
+def test_an_unknown_name_is_a_type_error_and_an_error_of_ours(make: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"'max_new_token' \(did you mean 'max_tokens'\?\)"
+    ) as caught:
+        make(max_new_token=3)
+    assert isinstance(caught.value, ParamsError)
+
+
+@pytest.mark.parametrize("options", [3, [("n", 1)], None])
+def test_what_is_no_mapping_is_refused(options: Any) -> None:
+    with pytest.raises(ParamsError, match="must be a dict"):
+        SamplingParams.from_dict(options)
 
 
 def test_a_name_like_no_other_is_refused_with_the_list() -> None:

@@ -24,7 +24,7 @@ def metrics_of(rounds: list[tuple[int, int]]) -> Metrics:
 @given(ROUNDS)
 def test_acceptance_rate_is_accepted_over_drafted(rounds: list[tuple[int, int]]) -> None:
     drafted, accepted = (sum(column) for column in zip(*rounds, strict=True))
-    assert metrics_of(rounds).acceptance_rate == (accepted / drafted if drafted else 0.0)
+    assert metrics_of(rounds).acceptance_rate == (accepted / drafted if drafted else None)
 
 
 @given(ROUNDS)
@@ -50,10 +50,10 @@ def test_a_round_cut_off_by_a_stop_counts_what_was_emitted() -> None:
     assert (metrics.mean_acceptance_length, metrics.acceptance_rate) == (2.0, 0.5)
 
 
-def test_nothing_counted_is_zero_and_not_an_error() -> None:
+def test_nothing_counted_is_no_rate_and_not_an_error() -> None:
     metrics = Metrics()
     found = (metrics.acceptance_rate, metrics.mean_acceptance_length, metrics.tokens_per_second)
-    assert found == (0.0, 0.0, 0.0)
+    assert found == (None, 0.0, 0.0)
     assert metrics.acceptance_per_position == []
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from outpace.cli import options as opt
+from outpace.cli.loading import load_llm, starting
 from outpace.cli.speculation import speculation
 
 app = typer.Typer(
@@ -45,7 +46,8 @@ def law(
     as_json: Json = False,
 ) -> None:
     """Enumerate every outcome of every rule on small vocabularies: total variation to 1e-12."""
-    from outpace.audit.law import audit_law
+    with starting():
+        from outpace.audit.law import audit_law
 
     conclude(audit_law(rule or None, drafter or None, fast=not full), "law_findings", as_json)
 
@@ -79,6 +81,7 @@ def model(
     frequency_penalty: opt.FrequencyPenalty = 0.0,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
+    trust_remote_code: opt.TrustRemoteCode = False,
     as_json: Json = False,
 ) -> None:
     """Bet against this model's speculation: is each token drawn from the law of plain decoding?
@@ -90,8 +93,9 @@ def model(
         speculative_config, draft, method, num_speculative_tokens, verify, bundled=model is None
     )
     check_alpha(alpha)
-    from outpace.audit.model import AuditPlan, audit_model, built_in_prompts
-    from outpace.core.params import SamplingParams
+    with starting():
+        from outpace.audit.model import AuditPlan, audit_model, built_in_prompts
+        from outpace.core.params import SamplingParams
 
     params = SamplingParams(
         temperature=temperature,
@@ -103,7 +107,7 @@ def model(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
     )
-    llm = engine_of(model, config, rows, dtype, device)
+    llm = engine_of(model, config, rows, dtype, device, trust_remote_code)
     listed = prompt_ids(llm, prompts) or built_in_prompts(llm)
     report = audit_model(llm, AuditPlan(listed, samples, tokens, alpha, seed), params)
     conclude(report, "model_findings", as_json)
@@ -127,18 +131,20 @@ def diff(
     seed: Annotated[int, typer.Option(help="Of the first coupled text.")] = 0,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
+    trust_remote_code: opt.TrustRemoteCode = False,
     as_json: Json = False,
 ) -> None:
     """Compare greedy and coupled texts with and without speculation; tell rounding from bugs."""
     config = speculation(
         speculative_config, draft, method, num_speculative_tokens, verify, bundled=model is None
     )
-    from outpace.audit.diff import audit_diff
-    from outpace.audit.model import built_in_prompts
-    from outpace.core.params import SamplingParams
+    with starting():
+        from outpace.audit.diff import audit_diff
+        from outpace.audit.model import built_in_prompts
+        from outpace.core.params import SamplingParams
     from outpace.errors import IncompatibleRule
 
-    llm = engine_of(model, config, 16, dtype, device)
+    llm = engine_of(model, config, 16, dtype, device, trust_remote_code)
     engines: dict[Any, Any] = {"greedy": llm}
     skipped = None
     try:
@@ -159,7 +165,8 @@ def options(
 ) -> None:
     """Prove every sampling option under every drafter and rule, on a tiny model: honoured or
     refused."""
-    from outpace.audit.options import audit_options
+    with starting():
+        from outpace.audit.options import audit_options
 
     conclude(audit_options(drafter or None, rule or None), "options_findings", as_json)
 
@@ -167,11 +174,16 @@ def options(
 # -- what the verbs share ----------------------------------------------------------------------
 
 
-def engine_of(model: str | None, config: Any, rows: int, dtype: str, device: str) -> Any:
+def engine_of(
+    model: str | None, config: Any, rows: int, dtype: str, device: str, trust_remote_code: bool
+) -> Any:
     """Returns the engine to audit."""
-    from outpace.cli.loading import load_llm
-
-    engine = {"speculative_config": config, "dtype": dtype, "device": device}
+    engine = {
+        "speculative_config": config,
+        "dtype": dtype,
+        "device": device,
+        "trust_remote_code": trust_remote_code,
+    }
     return load_llm(model, engine, {}, rows)[0]
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from outpace.cli.loading import starting
 from outpace.cli.options import (
     Device,
     Draft,
@@ -19,6 +20,8 @@ from outpace.cli.options import (
     Model,
     NumSpeculativeTokens,
     Quantize,
+    Threads,
+    TrustRemoteCode,
     Verify,
 )
 from outpace.errors import OutpaceError
@@ -74,10 +77,11 @@ def pair_make(
     family: Annotated[str | None, typer.Option(help="llama, qwen2 or qwen3.")] = None,
 ) -> None:
     """Write a random target and a drafter that agrees with it at a chosen rate."""
-    from outpace.bench.library import quiet
-    from outpace.bench.model_shapes import shape_named
-    from outpace.bench.outputs import check_folder
-    from outpace.bench.pair import PairOptions, describe, make_pair
+    with starting():
+        from outpace.bench.library import quiet
+        from outpace.bench.model_shapes import shape_named
+        from outpace.bench.outputs import check_folder
+        from outpace.bench.pair import PairOptions, describe, make_pair
 
     chosen = shape_named(
         shape,
@@ -144,6 +148,8 @@ def run_benchmark(
     dtype: Dtype = "auto",
     device: Device = "auto",
     quantization: Quantize = None,
+    trust_remote_code: TrustRemoteCode = False,
+    threads: Threads = None,
     llm: EngineOptions = None,
     json: JsonFile = None,
     html: HtmlFile = None,
@@ -157,13 +163,14 @@ def run_benchmark(
     ] = None,
 ) -> None:
     """Compare ways of decoding on the same prompts: interleaved, paired, with intervals."""
-    from outpace.bench import session
-    from outpace.bench.benchmark import BenchmarkPlan
-    from outpace.bench.library import quiet
-    from outpace.bench.outputs import OutputFiles
-    from outpace.bench.prompts import chosen, read_prompts
-    from outpace.bench.schedule import Pace
-    from outpace.bench.table import NARROW, narrow_rows, notes, title
+    with starting():
+        from outpace.bench import session
+        from outpace.bench.benchmark import BenchmarkPlan
+        from outpace.bench.library import quiet
+        from outpace.bench.outputs import OutputFiles
+        from outpace.bench.prompts import chosen, read_prompts
+        from outpace.bench.schedule import Pace
+        from outpace.bench.table import NARROW, narrow_rows, notes, title
 
     plan = BenchmarkPlan(
         batches=session.numbers(batch, int, "--batch"),
@@ -177,7 +184,7 @@ def run_benchmark(
     engines = session.Engines(
         model=model,
         configs=_configs(config, draft, method, num_speculative_tokens, verify, model is None),
-        options=_options(dtype, device, quantization, llm),
+        options=_options(dtype, device, quantization, trust_remote_code, threads, llm),
         vs=tuple(name.strip() for name in vs.split(",") if name.strip()),
         again=again,
     )
@@ -208,23 +215,26 @@ def cost(
     dtype: Dtype = "auto",
     device: Device = "auto",
     quantization: Quantize = None,
+    trust_remote_code: TrustRemoteCode = False,
+    threads: Threads = None,
     llm: EngineOptions = None,
     json: JsonFile = None,
     html: HtmlFile = None,
     png: PngFolder = None,
 ) -> None:
     """Measure what drafting and scoring cost, and what can be gained from that here."""
-    from outpace.bench import session
-    from outpace.bench.costing import cost_report, cost_rows
-    from outpace.bench.library import quiet
-    from outpace.bench.outputs import OutputFiles
+    with starting():
+        from outpace.bench import session
+        from outpace.bench.costing import cost_report, cost_rows
+        from outpace.bench.library import quiet
+        from outpace.bench.outputs import OutputFiles
 
     batches = session.numbers(batch, int, "--batch")
     contexts = session.numbers(context, int, "--context")
     engines = session.Engines(
         model=model,
         configs=_configs(config, draft, method, None, None, model is None),
-        options=_options(dtype, device, quantization, llm),
+        options=_options(dtype, device, quantization, trust_remote_code, threads, llm),
     )
     files = OutputFiles(json, html, png)
     files.check()
@@ -243,7 +253,7 @@ def _configs(
     configs: list[str] | None,
     draft: str | None,
     method: str | None,
-    count: int | None,
+    count: str | None,
     verify: str | None,
     bundled: bool,
 ) -> tuple[dict[str, Any], ...]:
@@ -257,11 +267,22 @@ def _configs(
     return () if found is None else (found,)
 
 
-def _options(dtype: str, device: str, quantization: str | None, llm: str | None) -> dict[str, Any]:
+def _options(
+    dtype: str,
+    device: str,
+    quantization: str | None,
+    trust_remote_code: bool,
+    threads: int | None,
+    llm: str | None,
+) -> dict[str, Any]:
     """The arguments of `LLM` but for the model and how to speculate."""
     from outpace.bench.session import parse_config
 
-    named = {"dtype": dtype, "device": device, "quantization": quantization}
+    named: dict[str, Any] = {"dtype": dtype, "device": device, "quantization": quantization}
+    if trust_remote_code:
+        named["trust_remote_code"] = True
+    if threads is not None:
+        named["threads"] = threads
     return {**named, **parse_config(llm or "{}")}
 
 

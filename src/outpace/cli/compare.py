@@ -125,7 +125,8 @@ class Comparison:
         table.add_row("lowest - highest", *(f"{min(r):.1f} - {max(r):.1f}" for r in rates))
         table.add_row("speed-up", "1.00x", f"[bold]{self.speed_up:.2f}x[/bold]")
         table.add_row("  in neighbouring runs", "", f"{low:.2f}x - {high:.2f}x")
-        table.add_row("acceptance rate", "", f"{total.acceptance_rate:.0%}")
+        rate = total.acceptance_rate
+        table.add_row("acceptance rate", "", "nothing drafted" if rate is None else f"{rate:.0%}")
         lengths = [merged([run.metrics for run in runs], 1.0) for runs in both]
         table.add_row(
             "mean acceptance length", *(f"{m.mean_acceptance_length:.2f}" for m in lengths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.cli import options as opt
+from outpace.cli.loading import load_llm
 from outpace.cli.prompts import read_prompts
 from outpace.cli.speculation import logit_bias, speculation
 from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError
@@ -22,6 +23,9 @@ def generate(
     device: opt.Device = "auto",
     quantization: opt.Quantize = None,
     max_model_len: opt.MaxModelLen = None,
+    generation_config: opt.GenerationConfig = "auto",
+    trust_remote_code: opt.TrustRemoteCode = False,
+    threads: opt.Threads = None,
     compile_passes: opt.Compile = False,
     draft: opt.Draft = None,
     method: opt.Method = None,
@@ -95,13 +99,16 @@ def generate(
         "device": device,
         "quantization": quantization,
         "max_model_len": max_model_len,
+        "generation_config": generation_config,
+        "trust_remote_code": trust_remote_code,
         "compile": compile_passes,
+        **({} if threads is None else {"threads": threads}),
     }
 
-    from outpace.cli.loading import load_llm
-    from outpace.cli.playing import Job, play
+    llm, params = load_llm(model, engine, sampling, texts=n * len(entries), chat=chat)
 
-    llm, params = load_llm(model, engine, sampling, texts=n * len(entries))
+    from outpace.cli.playing import Job, play  # imports torch, which `load_llm` covers by a spinner
+
     play(llm, params, Job(entries, chat, system, compare, as_json, stream=not no_stream))
 
 

@@ -1,4 +1,4 @@
-"""Loads a model with one sign of life instead of the bars of the libraries below."""
+"""Signs of life on the terminal while libraries are imported and a model is loaded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
 
 if TYPE_CHECKING:
     from outpace.api import LLM
@@ -18,26 +20,56 @@ ROWS = 16
 
 
 def load_llm(
-    model: str | None, engine: dict[str, Any], sampling: dict[str, Any], texts: int
+    model: str | None,
+    engine: dict[str, Any],
+    sampling: dict[str, Any],
+    texts: int,
+    chat: bool = False,
 ) -> tuple[LLM, SamplingParams]:
     """Returns the engine and the checked options; these are checked before anything is loaded.
 
-    texts: how many will be asked for, so that no more rows than these are kept.
+    texts: how many will be asked for, so that no more rows than these are kept. chat: refuse a
+    model without a chat template before its weights are read.
     """
     console = Console(stderr=True)
-    # A download has its own bar, with bytes and time left; a folder is read in seconds.
-    local = model is None or os.path.exists(model)
-    text = f"loading {model or 'the bundled pair'}"
-    with working(console, text, shown=local) as report:
+    with starting(console):
         from outpace.core.params import SamplingParams
 
         params = SamplingParams(**sampling)
         from outpace.api import LLM
         from outpace.targets.hf.load import hide_progress_bars
-
+    # A download has its own bar, with bytes and time left; a folder is read in seconds.
+    local = model is None or os.path.exists(model)
+    with working(console, f"loading {model or 'the bundled pair'}", shown=local) as report:
         hide_progress_bars(downloads=local or not console.is_terminal)
         engine = {"progress": report, **engine}
+        if chat and model is not None:
+            trust = engine.get("trust_remote_code", False)
+            engine = {**engine, "tokenizer": chat_tokenizer(model, trust)}
         return LLM(model, max_num_seqs=min(ROWS, max(1, texts)), **engine), params
+
+
+def chat_tokenizer(model: str, trust_remote_code: bool) -> Any:
+    """Returns the model's tokenizer; ``PromptError`` if it has no chat template.
+
+    None where there is no tokenizer: loading the model then says what is wrong with its name.
+    """
+    from outpace.chats import check_template
+    from outpace.targets.hf.load import read_tokenizer
+    from outpace.targets.hf.source import check_path
+
+    check_path(model)
+    tokenizer = read_tokenizer(model, trust_remote_code)
+    if tokenizer is not None:
+        check_template(tokenizer, model)
+    return tokenizer
+
+
+@contextmanager
+def starting(console: Console | None = None) -> Iterator[None]:
+    """Shows a sign of life while the block imports torch and transformers, which takes seconds."""
+    with working(console or Console(stderr=True), "starting"):
+        yield
 
 
 @contextmanager
@@ -51,5 +83,7 @@ def working(
     if not (shown and console.is_terminal):
         yield lambda step, done: None
         return
-    with console.status(f"{text} ...") as status:
-        yield lambda step, done: status.update(f"{text}: {step} ({done:.0%}) ...")
+    # Not console.status, which first draws from a thread that an import may keep waiting.
+    spinner = Spinner("dots", f"{text} ...")
+    with Live(spinner, console=console, transient=True):
+        yield lambda step, done: spinner.update(text=f"{text}: {step} ({done:.0%}) ...")

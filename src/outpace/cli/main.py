@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from outpace import __version__
+from outpace.cli.remedies import for_command_line
 from outpace.errors import OutpaceError, did_you_mean
 
 VERBS = {
@@ -30,7 +31,10 @@ class Verbs(TyperGroup):
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return _command(cmd_name) if cmd_name in VERBS else None
+        return _command(cmd_name, ctx) if cmd_name in VERBS else None
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in VERBS:
@@ -41,11 +45,28 @@ class Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except OutpaceError as error:
-            typer.echo(f"outpace: {error}", err=True)
+            typer.echo(f"outpace: {for_command_line(str(error))}", err=True)
             raise typer.Exit(2) from error
 
 
-def _command(name: str) -> Any:
+def _without_types(params: list[Any]) -> list[Any]:
+    """Returns the options, flags without the type that Typer shows: "--json <bool>" reads as if a
+    value had to follow, which would be taken for the prompt."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+def _tidy(command: Any, parent: Any) -> None:
+    """Takes the types off the flags of a command and of the commands below it."""
+    context = command.context_class(command, parent=parent)
+    _without_types(command.get_params(context))
+    for inner in getattr(command, "commands", {}).values():
+        _tidy(inner, context)
+
+
+def _command(name: str, parent: Any) -> Any:
     module, _, attribute = VERBS[name].partition(":")
     verb = getattr(import_module(module), attribute)
     if not isinstance(verb, typer.Typer):
@@ -53,6 +74,7 @@ def _command(name: str) -> Any:
         verb.command(name)(function)
     command = typer.main.get_command(verb)
     command.name = name
+    _tidy(command, parent)
     return command
 
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from outpace.cli.names import LOSSLESS, LOSSY, METHODS, complete_method, complete_rule
+
 MODEL = "Model"
 SPECULATION = "Speculation"
 SAMPLING = "Sampling (unset: as the model's generation_config says)"
@@ -96,6 +98,33 @@ Quantize = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        help="Processor cores to compute on. Unset: as many as pay here.",
+        rich_help_panel=MODEL,
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the Python files that come with the model. Only for models that you trust.",
+        rich_help_panel=MODEL,
+    ),
+]
+GenerationConfig = Annotated[
+    str,
+    typer.Option(
+        "--generation-config",
+        metavar="WHICH",
+        help="auto takes what no flag sets from the model's own generation_config; none ignores "
+        "it.",
+        rich_help_panel=MODEL,
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(
@@ -131,18 +160,19 @@ Method = Annotated[
     typer.Option(
         "--method",
         metavar="NAME",
-        help="How to draft: draft_model (with --draft), ngram (looks up earlier text), "
-        "none (plain decoding), ...",
+        help=f"How to draft: {', '.join(METHODS)}. Unset: draft_model with --draft and for the "
+        "bundled pair, else none.",
+        autocompletion=complete_method,
         rich_help_panel=SPECULATION,
     ),
 ]
 NumSpeculativeTokens = Annotated[
-    int | None,
+    str | None,
     typer.Option(
         "--num-speculative-tokens",
         "-k",
-        metavar="N",
-        help="Tokens to draft per round.",
+        metavar="N|auto",
+        help="Tokens to draft per round. auto, as unset: what pays, measured on the way.",
         rich_help_panel=SPECULATION,
     ),
 ]
@@ -151,8 +181,9 @@ Verify = Annotated[
     typer.Option(
         "--verify",
         metavar="RULE",
-        help="How to decide which tokens to keep: token, match, coupled (the same text with any "
-        "drafter and with none), ... Unset: what suits the drafter.",
+        help=f"How to decide which tokens to keep: {', '.join(LOSSLESS)}; or, for another text "
+        f"than the model's own: {', '.join(LOSSY)}. Unset: what suits the drafter.",
+        autocompletion=complete_rule,
         rich_help_panel=SPECULATION,
     ),
 ]

@@ -129,7 +129,7 @@ def _write_json(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Pr
     lossy = replay(llm, prompts, params)
     divergence = {} if lossy is None else {"divergence": lossy.as_dict()}
     for entry, output in zip(job.entries, outputs, strict=True):
-        for record in _records(llm, entry, output):
+        for record in _records(entry, output):
             count += 1
             errors += [record["error"]] if "error" in record else []
             if job.compare:
@@ -142,11 +142,9 @@ def _write_json(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Pr
     _tell_errors(errors, count)
 
 
-def _records(llm: LLM, entry: Entry, output: RequestOutput) -> list[dict[str, Any]]:
+def _records(entry: Entry, output: RequestOutput) -> list[dict[str, Any]]:
     several = len(output.outputs) > 1
-    return [
-        report.record(entry, completion, llm.tokenizer, several) for completion in output.outputs
-    ]
+    return [report.record(entry, completion, several) for completion in output.outputs]
 
 
 def _line(record: dict[str, Any]) -> None:

@@ -18,8 +18,9 @@ def summary(metrics: Metrics, seed: int | None = None) -> str:
         f"{metrics.num_emitted_tokens} tokens in {metrics.total_seconds:.2f} s "
         f"({metrics.tokens_per_second:.1f} tokens/s)"
     ]
-    if metrics.num_draft_tokens:
-        parts.append(f"acceptance rate {metrics.acceptance_rate:.0%}")
+    rate = metrics.acceptance_rate
+    if rate is not None:
+        parts.append(f"acceptance rate {rate:.0%}")
         parts.append(f"mean acceptance length {metrics.mean_acceptance_length:.2f}")
     else:
         parts.append("nothing drafted")
@@ -40,7 +41,7 @@ def merged(parts: Sequence[Metrics], seconds: float) -> Metrics:
     )
 
 
-def record(entry: Entry, output: CompletionOutput, tokenizer: Any, several: bool) -> dict[str, Any]:
+def record(entry: Entry, output: CompletionOutput, several: bool) -> dict[str, Any]:
     """Returns what ``--json`` prints about one text. several: it is one of n."""
     found: dict[str, Any] = {} if entry.id is None else {"id": entry.id}
     found["prompt"] = entry.text
@@ -56,21 +57,21 @@ def record(entry: Entry, output: CompletionOutput, tokenizer: Any, several: bool
         found["error"] = output.error
     if output.logprobs is not None:
         pairs = zip(output.token_ids, output.logprobs, strict=True)
-        found["logprobs"] = [_logprobs(tokenizer, token, laws) for token, laws in pairs]
+        found["logprobs"] = [_logprobs(token, laws) for token, laws in pairs]
     return found | {"metrics": output.metrics.as_dict()}
 
 
-def _logprobs(tokenizer: Any, token: int, laws: Mapping[int, Logprob]) -> dict[str, Any]:
+def _logprobs(token: int, laws: Mapping[int, Logprob]) -> dict[str, Any]:
     ranked = sorted(laws.items(), key=lambda item: item[1].rank)
     # Tokens that the options rule out have none, and JSON has no infinity.
-    top = [_logprob(tokenizer, *item) for item in ranked if math.isfinite(item[1].logprob)]
-    return {**_logprob(tokenizer, token, laws[token]), "top": top}
+    top = [_logprob(*item) for item in ranked if math.isfinite(item[1].logprob)]
+    return {**_logprob(token, laws[token]), "top": top}
 
 
-def _logprob(tokenizer: Any, token: int, logprob: Logprob) -> dict[str, Any]:
+def _logprob(token: int, logprob: Logprob) -> dict[str, Any]:
     return {
         "token_id": token,
-        "token": None if tokenizer is None else tokenizer.decode([token]),
+        "token": logprob.decoded_token,
         "logprob": logprob.logprob,
         "rank": logprob.rank,
     }

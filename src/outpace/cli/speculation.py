@@ -12,7 +12,7 @@ def speculation(
     config: str | None,
     draft: str | None,
     method: str | None,
-    count: int | None,
+    count: str | None,
     verify: str | None,
     bundled: bool,
 ) -> dict[str, Any] | None:
@@ -28,10 +28,7 @@ def speculation(
                 f"--speculative-config and {given[0]} exclude each other: put all into the JSON."
             )
         return parse_object("--speculative-config", config, ConfigError)
-    if count is not None and count < 1:
-        raise ConfigError(
-            f"-k must be at least 1, not {count}: for plain decoding use --method none."
-        )
+    tokens = None if count is None else _tokens(count)
     if draft is None and method is None and not bundled:
         if count is not None:
             raise ConfigError("-k needs a drafter: add --draft or --method.")
@@ -42,8 +39,23 @@ def speculation(
         raise ConfigError("--method draft_model needs --draft: the drafter's folder or hub name.")
     if not given:
         return None
-    named = {"method": method, "model": draft, "num_speculative_tokens": count, "verify": verify}
+    named = {"method": method, "model": draft, "num_speculative_tokens": tokens, "verify": verify}
     return {key: value for key, value in named.items() if value is not None}
+
+
+def _tokens(count: str) -> int | str:
+    """Returns what -k asks for: a number of tokens, or "auto"."""
+    if count == "auto":
+        return count
+    try:
+        found = int(count)
+    except ValueError as error:
+        raise ConfigError(f"-k must be a whole number or auto, not {count!r}.") from error
+    if found < 1:
+        raise ConfigError(
+            f"-k must be at least 1, not {found}: for plain decoding use --method none."
+        )
+    return found
 
 
 def logit_bias(text: str | None) -> dict[int, float] | None:

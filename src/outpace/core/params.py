@@ -6,17 +6,30 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from functools import partial
+from numbers import Real
 from typing import Any, Literal
 
 from torch import Tensor
 
-from outpace.errors import ParamsError, did_you_mean
+from outpace.core.values import (
+    flag,
+    is_whole,
+    items,
+    number,
+    plain,
+    shown,
+    texts,
+    token_ids,
+    whole,
+)
+from outpace.errors import ParamsError, UnknownOption, names_checked
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """``processor(ids [R, T], scores [R, V]) -> scores [R, V]``, as in transformers."""
 
 
+@names_checked(UnknownOption, "sampling option")
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """Options of one request. ``None`` means "as the model's generation_config says".
@@ -25,7 +38,9 @@ class SamplingParams:
     presence / frequency penalty, bad_words, min_tokens, logits_processors, temperature, top_k,
     top_p, min_p, typical_p. Penalties and min_tokens see the history of each drafted position.
 
-    Raises ``ParamsError`` (a ``ValueError``) for a value outside its range.
+    Numbers of numpy are taken like Python's, and lists are kept as tuples. Raises ``ParamsError``
+    (a ``ValueError``) for a value outside its range, and ``UnknownOption``, which is a
+    ``TypeError`` too, for an unknown name.
 
     >>> SamplingParams(temperature=0.8, top_p=0.9, seed=1).top_p
     0.9
@@ -64,6 +79,7 @@ class SamplingParams:
     """No end-of-sequence or stop token before this many tokens."""
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] = ()
+    """Tokens that end the text. None is taken as none, as for logits_processors."""
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -75,36 +91,22 @@ class SamplingParams:
     Unset: as the engine was configured."""
 
     def __post_init__(self) -> None:
-        for name, low, high, closed in _RANGES:
-            _check_range(name, getattr(self, name), low, high, closed)
-        for name, least, what in _INTEGERS:
-            _check_integer(name, getattr(self, name), least, what)
-        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise ParamsError(f"seed must fit a signed 64-bit integer, not {self.seed}.")
-        if 0 < (self.temperature or 0) < _COLDEST:
-            raise ParamsError(
-                f"temperature must be 0 (greedy) or at least {_COLDEST:g}, not {self.temperature}."
-            )
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise ParamsError("allowed_token_ids is empty: no token could be generated.")
-        _check_tokens("allowed_token_ids", self.allowed_token_ids or ())
-        _check_tokens("stop_token_ids", self.stop_token_ids)
-        _check_bias(self.logit_bias or {})
-        if any(not isinstance(text, str) or not text for text in self.stop_strings):
-            raise ParamsError("stop must be a string or a list of strings, none of them empty.")
-        _check_words(self.bad_words, self.bad_words_ids)
-        if not all(callable(processor) for processor in self.logits_processors):
-            raise ParamsError("logits_processors must be functions of (ids, scores).")
-        _check_speculative(self.speculative)
+        for option in dataclasses.fields(self):
+            value = getattr(self, option.name)
+            if value is not None or option.default is not None:  # else: unset, and may be
+                read = _READERS[option.name]
+                object.__setattr__(self, option.name, read(option.name, value))
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, one or several, as a tuple."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
         return self.temperature == 0
 
     def resolve(self, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -113,7 +115,7 @@ class SamplingParams:
         defaults: as a generation_config spells them (``do_sample``, ``max_new_tokens``, ...).
         """
         found = {**_OFF, **{k: v for k, v in defaults.items() if v is not None}}
-        if not found.get("do_sample", False):
+        if not flag("do_sample", found.get("do_sample", False)):
             found["temperature"] = 0.0
         found.setdefault("temperature", 1.0)
         found["max_tokens"] = found.pop("max_new_tokens")
@@ -124,12 +126,10 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> SamplingParams:
-        """Returns the params with these options; an unknown name raises ``ParamsError``."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        for name in options:
-            if name not in names:
-                raise ParamsError(f"unknown sampling option {name!r}{did_you_mean(name, names)}.")
-        return cls(**options)
+        """Returns the params with these options, as ``SamplingParams(**options)`` does."""
+        if not isinstance(options, Mapping):
+            raise ParamsError(f"sampling options must be a dict, not {shown(options)}.")
+        return cls(**{str(name): value for name, value in options.items()})
 
 
 _OFF: dict[str, Any] = {
@@ -144,82 +144,120 @@ _OFF: dict[str, Any] = {
 
 _COLDEST = 1e-6  # Below this the scores of an ordinary model, divided by it, leave float32.
 
-# name, lowest, highest, whether the lowest value itself is allowed
-_RANGES = [
-    ("temperature", 0.0, math.inf, True),
-    ("top_p", 0.0, 1.0, False),
-    ("min_p", 0.0, 1.0, True),
-    ("typical_p", 0.0, 1.0, False),
-    ("repetition_penalty", 0.0, math.inf, False),
-    ("presence_penalty", -2.0, 2.0, True),
-    ("frequency_penalty", -2.0, 2.0, True),
-]
-
-# name, least, how to say so
-_INTEGERS = [
-    ("n", 1, "at least 1"),
-    ("top_k", -1, "0 (off) or positive"),
-    ("max_tokens", 1, "at least 1"),
-    ("min_tokens", 0, "0 or positive"),
-    ("logprobs", 0, "0 or positive"),
-    ("seed", -math.inf, "any"),
-]
+_MOST_TEXTS = 1 << 14  # A request per text is made at once; more can only be a slip.
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+def _temperature(name: str, value: Any) -> float:
+    found = number(name, value, 0.0, math.inf, closed=True)
+    if 0 < found < _COLDEST:
+        raise ParamsError(f"{name} must be 0 (greedy) or at least {_COLDEST:g}, not {found}.")
+    return found
 
 
-def _check_range(name: str, value: Any, low: float, high: float, closed: bool) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
-        raise ParamsError(f"{name} must be a number, not {value!r}.")
-    number = float(value)
-    inside = low <= number <= high if closed else low < number <= high
-    if not inside or math.isinf(number):
-        bounds = f"{'[' if closed else '('}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
-        raise ParamsError(f"{name} must be in {bounds}, not {value}.")
+def _top_k(name: str, value: Any) -> int:
+    found = whole(name, value)
+    if found < -1:
+        raise ParamsError(f"{name} must be 0 (off) or positive, not {shown(found)}.")
+    return found
 
 
-def _check_integer(name: str, value: Any, least: float, what: str) -> None:
-    if value is None and name != "n":
-        return
-    if not _is_integer(value):
-        raise ParamsError(f"{name} must be a whole number, not {value!r}.")
-    if value < least:
-        raise ParamsError(f"{name} must be {what}, not {value}.")
+def _seed(name: str, value: Any) -> int:
+    found = whole(name, value)
+    if not -(2**63) <= found < 2**63:
+        raise ParamsError(f"{name} must fit a signed 64-bit integer, not {shown(found)}.")
+    return found
 
 
-def _check_tokens(name: str, tokens: Sequence[int]) -> None:
-    for token in tokens:
-        if not _is_integer(token) or token < 0:
-            raise ParamsError(f"{name} must hold token ids (0 or positive), not {token!r}.")
+def _allowed(name: str, value: Any) -> tuple[int, ...]:
+    found = token_ids(name, value)
+    if not found:
+        raise ParamsError(f"{name} is empty: no token could be generated.")
+    return found
 
 
-def _check_bias(bias: Mapping[int, float]) -> None:
-    _check_tokens("logit_bias", list(bias))
-    for token, value in bias.items():
-        if not isinstance(value, Real) or math.isnan(value) or value == math.inf:
-            raise ParamsError(
-                f"logit_bias of token {token} must be a number or -inf (never), not {value!r}."
-            )
+def _bias(name: str, value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise ParamsError(f"{name} must be a dict of token id and number, not {shown(value)}.")
+    return {
+        token: _bias_of(name, token, bias)
+        for token, bias in zip(token_ids(name, list(value)), value.values(), strict=True)
+    }
 
 
-def _check_words(words: Sequence[str] | None, ids: Sequence[Sequence[int]] | None) -> None:
-    if words is not None and (
-        isinstance(words, str) or any(not isinstance(word, str) or not word for word in words)
-    ):
-        raise ParamsError("bad_words must be a list of non-empty strings.")
-    for word in ids or ():
-        if not isinstance(word, Sequence):
-            raise ParamsError("bad_words_ids must be a list of lists of token ids.")
-        if len(word) == 0:
-            raise ParamsError("bad_words_ids holds an empty list, which would forbid every token.")
-        _check_tokens("bad_words_ids", word)
+def _bias_of(name: str, token: int, value: Any) -> float:
+    if isinstance(value, Real) and value == -math.inf:
+        return -math.inf
+    try:
+        return number(name, value, -math.inf, math.inf, closed=True)
+    except ParamsError as error:
+        raise ParamsError(
+            f"{name} of token {token} must be a number or -inf (never), not {shown(value)}."
+        ) from error
 
 
-def _check_speculative(value: Any) -> None:
-    if value in (None, "auto", "off") or (_is_integer(value) and value >= 0):
-        return
-    raise ParamsError(f"speculative must be 'auto', 'off' or K >= 0, not {value!r}.")
+def _words_ids(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    words = items(name, value, "lists of token ids")
+    if any(not isinstance(plain(word), (list, tuple)) for word in words):
+        raise ParamsError(f"{name} must be a list of lists of token ids, not {shown(value)}.")
+    found = tuple(token_ids(name, word) for word in words)
+    if () in found:
+        raise ParamsError(f"{name} holds an empty list, which would forbid every token.")
+    return found
+
+
+def _stop(name: str, value: Any) -> str | tuple[str, ...]:
+    try:
+        found = texts(name, [value] if isinstance(value, str) else value)
+    except ParamsError as error:
+        raise ParamsError(
+            f"{name} must be a string or a list of strings, none of them empty, not {shown(value)}."
+        ) from error
+    return found[0] if isinstance(value, str) else found
+
+
+def _processors(name: str, value: Any) -> tuple[LogitsProcessor, ...]:
+    found = items(name, value, "functions of (ids, scores)")
+    if not all(callable(processor) for processor in found):
+        raise ParamsError(f"{name} must be functions of (ids, scores), not {shown(value)}.")
+    return found
+
+
+def _speculative(name: str, value: Any) -> Literal["auto", "off"] | int:
+    if isinstance(value, str) and value in ("auto", "off"):
+        return value  # type: ignore[return-value]  # mypy does not narrow a str by its value
+    if not is_whole(value) or value < 0:
+        raise ParamsError(f"{name} must be 'auto', 'off' or K >= 0, not {shown(value)}.")
+    return int(value)
+
+
+_SHARE = partial(number, low=0.0, high=1.0, closed=False)
+_PENALTY = partial(number, low=-2.0, high=2.0, closed=True)
+_COUNT = partial(whole, least=0)
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "n": partial(whole, least=1, most=_MOST_TEXTS),
+    "temperature": _temperature,
+    "top_k": _top_k,
+    "top_p": _SHARE,
+    "min_p": partial(number, low=0.0, high=1.0, closed=True),
+    "typical_p": _SHARE,
+    "repetition_penalty": partial(number, low=0.0, high=math.inf, closed=False),
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "logit_bias": _bias,
+    "allowed_token_ids": _allowed,
+    "bad_words": texts,
+    "bad_words_ids": _words_ids,
+    "logits_processors": _processors,
+    "seed": _seed,
+    "max_tokens": partial(whole, least=1),
+    "min_tokens": _COUNT,
+    "stop": _stop,
+    "stop_token_ids": token_ids,
+    "include_stop_str_in_output": flag,
+    "ignore_eos": flag,
+    "logprobs": _COUNT,
+    "skip_special_tokens": flag,
+    "speculative": _speculative,
+}
+"""Makes of each option what the engine works with; raises ``ParamsError`` for what is none."""

@@ -1,6 +1,6 @@
 """Counters of one request, and what they are called.
 
-acceptance rate          accepted / drafted
+acceptance rate          accepted / drafted; None where nothing was drafted
 mean acceptance length   emitted tokens / target passes that emitted (bonus or correction included)
 acceptance per position  accepted at depth i / rounds that drafted to depth i or deeper
 
@@ -46,21 +46,26 @@ class Metrics:
     total_seconds: float = 0.0
 
     @property
-    def acceptance_rate(self) -> float:
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+    def acceptance_rate(self) -> float | None:
+        """Accepted per drafted token; None where nothing was drafted."""
+        drafted = self.num_draft_tokens
+        return self.num_accepted_tokens / drafted if drafted else None
 
     @property
     def mean_acceptance_length(self) -> float:
+        """Emitted tokens per target pass; 0 before the first."""
         passes = self.num_target_passes
         return self.num_emitted_tokens / passes if passes else 0.0
 
     @property
     def acceptance_per_position(self) -> list[float]:
+        """By depth of the draft, the share of rounds that were accepted to that depth."""
         pairs = zip(self.accepted_per_position, self.drafted_per_position, strict=True)
         return [accepted / drafted for accepted, drafted in pairs]
 
     @property
     def tokens_per_second(self) -> float:
+        """Emitted tokens per second of the rounds that the request took part in."""
         return self.num_emitted_tokens / self.total_seconds if self.total_seconds else 0.0
 
     def count_round(self, drafted: int, accepted: int, emitted: int) -> None:

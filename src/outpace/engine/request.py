@@ -20,6 +20,8 @@ class Logprob:
 
     logprob: float
     rank: int
+    decoded_token: str | None = None
+    """The token's text, as `CompletionOutput` fills it in; None without a tokenizer."""
 
 
 @dataclass(eq=False)

@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from outpace.core.proposal import Drawn, Proposal
+from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
 from outpace.draft.options import option
 from outpace.errors import ConfigError
 from outpace.targets.hf.load import Loaded
+
+LONGEST = 64
+"""Tokens that a look-up may compare: each size costs a table entry per token of the text, and texts
+that repeat so many tokens also repeat the last few of them."""
 
 
 class _Index:
@@ -52,10 +57,10 @@ class NgramOptions:
 
     def __post_init__(self) -> None:
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
-        if not (type(low) is int and type(high) is int and 1 <= low <= high):
+        if not (is_whole(low) and is_whole(high) and 1 <= low <= high <= LONGEST):
             raise ConfigError(
-                "prompt_lookup_min and prompt_lookup_max must be whole, with 1 <= min <= max, "
-                f"not {low!r} and {high!r}."
+                "prompt_lookup_min and prompt_lookup_max must be whole, with 1 <= min <= max <= "
+                f"{LONGEST}, not {shown(low)} and {shown(high)}."
             )
 
 

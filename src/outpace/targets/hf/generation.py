@@ -9,14 +9,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import GenerationConfig
 from transformers.generation import logits_process as hf
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from outpace.core.params import LogitsProcessor, SamplingParams
-from outpace.errors import ConfigError
+from outpace.core.values import token_ids, whole
+from outpace.errors import ConfigError, ModelLoadError
 
 REMEDY = (
     "set it aside with LLM(..., generation_config='none'), which ignores the model's own "
@@ -47,6 +50,25 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 """Options that cannot be honoured, and the values at which they ask for nothing."""
 
 
+def check_file(folder: str | Path) -> None:
+    """Raises ``ModelLoadError`` for a generation_config.json that cannot be read.
+
+    transformers passes over such a file in silence, and texts would come without the options that
+    the model was published with. A model without the file is fine, and so is a hub name.
+    """
+    file = Path(folder) / GENERATION_CONFIG_NAME
+    if not file.is_file():
+        return
+    try:
+        GenerationConfig.from_pretrained(folder)
+    except Exception as error:  # whatever its constructor stumbles over
+        reason = str(error).strip().split("\n")[0][:300]
+        raise ModelLoadError(
+            f"cannot read {str(file)!r} ({type(error).__name__}: {reason}): correct it, or delete "
+            "it to go without."
+        ) from error
+
+
 def check(config: GenerationConfig) -> None:
     """Raises ``ConfigError`` for an option that would otherwise be ignored in silence."""
     for name, harmless in REFUSED.items():
@@ -56,6 +78,26 @@ def check(config: GenerationConfig) -> None:
                 f"the model's generation_config sets {name}={value!r}, which outpace does not do: "
                 f"{REMEDY}"
             )
+    try:
+        _check_tokens("eos_token_id", config.eos_token_id)
+        _check_tokens("forced_eos_token_id", config.forced_eos_token_id)
+        for name in ("max_length", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"):
+            whole(name, getattr(config, name) or 0, least=0)
+        text = _Text([0], 1, [0], torch.device("cpu"))
+        _stop_strings(config)
+        _before_penalty(config, text)
+        _processors(config, text, SamplingParams())
+    except Exception as error:  # the constructors of processors raise all sorts
+        reason = str(error).strip().split("\n")[0][:300]
+        raise ConfigError(
+            f"the model's generation_config cannot be used ({type(error).__name__}: {reason}): "
+            f"{REMEDY}"
+        ) from error
+
+
+def _check_tokens(name: str, value: Any) -> None:
+    if value is not None:
+        token_ids(name, value if isinstance(value, (list, tuple)) else [value])
 
 
 def completed(
@@ -84,11 +126,7 @@ def completed(
         # processor behind it.
         before.append(hf.RepetitionPenaltyLogitsProcessor(float(penalty)))
         penalty = 1.0
-    after = [
-        *_repeating(config, text),
-        *_of_length(config, text, asked),
-        *_suppressed(config, text),
-    ]
+    after = _processors(config, text, asked)
     return dataclasses.replace(
         resolved,
         max_tokens=longest,
@@ -96,6 +134,17 @@ def completed(
         repetition_penalty=penalty,
         logits_processors=(*before, *after, *resolved.logits_processors),
     )
+
+
+def _processors(
+    config: GenerationConfig, text: _Text, asked: SamplingParams
+) -> list[LogitsProcessor]:
+    """What follows the repetition penalty, in the order of ``generate``."""
+    return [
+        *_repeating(config, text),
+        *_of_length(config, text, asked),
+        *_suppressed(config, text),
+    ]
 
 
 @dataclass(frozen=True)
@@ -139,9 +188,10 @@ def _before_penalty(config: GenerationConfig, text: _Text) -> list[LogitsProcess
 
 def _repeating(config: GenerationConfig, text: _Text) -> list[LogitsProcessor]:
     found: list[LogitsProcessor] = []
-    if size := config.no_repeat_ngram_size or 0:
+    # Longer sequences than there will be tokens cannot repeat, and transformers counts up to them.
+    if (size := config.no_repeat_ngram_size or 0) and size <= len(text.prompt) + text.longest:
         found.append(hf.NoRepeatNGramLogitsProcessor(size))
-    if size := config.encoder_no_repeat_ngram_size or 0:
+    if (size := config.encoder_no_repeat_ngram_size or 0) and size <= len(text.prompt):
         found.append(hf.EncoderNoRepeatNGramLogitsProcessor(size, text.prompt_ids))
     return found
 

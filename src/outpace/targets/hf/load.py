@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.targets.cpu.kernels import ASKED, NATIVE, Kernels, speed_up
 from outpace.targets.cpu.kernels import check as check_kernels
@@ -24,7 +25,7 @@ from outpace.targets.cpu.native_linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_model import use_native_model
 from outpace.targets.cpu.quantize import Quantization, pays, quantize, rounds_activations
 from outpace.targets.cpu.quantize import check as check_quantization
-from outpace.targets.hf import support
+from outpace.targets.hf import generation, support
 from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.source import check_path, has_tokenizer, is_pickled, locate
 from outpace.targets.hf.weights import weight_bytes
@@ -38,6 +39,8 @@ DTYPES = {
 
 Progress = Callable[[str, float], None]
 """Is called with what is being done, and how much of the whole is behind it, from 0 to 1."""
+
+AGAIN = "download or save the model again."
 
 
 @dataclass(frozen=True)
@@ -195,8 +198,8 @@ def _silent(_: str, __: float) -> None:
 def _check_trust(trust: object) -> None:
     if not isinstance(trust, bool):
         raise ConfigError(
-            f"trust_remote_code must be True or False, not {trust!r}: with True, code that comes "
-            "with the model is executed."
+            f"trust_remote_code must be True or False, not {shown(trust)}: with True, code that "
+            "comes with the model is executed."
         )
 
 
@@ -255,6 +258,7 @@ def _from_path(
     check_path(path)
     report("looking for the model", 0.0)
     source = locate(path)
+    generation.check_file(source)
     config = _config(source, path, trust)
     support.check_config(config)
     # Before the weights, which are what takes long.
@@ -279,7 +283,7 @@ def _config(source: str, name: str, trust: bool) -> Any:
                 f"{_first_line(error)}"
             ) from error
         raise ModelLoadError(
-            f"cannot read the config.json of {name!r}: {_reason(error)}"
+            f"cannot read the config.json of {name!r} ({_reason(error)}): {AGAIN}"
         ) from error
 
 
@@ -359,13 +363,15 @@ def read_tokenizer(model: str, trust_remote_code: bool) -> Any:
 
 def _tokenizer(source: str, name: str, trust: bool) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
+        tokenizer("text")  # some mistakes in its files only show when it is used
+        return tokenizer
     except Exception as error:  # the tokenizers library raises bare exceptions over a broken file
         if _asks_for_trust(error):
             raise _untrusted(name) from error
         if has_tokenizer(source):
             raise ModelLoadError(
-                f"cannot read the tokenizer of {name!r}: {_reason(error)}"
+                f"cannot read the tokenizer of {name!r} ({_reason(error)}): {AGAIN}"
             ) from error
         return None  # prompts must then be token ids, and the engine says so
 
@@ -386,8 +392,10 @@ def pick_device(device: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"unknown device {device!r}: use 'auto', 'cpu' or 'cuda'.") from error
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"unknown device {shown(device)}: use 'auto', 'cpu' or 'cuda'."
+        ) from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device 'cuda' was asked for, but torch sees no CUDA device: use 'cpu'.")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
@@ -404,8 +412,8 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | 
         return dtype
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
-    if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}: choose from auto, {', '.join(DTYPES)}.")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {shown(dtype)}: choose from auto, {', '.join(DTYPES)}.")
     return DTYPES[dtype]
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.tree import Tree
+from outpace.core.values import is_whole, shown
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.attention import BOOLEAN
 from outpace.targets.hf.plainly import read_plainly, some_tokens
@@ -34,6 +35,12 @@ def check_config(config: Any) -> None:
     """Raises ``UnsupportedModel`` where the configuration alone tells that it cannot work."""
     text: Any = config.get_text_config()
     name = f"a model of type {config.model_type!r}"
+    layers = getattr(text, "num_hidden_layers", None)
+    if layers is not None and not (is_whole(layers) and layers > 0):
+        raise UnsupportedModel(
+            f"{name} has {shown(layers)} layers by its config.json (num_hidden_layers): download "
+            "or save the model again."
+        )
     layer_types = set(getattr(text, "layer_types", None) or ())
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(

@@ -1,0 +1,145 @@
+"""The arguments of ``LLM``: checked before anything is loaded, and read into plain Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from outpace.config import SpeculativeConfig
+from outpace.core.params import SamplingParams
+from outpace.core.values import flag, shown, whole
+from outpace.errors import ConfigError, ParamsError
+from outpace.targets.hf.load import Loaded
+
+Params = SamplingParams | Mapping[str, Any]
+"""Sampling options as a call may give them."""
+
+OWN_CONFIG = ("auto", "none")
+"""Values of ``generation_config``."""
+
+SET_ASIDE = (
+    "correct the file generation_config.json, or set it aside with LLM(..., "
+    "generation_config='none')."
+)
+
+
+def rows(name: str, value: Any) -> int:
+    """Returns a number of rows, tokens or threads: a whole number of at least 1."""
+    return whole(name, value, least=1, error=ConfigError)
+
+
+def check_flags(**flags: Any) -> None:
+    """Raises ``ConfigError`` for a flag that is neither True nor False, such as "no"."""
+    for name, value in flags.items():
+        flag(name, value, error=ConfigError)
+
+
+def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
+    """Raises ``ConfigError`` for a value that is none of the known words."""
+    words = list(known)
+    if not isinstance(value, str) or value not in words:
+        raise ConfigError(f"{name} must be {' or '.join(map(repr, words))}, not {shown(value)}.")
+
+
+def check_kinds(model: Any, tokenizer: Any, dtype: Any, device: Any, quantization: Any) -> None:
+    """Raises ``ConfigError`` for an argument that is no model, tokenizer, dtype, ... at all."""
+    none = type(None)
+    kinds = (str, os.PathLike, nn.Module, Loaded, none)
+    _check_kind("model", model, kinds, "a path, a hub name or a loaded model")
+    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "get_vocab")):
+        raise ConfigError(
+            f"tokenizer must be a loaded tokenizer, not {shown(tokenizer)}: load it with "
+            "transformers.AutoTokenizer.from_pretrained()."
+        )
+    _check_kind("dtype", dtype, (str, torch.dtype), "a name such as 'float32' or a torch.dtype")
+    _check_kind("device", device, (str, torch.device), "a name such as 'cpu' or a torch.device")
+    _check_kind("quantization", quantization, (str, none), "the name of a kind, or None for none")
+
+
+def _check_kind(name: str, value: Any, kinds: tuple[type, ...], what: str) -> None:
+    if not isinstance(value, kinds):
+        raise ConfigError(f"{name} must be {what}, not {shown(value)}.")
+
+
+def check_defaults(defaults: Mapping[str, Any]) -> None:
+    """Raises ``ConfigError`` where the model's generation_config sets an option to nonsense.
+
+    Without this, requests that do not set the option would be refused for a value of which their
+    caller knows nothing.
+    """
+    try:
+        SamplingParams().resolve(defaults)
+    except ParamsError as error:
+        reason = str(error).rstrip(".")
+        raise ConfigError(
+            f"the model's generation_config cannot be used ({reason}): {SET_ASIDE}"
+        ) from error
+
+
+def paired(sampling_params: Params | Sequence[Params] | None, count: int) -> list[SamplingParams]:
+    """Returns the params of each of ``count`` prompts: given once for all, or one for each.
+
+    Each may be ``SamplingParams`` or a dict of its options. Raises ``ParamsError``.
+    """
+    if sampling_params is None:
+        sampling_params = SamplingParams()
+    if isinstance(sampling_params, (SamplingParams, Mapping)):
+        return [_params(sampling_params)] * count
+    if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, (str, bytes)):
+        raise ParamsError(
+            f"sampling_params must be SamplingParams, a dict, or a list of them, not "
+            f"{shown(sampling_params)}."
+        )
+    if len(sampling_params) != count:
+        raise ParamsError(
+            f"{count} prompts came with {len(sampling_params)} sampling_params: give one or "
+            f"{count}."
+        )
+    return [_params(params) for params in sampling_params]
+
+
+def _params(given: Any) -> SamplingParams:
+    if isinstance(given, SamplingParams):
+        return given
+    return SamplingParams.from_dict(given)
+
+
+def speculation(
+    config: Mapping[str, Any] | SpeculativeConfig | None, drafter: Path | None
+) -> SpeculativeConfig:
+    """Returns how to speculate. drafter: the bundled one, for the bundled model; else None."""
+    if isinstance(config, SpeculativeConfig):
+        return config
+    if config is None:
+        config = {"method": "none"} if drafter is None else {}
+    if drafter is not None and isinstance(config, Mapping):
+        config = dict(config)
+        if config.get("method", "draft_model") in ("draft_model", "draft_tree"):
+            config.setdefault("model", drafter)
+    return SpeculativeConfig.from_dict(config)
+
+
+def context(wanted: Any, target: Loaded) -> int:
+    """Returns the longest prompt and text together; unset: what the model has positions for."""
+    if wanted is None:
+        return target.max_length
+    length = rows("max_model_len", wanted)
+    if not 1 < length <= target.max_length:
+        raise ConfigError(
+            f"max_model_len must be in [2, {target.max_length}] for this model, not {length}."
+        )
+    return length
+
+
+def check_ids(name: str, tokens: Iterable[int], vocabulary: int) -> None:
+    """Raises ``ParamsError`` for a token id that the model cannot generate."""
+    for token in tokens:
+        if not 0 <= token < vocabulary:
+            raise ParamsError(
+                f"{name} holds {token}: token ids are whole numbers in [0, {vocabulary})."
+            )

@@ -1,0 +1,99 @@
+"""Conversations as they are given: messages in OpenAI's format, one conversation or several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from outpace.core.values import shown
+from outpace.errors import PromptError
+from outpace.prompts import check_characters
+
+Conversation = Sequence[Mapping[str, Any]]
+"""``[{"role": "user", "content": "a text"}, ...]``; a content may also be a list of OpenAI's parts,
+``[{"type": "text", "text": "a text"}, ...]``."""
+
+
+def conversations(messages: Conversation | Sequence[Conversation]) -> tuple[list[Any], bool]:
+    """Returns the conversations, and whether several were given; ``PromptError`` for neither."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise PromptError(f"{_FORM}, not {shown(messages)}.")
+    found = list(messages)
+    if not found:
+        raise PromptError("the chat is empty: give at least one message.")
+    if all(isinstance(message, Mapping) for message in found):
+        return [found], False
+    if any(
+        isinstance(chat, (str, bytes, Mapping)) or not isinstance(chat, Iterable) for chat in found
+    ):
+        raise PromptError(f"{_FORM}, or a list of such lists, not {shown(messages)}.")
+    return [list(chat) for chat in found], True
+
+
+def rendered(tokenizer: Any, name: str, messages: Conversation) -> str:
+    """Returns the text that a chat template makes of one conversation, up to the answer.
+
+    name: the model's, for error messages. Raises ``PromptError`` where the tokenizer has no
+    template, or the template refuses the messages.
+    """
+    read = [_message(message) for message in messages]
+    if not read:
+        raise PromptError("the chat is empty: give at least one message.")
+    check_template(tokenizer, name)
+    try:
+        text = tokenizer.apply_chat_template(read, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a program of the model's, and raises what it likes
+        reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
+        raise PromptError(
+            f"the chat template of {name} refuses these messages ({reason}): check their roles and "
+            "their order."
+        ) from error
+    check_characters(text)
+    return str(text)
+
+
+def check_template(tokenizer: Any, name: str) -> None:
+    """Raises ``PromptError`` for a tokenizer without a chat template. name: the model's."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise PromptError(f"the tokenizer of {name} has no chat template: use generate() instead.")
+
+
+_FORM = 'a chat is a list of messages such as {"role": "user", "content": "a text"}'
+
+
+def _message(message: Any) -> dict[str, Any]:
+    """Returns a message whose content is one text, as chat templates expect it."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise PromptError(f"{_FORM}, not {shown(message)}.")
+    content = message.get("content")
+    if content is None and "tool_calls" in message:
+        return dict(message)
+    return {**message, "content": _text(content)}
+
+
+def _text(content: Any) -> str:
+    """Returns the text of a content; parts are joined by line breaks, as vLLM does."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise PromptError(
+            f"a message's content is a text or a list of parts, not {shown(content)}."
+        )
+    return "\n".join(_part(part) for part in content)
+
+
+def _part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind is None:
+        raise PromptError(
+            f'a part of a message is {{"type": "text", "text": "a text"}}, not {shown(part)}.'
+        )
+    if kind != "text":
+        raise PromptError(
+            f"a message holds a part of type {shown(kind)}, and outpace reads parts of type 'text' "
+            "only: leave it out."
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise PromptError(f"a part of type 'text' needs a text, not {shown(text)}.")
+    return text

@@ -1,0 +1,60 @@
+"""The names that ``--method`` and ``--verify`` take: for help texts and completion.
+
+The registries of drafters and rules know them too, but importing these means importing torch, which
+takes seconds; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+
+METHODS: Mapping[str, str] = {
+    "draft_model": "a smaller model with the same tokenizer (--draft)",
+    "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
+    "ngram": "what followed the same tokens earlier in the text",
+    "none": "nothing: plain decoding",
+}
+
+LOSSLESS: Mapping[str, str] = {
+    "token": "speculative sampling, token by token",
+    "match": "go on while what the target draws had been drafted",
+    "coupled": "the same text with any drafter and with none",
+    "block": "a whole chain at once",
+    "recursive": "siblings of a tree, one after the other",
+    "kseq": "several independent chains",
+    "traversal": "a tree, from its leaves to its root",
+    "canonical": "the best choice of several drafts",
+}
+
+LOSSY: Mapping[str, str] = {
+    "lenient": "accept more by a fixed factor",
+    "ears": "more tolerant where the target is uncertain",
+    "typical": "keep what the target finds plausible",
+    "joint": "the longest prefix that is likely enough as a whole",
+    "bild": "roll back where the target disagrees strongly",
+    "confidence": "a threshold that follows the drafter's confidence",
+    "judge": "a trained head says whether a token is right",
+    "reflective": "look at the draft twice",
+    "cascade": "sample from a mixture of the two models",
+}
+
+
+def complete_method(incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yields the methods that begin so, with their help, for the shell."""
+    return _beginning(incomplete, {**METHODS, **_installed("outpace.drafters")})
+
+
+def complete_rule(incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yields the rules that begin so, with their help, for the shell."""
+    lossy = {name: f"lossy: {what}" for name, what in LOSSY.items()}
+    return _beginning(incomplete, {**LOSSLESS, **lossy, **_installed("outpace.rules")})
+
+
+def _installed(group: str) -> dict[str, str]:
+    """The names that other packages register, without importing these."""
+    return {entry.name: f"from {entry.value}" for entry in entry_points(group=group)}
+
+
+def _beginning(incomplete: str, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    return ((name, what) for name, what in known.items() if name.startswith(incomplete))

@@ -1,0 +1,24 @@
+"""What an error's sentence tells a caller of Python to do, in the words of the command line."""
+
+from __future__ import annotations
+
+REMEDIES = {
+    "LLM(..., generation_config='none')": "--generation-config none",
+    "as SamplingParams": "as flags",
+    "trust_remote_code=True": "--trust-remote-code",
+    "use generate() instead": "leave --chat out",
+    "pass tokenizer=, or give token ids": "name a model that has one",
+    "leave compile out": "leave --compile out",
+}
+"""From what the library's sentences say to the flag that does the same."""
+
+
+def for_command_line(sentence: str) -> str:
+    """Returns the sentence with flags in the place of Python's arguments.
+
+    >>> for_command_line("set trust_remote_code=True.")
+    'set --trust-remote-code.'
+    """
+    for python, flag in REMEDIES.items():
+        sentence = sentence.replace(python, flag)
+    return sentence

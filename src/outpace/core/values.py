@@ -1,0 +1,143 @@
+"""Values as callers give them, read into plain Python: numbers, whole numbers, token ids, flags.
+
+Each reader takes the option's name, for the error message, and returns the value as ``int``,
+``float``, ``bool`` or a tuple of them. numpy's and torch's numbers are taken like Python's own:
+further on they would overflow or compare otherwise. ``error`` is the class of what is raised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from outpace.errors import OutpaceError, ParamsError
+
+_LONGEST_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """Returns a value's ``repr``, cut to one short line, for an error message.
+
+    >>> shown([1, "a"])
+    "[1, 'a']"
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a caller's own class, or a whole number of thousands of digits
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def plain(value: Any) -> Any:
+    """Returns arrays and tensors as (nested) lists, their scalars as Python's, the rest as it is.
+
+    >>> plain(np.int64(7)), plain(np.array([1, 2])), plain("text")
+    (7, [1, 2], 'text')
+    """
+    return value.tolist() if hasattr(value, "tolist") and not isinstance(value, type) else value
+
+
+def is_whole(value: Any) -> bool:
+    """Returns whether this is a whole number; True and False are not.
+
+    >>> is_whole(np.int64(7)), is_whole(7.0), is_whole(True)
+    (True, False, False)
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def whole(
+    name: str,
+    value: Any,
+    least: int | None = None,
+    most: int | None = None,
+    *,
+    error: type[OutpaceError] = ParamsError,
+) -> int:
+    """Returns a whole number with least <= value <= most, either bound open where it is None."""
+    if not is_whole(value):
+        raise error(f"{name} must be a whole number, not {shown(value)}.")
+    number = int(value)
+    if least is not None and number < least:
+        raise error(f"{name} must be at least {least}, not {shown(number)}.")
+    if most is not None and number > most:
+        raise error(f"{name} must be at most {most}, not {shown(number)}.")
+    return number
+
+
+def number(name: str, value: Any, low: float, high: float, *, closed: bool) -> float:
+    """Returns a finite number with low <= value <= high, or low < value where not ``closed``."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ParamsError(f"{name} must be a number, not {shown(value)}.")
+    try:
+        found = float(value)
+    except OverflowError:  # a whole number beyond the floating-point ones
+        found = math.inf  # either sign is out of range
+    if math.isnan(found):
+        raise ParamsError(f"{name} must be a number, not {shown(value)}.")
+    inside = low <= found <= high if closed else low < found <= high
+    if not inside or math.isinf(found):
+        bounds = f"{'[' if closed else '('}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
+        raise ParamsError(f"{name} must be in {bounds}, not {shown(value)}.")
+    return found
+
+
+def flag(name: str, value: Any, *, error: type[OutpaceError] = ParamsError) -> bool:
+    """Returns True or False; anything else is refused, also "no", which Python counts as true."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise error(f"{name} must be True or False, not {shown(value)}.")
+    return bool(value)
+
+
+def items(name: str, value: Any, what: str) -> tuple[Any, ...]:
+    """Returns the items of a list, tuple, set, array or tensor; () for None.
+
+    Texts, bytes and mappings are refused: they can be iterated over, but nobody means that.
+    """
+    if value is None:
+        return ()
+    value = plain(value)
+    if isinstance(value, (str, bytes, bytearray, memoryview, dict)) or not isinstance(
+        value, Iterable
+    ):
+        raise ParamsError(f"{name} must be a list of {what}, not {shown(value)}.")
+    return tuple(value)
+
+
+def token_ids(name: str, value: Any) -> tuple[int, ...]:
+    """Returns token ids: whole numbers from 0 up."""
+    return tuple(_token(name, token) for token in items(name, value, "token ids"))
+
+
+def _token(name: str, value: Any) -> int:
+    if type(value) is int and value >= 0:  # the common case, of which there may be thousands
+        return value
+    token = plain(value)
+    if not is_whole(token) or token < 0:
+        raise ParamsError(f"{name} must hold token ids (0 or positive), not {shown(value)}.")
+    return int(token)
+
+
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """Returns non-empty strings that can be encoded."""
+    found = items(name, value, "non-empty strings")
+    for text in found:
+        if not isinstance(text, str) or not text:
+            raise ParamsError(f"{name} must be a list of non-empty strings, not {shown(value)}.")
+        _check_unicode(name, text)
+    return found
+
+
+def _check_unicode(name: str, text: str) -> None:
+    # Half of a surrogate pair, as broken UTF-8 in a command line becomes, stops every tokenizer.
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ParamsError(
+            f"{name} holds a character that is not Unicode text ({text[error.start]!r}): give it "
+            "as valid UTF-8."
+        ) from error

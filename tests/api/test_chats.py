@@ -1,0 +1,84 @@
+"""Conversations: one or several, contents as texts or parts, and what is said of other things."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from api.words import word_tokenizer
+from outpace import LLM, RequestOutput, SamplingParams
+from outpace.errors import PromptError
+from targets.families import target
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+ASKED: list[dict[str, Any]] = [{"role": "user", "content": "w5 w6"}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(target("llama"), tokenizer=word_tokenizer(), max_num_seqs=2)
+
+
+def test_one_conversation_has_one_answer(llm: LLM) -> None:
+    answer = llm.chat(ASKED, GREEDY)
+    assert isinstance(answer, RequestOutput)
+    assert answer.prompt_token_ids == [1, 5, 6]
+
+
+def test_several_conversations_have_a_list_of_answers(llm: LLM) -> None:
+    other = [{"role": "system", "content": "w9"}, {"role": "user", "content": "w7"}]
+    answers = llm.chat([ASKED, other], [GREEDY, {"temperature": 0, "max_tokens": 2}])
+    assert [answer.prompt_token_ids for answer in answers] == [[1, 5, 6], [2, 9, 1, 7]]
+    assert [len(answer.token_ids) for answer in answers] == [4, 2]
+    assert answers[0].token_ids == llm.chat(ASKED, GREEDY).token_ids
+    assert len(llm.chat([ASKED], GREEDY)) == 1
+
+
+def test_parts_of_text_are_joined(llm: LLM) -> None:
+    parts = [{"type": "text", "text": "w5"}, {"type": "text", "text": "w6"}]
+    assert llm.chat_ids([{"role": "user", "content": parts}]) == llm.chat_ids(ASKED)
+
+
+def test_other_keys_of_a_message_reach_the_template() -> None:
+    template = "{% for m in messages %}{{ m['name'] }} {{ m['content'] or 'w4' }}{% endfor %}"
+    llm = LLM(target("llama"), tokenizer=word_tokenizer(template))
+    called = {"role": "assistant", "name": "w3", "content": None, "tool_calls": []}
+    assert llm.chat_ids([called]) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        ("w5", "a chat is a list of messages such as .*, not 'w5'"),
+        (3, "a chat is a list of messages"),
+        ({"role": "user", "content": "w5"}, "a chat is a list of messages"),
+        ([], "the chat is empty"),
+        ([[]], "the chat is empty"),
+        ([ASKED, "w5"], "or a list of such lists"),
+        ([["w5"]], "a chat is a list of messages"),
+        ([{"content": "w5"}], "a chat is a list of messages"),
+        ([{"role": 3, "content": "w5"}], "a chat is a list of messages"),
+        ([{"role": "user"}], "a text or a list of parts, not None"),
+        ([{"role": "user", "content": 3}], "a text or a list of parts, not 3"),
+        ([{"role": "user", "content": b"w5"}], "a text or a list of parts, not b'w5'"),
+        ([{"role": "user", "content": ["w5"]}], "a part of a message is .*, not 'w5'"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "a part of type 'image_url', and outpace reads parts of type 'text' only",
+        ),
+        ([{"role": "user", "content": [{"type": "text"}]}], "needs a text, not None"),
+        ([{"role": "odd", "content": "w5"}], "refuses these messages \\(no odd role\\)"),
+        ([{"role": "user", "content": "a\ud800"}], "not Unicode"),
+    ],
+    ids=str,
+)
+def test_what_is_no_chat_is_told_in_a_sentence(llm: LLM, messages: Any, sentence: str) -> None:
+    with pytest.raises(PromptError, match=sentence):
+        llm.chat(messages, GREEDY)
+
+
+def test_without_a_template_there_is_no_chat() -> None:
+    llm = LLM(target("llama"), tokenizer=word_tokenizer(template=None))
+    with pytest.raises(PromptError, match="has no chat template: use generate"):
+        llm.chat(ASKED)
