@@ -108,9 +108,8 @@ class LawMaker:
         """Returns ``[B, M]``, the token of each node's law where all rows are greedy."""
         self._begin()
         found = [scores.max(-1) for scores in self._adjusted(logits, branches, history)]
-        highest = torch.cat([each.values for each in found], 1)
-        self._check(highest, logits, branches)
-        return torch.cat([each.indices for each in found], 1)
+        self._check(_joined([each.values for each in found]), logits, branches)
+        return _joined([each.indices for each in found])
 
     def reported(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
         """Returns ``[B, M, V]`` log-probabilities to report, those of the `soft` laws."""
@@ -122,8 +121,7 @@ class LawMaker:
 
     def adjusted(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
         """Returns the scores ``[B, M, V]`` before temperature and truncation."""
-        parts = list(self._adjusted(logits, branches, history))
-        scores = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        scores = _joined(list(self._adjusted(logits, branches, history)))
         self._check(scores.amax(-1), logits, branches)
         return scores
 
@@ -157,7 +155,7 @@ class LawMaker:
         if not self._waits:
             self._unread.append((highest, logits, branches))
             return True
-        if math.isfinite(float(highest.sum())):
+        if math.isfinite(float(highest if highest.numel() == 1 else highest.sum())):
             return False
         self._find_faults(highest, logits, branches)
         return True
@@ -236,9 +234,12 @@ class LawMaker:
         and in their order. They may be the logits themselves, and nobody may write into them."""
         active = [each for each in self._constraints if each.active(history)]
         rows, nodes = logits.shape[:2]
+        cut = logits if logits.shape[-1] == self.vocabulary else logits[..., : self.vocabulary]
         for part in pieces(nodes, rows * self.vocabulary):
-            scores = logits[:, part, : self.vocabulary]
-            here = Branches(branches.tokens[:, part], branches.valid[:, part])
+            scores, here = cut, branches
+            if part.stop - part.start < nodes:  # taking a part of so little takes its time, too
+                scores = cut[:, part]
+                here = Branches(branches.tokens[:, part], branches.valid[:, part])
             if scores.dtype not in (torch.float32, torch.float64):
                 scores = scores.float()
             if self._bias is not None:
@@ -305,7 +306,7 @@ class LawMaker:
             made[:, begin:end] = law
             begin = end
         assert made is not None
-        peaks = torch.cat(highest, 1)
+        peaks = _joined(highest)
         if self._check(peaks, logits, branches):
             lawless = ~peaks.isfinite()[..., None]
             made = torch.where(lawless, 1 / self.vocabulary, made)
@@ -334,6 +335,11 @@ class LawMaker:
         if self._typical_p is not None:
             scores = keep_typical(scores, self._typical_p)
         return scores.softmax(-1), highest
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """The parts ``[B, m, ...]`` of all nodes as one tensor; a single part as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), 1)
 
 
 def _one_hot(scores: Tensor, best: Tensor) -> Tensor:

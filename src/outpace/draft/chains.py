@@ -47,7 +47,11 @@ class Chains:
         logits: ``[B, V']``, after the tokens so far.
         """
         rows, tokens = self._rows, self.tokens[:, None]
-        here = logits[:, None], Branches(tokens, torch.ones_like(tokens).bool()), rows.history
+        here = (
+            logits[:, None],
+            Branches(tokens, tokens.new_ones(tokens.shape, dtype=torch.bool)),
+            rows.history,
+        )
         soft = rows.law.soft(*here) if rows.terms.wants_laws else None  # [B, 1, V]
         if soft is not None and not self._goes_on(soft):
             return False

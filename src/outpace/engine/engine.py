@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from outpace.engine.verifier import Decision, Verifier, branches_of, on_host
 from outpace.errors import ConfigError
 from outpace.policy.controller import Controller, Outcome, affordable
 from outpace.targets.base import Plan, PromptInputs, Scores, Target
+
+Done = TypeVar("Done")
 
 TOKENS_BETWEEN_ROUNDS = 2048
 """Prompt tokens that are read between two rounds, by default."""
@@ -92,8 +95,8 @@ class Engine:
         if self._turn.acquire(blocking=False):
             try:
                 if not self._interrupted:
-                    with self._noting_interruptions(), torch.inference_mode():
-                        self._release()
+                    with torch.inference_mode():
+                        self._uninterrupted(self._release)
             finally:
                 self._turn.release()
 
@@ -142,29 +145,32 @@ class Engine:
                 "a logits processor, stop condition or observer called the engine that is calling "
                 "it: generate with another LLM there."
             )
-        with self._turn, self._noting_interruptions():
-            self._release()
-            self._admit()
-            self._fill()
-            played = self.running[: self.target.ready]
-            if played:
-                self._try_round(played)
-            self._release()
-            return played
+        with self._turn:
+            return self._uninterrupted(self._step)
 
-    @contextmanager
-    def _noting_interruptions(self) -> Iterator[None]:
-        """Remembers whether the block was left before its end, and tidies up after the last one
-        that was."""
+    def _uninterrupted(self, work: Callable[[], Done]) -> Done:
+        """Returns what ``work`` does. If it is left before its end, that is remembered, and the
+        next work begins by starting over."""
         self._player = threading.get_ident()
         try:
             if self._interrupted:
                 self._start_over()
             self._interrupted = True
-            yield
+            done = work()
             self._interrupted = False
+            return done
         finally:
             self._player = None
+
+    def _step(self) -> list[Request]:
+        self._release()
+        self._admit()
+        self._fill()
+        played = self.running[: self.target.ready]
+        if played:
+            self._try_round(played)
+            self._release()
+        return played
 
     def _start_over(self) -> None:
         """Puts all unfinished requests back in front of the queue: what target and drafter know of
@@ -227,9 +233,9 @@ class Engine:
         self._rows_changed()
 
     def _release(self) -> None:
-        keep = [row for row, request in enumerate(self.running) if not request.finished]
-        if len(keep) == len(self.running):
+        if not any(request.finished for request in self.running):
             return
+        keep = [row for row, request in enumerate(self.running) if not request.finished]
         self.target.retain(keep)
         self.drafter.retain(keep)
         self.running = [self.running[row] for row in keep]
@@ -261,7 +267,7 @@ class Engine:
         judgement = self.verifier(scores, proposal, rows)
         verdict, decisions = on_host(judgement.verdict, proposal)
         dead_ends = rows.law.dead_ends
-        reported = logprobs_of(scores.logits, branches_of(proposal), rows, played, decisions)
+        reported = logprobs_of(scores.logits, proposal, rows, played, decisions)
         laws = self._soft_laws(scores, proposal, rows)
         self.target.commit([decision.path for decision in decisions])
         emitted = self._emit(played, decisions, reported, dead_ends)

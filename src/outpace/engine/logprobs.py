@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outpace.core.law import Branches
+from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
 from outpace.engine.request import Logprob, Request
-from outpace.engine.verifier import Decision
+from outpace.engine.verifier import Decision, branches_of
 
 
 def logprobs_of(
     logits: Tensor,
-    branches: Branches,
+    proposal: Proposal,
     rows: Rows,
     requests: Sequence[Request],
     decisions: Sequence[Decision],
@@ -26,6 +26,7 @@ def logprobs_of(
     """
     if all(request.params.logprobs is None for request in requests):
         return [[] for _ in requests]
+    branches = branches_of(proposal)
     table = rows.law.reported(logits, branches, rows.history)  # [B, M, V]
     found: list[list[dict[int, Logprob]]] = []
     for row, (request, decision) in enumerate(zip(requests, decisions, strict=True)):

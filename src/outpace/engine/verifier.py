@@ -138,9 +138,12 @@ def on_host(verdict: Verdict, proposal: Proposal) -> tuple[Verdict, list[Decisio
     """Returns the verdict with its nodes at hand, and row by row: the round's only transfer from
     the device."""
     tree = proposal.tree
-    depth = (
-        torch.where(proposal.valid, tree.depth[:, 1:], 0).amax(1) if tree.size else proposal.counts
-    )
+    if not tree.size:  # plain decoding
+        tokens = verdict.next_token.tolist()
+        return replace(verdict, host=[0] * len(tokens)), [
+            Decision([], [], token, 0, 0) for token in tokens
+        ]
+    depth = torch.where(proposal.valid, tree.depth[:, 1:], 0).amax(1)
     head = torch.stack([verdict.node, verdict.next_token, proposal.counts, depth], 1)
     listed = torch.cat([head, verdict.path(tree), proposal.tokens], 1).tolist()
     verdict = replace(verdict, host=[row[0] for row in listed])

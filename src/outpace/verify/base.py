@@ -146,6 +146,8 @@ def walk(realised: Tensor, proposal: Proposal) -> Verdict:
     The point case of every lossless rule: greedy decoding (``realised`` is the argmax) and the
     coupled rule (``realised`` is drawn with keyed noise). realised: ``[B, M]``.
     """
+    if not proposal.tree.size:  # plain decoding
+        return Verdict(torch.zeros_like(realised[:, 0]), realised[:, 0])
     tree, rows = proposal.tree, torch.arange(realised.shape[0], device=realised.device)
     parent_choice = realised.gather(1, tree.parents)
     hit = (parent_choice == proposal.tokens) & proposal.valid
@@ -178,6 +180,8 @@ def at_drafted(p: Tensor, proposal: Proposal) -> Tensor:
 
     p: ``[B, M, V]``. Only the drafted tokens' own numbers are read, so that no law is copied.
     """
+    if proposal.tree.is_chain:
+        return of_token(p[:, :-1], proposal.tokens).double()
     rows = torch.arange(p.shape[0], device=p.device)[:, None]
     return p[rows, proposal.tree.parents, proposal.tokens].double()
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 WINDOW = 16
 """Calls on several threads after which their number is looked at again."""
 
-TAKEN = 2 * WINDOW
+TAKEN = 16 * WINDOW
 """Times that the processor was taken away within a window, from which on threads are halved. On a
-busy machine each wait for another thread counts, some five per layer; on a quiet one hardly any."""
+busy machine each wait for another thread counts, some five per layer and so a hundred in a pass; on
+a quiet one a long pass over large weights may be disturbed now and then, too."""
 
 FIRST_REST = 256
 LONGEST_REST = 1 << 14

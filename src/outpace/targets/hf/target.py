@@ -132,20 +132,29 @@ class HFTarget(Target):
 
     def score(self, plan: Plan) -> Scores:
         pending = to_device(plan.pending, self.device)  # [B, P]
-        nodes, riders = 1 + plan.tree.size, plan.riders
-        tokens, tree = torch.cat([pending, plan.tokens], 1), plan.tree
-        options: dict[str, Any] = _asking_for(plan.layers)
-        entering: AbstractContextManager[object] = nullcontext()
-        if riders is not None:
-            tree = _with_riders(tree, riders)
-            entering = self._boarding(tokens, riders, options)
-            tokens = torch.cat([tokens, _tokens_of(riders)], 1)
-        with entering:
-            output = self.runner.forward(tokens, keep=1 + tree.size, tree=tree, **options)
+        tokens = torch.cat([pending, plan.tokens], 1) if plan.tree.size else pending
         self._scored = pending.shape[1], plan.tree.is_chain
-        logits = output.logits[:, -(1 + tree.size) :]
-        states = _states(output, plan.layers, pending.shape[1] + plan.tree.size)
-        return Scores(logits[:, :nodes], states, None if riders is None else logits[:, nodes:])
+        if plan.riders is not None:
+            return self._score_with_riders(plan, tokens, plan.riders)
+        output = self._pass(plan, tokens, plan.tree)
+        return Scores(output.logits, _states(output, plan.layers))
+
+    def _score_with_riders(self, plan: Plan, tokens: Tensor, riders: Riders) -> Scores:
+        """The same, with further columns behind the draft."""
+        columns, nodes = tokens.shape[1], 1 + plan.tree.size
+        options: dict[str, Any] = {}
+        with self._boarding(tokens, riders, options):
+            all_tokens = torch.cat([tokens, _tokens_of(riders)], 1)
+            # Riders that enter later change the model for this pass: it is run as it comes.
+            options["eager"] = riders.enter > 0
+            output = self._pass(plan, all_tokens, _with_riders(plan.tree, riders), **options)
+        states = _states(output, plan.layers, columns)
+        return Scores(output.logits[:, :nodes], states, output.logits[:, nodes:])
+
+    def _pass(self, plan: Plan, tokens: Tensor, tree: Tree, **options: Any) -> Any:
+        """The model's output, with the logits of the tree's nodes."""
+        options |= _asking_for(plan.layers)
+        return self.runner.forward(tokens, keep=1 + tree.size, tree=tree, **options)
 
     def _boarding(
         self, tokens: Tensor, riders: Riders, options: dict[str, Any]
