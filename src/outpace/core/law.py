@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outpace.core.constraints import Constraints, History, RowOptions
 from outpace.core.faults import Contradiction, NotFinite, RowFault
-from outpace.core.pieces import pieces
+from outpace.core.pieces import LARGEST, pieces
 from outpace.core.token_counts import TokenCounts
 from outpace.core.truncation import NEVER, keep_min_p, keep_top_k, keep_top_p, keep_typical
 from outpace.errors import ParamsError
@@ -77,10 +77,8 @@ class LawMaker:
         self._presence = self._column([p.presence_penalty for p in params], off=0.0)
         self._frequency = self._column([p.frequency_penalty for p in params], off=0.0)
         self._bias = self._static_bias()
-        self._constraints = [
-            Constraints(number, row, vocabulary, self.device)
-            for number, row in enumerate(self.rows)
-        ]
+        every = (Constraints(at, row, vocabulary, self.device) for at, row in enumerate(self.rows))
+        self._constraints = [constraints for constraints in every if constraints.possible]
         self._greedy = torch.tensor([p.greedy for p in params], device=self.device)
         self._looks_back = (
             self._repetition is not None
@@ -107,6 +105,10 @@ class LawMaker:
     def best(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
         """Returns ``[B, M]``, the token of each node's law where all rows are greedy."""
         self._begin()
+        if self._leaves_scores_alone and self._is_small(logits):
+            values, indices = self._cut(logits).max(-1)
+            self._check(values, logits, branches)
+            return indices
         found = [scores.max(-1) for scores in self._adjusted(logits, branches, history)]
         self._check(_joined([each.values for each in found]), logits, branches)
         return _joined([each.indices for each in found])
@@ -234,7 +236,7 @@ class LawMaker:
         and in their order. They may be the logits themselves, and nobody may write into them."""
         active = [each for each in self._constraints if each.active(history)]
         rows, nodes = logits.shape[:2]
-        cut = logits if logits.shape[-1] == self.vocabulary else logits[..., : self.vocabulary]
+        cut = self._cut(logits)
         for part in pieces(nodes, rows * self.vocabulary):
             scores, here = cut, branches
             if part.stop - part.start < nodes:  # taking a part of so little takes its time, too
@@ -258,6 +260,20 @@ class LawMaker:
                 for node, fault in faults.items():
                     self._dead_ends.setdefault(row, {})[part.start + node] = fault
             yield scores
+
+    @property
+    def _leaves_scores_alone(self) -> bool:
+        """Whether no option changes the scores before temperature and truncation."""
+        return self._bias is None and not (self._looks_back or self._constraints)
+
+    def _is_small(self, logits: Tensor) -> bool:
+        """Whether all nodes are one piece of work, in a type that laws are made in."""
+        whole = logits.shape[0] * logits.shape[1] * self.vocabulary <= LARGEST
+        return whole and logits.dtype in (torch.float32, torch.float64)
+
+    def _cut(self, logits: Tensor) -> Tensor:
+        """The logits ``[B, M, V]`` without the padding of the vocabulary."""
+        return logits if logits.shape[-1] == self.vocabulary else logits[..., : self.vocabulary]
 
     def _penalised(self, scores: Tensor, branches: Branches, history: History) -> Tensor:
         output = self._outputs(history.outputs)[:, None, :].repeat(1, scores.shape[1], 1)
@@ -293,6 +309,8 @@ class LawMaker:
         of the laws are the laws.
         """
         rows, nodes = logits.shape[:2]
+        if self._leaves_scores_alone and self._is_small(logits):
+            return self._checked(*law_of(self._cut(logits)), logits, branches)
         made, highest, begin = None, [], 0
         for scores in self._adjusted(logits, branches, history):
             law, top = law_of(scores)
@@ -306,7 +324,13 @@ class LawMaker:
             made[:, begin:end] = law
             begin = end
         assert made is not None
-        peaks = _joined(highest)
+        return self._checked(made, _joined(highest), logits, branches)
+
+    def _checked(self, made: Tensor, peaks: Tensor, logits: Tensor, branches: Branches) -> Tensor:
+        """The laws ``made`` [B, M, V], even ones at drafted nodes that have none.
+
+        peaks: ``[B, M]``, the highest score of each node.
+        """
         if self._check(peaks, logits, branches):
             lawless = ~peaks.isfinite()[..., None]
             made = torch.where(lawless, 1 / self.vocabulary, made)

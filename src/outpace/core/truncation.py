@@ -47,20 +47,25 @@ def keep_top_p(scores: Tensor, top_p: Tensor, waits: bool = True) -> Tensor:
     mass = top_p.expand(*scores.shape[:-1], 1).flatten()  # [R]
     kept = flat.clone()
     (left,) = (mass < 1).nonzero(as_tuple=True)
+    seen = 0  # how many of the highest scores have been looked at, in vain
+    held = last = mass[:0]  # the mass of these, and of the last of them, by row
     for count in FIRST:
         if not len(left) or count >= flat.shape[-1]:
             break
-        found, decided = _keep_top_p_among(flat[left], mass[left], count)
+        if seen and not bool((held + last * (count - seen) > mass[left]).any()):
+            continue  # laws as flat as these are not decided by so few of their tokens
+        found, decided, held, last = _keep_top_p_among(flat[left], mass[left], count)
         kept[left[decided]] = found[decided]
-        left = left[~decided]
+        open_ = ~decided
+        seen, left, held, last = count, left[open_], held[open_], last[open_]
     if len(left):
         kept[left] = _keep_top_p_sorted(flat[left], mass[left, None])
     return kept.view_as(scores)
 
 
-def _keep_top_p_among(scores: Tensor, top_p: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _keep_top_p_among(scores: Tensor, top_p: Tensor, count: int) -> tuple[Tensor, ...]:
     """Returns `keep_top_p` of ``scores`` [R, V], as far as the ``count`` highest of them decide it,
-    and in which rows ``[R]`` they do."""
+    in which rows ``[R]`` they do, and the mass ``[R]`` of them all and of the last of them."""
     top, index = scores.topk(count, dim=-1)
     # By score, and tied tokens by their ids, the larger first.
     index, order = index.sort(dim=-1, descending=True)
@@ -77,7 +82,8 @@ def _keep_top_p_among(scores: Tensor, top_p: Tensor, count: int) -> tuple[Tensor
     # What is not among them is dropped, and ties with nothing that is kept.
     enough = through[:, -1] > top_p + margin
     apart = top.masked_fill(~keep, float("inf")).amin(-1) > top[:, -1]
-    return _alone(scores, index, top.masked_fill(~keep, NEVER)), clear & enough & apart
+    found = _alone(scores, index, top.masked_fill(~keep, NEVER))
+    return found, clear & enough & apart, through[:, -1], each[:, -1]
 
 
 def _keep_top_p_sorted(scores: Tensor, top_p: Tensor) -> Tensor:
