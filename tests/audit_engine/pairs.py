@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from outpace import LLM
-from outpace.audit.letters import LetterTokenizer, letter_model, noised
+from outpace.audit.letters import LetterTokenizer, letter_model
+from outpace.draft.models.specimen import noisy_copy
 
 PROMPTS = ([1, 2, 3, 4, 5], [6], [7, 8, 7, 8, 7, 8, 7], [2, 9, 4])
 
@@ -27,7 +28,7 @@ def pair_llm(
     target = letter_model(family)
     config: dict[str, Any] = {"method": method, "num_speculative_tokens": tokens, **options}
     if method in ("draft_model", "draft_tree"):
-        drafter = noised(target, noise)
+        drafter = noisy_copy(target, noise)
         if drafter_context is not None:
             drafter.config.max_position_embeddings = drafter_context
         config["model"] = drafter

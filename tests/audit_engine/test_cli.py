@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from outpace.audit.letters import letter_model, noised
+from outpace.audit.letters import letter_model
 from outpace.cli.audit import app
+from outpace.draft.models.specimen import noisy_copy
 from outpace.errors import ConfigError
 
 
@@ -18,7 +19,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
     target = letter_model()
     target.save_pretrained(folder / "target")
-    noised(target, 0.3).save_pretrained(folder / "drafter")
+    noisy_copy(target, 0.3).save_pretrained(folder / "drafter")
     return folder
 
 

@@ -14,7 +14,7 @@ from audit_engine.pairs import PROMPTS as LETTERS_IN
 from outpace import LLM, SamplingParams
 from outpace.audit.drafting import Drafts, iid
 from outpace.audit.law import audit_law
-from outpace.audit.letters import LetterTokenizer, letter_model, noised
+from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.audit.world import World
 from outpace.core.categorical import Categorical
@@ -23,6 +23,7 @@ from outpace.core.rng import Role, uniform
 from outpace.core.tree import Tree
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
+from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.options import option
 from outpace.draft.vocabulary import Vocabulary
 from outpace.targets.base import Target
@@ -268,7 +269,7 @@ def several(lanes: bool) -> LLM:
     model = letter_model()
     config = {
         "method": "several",
-        "model": noised(model, 1.0),
+        "model": noisy_copy(model, 1.0),
         "lanes": lanes,
         "num_speculative_tokens": 4,
         "verify": "recursive",

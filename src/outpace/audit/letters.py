@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
 
 LETTERS = "abcdefghijklm"
 END = "<end>"
@@ -83,16 +81,3 @@ def letter_model(family: str = "llama", seed: int = 1, scale: float = 5.0) -> An
                 sharp = any(part in name for part in ("lm_head", "q_proj", "k_proj"))
                 weight.mul_(4 * scale if sharp else scale)
     return model
-
-
-def noised(model: nn.Module, noise: float, seed: int = 2) -> Any:
-    """Returns a copy as a drafter that is right some of the time: its weights are off by ``noise``
-    of their standard deviation."""
-    generator = torch.Generator().manual_seed(seed)
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        for weight in other.parameters():
-            if weight.dim() > 1:
-                error = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-                weight.add_(noise * weight.std() * error)
-    return other
