@@ -14,7 +14,7 @@ from outpace.errors import ConfigError
 from targets.families import CONTEXT, PROMPTS, drafter, target
 from targets.generating import greedy, ids
 
-from .texts import text_decoder
+from .texts import ids_of, text_decoder
 
 LENGTH = 8
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=LENGTH, ignore_eos=True)
@@ -117,11 +117,16 @@ def test_a_call_from_inside_a_step_is_refused() -> None:
     assert llm.generate("a", SamplingParams(max_tokens=2, temperature=0))
 
 
-def test_a_streamer_that_raises_ends_its_own_text() -> None:
+def test_an_error_in_the_reader_of_a_stream_leaves_the_engine_usable() -> None:
     llm = decoder("draft_model")
     expected = ids(llm.generate(PROMPTS, greedy(LENGTH)))
-    for _ in llm.stream(PROMPTS[0], greedy(LENGTH)):
-        break
+
+    def read() -> None:
+        for _ in llm.stream(PROMPTS[0], greedy(LENGTH)):
+            raise ValueError("the reader's own")
+
+    with pytest.raises(ValueError, match="the reader's own"):
+        read()
     assert not llm.engine.busy
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
 
@@ -157,10 +162,10 @@ def test_an_interrupted_token_is_still_looked_at() -> None:
     """A stop string whose last token was appended when the interruption came ends the text."""
     llm = text_decoder("none", k=0)
     request = llm._requests("a", SamplingParams(max_tokens=9, stop="xy", temperature=0))[0]
-    request.extend([ord("x")])
-    request.output_ids.append(ord("y"))  # as an interruption leaves it
+    request.extend(ids_of("x"))
+    request.output_ids += ids_of("y")  # as an interruption leaves it
     request.settle()
-    assert request.finish_reason == "stop" or not request.finished
     whole = llm._requests("a", SamplingParams(max_tokens=9, stop="xy", temperature=0))[0]
-    whole.extend([ord("x"), ord("y")])
+    whole.extend(ids_of("xy"))
+    assert whole.finish_reason == "stop"
     assert (request.finish_reason, request.text) == (whole.finish_reason, whole.text)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 
 from outpace import LLM, SamplingParams
 from targets.families import build, drafter, plain, target
@@ -117,13 +116,13 @@ def test_a_budget_of_nothing_is_refused() -> None:
         LLM(target("llama"), max_num_batched_tokens=0)
 
 
-def test_float_prompts_are_not_tensors_of_the_cache() -> None:
-    """The prompt of a request is not changed by what is generated."""
+def test_the_prompt_of_a_request_is_not_changed_by_what_is_generated() -> None:
     llm = LLM(target("llama"))
     prompt = text(5)
     request = llm._requests(prompt, greedy(4))[0]
     llm.engine.add(request)
     while llm.engine.busy:
         llm.engine.step()
-    assert request.prompt_ids == prompt == request.began_with
-    assert torch.tensor(request.token_ids).shape == (9,)
+    assert request.prompt_ids == text(5) == request.began_with
+    assert request.token_ids == [*text(5), *request.output_ids]
+    assert len(request.output_ids) == 4
