@@ -1,0 +1,89 @@
+"""Weights in quantised blocks, as GGUF files hold them, and the layers that read them.
+
+A block is a few dozen weights of one row that share a scale: four to eight bits for each weight and
+a few bytes for the scale. A weight stays in its blocks in memory and is widened only where it is
+needed. The layers here are the plain way, which works everywhere: they widen a whole weight for
+each product. Our own integer products take their place where there are some.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+"""The kinds of blocks that can be read, by their names in GGUF."""
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A matrix ``[N, K]`` in quantised blocks along K."""
+
+    kind: str
+    """One of `KINDS`."""
+    raw: Tensor
+    """uint8 ``[N, bytes of a row]``, contiguous; maybe a read-only view of a mapped file."""
+
+    @property
+    def outputs(self) -> int:
+        return self.raw.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        size, nbytes = gguf.GGML_QUANT_SIZES[self._type]
+        return self.raw.shape[1] // nbytes * size
+
+    @property
+    def nbytes(self) -> int:
+        return self.raw.nbytes
+
+    def dense(self, rows: Tensor | None = None) -> Tensor:
+        """Returns the matrix, or some of its rows ``[R]``, as float32 ``[R, K]``."""
+        raw = self.raw if rows is None else self.raw[rows]
+        return torch.from_numpy(gguf.quants.dequantize(raw.numpy(), self._type))
+
+    @property
+    def _type(self) -> gguf.GGMLQuantizationType:
+        return gguf.GGMLQuantizationType[self.kind]
+
+
+def in_blocks(matrix: Tensor, kind: str) -> Blocks:
+    """Returns a float matrix ``[N, K]`` rounded to blocks; of the kinds that `gguf` can write."""
+    type_ = gguf.GGMLQuantizationType[kind]
+    raw = gguf.quants.quantize(matrix.detach().float().numpy(), type_)
+    return Blocks(kind, torch.from_numpy(np.ascontiguousarray(raw)))
+
+
+class BlockLinear(nn.Module):
+    """A linear layer whose weight stays in blocks; each product widens all of them."""
+
+    def __init__(self, blocks: Blocks, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.out_features, self.in_features = blocks.outputs, blocks.inputs
+        self.bias: Any = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``[..., K]`` -> ``[..., N]``."""
+        return functional.linear(x, self.blocks.dense().to(x.dtype), self.bias)
+
+
+class BlockEmbedding(nn.Module):
+    """An embedding whose table stays in blocks; only the rows that are looked up are widened."""
+
+    def __init__(self, blocks: Blocks, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.dtype = dtype
+        self.num_embeddings, self.embedding_dim = blocks.outputs, blocks.inputs
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids: ``[...]`` -> ``[..., K]``."""
+        dense = self.blocks.dense(ids.reshape(-1))
+        return dense.to(self.dtype).view(*ids.shape, self.embedding_dim)
