@@ -156,3 +156,13 @@ def test_accept_lengths_come_from_the_counters() -> None:
     assert accept_lengths([3, 1], passes=5) == (1, 1, 2, 2, 3)
     assert accept_lengths([], passes=2) == (1, 1)
     assert sum(accept_lengths([3, 1], passes=5)) == 5 + 4
+
+
+def test_the_editing_set_comes_with_the_package() -> None:
+    prompts = read_prompts("editing")
+    kinds = {prompt.task for prompt in prompts}
+    assert len(prompts) == len({prompt.text for prompt in prompts}) == 40
+    assert kinds == {
+        f"editing/{kind}" for kind in ("rename", "hints", "bug", "docstring", "errors")
+    }
+    assert all("```python\n" in prompt.text for prompt in prompts)

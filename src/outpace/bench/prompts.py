@@ -1,4 +1,4 @@
-"""The prompts of a benchmark: files of two formats, named sets, and a small built-in set."""
+"""The prompts of a benchmark: files of two formats, named sets, and sets that come along."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from outpace.errors import PromptError, did_you_mean
 
 DATA = "OUTPACE_DATA"
 """Environment variable with the folder that named sets are read from."""
+
+SETS = Path(__file__).with_name("sets")
+"""The folder of the sets that come with the package."""
+
+PACKAGED = ("editing",)
 
 NAMES = {
     "specbench": "specbench_open",
@@ -40,7 +45,8 @@ class Prompt:
 
 
 def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
-    """Returns the prompts of a .jsonl file, of a named set in the data folder, or "builtin".
+    """Returns the prompts of a .jsonl file, of a named set in the data folder, or of a set that
+    comes with the package: "builtin" or "editing".
 
     data: the folder of the named sets; unset: the one that the variable OUTPACE_DATA names.
     Raises ``PromptError`` for a file or a set that is missing, unreadable or empty.
@@ -79,11 +85,15 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 def _named(name: str, data: str | Path | None) -> Path:
     folder = data or os.environ.get(DATA)
+    if name in PACKAGED:
+        return SETS / f"{name}.jsonl"
     if name not in NAMES:
-        raise PromptError(f"unknown prompt set {name!r}{did_you_mean(name, [*NAMES, 'builtin'])}.")
+        known = ["builtin", *PACKAGED, *NAMES]
+        raise PromptError(f"unknown prompt set {name!r}{did_you_mean(name, known)}.")
     if folder is None:
         raise PromptError(
-            f"prompt set {name!r} needs a folder: give --data or set {DATA}, or use 'builtin'."
+            f"prompt set {name!r} needs a folder: give --data or set {DATA}, or use 'builtin' or "
+            "'editing'."
         )
     file = f"{NAMES[name]}.jsonl"
     below = Path(folder) / "prompts" / file
@@ -91,7 +101,7 @@ def _named(name: str, data: str | Path | None) -> Path:
 
 
 def _known() -> str:
-    return ", ".join(["builtin", *NAMES])
+    return ", ".join(["builtin", *PACKAGED, *NAMES])
 
 
 def _entry(path: Path, number: int, line: str) -> Prompt:

@@ -123,7 +123,7 @@ def run_benchmark(
     prompts: Annotated[
         str,
         typer.Option(
-            help="A .jsonl file, 'builtin', or a set in --data: specbench, humaneval, gsm8k, mbpp, "
+            help="A .jsonl file, 'builtin', 'editing', or a set in --data: specbench, humaneval, gsm8k, mbpp, "
             "mt_bench, fairytaleqa, oasst, selfinstruct, indomain, dialogue."
         ),
     ] = "builtin",
