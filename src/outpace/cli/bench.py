@@ -123,8 +123,8 @@ def run_benchmark(
     prompts: Annotated[
         str,
         typer.Option(
-            help="A .jsonl file, 'builtin', 'editing', or a set in --data: specbench, humaneval, gsm8k, mbpp, "
-            "mt_bench, fairytaleqa, oasst, selfinstruct, indomain, dialogue."
+            help="A .jsonl file, 'builtin', 'editing', or a set in --data: specbench, humaneval, "
+            "gsm8k, mbpp, mt_bench, fairytaleqa, oasst, selfinstruct, indomain, dialogue."
         ),
     ] = "builtin",
     data: Annotated[
