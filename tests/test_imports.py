@@ -14,9 +14,10 @@ import outpace
 
 ROOT = Path(outpace.__file__).parent
 
-# core <- verify, targets <- draft <- policy <- engine <- api <- audit, bench, serve, train <- cli.
+# core <- verify, heads, targets <- draft <- policy <- engine <- api
+#      <- audit, bench, serve, train <- cli.
 # A drafter knows targets only where it runs a model of its own.
-_ENGINE = {"core", "verify", "targets", "draft", "policy"}
+_ENGINE = {"core", "heads", "verify", "targets", "draft", "policy"}
 _ARGUMENTS = {"arguments", "chats", "config", "prompts"}
 _API = {*_ENGINE, *_ARGUMENTS, "engine", "outputs", "progress", "bundled"}
 _FACE = {*_API, "api"}
@@ -25,8 +26,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "core": set(),
     "verify": {"core"},
+    "heads": {"core"},
     "targets": {"core"},
-    "draft": {"config", "core", "targets"},
+    "draft": {"config", "core", "heads", "targets"},
     "policy": {"core", "draft", "targets"},
     "engine": _ENGINE,
     "config": {"core"},

@@ -12,6 +12,9 @@ from importlib.metadata import entry_points
 METHODS: Mapping[str, str] = {
     "draft_model": "a smaller model with the same tokenizer (--draft)",
     "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
+    "hydra": "a trained head that sees the state and the tokens drafted so far",
+    "medusa": "trained heads, one for each future token",
+    "mlp_speculator": "a small trained recurrent network",
     "ngram": "what followed the same tokens earlier in the text",
     "none": "nothing: plain decoding",
 }

@@ -96,6 +96,21 @@ class TreeShape:
             self._parts[nodes] = TreeShape(self.parents[:nodes])
         return self._parts[nodes]
 
+    def up_to(self, depth: int) -> TreeShape:
+        """Returns the shape without the nodes that are deeper than so.
+
+        >>> TreeShape((0, 1, 2, 0)).up_to(2).parents
+        (0, 1, 0)
+        """
+        if self.height <= depth:
+            return self
+        number = {0: 0}
+        for node in range(1, self.size + 1):
+            if self.depth[node] <= depth:
+                number[node] = len(number)
+        kept = [node for node in number if node]
+        return TreeShape(tuple(number[self.parents[node - 1]] for node in kept))
+
     @cached_property
     def _parts(self) -> dict[int, TreeShape]:
         return {}

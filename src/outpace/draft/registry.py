@@ -20,6 +20,9 @@ REGISTRY = LazyRegistry(
         "ngram": "outpace.draft.lookup.ngram:NgramDrafter",
         "draft_model": "outpace.draft.models.chain:DraftModel",
         "draft_tree": "outpace.draft.models.tree:DraftTree",
+        "medusa": "outpace.draft.trained.medusa:MedusaDrafter",
+        "hydra": "outpace.draft.trained.hydra:HydraDrafter",
+        "mlp_speculator": "outpace.draft.trained.mlp_speculator:MlpSpeculatorDrafter",
     },
 )
 

@@ -83,7 +83,8 @@ class HFTarget(Target):
     # -- prompts -------------------------------------------------------------------------------
 
     def fill(self, token_budget: int, layers: frozenset[int] = frozenset()) -> list[Chunk]:
-        if self._ready == 0 and self._fit_the_first_pass():
+        # Where states are wanted they are there before the first round, however prompts are read.
+        if self._ready == 0 and not layers and self._fit_the_first_pass():
             self._ready = self.active
             return []
         unread = self._prompts[self._ready :]

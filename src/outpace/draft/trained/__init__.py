@@ -1,0 +1,1 @@
+"""Drafters that were trained for one target: small networks over its hidden states."""

@@ -1,0 +1,196 @@
+"""Draft trees, drawn level by level, for whatever drafts several candidates at a depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outpace.core.categorical import Categorical
+from outpace.core.law import Branches
+from outpace.core.proposal import Point, Sampled
+from outpace.core.rng import Role, gumbel, uniform
+from outpace.core.tree import Tree
+from outpace.core.tree_shape import TreeShape
+from outpace.draft.base import Rows
+
+PLANS = 64
+"""Plans kept of the shapes that were drafted: a shape that is learned changes now and then."""
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """How the C nodes of one depth are drawn from the laws of the W nodes that have them."""
+
+    most: int
+    """Children of each of the W nodes that are drawn; some have fewer."""
+    node: Tensor  # [W * most] drafted index (node - 1) of each child, 0 where there is none
+    drawn: Tensor  # [C] where in these the children are that there are
+    parent: Tensor  # [C] which of the W nodes each belongs to
+    inner: Tensor  # [W'] which of the C have children themselves
+
+
+class TreePlan:
+    """How a shape is drafted: a pass per depth, over the nodes that have children.
+
+    Nodes are drawn level by level; ``order`` puts them where the shape has them.
+    """
+
+    def __init__(self, shape: TreeShape, device: torch.device) -> None:
+        self.shape = shape
+        self._device = device
+        drafted = [node for level in shape.levels for node in level]
+        self.order = None
+        if drafted != sorted(drafted):
+            at = {node: place for place, node in enumerate(drafted)}
+            self.order = self._index(at[node] for node in sorted(drafted))
+        self.levels = list(self._levels())
+        inner = [node for node in drafted if shape.children[node]]
+        number = {0: 0, **{node: place for place, node in enumerate(inner, 1)}}
+        self._fed = [number[shape.parents[node - 1]] for node in inner]
+        self._trees: dict[tuple[int, int | None], Tree] = {}
+
+    def _levels(self) -> Iterator[Level]:
+        above: Sequence[int] = (0,)
+        for nodes in self.shape.levels:
+            children = [self.shape.children[node] for node in above]
+            most = max(map(len, children))
+            grid = [[*row, *[0] * (most - len(row))] for row in children]
+            flat = [node for row in grid for node in row]
+            above = [node for node in nodes if self.shape.children[node]]
+            yield Level(
+                most,
+                node=self._index(max(0, node - 1) for node in flat),
+                drawn=self._index(place for place, node in enumerate(flat) if node),
+                parent=self._index(place // most for place, node in enumerate(flat) if node),
+                inner=self._index(nodes.index(node) for node in above),
+            )
+
+    def _index(self, values: Iterator[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.long, device=self._device)
+
+    def tree(self, rows: int, fed: int | None = None) -> Tree:
+        """Returns the tree of so many rows, or that of its first so many nodes with children, as
+        these are numbered among themselves: made once, with all that a tree derives."""
+        if (rows, fed) not in self._trees:
+            parents = self.shape.parents if fed is None else self._fed[:fed]
+            self._trees[rows, fed] = Tree.uniform(list(parents), rows, self._device)
+        return self._trees[rows, fed]
+
+    def ordered(self, drafted: Sequence[Tensor]) -> Tensor:
+        """Returns ``[B, N, ...]`` from the levels' ``[B, C, ...]``."""
+        joined = torch.cat(list(drafted), 1)
+        return joined if self.order is None else joined[:, self.order]
+
+
+class Siblings:
+    """Draws the children of each node of a level from the node's law.
+
+    Sampled rows draw them one after another, with or without replacement; greedy and coupled rows
+    take the most probable ones (coupled: after adding the noise of the target's own token).
+    """
+
+    def __init__(self, rows: Rows, nodes: int, with_replacement: bool, lane: int = 0) -> None:
+        """nodes: of the whole draft. lane: the drafter's random streams."""
+        self._rows = rows
+        self._with_replacement = with_replacement
+        self.sampled = not (rows.coupled or rows.law.all_greedy)
+        if self.sampled:
+            self._u = uniform(rows.seeds_of(lane), rows.positions, Role.DRAFT, nodes)  # [B, N]
+
+    def __call__(
+        self, logits: Tensor, branches: Branches, level: Level
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the C nodes of a level ``[B, C]``, and their laws ``[B, C, V]``.
+
+        logits, branches: of the W nodes that have them as children.
+        """
+        rows = self._rows
+        if rows.law.all_greedy:
+            scores = rows.law.adjusted(logits, branches, rows.history)
+            return scores.topk(level.most, -1).indices.flatten(1)[:, level.drawn], None
+        q = rows.law(logits, branches, rows.history)  # [B, W, V]
+        if rows.coupled:
+            depth = branches.valid.sum(-1)  # [B, W]
+            noise = gumbel(rows.seeds[:, None], rows.positions[:, None] + depth, q.shape[-1])
+            best = (q.double().log() + noise).topk(level.most, -1).indices
+            return best.flatten(1)[:, level.drawn], None
+        u = self._u[:, level.node].view(*q.shape[:2], level.most)
+        urn = Categorical.of(q)
+        tokens = urn.draw(u) if self._with_replacement else _one_by_one(urn, u)
+        return tokens.flatten(1)[:, level.drawn], q[:, level.parent]
+
+
+def _one_by_one(urn: Categorical, u: Tensor) -> Tensor:
+    """``[B, W, count]``, without replacement. Once a law has no token left, its further children
+    are token 0 with nothing behind them: their probability given their elders is 0, so no rule
+    accepts them."""
+    drawn = [urn.draw(u[..., :1])]
+    for child in range(1, u.shape[-1]):
+        urn.remove(drawn[-1])
+        drawn.append(urn.draw(u[..., child : child + 1]))
+    return torch.cat(drawn, -1)
+
+
+class Deeper(Protocol):
+    """What makes the logits of the next level: a pass of a draft model, a step of a head."""
+
+    def __call__(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        """Returns the logits ``[B, W, V]`` at the last W nodes of ``fed`` [B, F], which are those
+        of this level that have children.
+
+        tree: of all that was fed; parents: ``[W]``, to which node of the level above that was fed
+        (the root, at first) each of the W belongs.
+        """
+
+
+class TreePlans:
+    """The plans of the shapes that a drafter has drafted lately."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._plans: dict[TreeShape, TreePlan] = {}
+
+    def of(self, shape: TreeShape) -> TreePlan:
+        """Returns the plan of a shape."""
+        if shape not in self._plans:
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            self._plans[shape] = TreePlan(shape, self._device)
+        return self._plans[shape]
+
+
+def draw_tree(
+    plan: TreePlan,
+    rows: Rows,
+    logits: Tensor,
+    deeper: Deeper,
+    *,
+    lane: int,
+    with_replacement: bool,
+) -> tuple[Tensor, Point | Sampled]:
+    """Returns the drafted nodes ``[B, N]`` and their law. logits: ``[B, V]``, at the root."""
+    pick = Siblings(rows, plan.shape.size, with_replacement, lane)
+    here = logits[:, None]  # [B, W, V]
+    fed = rows.seeds.new_empty(len(rows), 0)
+    drafted, laws = [], []
+    for level in plan.levels:
+        tree = plan.tree(len(rows), fed.shape[1])
+        tokens, law = pick(here, _leading_to(fed, tree, here.shape[1]), level)
+        drafted.append(tokens)
+        laws += [] if law is None else [law]
+        if len(level.inner):
+            fed = torch.cat([fed, tokens[:, level.inner]], 1)
+            tree = plan.tree(len(rows), fed.shape[1])
+            here = deeper(fed, tree, level.parent[level.inner])
+    law = Sampled(plan.ordered(laws), with_replacement) if pick.sampled else Point()
+    return plan.ordered(drafted), law
+
+
+def _leading_to(tokens: Tensor, tree: Tree, width: int) -> Branches:
+    """The branches of the last ``width`` nodes, the deepest level so far."""
+    related = tree.ancestors[:, -width:, 1:]
+    return Branches(tokens[:, None, :].expand(-1, width, -1), related)

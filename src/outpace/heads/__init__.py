@@ -1,0 +1,1 @@
+"""Networks of trained drafters, and the files that they are kept in."""

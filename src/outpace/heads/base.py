@@ -1,0 +1,127 @@
+"""What the heads have in common that guess a few tokens from one hidden state of the target.
+
+Such a head looks at the state from which the target drew its latest token, the root, and guesses
+the tokens behind the root one depth after the other. The same step is used for drafting, where the
+W columns are the nodes of a level of the draft tree, and for training, where they are all positions
+of a text at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Shared(Protocol):
+    """The parts of a target that a head may use as they are."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Returns the embeddings ``[..., H]`` of tokens ``[...]``."""
+
+    def head(self, states: Tensor) -> Tensor:
+        """Returns the logits ``[..., V]`` of last hidden states ``[..., H]``."""
+
+
+@dataclass(frozen=True)
+class TargetShape:
+    """What of a target a head depends on."""
+
+    hidden_size: int
+    vocab_size: int
+    layers: int
+    name: str = ""
+
+    @classmethod
+    def of(cls, config: Any, name: str = "") -> TargetShape:
+        """Returns that of a text model's configuration."""
+        return cls(config.hidden_size, config.vocab_size, config.num_hidden_layers, name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """What a head is built from; each kind adds its own sizes."""
+
+    depths: int = 4
+    """Tokens behind the root that it guesses."""
+    draft_vocab_size: int = 0
+    """Tokens that it can guess, those that its training text has most often; 0: all."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class StepHead(nn.Module, ABC):
+    """Guesses the tokens behind the root, depth by depth."""
+
+    kind: ClassVar[str]
+    """Its name, which is the method's."""
+    Config: ClassVar[type[HeadConfig]]
+    layers: tuple[int, ...] = (-1,)
+    """The target's layers that it reads, as in `Needs.states`."""
+
+    def __init__(self, target: TargetShape, config: HeadConfig) -> None:
+        super().__init__()
+        self.target = target
+        self.config = config
+        size = config.draft_vocab_size or target.vocab_size
+        self.register_buffer("d2t", torch.arange(size))
+
+    d2t: Tensor
+    """``[V']``: the target's token for each of the head's own."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that it can guess, V'."""
+        return len(self.d2t)
+
+    @abstractmethod
+    def step(
+        self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the logits ``[B, W, V']`` of the tokens at a depth, and the memory there.
+
+        memory: ``[B, W, M]``, what the step before returned for each column's path; at depth 1 the
+        target's state ``[B, W, H]`` from which the root was drawn. tokens: ``[B, W]``, the last
+        token of each path, at depth 1 the root; they are the target's tokens. depth: from 1 to
+        ``config.depths``.
+        """
+
+    @torch.no_grad()
+    def begin_from(self, shared_head: Tensor | None) -> None:
+        """Starts training from what the target knows, where that helps.
+
+        shared_head: the target's output matrix ``[V', H]`` for the head's own tokens, if there is
+        one.
+        """
+
+
+class ResidualBlock(nn.Module):
+    """``x + SiLU(W x)``, which begins as the identity."""
+
+    def __init__(self, inputs: int, outputs: int | None = None) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs or inputs)
+        self.narrow = nn.Linear(inputs, outputs, bias=False) if outputs else nn.Identity()
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``[..., inputs]`` -> ``[..., outputs]``."""
+        found: Tensor = self.narrow(x) + nn.functional.silu(self.linear(x))
+        return found
+
+
+def config_of(kind: type[HeadConfig], given: Mapping[str, Any]) -> HeadConfig:
+    """Returns a configuration from the entries of a file; raises ``TypeError`` or ``ValueError``
+    where they do not fit."""
+    config = kind(**given)
+    for name, value in config.as_dict().items():
+        default = getattr(kind(), name)
+        if type(value) is not type(default) or (isinstance(value, int) and value < 0):
+            raise ValueError(f"{name} is {value!r}")
+    return config

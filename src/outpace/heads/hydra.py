@@ -1,0 +1,60 @@
+"""Hydra: heads that also see the tokens drafted so far.
+
+Ankner et al. 2024, arXiv 2402.05109.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from outpace.heads.base import HeadConfig, ResidualBlock, Shared, StepHead, TargetShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class HydraConfig(HeadConfig):
+    """What a Hydra head is built from."""
+
+    blocks: int = 1
+    """Residual blocks of each head; four in the paper's strongest variant."""
+
+
+class Hydra(StepHead):
+    """Head k sees the state, and the embeddings of the root and of the k - 1 tokens behind it."""
+
+    kind: ClassVar[str] = "hydra"
+    Config: ClassVar[type[HeadConfig]] = HydraConfig
+
+    def __init__(self, target: TargetShape, config: HydraConfig) -> None:
+        super().__init__(target, config)
+        size = target.hidden_size
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                ResidualBlock(size * (depth + 1), size),
+                *(ResidualBlock(size) for _ in range(config.blocks - 1)),
+            )
+            for depth in range(1, config.depths + 1)
+        )
+        self.outputs = nn.ModuleList(
+            nn.Linear(size, self.vocabulary, bias=False) for _ in range(config.depths)
+        )
+
+    def step(
+        self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
+    ) -> tuple[Tensor, Tensor]:
+        seen = torch.cat([memory, shared.embed(tokens).to(memory.dtype)], -1)
+        return self.outputs[depth - 1](self.blocks[depth - 1](seen)), seen
+
+    @torch.no_grad()
+    def begin_from(self, shared_head: Tensor | None) -> None:
+        """Each head begins as the target's own on the unchanged state."""
+        size = self.target.hidden_size
+        for blocks, output in zip(self.blocks, self.outputs, strict=True):
+            narrow = blocks[0].narrow.weight  # type: ignore[index, union-attr]
+            narrow.zero_()  # type: ignore[operator]
+            narrow[:, :size].copy_(torch.eye(size))  # type: ignore[index]
+            if shared_head is not None:
+                output.weight.copy_(shared_head)  # type: ignore[operator, union-attr]
