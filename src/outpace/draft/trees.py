@@ -186,8 +186,8 @@ def draw_tree(
             fed = torch.cat([fed, tokens[:, level.inner]], 1)
             tree = plan.tree(len(rows), fed.shape[1])
             here = deeper(fed, tree, level.parent[level.inner])
-    law = Sampled(plan.ordered(laws), with_replacement) if pick.sampled else Point()
-    return plan.ordered(drafted), law
+    drawn = Sampled(plan.ordered(laws), with_replacement) if pick.sampled else Point()
+    return plan.ordered(drafted), drawn
 
 
 def _leading_to(tokens: Tensor, tree: Tree, width: int) -> Branches:

@@ -52,9 +52,10 @@ class Hydra(StepHead):
     def begin_from(self, shared_head: Tensor | None) -> None:
         """Each head begins as the target's own on the unchanged state."""
         size = self.target.hidden_size
-        for blocks, output in zip(self.blocks, self.outputs, strict=True):
-            narrow = blocks[0].narrow.weight  # type: ignore[index, union-attr]
-            narrow.zero_()  # type: ignore[operator]
-            narrow[:, :size].copy_(torch.eye(size))  # type: ignore[index]
-            if shared_head is not None:
-                output.weight.copy_(shared_head)  # type: ignore[operator, union-attr]
+        for blocks in self.blocks:
+            narrow = blocks.get_submodule("0.narrow").get_parameter("weight")  # [H, inputs]
+            narrow.zero_()
+            narrow[:, :size].copy_(torch.eye(size))
+        if shared_head is not None:
+            for output in self.outputs.parameters():
+                output.copy_(shared_head)

@@ -48,5 +48,5 @@ class Medusa(StepHead):
     def begin_from(self, shared_head: Tensor | None) -> None:
         """Each head begins as the target's own."""
         if shared_head is not None:
-            for output in self.outputs:
-                output.weight.copy_(shared_head)  # type: ignore[operator, union-attr]
+            for output in self.outputs.parameters():
+                output.copy_(shared_head)

@@ -101,8 +101,14 @@ class DraftTree(DraftModel):
             return self._as_siblings(super().propose(rows, counts))
         plan = self._plans.of(shape)
         logits = self._catch_up(rows, [count > 0 for count in counts])
-        drawing = {"lane": self.lane, "with_replacement": self._with_replacement}
-        tokens, law = draw_tree(plan, rows, logits, self._deeper, **drawing)
+        tokens, law = draw_tree(
+            plan,
+            rows,
+            logits,
+            self._deeper,
+            lane=self.lane,
+            with_replacement=self._with_replacement,
+        )
         given = to_device(counts, tokens.device)
         return Proposal(tokens, plan.tree(len(rows)), given, law)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +26,10 @@ from outpace.targets.base import Target
 from outpace.targets.hf.load import Loaded
 
 
+NOISE = 0.02
+"""What is added to the weights of a specimen."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepHeadOptions:
     """What a user may set."""
@@ -40,12 +44,34 @@ class StepHeadOptions:
             )
 
 
+@dataclass
+class _Seen:
+    """What was read of a row."""
+
+    unread: int
+    """Tokens of the prompt that are still to come, the last one apart: it is the first root."""
+    latest: Tensor | None = None  # [H], the state of the root's predecessor
+    of_prompt: Tensor | None = None  # [H], what this was before the first round
+
+    def read(self, states: Tensor) -> None:
+        """Takes the states ``[T, H]`` of the tokens that come next."""
+        if len(states):
+            self.latest = states[-1]
+        self.unread -= len(states)
+        if self.unread == 0:
+            self.of_prompt = self.latest
+
+    def again(self) -> _Seen:
+        """Returns what is known of another row with the same prompt."""
+        return _Seen(0, self.of_prompt, self.of_prompt)
+
+
 class StepHeadDrafter(Drafter):
     """Drafts with a `StepHead`, whose steps cost little beside a pass of the target.
 
     The head starts from the state that the target drew the root from. That state comes with the
-    root's predecessor (`Drafter.read`), so nothing is computed twice. A row without one, whose prompt is a single token,
-    proposes nothing in its first round.
+    root's predecessor (`Drafter.read`), so nothing is computed twice. A row without one, whose
+    prompt is a single token, proposes nothing in its first round.
 
     How many nodes are drafted, and as which tree, is the controller's choice.
     """
@@ -63,7 +89,7 @@ class StepHeadDrafter(Drafter):
         self.needs = Needs(states=head.layers)
         self._target = target
         self._vocabulary = _known(head.d2t, vocabulary)
-        self._states: list[Tensor | None] = []  # of each row, [H]: that of the root's predecessor
+        self._rows: list[_Seen] = []
         self._plans = TreePlans(target.device)
         parts = {name: value.nbytes for name, value in head.named_parameters()}
         self.weight_bytes = self.pass_bytes = sum(parts.values())
@@ -80,11 +106,13 @@ class StepHeadDrafter(Drafter):
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
-        kind = find_head(cls.name)
+        kind, model = find_head(cls.name), cast(Any, loaded.model)
         torch.manual_seed(0)
         head = kind(TargetShape.of(loaded.config, "a specimen"), kind.Config(depths=3))
         head = head.to(loaded.dtype).eval().requires_grad_(False)
-        head.begin_from(loaded.model.get_output_embeddings().weight)
+        head.begin_from(model.get_output_embeddings().weight)
+        for parameter in head.parameters():  # so that all parts of it matter
+            parameter.add_(torch.randn_like(parameter), alpha=NOISE)
         return {"model": head}
 
     @property
@@ -94,20 +122,20 @@ class StepHeadDrafter(Drafter):
     def admit(self, rows: Sequence[RowInfo]) -> None:
         for info in rows:
             source = info.forked_from
-            self._states.append(None if source is None else self._states[source])
+            new = _Seen(len(info.prompt) - 1) if source is None else self._rows[source].again()
+            self._rows.append(new)
 
     def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
         for place, row in enumerate(rows):
-            if new := len(tokens[place]):
-                self._states[row] = states[place, new - 1]
+            self._rows[row].read(states[place, : len(tokens[place])])
 
     def retain(self, rows: Sequence[int]) -> None:
-        self._states = [self._states[row] for row in rows]
+        self._rows = [self._rows[row] for row in rows]
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         wanted = rows.shape or TreeShape.chain(max(budgets))
         shape = wanted.up_to(self.head.config.depths)
-        states = self._states[: len(rows)]
+        states = [row.latest for row in self._rows[: len(rows)]]
         counts = [
             0 if state is None else min(budget, shape.size)
             for state, budget in zip(states, budgets, strict=True)

@@ -1,0 +1,201 @@
+"""A training run: steps, marks on held-out text, checkpoints, and going on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.errors import ConfigError, ModelLoadError
+from outpace.heads.base import StepHead, TargetShape
+from outpace.heads.checkpoint import save_head
+from outpace.heads.registry import find_head
+from outpace.targets.hf.load import Loaded
+from outpace.train.data import frequent
+from outpace.train.settings import TrainSettings, head_config
+from outpace.train.step_recipe import StepRecipe
+from outpace.train.teacher import Teacher
+
+STATE, LOG = "training.pt", "training.jsonl"
+
+Report = Callable[["Progress"], None]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is."""
+
+    step: int
+    loss: float
+    """Mean since the last report, by training text."""
+    acceptance_length: float
+    """Simulated, on held-out text."""
+    by_depth: tuple[float, ...]
+    """The share of first guesses that are the target's, on held-out text."""
+    tokens: int
+    """Tokens of text that were learned from so far."""
+    seconds: float
+
+
+class TrainingRun:
+    """Trains one head for one target."""
+
+    def __init__(self, loaded: Loaded, tokens: Tensor, settings: TrainSettings, out: Path) -> None:
+        """tokens: blocks of text ``[N, block]``; out: the folder that the head is written to."""
+        self.settings, self.out = settings, out
+        torch.manual_seed(settings.seed)
+        self.head = _new_head(loaded, tokens, settings)
+        self._teacher = Teacher(loaded, self.head.layers)
+        self.head.begin_from(self._teacher.head_rows(self.head.d2t))
+        self._recipe = StepRecipe(self.head, self._teacher)
+        held = max(1, int(len(tokens) * settings.held_out))
+        if len(tokens) <= held:
+            raise ConfigError(
+                f"{len(tokens)} block(s) of text are too few, one of which is held out: give more "
+                "text, or a smaller --block."
+            )
+        self._held, self._tokens = tokens[:held], tokens[held:]
+        self._optimizer = torch.optim.AdamW(
+            self.head.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
+        self.step, self.best, self._spent = 0, 0.0, 0.0
+        self._resume()
+
+    def play(self, report: Report, every: int = 50, stop: Callable[[], bool] = bool) -> Progress:
+        """Trains to the last step and returns where it ended; writes a checkpoint at each report.
+
+        report: called every so many steps. stop: asked after each step whether to end early.
+        """
+        begun, losses = time.monotonic() - self._spent, []
+        progress = None
+        for step in range(self.step, self.settings.steps):
+            losses.append(self._learn(step))
+            self.step = step + 1
+            ended = stop() or self.step == self.settings.steps
+            if ended or self.step % every == 0:
+                self._spent = time.monotonic() - begun
+                progress = self._marked(sum(losses) / len(losses))
+                losses = []
+                self._keep(progress)
+                report(progress)
+            if ended:
+                break
+        return progress or self._marked(math.nan)
+
+    def _learn(self, step: int) -> float:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * _share(step, self.settings)
+        loss = self._recipe.mark(self._teacher.read(self._batch(step))).loss
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.settings.clip)
+        self._optimizer.step()
+        return float(loss.detach())
+
+    def _batch(self, step: int) -> Tensor:
+        """The blocks of a step: each pass through the text has its own order, which only the seed
+        decides, so that a resumed run reads on where it stopped."""
+        count, size = len(self._tokens), self.settings.batch
+        found = []
+        for place in range(step * size, (step + 1) * size):
+            turn, at = divmod(place, count)
+            order = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + turn)
+            found.append(self._tokens[torch.randperm(count, generator=order)[at]])
+        return torch.stack(found)
+
+    @torch.no_grad()
+    def _marked(self, loss: float) -> Progress:
+        marks = [
+            self._recipe.mark(self._teacher.read(batch))
+            for batch in torch.split(self._held, self.settings.batch)
+        ]
+        hits = torch.cat([each.hits for each in marks]).float()
+        return Progress(
+            step=self.step,
+            loss=loss,
+            acceptance_length=1 + float(hits.cumprod(-1).sum(-1).mean()),
+            by_depth=tuple(hits.mean(0).tolist()),
+            tokens=self.step * self.settings.batch * self.settings.block,
+            seconds=self._spent,
+        )
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def _keep(self, progress: Progress) -> None:
+        """Writes the head where it is the best so far, and what is needed to go on."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        if progress.acceptance_length >= self.best:
+            self.best = progress.acceptance_length
+            save_head(self.head, self.out)
+        state = {
+            "settings": self.settings.as_dict(),
+            "step": self.step,
+            "best": self.best,
+            "seconds": self._spent,
+            "head": self.head.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+        torch.save(state, self.out / f"{STATE}.part")
+        (self.out / f"{STATE}.part").replace(self.out / STATE)
+        with (self.out / LOG).open("a", encoding="utf-8") as log:
+            log.write(json.dumps(progress.__dict__) + "\n")
+
+    def _resume(self) -> None:
+        """Goes on where an earlier run with the same settings stopped."""
+        path = self.out / STATE
+        if not path.exists():
+            return
+        try:
+            state = torch.load(path, weights_only=True)
+            mine = self.settings.as_dict()
+            other = [name for name in mine if state["settings"].get(name) != mine[name]]
+        except Exception as error:  # torch raises all sorts over a damaged file
+            raise ModelLoadError(
+                f"{path} cannot be read, so this run cannot go on: delete it to begin anew."
+            ) from error
+        if set(other) - {"steps"}:
+            raise ConfigError(
+                f"{self.out} holds a run with another {' and '.join(sorted(set(other)))}: name "
+                "another folder, or delete this one to begin anew."
+            )
+        self.head.load_state_dict(state["head"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.step, self.best = state["step"], state["best"]
+        self._spent = state["seconds"]
+
+
+def read_log(out: Path) -> Iterator[dict[str, Any]]:
+    """Yields the reports of a run, in order."""
+    for line in (out / LOG).read_text(encoding="utf-8").splitlines():
+        yield json.loads(line)
+
+
+def _new_head(loaded: Loaded, tokens: Tensor, settings: TrainSettings) -> StepHead:
+    kind = find_head(settings.method)
+    config = head_config(kind.Config, settings.head)
+    if config.depths >= settings.block:
+        raise ConfigError(f"{config.depths} depths need blocks of more than so many tokens.")
+    if config.draft_vocab_size > loaded.vocabulary:
+        raise ConfigError(
+            f"draft_vocab_size {config.draft_vocab_size} is more than the {loaded.vocabulary} "
+            "tokens of the target."
+        )
+    head = kind(TargetShape.of(loaded.config, loaded.name), config)
+    if config.draft_vocab_size:
+        head.d2t.copy_(frequent(tokens, config.draft_vocab_size, loaded.vocabulary))
+    return head.to(loaded.device)
+
+
+def _share(step: int, settings: TrainSettings) -> float:
+    """The share of the learning rate at a step."""
+    if step < settings.warmup:
+        return (step + 1) / settings.warmup
+    left = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+    return 0.1 + 0.9 * (1 + math.cos(math.pi * min(1.0, left))) / 2

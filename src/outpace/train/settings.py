@@ -1,0 +1,58 @@
+"""What is asked of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from outpace.core.values import shown
+from outpace.errors import ConfigError, did_you_mean
+from outpace.heads.base import HeadConfig, config_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """What changes the result of a training run; a run is resumed with the same ones only."""
+
+    method: str
+    block: int = 256
+    """Tokens of a block of text."""
+    batch: int = 4
+    """Blocks per step."""
+    steps: int = 1000
+    learning_rate: float = 1e-3
+    warmup: int = 50
+    """Steps in which the learning rate rises; it falls to a tenth along a cosine afterwards."""
+    clip: float = 1.0
+    """Largest norm of a gradient."""
+    held_out: float = 0.02
+    """The share of the text that nothing is learned from."""
+    seed: int = 0
+    head: Mapping[str, Any] = field(default_factory=dict)
+    """The head's sizes."""
+
+    def __post_init__(self) -> None:
+        for name in ("block", "batch", "steps", "warmup"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a whole number from 1 on, not {shown(value)}.")
+        for name, top in (("learning_rate", 1.0), ("held_out", 0.5), ("clip", 1e6)):
+            value = getattr(self, name)
+            if not 0 < value <= top:
+                raise ConfigError(f"{name} must be above 0 and at most {top}, not {shown(value)}.")
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def head_config(kind: type[HeadConfig], given: Mapping[str, Any]) -> HeadConfig:
+    """Returns a head's sizes; ``ConfigError`` for a name or a value that it does not take."""
+    names = [one.name for one in fields(kind)]
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"this head has no size {name!r}{did_you_mean(name, names)}.")
+    try:
+        return config_of(kind, given)
+    except ValueError as error:
+        raise ConfigError(f"{error}, which this head does not take.") from error

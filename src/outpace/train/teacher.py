@@ -1,0 +1,81 @@
+"""The target as a teacher: the hidden states of a text, and what it would say at each place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.errors import UnsupportedModel
+from outpace.targets.hf.load import Loaded
+
+TOP = 16
+"""Most probable tokens that are kept of each law: the rest of it is left out of the loss."""
+
+AT_ONCE = 256
+"""Places whose logits are made at once: over a large vocabulary they take much memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What the target makes of B texts of T tokens."""
+
+    tokens: Tensor  # [B, T]
+    states: Tensor  # [B, T, H], the layers that were asked for side by side
+    top_tokens: Tensor  # [B, T, TOP], the likeliest next tokens, the likeliest first
+    top_chances: Tensor  # [B, T, TOP]
+
+
+class Teacher:
+    """Reads blocks of tokens with a target that is never changed."""
+
+    def __init__(self, loaded: Loaded, layers: Sequence[int]) -> None:
+        """layers: whose states are wanted, numbered as in `Needs.states`."""
+        model: Any = loaded.model
+        self._model = model
+        self._layers = tuple(layers)
+        self.vocabulary = loaded.vocabulary
+        self._head = model.get_output_embeddings()
+        if self._head is None:
+            raise UnsupportedModel(f"{loaded.name} has no output head to learn from.")
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor) -> Lesson:
+        """Returns the lesson of blocks ``[B, T]``, which are read in one pass."""
+        tokens = tokens.to(self._model.device)
+        # Only the last place's logits: those of all places are made piece by piece below.
+        output = self._model(
+            input_ids=tokens, use_cache=False, output_hidden_states=True, logits_to_keep=1
+        )
+        states = torch.cat([output.hidden_states[layer] for layer in self._layers], -1)
+        chances, likeliest = self._top(output.hidden_states[-1].flatten(0, 1))
+        shape = (*tokens.shape, -1)
+        return Lesson(tokens, states, likeliest.view(shape), chances.view(shape))
+
+    def _top(self, last: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens of the laws at states ``[P, H]``, with their probabilities."""
+        found = []
+        for piece in torch.split(last, AT_ONCE):
+            logits = self._head(piece)[:, : self.vocabulary].float()
+            found.append(logits.softmax(-1).topk(min(TOP, self.vocabulary), -1))
+        return torch.cat([each.values for each in found]), torch.cat([e.indices for e in found])
+
+    @torch.no_grad()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Returns the embeddings ``[..., H]`` of tokens ``[...]``."""
+        found: Tensor = self._model.get_input_embeddings()(tokens)
+        return found
+
+    def head(self, states: Tensor) -> Tensor:
+        """Returns the logits ``[..., V]`` of last hidden states ``[..., H]``."""
+        found: Tensor = self._head(states)
+        return found
+
+    def head_rows(self, tokens: Tensor) -> Tensor | None:
+        """Returns the output matrix's rows ``[R, H]`` of some tokens; None where it is not held as
+        one matrix."""
+        weight = getattr(self._head, "weight", None)
+        return None if weight is None else weight.detach()[tokens.to(weight.device)].float()

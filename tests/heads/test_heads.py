@@ -1,0 +1,116 @@
+"""Heads: their steps, and the folders that they are kept in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.errors import ConfigError, ModelLoadError
+from outpace.heads.base import StepHead, TargetShape
+from outpace.heads.checkpoint import CONFIG, WEIGHTS, check_fits, load_head, save_head
+from outpace.heads.registry import find_head, head_names
+
+TARGET = TargetShape(hidden_size=8, vocab_size=20, layers=2, name="tiny")
+
+
+class Parts:
+    """The embeddings and the output matrix of a target that is not there."""
+
+    table = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.table[tokens]
+
+    def head(self, states: Tensor) -> Tensor:
+        return states @ self.table.T
+
+
+def head(kind: str, **sizes: int) -> StepHead:
+    torch.manual_seed(1)
+    found = find_head(kind)
+    made = found(TARGET, found.Config(depths=3, **sizes))
+    for parameter in made.parameters():  # none of them zero, as some begin
+        torch.nn.init.normal_(parameter, std=0.3)
+    return made.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", head_names())
+def test_columns_do_not_see_each_other(kind: str) -> None:
+    """The same step serves all places of a text and the nodes of a level."""
+    made, parts = head(kind), Parts()
+    states, path = torch.randn(2, 5, 8), torch.randint(20, (2, 5, 3))
+    together, alone = states, states[:1, 2:3]
+    for depth in range(1, 4):
+        tokens = path[..., depth - 1]
+        logits, together = made.step(together, tokens, depth, parts)
+        one, alone = made.step(alone, tokens[:1, 2:3], depth, parts)
+        assert logits.shape == (2, 5, 20)
+        assert torch.allclose(logits[:1, 2:3], one, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "sees"), [("medusa", 0), ("hydra", 2), ("mlp_speculator", 2)])
+def test_which_tokens_a_guess_depends_on(kind: str, sees: int) -> None:
+    made, parts = head(kind), Parts()
+    changed = 0
+    for place in range(2):
+        logits = []
+        for token in (3, 4):
+            path = [7, 9]
+            path[place] = token
+            memory = torch.ones(1, 1, 8)
+            for depth, each in enumerate(path, 1):
+                found, memory = made.step(memory, torch.tensor([[each]]), depth, parts)
+            logits.append(found)
+        changed += not torch.equal(*logits)
+    assert changed == sees
+
+
+@pytest.mark.parametrize("kind", head_names())
+def test_a_folder_gives_the_same_head_back(kind: str, tmp_path: Path) -> None:
+    made = head(kind, draft_vocab_size=6)
+    made.d2t.copy_(torch.tensor([0, 3, 5, 7, 11, 19]))
+    save_head(made, tmp_path)
+    again = load_head(tmp_path)
+    assert (again.kind, again.config, again.target) == (made.kind, made.config, made.target)
+    for name, value in made.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="no folder"):
+        load_head(tmp_path / "nowhere")
+    with pytest.raises(ModelLoadError, match="'outpace train' wrote"):
+        load_head(tmp_path)
+    save_head(head("medusa"), tmp_path)
+    about = json.loads((tmp_path / CONFIG).read_text())
+    for wrong, sentence in (
+        ({**about, "outpace_head": "eagle9"}, "no trained head"),
+        ({**about, "depths": "three"}, "depths is 'three'"),
+        ({**about, "colour": 1}, "does not describe"),
+        ({**about, "target": {}}, "does not describe"),
+        ({**about, "depths": 4}, "not those that config.json describes"),
+    ):
+        (tmp_path / CONFIG).write_text(json.dumps(wrong))
+        with pytest.raises(ModelLoadError, match=sentence):
+            load_head(tmp_path)
+    (tmp_path / CONFIG).write_text("{")
+    with pytest.raises(ModelLoadError, match=r"cannot read .*config\.json"):
+        load_head(tmp_path)
+    (tmp_path / CONFIG).write_text(json.dumps(about))
+    (tmp_path / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes()[:200])
+    with pytest.raises(ModelLoadError, match="damaged"):
+        load_head(tmp_path)
+    (tmp_path / WEIGHTS).unlink()
+    with pytest.raises(ModelLoadError, match=r"has no model\.safetensors"):
+        load_head(tmp_path)
+
+
+def test_a_head_of_another_target_is_refused_by_its_shape() -> None:
+    other = TargetShape(hidden_size=8, vocab_size=21, layers=2, name="other")
+    with pytest.raises(ConfigError, match=r"another model \(tiny\): its vocab_size is 20"):
+        check_fits(head("medusa"), other, "the head")

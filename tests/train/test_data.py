@@ -1,0 +1,70 @@
+"""Training text from files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from outpace.errors import PromptError
+from outpace.train.data import blocks, documents, frequent
+
+
+class Tokens:
+    """One token for each character, and 99 at the end of a document."""
+
+    eos_token_id = 99
+    chat_template = None
+
+    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) - ord("a") for letter in text]}
+
+
+def read(path: Path, text: str) -> list[str]:
+    path.write_text(text)
+    return list(documents([path], Tokens(), "a model"))
+
+
+def test_documents_of_text_files_and_of_json_lines(tmp_path: Path) -> None:
+    assert read(tmp_path / "a.txt", "one\n<|endoftext|>\ntwo") == ["one", "two"]
+    lines = [
+        {"text": "plain"},
+        {"prompt": "ask", "response": "answer"},
+        {"instruction": "do", "context": "with", "response": "done"},
+        {"messages": [{"role": "user", "content": "hi"}]},
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+    ]
+    found = read(tmp_path / "b.jsonl", "\n".join(map(json.dumps, lines)))
+    assert found == ["plain", "ask\n\nanswer", "do\nwith\n\ndone", "hi", "q\n\na"]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [("{", "line 1 is no JSON"), ("[1]", "is no training text"), ('{"x": 1}', "needs 'text'")],
+)
+def test_a_line_that_is_no_text_is_named(tmp_path: Path, line: str, sentence: str) -> None:
+    with pytest.raises(PromptError, match=sentence):
+        read(tmp_path / "c.jsonl", line)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="cannot read training file"):
+        list(documents([tmp_path / "none.txt"], Tokens(), "a model"))
+    (tmp_path / "latin.txt").write_bytes(b"\xe9")
+    with pytest.raises(PromptError, match="not UTF-8"):
+        list(documents([tmp_path / "latin.txt"], Tokens(), "a model"))
+
+
+def test_blocks_hold_all_documents_in_order() -> None:
+    found = blocks(["abc", "de"], Tokens(), 3)
+    assert found.tolist() == [[0, 1, 2], [99, 3, 4]]
+    assert blocks(["abc", "de"], Tokens(), 3, limit=5).tolist() == [[0, 1, 2]]
+    with pytest.raises(PromptError, match="less than one block"):
+        blocks(["a"], Tokens(), 3)
+
+
+def test_the_most_frequent_tokens_ascending() -> None:
+    assert frequent(torch.tensor([[5, 5, 2], [2, 5, 7]]), 2, 8).tolist() == [2, 5]
+    assert frequent(torch.tensor([[5]]), 3, 8).tolist() == [0, 1, 5]

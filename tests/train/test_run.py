@@ -1,0 +1,135 @@
+"""Training runs on a tiny target that writes its own training text."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace import LLM
+from outpace.errors import ConfigError, ModelLoadError
+from outpace.heads.checkpoint import load_head
+from outpace.heads.registry import head_names
+from outpace.targets.hf.load import Loaded
+from outpace.train.run import STATE, TrainingRun, read_log
+from outpace.train.settings import TrainSettings
+from targets.families import VOCABULARY, target
+from targets.generating import greedy, ids
+
+BLOCK = 24
+PROMPTS = [[first, second] for first, second in itertools.product(range(4), range(4))]
+
+
+@cache
+def loaded() -> Loaded:
+    return Loaded(target("llama"), None, "llama")
+
+
+@cache
+def text() -> Tensor:
+    """What the target writes greedily behind each prompt: text that can be learned by heart."""
+    found = LLM(target("llama"), max_num_seqs=16).generate(PROMPTS, greedy(BLOCK - 2))
+    whole = [[*prompt, *out] for prompt, out in zip(PROMPTS, ids(found), strict=True)]
+    return torch.tensor(whole)
+
+
+def settings(method: str, steps: int = 250, **more: object) -> TrainSettings:
+    head = {"depths": 3, **({"inner_size": 64} if method == "mlp_speculator" else {})}
+    given = {"block": BLOCK, "batch": 8, "warmup": 5, "learning_rate": 0.01, "held_out": 0.05}
+    given |= {"method": method, "steps": steps, "head": head}
+    return TrainSettings(**{**given, **more})  # type: ignore[arg-type]
+
+
+def run(out: Path, asked: TrainSettings, tokens: Tensor | None = None) -> TrainingRun:
+    return TrainingRun(loaded(), text() if tokens is None else tokens, asked, out)
+
+
+@pytest.mark.parametrize("method", head_names())
+def test_a_head_learns_and_its_simulated_acceptance_comes_true(method: str, tmp_path: Path) -> None:
+    # The held-out text is learned from as well: only the simulation is looked at here.
+    repeated = torch.cat([text(), text()])
+    trainer = run(tmp_path, settings(method, held_out=0.5), repeated)
+    reached = trainer.play(lambda progress: None, every=125)
+    assert reached.acceptance_length > 1.7
+    config = {"method": method, "model": str(tmp_path), "num_speculative_tokens": 3}
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=4)
+    plain = LLM(target("llama"), max_num_seqs=4).generate(PROMPTS, greedy(BLOCK - 2))
+    drafted = llm.generate(PROMPTS, greedy(BLOCK - 2))
+    assert ids(drafted) == ids(plain)
+    metrics = [output.metrics for output in drafted]
+    passes = sum(metric.num_target_passes for metric in metrics)
+    accepted = sum(metric.num_accepted_tokens for metric in metrics)
+    measured = 1 + accepted / passes
+    # A text's last round may draft beyond its end, which a longer text would have accepted.
+    assert measured == pytest.approx(reached.acceptance_length, rel=0.12)
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", settings("medusa", 12))
+    whole.play(lambda progress: None, every=4)
+    calls = itertools.count()
+    run(tmp_path / "cut", settings("medusa", 12)).play(
+        lambda progress: None, every=4, stop=lambda: next(calls) == 4
+    )
+    again = run(tmp_path / "cut", settings("medusa", 12))
+    assert again.step == 5
+    again.play(lambda progress: None, every=4)
+    for name, value in whole.head.state_dict().items():
+        assert torch.equal(value, again.head.state_dict()[name]), name
+    assert [entry["step"] for entry in read_log(tmp_path / "cut")] == [4, 5, 8, 12]
+
+
+def test_a_run_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
+    run(tmp_path, settings("medusa", 2)).play(lambda progress: None, every=1)
+    assert run(tmp_path, settings("medusa", 5)).step == 2
+    with pytest.raises(ConfigError, match="another learning_rate"):
+        run(tmp_path, settings("medusa", 2, learning_rate=0.02))
+    (tmp_path / STATE).write_bytes(b"cut")
+    with pytest.raises(ModelLoadError, match="delete it to begin anew"):
+        run(tmp_path, settings("medusa", 2))
+
+
+def test_the_best_head_is_kept(tmp_path: Path) -> None:
+    trainer = run(tmp_path, settings("medusa", 6))
+    trainer.play(lambda progress: None, every=2)
+    lengths = [entry["acceptance_length"] for entry in read_log(tmp_path)]
+    assert trainer.best == max(lengths)
+    load_head(tmp_path)
+
+
+def test_few_tokens_are_the_frequent_ones(tmp_path: Path) -> None:
+    asked = settings("hydra", 2, head={"depths": 3, "draft_vocab_size": 9})
+    trainer = run(tmp_path, asked)
+    trainer.play(lambda progress: None)
+    known = load_head(tmp_path).d2t
+    uses = torch.bincount(text().flatten(), minlength=VOCABULARY)
+    assert len(known) == 9
+    assert int(uses[known].min()) >= int(uses.sort(descending=True).values[9])
+    config = {"method": "hydra", "model": str(tmp_path), "num_speculative_tokens": 2}
+    drafted = LLM(target("llama"), speculative_config=config).generate(PROMPTS[:2], greedy(8))
+    plain = LLM(target("llama")).generate(PROMPTS[:2], greedy(8))
+    assert ids(drafted) == ids(plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"steps": 0}, "steps must be a whole number"),
+        ({"learning_rate": -1.0}, "learning_rate must be above 0"),
+        ({"head": {"depth": 3}}, "no size .depth. .did you mean .depths."),
+        ({"head": {"depths": "3"}}, "depths is '3'"),
+        ({"head": {"depths": BLOCK}}, "need blocks of more"),
+        ({"head": {"draft_vocab_size": 65}}, "more than the 64 tokens"),
+        ({"method": "meduza"}, "unknown head 'meduza'"),
+    ],
+)
+def test_wrong_settings_are_refused(
+    change: dict[str, object], sentence: str, tmp_path: Path
+) -> None:
+    asked = {"method": "medusa", "steps": 2, **change}
+    with pytest.raises(ConfigError, match=sentence):
+        run(tmp_path, settings(**asked))  # type: ignore[arg-type]
