@@ -25,7 +25,6 @@ from outpace.heads.registry import find_head
 from outpace.targets.base import Target
 from outpace.targets.hf.load import Loaded
 
-
 NOISE = 0.02
 """What is added to the weights of a specimen."""
 
