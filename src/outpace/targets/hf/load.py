@@ -251,8 +251,7 @@ def load_drafter(
     if quantization == "auto" and dtype is not None:
         quantization = None
     if dtype is None:
-        path = isinstance(model, (str, os.PathLike))
-        dtype = "auto" if path and names_gguf(model) else target.dtype
+        dtype = "auto" if _is_gguf_name(model) else target.dtype
     return load(
         model,
         tokenizer=tokenizer,
@@ -262,6 +261,10 @@ def load_drafter(
         quantization=quantization,
         trust_remote_code=trust_remote_code,
     )
+
+
+def _is_gguf_name(model: object) -> bool:
+    return isinstance(model, (str, os.PathLike)) and names_gguf(model)
 
 
 def _from_path(

@@ -1,5 +1,4 @@
-"""Where a model is: a folder, a GGUF file, or a name on the Hugging Face hub. Looked up before it is
-loaded."""
+"""Where a model is: a folder, a GGUF file, or a name on the hub. Looked up before it is loaded."""
 
 from __future__ import annotations
 
@@ -50,9 +49,10 @@ def check_path(model: str | os.PathLike[str]) -> None:
 def locate(model: str) -> str:
     """Returns the folder, the hub name or the GGUF file to load a model from.
 
-    "organisation/name:file.gguf" is a file on the hub, which is downloaded first. A model that was downloaded before is loaded from its folder in the cache, without asking the
-    hub. Raises ``ModelLoadError`` within seconds where the hub has no such model, or cannot be
-    reached: the libraries below try again for half a minute.
+    "organisation/name:file.gguf" is a file on the hub, which is downloaded first. A model that was
+    downloaded before is loaded from its folder in the cache, without asking the hub. Raises
+    ``ModelLoadError`` within seconds where the hub has no such model, or cannot be reached: the
+    libraries below try again for half a minute.
     """
     path = Path(model)
     if path.exists():
@@ -146,7 +146,13 @@ def _downloaded_file(repository: str, file: str) -> str:
         names = _names_on_hub(repository)
         if not set(parts) <= set(names):
             raise ModelLoadError(f"{repository!r} has no file {file!r}: {_choose(names)}.")
-        known = [hf_hub_download(repository, part) for part in parts]
+        try:
+            known = [hf_hub_download(repository, part) for part in parts]
+        except Exception as error:  # of the HTTP library, which is another one in each version
+            raise ModelLoadError(
+                f"cannot download {file!r} of {repository!r} ({error}): check the connection, or "
+                "name a file that is here."
+            ) from error
     return str(known[parts.index(file)])
 
 
@@ -192,7 +198,8 @@ def _check_on_hub(name: str) -> None:
     has_weights = any(Path(each).match(pattern) for each in names for pattern in WEIGHTS)
     if not has_weights and any(each.endswith(".gguf") for each in names):
         raise ModelLoadError(
-            f"{name!r} holds GGUF files only: name one of them, as '{name}:FILE' ({_choose(names)})."
+            f"{name!r} holds GGUF files only: name one of them, as '{name}:FILE' "
+            f"({_choose(names)})."
         )
 
 

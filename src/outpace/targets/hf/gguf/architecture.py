@@ -7,15 +7,19 @@ sets it where a file says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from transformers import CONFIG_MAPPING, AutoConfig
-from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
+from transformers.integrations import ggml
 
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.hf.gguf.file import GGUFModel
+
+TABLES: Any = ggml.GGUF_CONFIG_MAPPING
+"""transformers' names for llama.cpp's values, by type of model."""
+DEFAULTS: Mapping[str, Mapping[str, Any]] = ggml.GGUF_CONFIG_DEFAULTS_MAPPING
 
 MODEL_TYPES = {
     "falcon": "falcon",
@@ -34,7 +38,7 @@ MODEL_TYPES = {
 }
 """Architectures that are read, as llama.cpp and as transformers calls them."""
 
-TABLES = {"gemma3_text": "gemma3"}
+TABLE_NAMES = {"gemma3_text": "gemma3"}
 """Types that transformers' tables call otherwise."""
 
 SAME = {
@@ -72,10 +76,8 @@ def check_architecture(model: GGUFModel) -> None:
             f"{model.path} holds a Mixtral (a llama with experts), whose GGUF files are not read: "
             "use the model's Hugging Face folder instead."
         )
-    if model.architecture == "falcon" and model.of_family("attention.head_count_kv") not in (
-        None,
-        1,
-    ):
+    keys = model.of_family("attention.head_count_kv")
+    if model.architecture == "falcon" and keys not in (None, 1):
         raise UnsupportedModel(
             f"{model.path} holds a Falcon with several key heads, whose GGUF files are not read: "
             "use the model's Hugging Face folder instead."
@@ -104,10 +106,10 @@ def config_of(model: GGUFModel) -> Any:
 
 
 def _options(model: GGUFModel, model_type: str) -> dict[str, Any]:
-    defaults = CONFIG_MAPPING[model_type]()
-    table = TABLES.get(model_type, model_type)
-    options: dict[str, Any] = dict(GGUF_CONFIG_DEFAULTS_MAPPING.get(table, {}))
-    for theirs, ours in GGUF_CONFIG_MAPPING[table].items():
+    defaults: dict[str, Any] = CONFIG_MAPPING[model_type]().to_dict()
+    table = TABLE_NAMES.get(model_type, model_type)
+    options: dict[str, Any] = dict(DEFAULTS.get(table, {}))
+    for theirs, ours in TABLES[table].items():
         value = _value(model, theirs)
         if ours is not None and value is not None:
             options[ours] = value
@@ -117,7 +119,7 @@ def _options(model: GGUFModel, model_type: str) -> dict[str, Any]:
             )
     for theirs, ours in MORE.items():
         value = _value(model, theirs)
-        if value and hasattr(defaults, ours):
+        if value and ours in defaults:
             options[ours] = value
     options |= _heads(model, defaults) | _tokens(model)
     options |= _rotary(model, model_type, defaults, options)
@@ -143,7 +145,7 @@ def _value(model: GGUFModel, name: str) -> Any:
     raise ModelLoadError(f"{model.path} says that its {name} is {str(value)[:40]!r}, not a number.")
 
 
-def _heads(model: GGUFModel, defaults: Any) -> dict[str, Any]:
+def _heads(model: GGUFModel, defaults: dict[str, Any]) -> dict[str, Any]:
     """Sizes of the heads, which a configuration may take from another model otherwise."""
     heads = _value(model, "attention.head_count")
     size = _value(model, "attention.key_length") or _value(model, "embedding_length") // heads
@@ -153,10 +155,9 @@ def _heads(model: GGUFModel, defaults: Any) -> dict[str, Any]:
             f"{model.path} has keys of {size} numbers and values of {values}, which is not read: "
             "use the model's Hugging Face folder instead."
         )
-    found = {"num_key_value_heads": _value(model, "attention.head_count_kv") or heads}
-    if hasattr(defaults, "head_dim"):
-        found["head_dim"] = size
-    return {name: value for name, value in found.items() if hasattr(defaults, name)}
+    keys = _value(model, "attention.head_count_kv") or heads
+    found = {"num_key_value_heads": keys, "head_dim": size}
+    return {name: value for name, value in found.items() if name in defaults}
 
 
 def _tokens(model: GGUFModel) -> dict[str, Any]:
@@ -167,10 +168,7 @@ def _tokens(model: GGUFModel) -> dict[str, Any]:
         raise ModelLoadError(
             f"{model.path} lacks the table of its tokens (token_embd.weight): download it again."
         )
-    ids = {
-        name: model.values.get(f"tokenizer.{key}")
-        for key, name in GGUF_CONFIG_MAPPING["tokenizer"].items()
-    }
+    ids = {name: model.values.get(f"tokenizer.{key}") for key, name in TABLES["tokenizer"].items()}
     return {
         "vocab_size": table.shape[0],
         "tie_word_embeddings": "output.weight" not in model.tensors,
@@ -179,10 +177,11 @@ def _tokens(model: GGUFModel) -> dict[str, Any]:
 
 
 def _rotary(
-    model: GGUFModel, model_type: str, defaults: Any, options: dict[str, Any]
+    model: GGUFModel, model_type: str, defaults: dict[str, Any], options: dict[str, Any]
 ) -> dict[str, Any]:
     """How positions turn the heads."""
-    if getattr(defaults, "rope_parameters", None) is None:
+    usual = defaults.get("rope_parameters")
+    if usual is None:
         return {}
     options.pop("rope_theta", None)
     rope: dict[str, Any] = {
@@ -192,13 +191,13 @@ def _rotary(
     heads = _value(model, "attention.head_count")
     size = _value(model, "attention.key_length") or _value(model, "embedding_length") // heads
     turned = _value(model, "rope.dimension_count")
-    if turned is not None and turned != size:
-        if not 0 < turned < size or "partial_rotary_factor" not in _rope_of(defaults):
-            raise UnsupportedModel(
-                f"{model.path} turns {turned} of the {size} numbers of a head, which is not read "
-                f"for the architecture {model.architecture}: use the model's Hugging Face folder."
-            )
-    if "partial_rotary_factor" in _rope_of(defaults):
+    partly = "partial_rotary_factor" in usual
+    if turned not in (None, size) and not (partly and 0 < turned < size):
+        raise UnsupportedModel(
+            f"{model.path} turns {turned} of the {size} numbers of a head, which is not read for "
+            f"the architecture {model.architecture}: use the model's Hugging Face folder."
+        )
+    if partly:
         rope["partial_rotary_factor"] = (turned or size) / size
     rope |= _scaling(model)
     if model_type != "gemma3_text":
@@ -211,11 +210,6 @@ def _rotary(
             "sliding_attention": {**local, "rope_theta": theta},
         }
     }
-
-
-def _rope_of(config: Any) -> dict[str, Any]:
-    found: dict[str, Any] = config.rope_parameters
-    return found
 
 
 def _scaling(model: GGUFModel) -> dict[str, Any]:

@@ -24,10 +24,9 @@ Weights = dict[str, Blocks | Tensor]
 
 def empty_model(config: Any, dtype: torch.dtype, attention: str | None) -> nn.Module:
     """Returns a model without storage."""
+    make: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"), no_init_weights():
-        built: Any = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention
-        )
+        built = make(config, dtype=dtype, attn_implementation=attention)
     built.tie_weights()
     return built  # type: ignore[no-any-return]
 
@@ -50,7 +49,8 @@ def filled(model: GGUFModel, built: nn.Module, dtype: torch.dtype, packed: bool)
             _place_blocks(built, name.removesuffix(".weight"), weight, weights, dtype)
     if head is not None:
         built.set_submodule(*head)
-        built.config.tie_word_embeddings = False  # to transformers they are two layers now
+        whole: Any = built
+        whole.config.tie_word_embeddings = False  # to transformers they are two layers now
     numbers = {
         name: nn.Parameter(weight.to(dtype), requires_grad=False)
         for name, weight in weights.items()
@@ -90,6 +90,7 @@ def _check(model: GGUFModel, built: nn.Module, weights: Weights) -> None:
     for name, weight in weights.items():
         module = built.get_submodule(name.rpartition(".")[0])
         wanted = tuple(built.get_parameter(name).shape)
+        shape: tuple[int, ...]
         if isinstance(weight, Blocks):
             shape = (weight.outputs, weight.inputs)
             shape = shape[::-1] if type(module) is Conv1D else shape
@@ -139,7 +140,7 @@ def _make_buffers(built: nn.Module) -> None:
 
 
 def _shape_rotary(model: GGUFModel, built: nn.Module) -> None:
-    """Divides the rotary frequencies by the factors that a file holds: Llama 3's, for long texts."""
+    """Divides the rotary frequencies by the factors of the file: Llama 3's, for long texts."""
     factors = model.tensors.get("rope_freqs.weight")
     if factors is None:
         return

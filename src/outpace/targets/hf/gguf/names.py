@@ -121,7 +121,8 @@ def _numbers(stored: Stored) -> Any:
         return stored.raw.numpy().view("<f4").reshape(stored.shape)
     if stored.kind == "F16":
         return stored.raw.numpy().view("<f2").reshape(stored.shape).astype(np.float32)
-    return gguf.quants.dequantize(stored.raw.numpy().reshape(shape), kind)
+    widen: Any = gguf.quants.dequantize
+    return widen(stored.raw.numpy().reshape(shape), kind)
 
 
 def arrangement_of(model: GGUFModel, built: nn.Module) -> Arrangement:
@@ -130,7 +131,7 @@ def arrangement_of(model: GGUFModel, built: nn.Module) -> Arrangement:
     Raises ``UnsupportedModel`` for tensors that the model has no place for.
     """
     config: Any = built.config
-    kind = TENSOR_PROCESSORS.get(model.architecture, TensorProcessor)
+    kind: Any = TENSOR_PROCESSORS.get(model.architecture, TensorProcessor)
     processor = kind(config=config.to_dict())
     names = _names(model.architecture, built, processor)
     more = sorted(set(model.tensors) - names.keys() - set(ELSEWHERE))

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 from transformers import GenerationConfig, PreTrainedTokenizerFast
-from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
-from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+from transformers.integrations.gguf.gguf_tokenizer_mapping import (
+    GGUF_PRE_TOKENIZER_SPLITS,
+    GGUF_TOKENIZER_MAPPING,
+    convert_gguf_tokenizer,
+)
 
 from outpace.errors import ModelLoadError
 from outpace.targets.hf.gguf.file import GGUFModel
@@ -22,7 +25,7 @@ ENDS = frozenset(
     {
         "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>",
         "<end_of_turn>", "<|return|>", "<EOT>", "_<EOT>", "<|endofturn|>", "<end_of_utterance>",
-        "<｜end▁of▁sentence｜>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
     }
 )  # fmt: skip
 """Special tokens that end an answer, whether or not the file names them: files name one or two, and
@@ -60,9 +63,9 @@ def tokenizer_of(model: GGUFModel) -> Any:
         _check_split(model, described.get("pre_tokenizer_type"))
     try:
         backend, options = convert_gguf_tokenizer(model.architecture, described)
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=backend, **_options(model, described["tokens"]), **options
-        )
+        wrap: Any = PreTrainedTokenizerFast
+        options |= _options(model, described["tokens"])
+        tokenizer = wrap(tokenizer_object=backend, **options)
         tokenizer("text")
     except (KeyboardInterrupt, SystemExit, ModelLoadError):
         raise
@@ -84,13 +87,14 @@ def generation_config_of(model: GGUFModel) -> GenerationConfig:
     }
     if options:
         options["do_sample"] = options.get("temperature", 1.0) > 0
-    ends = end_tokens(model)
-    return GenerationConfig(
-        eos_token_id=ends or None,
+    config: Any = GenerationConfig
+    made: GenerationConfig = config(
+        eos_token_id=end_tokens(model) or None,
         bos_token_id=_id(model, "bos_token_id"),
         pad_token_id=_id(model, "padding_token_id"),
         **options,
     )
+    return made
 
 
 def end_tokens(model: GGUFModel) -> list[int]:
@@ -155,8 +159,8 @@ def _id(model: GGUFModel, key: str) -> int | None:
         return None
     if not isinstance(found, int) or not 0 <= found < (len(tokens) if tokens else 1 << 31):
         raise ModelLoadError(
-            f"{model.path} says that its {key} is {str(found)[:20]}, which is no token: download it "
-            "again."
+            f"{model.path} says that its {key} is {str(found)[:20]}, which is no token: download "
+            "it again."
         )
     return found
 
