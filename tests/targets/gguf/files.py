@@ -103,13 +103,15 @@ def tiny(arch: str, **changes: Any) -> Any:
 
 def write(
     path: Path, arch: str, model: Any, kind: str = "F32", changes: Mapping[str, Any] | None = None,
-    tensors: Mapping[str, Any] | None = None, tokens: bool = True, **options: Any,
+    tensors: Mapping[str, Any] | None = None, tokens: bool = True, alignment: int | None = None, **options: Any,
 ) -> Path:  # fmt: skip
     """Writes a model to a file; matrices in the kind, where blocks of it divide them.
 
     changes: other values, None for those to leave out. tensors: more of them, as arrays.
     """
     writer = gguf.GGUFWriter(path, arch, **options)
+    if alignment is not None:
+        writer.add_custom_alignment(alignment)
     found = {**_values(arch, model.config), **(_vocabulary() if tokens else {}), **(changes or {})}
     for name, value in found.items():
         _add(writer, name, value)
@@ -178,8 +180,23 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, numbers: Any, kind: str) -> 
     if numbers.ndim == 1 or numbers.shape[-1] % size or "ffn_gate_inp" in name:
         chosen = GGMLQuantizationType.F32
     numbers = numbers.squeeze()  # as the converter does
-    raw = gguf.quants.quantize(np.ascontiguousarray(numbers, np.float32), chosen)
+    raw = in_kind(np.ascontiguousarray(numbers, np.float32), chosen)
     writer.add_tensor(name, raw, raw_shape=raw.shape, raw_dtype=chosen)
+
+
+def in_kind(numbers: Any, kind: GGMLQuantizationType) -> Any:
+    """Returns numbers in a kind; random blocks of their size where the library writes none."""
+    try:
+        return gguf.quants.quantize(numbers, kind)
+    except NotImplementedError:
+        size, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(0)
+    blocks = generator.integers(0, 256, (numbers.size // size, nbytes), np.uint8)
+    scales = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind.name]
+    for place in scales:
+        few = generator.uniform(1e-4, 1e-3, (len(blocks), 1)).astype(np.float16)
+        blocks[:, place : place + 2] = few.view(np.uint8)
+    return blocks.reshape(*numbers.shape[:-1], -1)
 
 
 def _tensors(arch: str, model: Any) -> dict[str, Any]:
