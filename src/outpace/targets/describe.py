@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from outpace.targets.cpu.blocks import BlockEmbedding, BlockLinear, blocks_of
 from outpace.targets.cpu.kernels import NATIVE
 from outpace.targets.cpu.linear import RowLinear
 from outpace.targets.cpu.native import build, slow_because
@@ -24,6 +25,7 @@ KERNELS = {
     "packed": PackedLinear,
     "blocked": RowLinear,
     "packed int8": Int8Linear,
+    "widening": BlockLinear,
 }
 """The layers by which each kernel shows itself."""
 
@@ -37,9 +39,13 @@ class Description:
     dtype: str
     """Of its activations."""
     quantization: str | None
+    blocks: str | None
+    """The kinds of blocks that its weights are in, with their share of the bytes in blocks:
+    "Q4_K 71 %, Q6_K 29 %" """
     kernels: str
     """Which products its linear layers use: "native" (our own), "packed", "blocked", "packed int8",
-    or "plain" (torch's)."""
+    "widening" (torch's, of weights that are widened from blocks in each pass), or "plain"
+    (torch's)."""
     tuned: bool
     """Whether the kernels were chosen by a race instead of by the fixed rule."""
     layers: int
@@ -59,7 +65,7 @@ class Description:
         where = self.device
         if where == "cpu":
             where += f" ({self.instructions}, {self.threads} thread{'s'[: self.threads > 1]})"
-        held = " in ".join(filter(None, (self.quantization, self.dtype)))
+        held = " in ".join(filter(None, (self.quantization or self.blocks, self.dtype)))
         computed = f"{self.kernels} kernels" + " chosen by a race" * self.tuned
         if self.native_layers:
             computed += f", {self.native_layers} of {self.layers} layers in native code"
@@ -84,6 +90,7 @@ def describe(loaded: Loaded, drafter: Loaded | None = None) -> Description:
         device=loaded.device.type,
         dtype=str(_activations(loaded)).removeprefix("torch."),
         quantization=loaded.quantization,
+        blocks=_blocks(loaded),
         kernels=" and ".join(kinds) or "plain",
         tuned=loaded.cpu_kernels == "tune",
         layers=int(getattr(loaded.config, "num_hidden_layers", 0)),
@@ -98,11 +105,27 @@ def describe(loaded: Loaded, drafter: Loaded | None = None) -> Description:
 
 def _activations(loaded: Loaded) -> torch.dtype:
     model: Any = loaded.model  # its weights may be held in a narrower dtype
-    embeddings: torch.dtype = model.get_input_embeddings().weight.dtype
-    return embeddings
+    table = model.get_input_embeddings()
+    dtype: torch.dtype = table.dtype if isinstance(table, BlockEmbedding) else table.weight.dtype
+    return dtype
+
+
+def _blocks(loaded: Loaded) -> str | None:
+    """Returns the kinds of blocks of a model's weights, the largest share first."""
+    sizes: dict[str, int] = {}
+    for blocks in blocks_of(loaded.model):
+        sizes[blocks.kind] = sizes.get(blocks.kind, 0) + blocks.nbytes
+    whole = sum(sizes.values())
+    order = sorted(sizes, key=lambda kind: -sizes[kind])
+    return ", ".join(f"{kind} {100 * sizes[kind] / whole:.0f} %" for kind in order) or None
 
 
 def _slow(loaded: Loaded, kinds: list[str]) -> str | None:
+    if "widening" in kinds:
+        return (
+            "several times slower than with our own products of blocks, because these are not "
+            "there for this dtype, these kinds of blocks, or this machine"
+        )
     takes = loaded.device.type == "cpu" and _activations(loaded) in NATIVE_DTYPES
     if not takes or "native" in kinds:
         return None

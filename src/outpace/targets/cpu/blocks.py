@@ -17,6 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+CHUNK = 1 << 22
+"""Weights that are widened at a time, so that a product needs little memory besides."""
+
 KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 """The kinds of blocks that can be read, by their names in GGUF."""
 
@@ -43,10 +46,19 @@ class Blocks:
     def nbytes(self) -> int:
         return self.raw.nbytes
 
-    def dense(self, rows: Tensor | None = None) -> Tensor:
+    def dense(self, rows: Tensor | slice | None = None) -> Tensor:
         """Returns the matrix, or some of its rows ``[R]``, as float32 ``[R, K]``."""
         raw = self.raw if rows is None else self.raw[rows]
         return torch.from_numpy(gguf.quants.dequantize(raw.numpy(), self._type))
+
+    def product(self, x: Tensor) -> Tensor:
+        """Returns x ``[..., K]`` times the matrix, ``[..., N]``, in the dtype of x."""
+        y = x.new_empty(*x.shape[:-1], self.outputs)
+        step = max(1, CHUNK // self.inputs)
+        for begin in range(0, self.outputs, step):
+            some = slice(begin, begin + step)
+            y[..., some] = functional.linear(x, self.dense(some).to(x.dtype))
+        return y
 
     @property
     def _type(self) -> gguf.GGMLQuantizationType:
@@ -60,8 +72,17 @@ def in_blocks(matrix: Tensor, kind: str) -> Blocks:
     return Blocks(kind, torch.from_numpy(np.ascontiguousarray(raw)))
 
 
+def blocks_of(model: nn.Module) -> list[Blocks]:
+    """Returns all blocks that a model's layers hold, those that several share once."""
+    held = (getattr(module, "blocks", None) for module in model.modules())
+    return list({id(one): one for one in held if isinstance(one, Blocks)}.values())
+
+
 class BlockLinear(nn.Module):
-    """A linear layer whose weight stays in blocks; each product widens all of them."""
+    """A linear layer whose weight stays in blocks; each product widens all of them.
+
+    ``weight`` and ``state_dict`` show the weight widened, anew each time.
+    """
 
     def __init__(self, blocks: Blocks, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -71,19 +92,61 @@ class BlockLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``[..., K]`` -> ``[..., N]``."""
-        return functional.linear(x, self.blocks.dense().to(x.dtype), self.bias)
+        y = self.blocks.product(x)
+        return y if self.bias is None else y + self.bias
+
+    @property
+    def weight(self) -> Tensor:
+        """float32 ``[N, K]``: a copy."""
+        return self.blocks.dense()
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the blocks, which are no parameter."""
+        return self.blocks.nbytes
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, {self.blocks.kind}"
+        )
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight
 
 
 class BlockEmbedding(nn.Module):
     """An embedding whose table stays in blocks; only the rows that are looked up are widened."""
 
-    def __init__(self, blocks: Blocks, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, blocks: Blocks, dtype: torch.dtype = torch.float32, scale: float = 1.0
+    ) -> None:
+        """dtype: of what is looked up. scale: by which that is multiplied, as in Gemma 3."""
         super().__init__()
         self.blocks = blocks
-        self.dtype = dtype
+        self.dtype, self.scale = dtype, scale
         self.num_embeddings, self.embedding_dim = blocks.outputs, blocks.inputs
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids: ``[...]`` -> ``[..., K]``."""
-        dense = self.blocks.dense(ids.reshape(-1))
-        return dense.to(self.dtype).view(*ids.shape, self.embedding_dim)
+        dense = self.blocks.dense(ids.reshape(-1)).to(self.dtype)
+        if self.scale != 1.0:
+            dense = dense * torch.tensor(self.scale).to(self.dtype)
+        return dense.view(*ids.shape, self.embedding_dim)
+
+    @property
+    def weight(self) -> Tensor:
+        """The table ``[V, K]``, not scaled: a copy."""
+        return self.blocks.dense().to(self.dtype)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the blocks, which are no parameter."""
+        return self.blocks.nbytes
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, {self.blocks.kind}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight

@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
+from outpace.targets.cpu.blocks import blocks_of
 from outpace.targets.cpu.kernels import ASKED, NATIVE, Kernels, speed_up
 from outpace.targets.cpu.kernels import check as check_kernels
 from outpace.targets.cpu.native_layer import use_native_layers
@@ -27,7 +28,9 @@ from outpace.targets.cpu.quantize import Quantization, pays, quantize, rounds_ac
 from outpace.targets.cpu.quantize import check as check_quantization
 from outpace.targets.hf import generation, support
 from outpace.targets.hf.attention import use_grouped
-from outpace.targets.hf.source import check_path, has_tokenizer, is_pickled, locate
+from outpace.targets.hf.gguf.header import is_gguf
+from outpace.targets.hf.gguf.load import load_gguf, read_gguf_tokenizer
+from outpace.targets.hf.source import check_path, has_tokenizer, is_pickled, locate, names_gguf
 from outpace.targets.hf.weights import weight_bytes
 
 DTYPES = {
@@ -54,6 +57,8 @@ class Loaded:
     """Known to share the tokens of whatever it is used with."""
     quantization: Quantization | None = None
     """How its linear layers were quantised when it was loaded."""
+    packed: bool = False
+    """Whether its weights are in blocks, as a GGUF file holds them."""
     cpu_kernels: Kernels | None = None
     """How its linear layers were to be replaced when it was loaded; None: it was handed over."""
 
@@ -158,8 +163,14 @@ def load(
         support.probe(model.model)
         return model
     loaded = _from_path(str(model), tokenizer, dtype, device, trust_remote_code, wanted, report)
-    if quantization == "auto" and cpu_kernels in ("auto", "tune") and pays(loaded.model):
+    rounds = quantization == "auto" and cpu_kernels in ("auto", "tune") and not loaded.packed
+    if rounds and pays(loaded.model):
         wanted = "int8"
+    if loaded.packed and cpu_kernels in ("packed", "blocked"):
+        raise ConfigError(
+            f"cpu_kernels {cpu_kernels!r} computes with plain weights, and those of {loaded.name} "
+            "are in blocks: leave it at 'auto'."
+        )
     loaded = replace(loaded, quantization=wanted, cpu_kernels=cpu_kernels)
     _prepare(loaded, report)
     return loaded
@@ -175,12 +186,7 @@ def _prepare(loaded: Loaded, report: Progress) -> None:
     if rounded:
         # Checked exactly before, because rounding cannot be told from an ignored mask afterwards.
         support.probe(model)
-    if loaded.quantization is not None:
-        quantize(model, loaded.quantization)
-    else:
-        speed_up(model, kernels)
-    if kernels in NATIVE:
-        lay_out_weights(model, tune=kernels == "tune")
+    _replace_layers(loaded, kernels)
     report("checking that drafts are scored as plain text is", 0.7)
     support.probe(model, coarse=rounded)
     if kernels in NATIVE:
@@ -189,6 +195,17 @@ def _prepare(loaded: Loaded, report: Progress) -> None:
         use_native_layers(model)
         use_native_model(model)
     report("ready", 1.0)
+
+
+def _replace_layers(loaded: Loaded, kernels: Kernels) -> None:
+    """Puts faster or quantised layers in the place of plain linear ones. Layers whose weights are
+    in blocks stay: they are no plain ones."""
+    if loaded.quantization is not None:
+        quantize(loaded.model, loaded.quantization)
+    else:
+        speed_up(loaded.model, kernels)
+    if kernels in NATIVE:
+        lay_out_weights(loaded.model, tune=kernels == "tune")
 
 
 def _silent(_: str, __: float) -> None:
@@ -227,20 +244,27 @@ def load_drafter(
 ) -> Loaded:
     """Returns the model that drafts for a target, as `load` does.
 
-    dtype and device are the target's, unless they are given. quantization "auto": in 8 bits where
-    that saves time. Drafted tokens are guesses, and the text is the target's whatever is guessed.
+    dtype and device are the target's, unless they are given; a GGUF file has a dtype of its own.
+    quantization "auto": in 8 bits where that saves time. Drafted tokens are guesses, and the text
+    is the target's whatever is guessed.
     """
     if quantization == "auto" and dtype is not None:
         quantization = None
+    if dtype is None:
+        dtype = "auto" if _is_gguf_name(model) else target.dtype
     return load(
         model,
         tokenizer=tokenizer,
-        dtype=target.dtype if dtype is None else dtype,
+        dtype=dtype,
         device=target.device if device is None else device,
         cpu_kernels="auto" if isinstance(model, (Loaded, nn.Module)) else cpu_kernels,
         quantization=quantization,
         trust_remote_code=trust_remote_code,
     )
+
+
+def _is_gguf_name(model: object) -> bool:
+    return isinstance(model, (str, os.PathLike)) and names_gguf(model)
 
 
 def _from_path(
@@ -258,6 +282,8 @@ def _from_path(
     check_path(path)
     report("looking for the model", 0.0)
     source = locate(path)
+    if is_gguf(Path(source)):
+        return _from_gguf(source, path, tokenizer, kind, where, quantization, report)
     generation.check_file(source)
     config = _config(source, path, trust)
     support.check_config(config)
@@ -266,6 +292,25 @@ def _from_path(
     report("reading the weights", 0.05)
     model = _weights(source, path, config, kind, trust)
     return Loaded(model.to(where).eval(), known, path)
+
+
+def _from_gguf(
+    source: str,
+    name: str,
+    tokenizer: Any,
+    dtype: torch.dtype | str,
+    device: torch.device,
+    quantization: Quantization | None,
+    report: Progress,
+) -> Loaded:
+    model, known = load_gguf(source, tokenizer, dtype, device, _attention, report)
+    packed = bool(blocks_of(model))
+    if packed and quantization is not None:
+        raise ConfigError(
+            f"the weights in {name} are quantised already: leave quantization out, or name the "
+            "model's Hugging Face folder."
+        )
+    return Loaded(model, known, name, packed=packed)
 
 
 # What follows reads from ``source``, a folder or hub name, and calls the model ``name`` in errors.
@@ -358,7 +403,10 @@ def read_tokenizer(model: str, trust_remote_code: bool) -> Any:
 
     Raises ``ModelLoadError`` for one that cannot be read.
     """
-    return _tokenizer(locate(model), model, trust_remote_code)
+    source = locate(model)
+    if is_gguf(Path(source)):
+        return read_gguf_tokenizer(source)
+    return _tokenizer(source, model, trust_remote_code)
 
 
 def _tokenizer(source: str, name: str, trust: bool) -> Any:

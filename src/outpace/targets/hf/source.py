@@ -1,20 +1,26 @@
-"""Where a model is: a folder, or a name on the Hugging Face hub. Looked up before it is loaded."""
+"""Where a model is: a folder, a GGUF file, or a name on the hub. Looked up before it is loaded."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 from huggingface_hub.utils._validators import validate_repo_id
 
 from outpace.errors import ModelLoadError
+from outpace.targets.hf.gguf.file import check_files, files_in, part_names
+from outpace.targets.hf.gguf.header import is_gguf
 
 WEIGHTS = ("*.safetensors", "*.bin")
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
+MOST_NAMES = 12
+"""Files that an error message lists."""
 
 SECONDS = 5.0
 """How long the hub may take to say whether it has a model."""
@@ -26,25 +32,34 @@ def check_path(model: str | os.PathLike[str]) -> None:
     It is cheap, so that target and drafter are both checked before the weights of either are read.
     """
     path = Path(model)
-    if path.suffix == ".gguf" and path.exists():
-        raise _gguf(str(path))
     if path.is_dir():
         _check_folder(path)
+    elif path.exists() and not is_gguf(path):
+        raise ModelLoadError(
+            f"{path} is a file: name the folder that holds the saved model, or a GGUF file."
+        )
     elif path.exists():
-        raise ModelLoadError(f"{path} is a file: name the folder that holds the saved model.")
-    elif not _is_hub_name(str(model)):
+        check_files(path)
+    elif path.suffix == ".gguf" and not _file_on_hub(str(model)):
+        raise ModelLoadError(f"there is no file {str(model)!r}.")
+    elif not _is_hub_name(_repository(str(model))):
         raise ModelLoadError(f"there is no folder {str(model)!r}, and no hub name looks like this.")
 
 
 def locate(model: str) -> str:
-    """Returns the folder or the hub name to load a model from.
+    """Returns the folder, the hub name or the GGUF file to load a model from.
 
-    A model that was downloaded before is loaded from its folder in the cache, without asking the
-    hub. Raises ``ModelLoadError`` within seconds where the hub has no such model, or cannot be
-    reached: the libraries below try again for half a minute.
+    "organisation/name:file.gguf" is a file on the hub, which is downloaded first. A model that was
+    downloaded before is loaded from its folder in the cache, without asking the hub. Raises
+    ``ModelLoadError`` within seconds where the hub has no such model, or cannot be reached: the
+    libraries below try again for half a minute.
     """
-    if Path(model).exists():
-        return model
+    path = Path(model)
+    if path.exists():
+        only = _only_gguf(path) if path.is_dir() else None
+        return model if only is None else str(only)
+    if _file_on_hub(model):
+        return _downloaded_file(*model.split(":"))
     downloaded = _downloaded(model)
     if downloaded is not None and _complete(downloaded):
         return str(downloaded)
@@ -58,6 +73,14 @@ def locate(model: str) -> str:
     return model
 
 
+def names_gguf(model: str | os.PathLike[str]) -> bool:
+    """Returns whether a path or hub name leads to a GGUF file."""
+    path = Path(model)
+    if path.is_dir():
+        return _only_gguf(path) is not None
+    return is_gguf(path) if path.exists() else _file_on_hub(str(model))
+
+
 def has_tokenizer(model: str) -> bool:
     """Returns whether a folder holds the files of a tokenizer."""
     return any((Path(model) / name).exists() for name in TOKENIZERS)
@@ -68,10 +91,28 @@ def is_pickled(model: str) -> bool:
     return not any(Path(model).glob(WEIGHTS[0])) and any(Path(model).glob(WEIGHTS[1]))
 
 
+def _only_gguf(folder: Path) -> Path | None:
+    """Returns the GGUF file of a folder that has no other weights, None if it has none.
+
+    Raises ``ModelLoadError`` for several.
+    """
+    if any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
+        return None
+    found = files_in(folder)
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found[:MOST_NAMES])
+        more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
+        raise ModelLoadError(
+            f"{folder} holds several GGUF files ({names}{more}): name one of them."
+        )
+    return found[0] if found else None
+
+
 def _check_folder(path: Path) -> None:
+    only = _only_gguf(path)
+    if only is not None:
+        return check_files(only)
     has_weights = any(next(path.glob(pattern), None) for pattern in WEIGHTS)
-    if not has_weights and any(path.glob("*.gguf")):
-        raise _gguf(str(path))
     if not (path / "config.json").exists():
         raise ModelLoadError(f"{path} has no config.json: name a folder that holds a saved model.")
     if not has_weights:
@@ -81,11 +122,45 @@ def _check_folder(path: Path) -> None:
         )
 
 
-def _gguf(name: str) -> ModelLoadError:
-    return ModelLoadError(
-        f"{name} holds GGUF weights, which cannot be read yet: name the model's Hugging Face "
-        "folder instead, which has a config.json and *.safetensors files."
-    )
+def _repository(model: str) -> str:
+    """Returns the hub's part of "organisation/name:file.gguf"."""
+    return model.partition(":")[0] if _file_on_hub(model) else model
+
+
+def _file_on_hub(model: str) -> bool:
+    """Whether a name is one of a GGUF file on the hub: "organisation/name:file.gguf"."""
+    repository, colon, file = model.partition(":")
+    return bool(colon) and file.endswith(".gguf") and "/" in repository and ":" not in file
+
+
+def _downloaded_file(repository: str, file: str) -> str:
+    """Returns a GGUF file of the hub, with all its parts, after downloading what is not there."""
+    parts = part_names(file)
+    known = [try_to_load_from_cache(repository, part) for part in parts]
+    if not all(isinstance(path, str) for path in known):
+        if constants.HF_HUB_OFFLINE:
+            raise ModelLoadError(
+                f"{file!r} of {repository!r} was not downloaded before, and HF_HUB_OFFLINE forbids "
+                "to download it: unset that, or name a file."
+            )
+        names = _names_on_hub(repository)
+        if not set(parts) <= set(names):
+            raise ModelLoadError(f"{repository!r} has no file {file!r}: {_choose(names)}.")
+        try:
+            known = [hf_hub_download(repository, part) for part in parts]
+        except Exception as error:  # of the HTTP library, which is another one in each version
+            raise ModelLoadError(
+                f"cannot download {file!r} of {repository!r} ({error}): check the connection, or "
+                "name a file that is here."
+            ) from error
+    return str(known[parts.index(file)])
+
+
+def _choose(names: Sequence[str]) -> str:
+    """Returns how to name one of the GGUF files among the names of a repository's files."""
+    files = sorted(name for name in names if name.endswith(".gguf"))
+    listed = ", ".join(files[:MOST_NAMES]) + (", ..." if len(files) > MOST_NAMES else "")
+    return f"it has {listed}" if files else "it has no GGUF files"
 
 
 def _is_hub_name(name: str) -> bool:
@@ -119,6 +194,17 @@ def _complete(folder: Path) -> bool:
 
 def _check_on_hub(name: str) -> None:
     """Raises ``ModelLoadError`` unless the hub has a model that can be downloaded."""
+    names = _names_on_hub(name)
+    has_weights = any(Path(each).match(pattern) for each in names for pattern in WEIGHTS)
+    if not has_weights and any(each.endswith(".gguf") for each in names):
+        raise ModelLoadError(
+            f"{name!r} holds GGUF files only: name one of them, as '{name}:FILE' "
+            f"({_choose(names)})."
+        )
+
+
+def _names_on_hub(name: str) -> list[str]:
+    """Returns the files of a model on the hub; raises ``ModelLoadError`` where there is none."""
     try:
         found = HfApi().model_info(name, timeout=SECONDS)
     except GatedRepoError as error:
@@ -136,7 +222,4 @@ def _check_on_hub(name: str) -> None:
             f"there is no folder {name!r}, and the Hugging Face hub cannot be reached to download "
             f"a model of this name ({error}): check the connection, or name a folder."
         ) from error
-    names = [Path(each.rfilename) for each in found.siblings or ()]
-    has_weights = any(each.match(pattern) for each in names for pattern in WEIGHTS)
-    if not has_weights and any(each.suffix == ".gguf" for each in names):
-        raise _gguf(name)
+    return [each.rfilename for each in found.siblings or ()]

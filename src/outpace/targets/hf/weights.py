@@ -7,6 +7,8 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from outpace.targets.cpu.blocks import BlockEmbedding
+
 
 def weight_bytes(model: nn.Module) -> int:
     """Returns the bytes of a model's parameters and of what its layers keep packed.
@@ -14,8 +16,10 @@ def weight_bytes(model: nn.Module) -> int:
     Shared ones count once; quantised tensors with all that they consist of.
     """
     parameters = {id(parameter): parameter for parameter in model.parameters()}
-    packed = sum(int(getattr(module, "packed_bytes", 0)) for module in model.modules())
-    return sum(map(_nbytes, parameters.values())) + packed
+    holders: list[Any] = [module for module in model.modules() if hasattr(module, "packed_bytes")]
+    # A tied head and its embedding hold the same blocks.
+    packed = {id(getattr(each, "blocks", each)): int(each.packed_bytes) for each in holders}
+    return sum(map(_nbytes, parameters.values())) + sum(packed.values())
 
 
 def pass_bytes(model: nn.Module) -> int:
@@ -26,7 +30,7 @@ def pass_bytes(model: nn.Module) -> int:
 
 
 def _read(module: nn.Module) -> int:
-    if isinstance(module, nn.Embedding):
+    if isinstance(module, (nn.Embedding, BlockEmbedding)):
         return 0
     own = sum(_nbytes(parameter) for parameter in module.parameters(recurse=False))
     loaded = getattr(module, "loaded_bytes", None)  # of a weight that was narrowed since

@@ -1,0 +1,1 @@
+"""Models in GGUF files: their header, configuration, tokenizer and weights."""

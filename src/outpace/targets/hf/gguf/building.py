@@ -1,0 +1,158 @@
+"""A model of transformers around the weights of a GGUF file.
+
+The model is built without memory for its weights, then gets them: linear layers and embeddings
+whose weights are in blocks are replaced by ones that keep them so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+from transformers.pytorch_utils import Conv1D
+
+from outpace.errors import ModelLoadError
+from outpace.targets.cpu.blocks import BlockEmbedding, BlockLinear, Blocks
+from outpace.targets.hf.gguf.file import GGUFModel
+from outpace.targets.hf.gguf.names import arrangement_of
+
+Weights = dict[str, Blocks | Tensor]
+
+
+def empty_model(config: Any, dtype: torch.dtype, attention: str | None) -> nn.Module:
+    """Returns a model without storage."""
+    make: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"), no_init_weights():
+        built = make(config, dtype=dtype, attn_implementation=attention)
+    built.tie_weights()
+    return built  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def filled(model: GGUFModel, built: nn.Module, dtype: torch.dtype, packed: bool) -> nn.Module:
+    """Returns a model that was built without storage, with the weights of a file.
+
+    dtype: of weights that are in no blocks. packed: whether weights stay in blocks where they can;
+    else all are widened. Raises ``ModelLoadError`` or ``UnsupportedModel`` where file and model do
+    not fit.
+    """
+    arrangement = arrangement_of(model, built)
+    packable = _packable(built) if packed else {}
+    weights: Weights = dict(arrangement.weights(model, packable))
+    _check(model, built, weights)
+    head = _tied_head(built, weights)
+    for name, weight in weights.items():
+        if isinstance(weight, Blocks):
+            _place_blocks(built, name.removesuffix(".weight"), weight, weights, dtype)
+    if head is not None:
+        built.set_submodule(*head)
+        whole: Any = built
+        whole.config.tie_word_embeddings = False  # to transformers they are two layers now
+    numbers = {
+        name: nn.Parameter(weight.to(dtype), requires_grad=False)
+        for name, weight in weights.items()
+        if isinstance(weight, Tensor)
+    }
+    built.load_state_dict(numbers, strict=False, assign=True)
+    built.tie_weights()  # type: ignore[operator]
+    _make_buffers(built)
+    _shape_rotary(model, built)
+    return built.eval()
+
+
+def _packable(built: nn.Module) -> dict[str, bool]:
+    """Returns the names of weights that a layer can keep in blocks, and whether transformers' own
+    layer holds them turned, ``[K, N]``."""
+    return {
+        f"{name}.weight": type(module) is Conv1D
+        for name, module in built.named_modules()
+        if type(module) in (nn.Linear, Conv1D) or _looks_up(module)
+    }
+
+
+def _looks_up(module: nn.Module) -> bool:
+    """Whether a module is an embedding, maybe one that scales what it looks up."""
+    return type(module) is nn.Embedding or hasattr(module, "scalar_embed_scale")
+
+
+def _check(model: GGUFModel, built: nn.Module, weights: Weights) -> None:
+    """Raises unless there is every weight of the model, in its shape."""
+    expected = dict(built.named_parameters())  # a tied head is in it once
+    missing = sorted(expected.keys() - weights.keys())
+    if missing:
+        raise ModelLoadError(
+            f"{model.path} lacks {len(missing)} of the weights that a model of its architecture "
+            f"has ({missing[0]!r} is one): download it again."
+        )
+    for name, weight in weights.items():
+        module = built.get_submodule(name.rpartition(".")[0])
+        wanted = tuple(built.get_parameter(name).shape)
+        shape: tuple[int, ...]
+        if isinstance(weight, Blocks):
+            shape = (weight.outputs, weight.inputs)
+            shape = shape[::-1] if type(module) is Conv1D else shape
+        else:
+            shape = tuple(weight.shape)
+        if shape != wanted:
+            raise ModelLoadError(
+                f"the weight {name!r} in {model.path} has the shape {shape}, and what the file "
+                f"says of its model calls for {wanted}: download it again."
+            )
+
+
+def _tied_head(built: nn.Module, weights: Weights) -> tuple[str, nn.Module] | None:
+    """Returns name and layer of a head that shares the blocks of the embedding, None if the head
+    is another one."""
+    whole: Any = built
+    head, table = whole.get_output_embeddings(), whole.get_input_embeddings()
+    names = {id(module): name for name, module in built.named_modules()}
+    blocks = weights.get(f"{names[id(table)]}.weight")
+    if f"{names[id(head)]}.weight" in weights or not isinstance(blocks, Blocks):
+        return None
+    return names[id(head)], BlockLinear(blocks)
+
+
+def _place_blocks(
+    built: nn.Module, name: str, blocks: Blocks, weights: Weights, dtype: torch.dtype
+) -> None:
+    module: Any = built.get_submodule(name)
+    if isinstance(module, nn.Embedding):
+        scale = float(getattr(module, "scalar_embed_scale", 1.0))
+        built.set_submodule(name, BlockEmbedding(blocks, dtype, scale))
+        return
+    bias = weights.get(f"{name}.bias")
+    assert bias is None or isinstance(bias, Tensor)
+    built.set_submodule(name, BlockLinear(blocks, None if bias is None else bias.to(dtype)))
+
+
+def _make_buffers(built: nn.Module) -> None:
+    """Computes the buffers that no file holds, such as rotary frequencies, as transformers does."""
+    for parameter in built.parameters():
+        parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # and so is left alone
+    for module in built.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:
+                module.register_buffer(name, torch.zeros_like(buffer, device="cpu"), False)
+    built.initialize_weights()  # type: ignore[operator]
+
+
+def _shape_rotary(model: GGUFModel, built: nn.Module) -> None:
+    """Divides the rotary frequencies by the factors of the file: Llama 3's, for long texts."""
+    factors = model.tensors.get("rope_freqs.weight")
+    if factors is None:
+        return
+    numbers = torch.from_numpy(factors.raw.numpy().view("<f4").copy())
+    for module in built.modules():
+        rotary: Any = module
+        if not hasattr(rotary, "inv_freq"):
+            continue
+        if factors.kind != "F32" or numbers.shape != rotary.inv_freq.shape:
+            raise ModelLoadError(
+                f"{model.path} holds rotary factors (rope_freqs) of another number than its heads "
+                "have frequencies: download it again."
+            )
+        for buffer in rotary.buffers(recurse=False):  # the frequencies, and a copy of them
+            buffer.div_(numbers)

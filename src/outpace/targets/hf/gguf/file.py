@@ -1,0 +1,141 @@
+"""A model in one GGUF file, or in several parts of one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outpace.errors import ModelLoadError, UnsupportedModel
+from outpace.targets.cpu.blocks import KINDS
+from outpace.targets.hf.gguf.header import Stored, is_gguf, read_header
+
+PLAIN = ("F32", "F16", "BF16")
+"""The kinds of numbers that are in no blocks."""
+
+PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+"""How the parts of a split model are called."""
+
+NO_MODEL = {
+    "adapter": "a LoRA adapter",
+    "mmproj": "the image or audio projector of another model",
+    "imatrix": "an importance matrix",
+}
+"""Files that `general.type` calls something else than a model."""
+
+
+@dataclass(frozen=True, eq=False)
+class GGUFModel:
+    """What the files of one model say."""
+
+    path: Path
+    """As it was named."""
+    values: dict[str, Any]
+    tensors: dict[str, Stored]
+
+    @property
+    def architecture(self) -> str:
+        """The model's family, as llama.cpp calls it."""
+        return str(self.values["general.architecture"])
+
+    def of_family(self, name: str) -> Any:
+        """Returns a value of the model's own family, such as "block_count", None if it has none."""
+        return self.values.get(f"{self.architecture}.{name}")
+
+    @property
+    def packed(self) -> bool:
+        """Whether any of its weights are in blocks."""
+        return any(tensor.kind in KINDS for tensor in self.tensors.values())
+
+
+def part_names(name: str) -> list[str]:
+    """Returns the names of all parts of a model of which one is named; of a whole one, its own."""
+    named = PART.fullmatch(name)
+    if named is None or not 1 <= int(named["number"]) <= int(named["count"]):
+        return [name]
+    count = int(named["count"])
+    return [f"{named['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Returns the files of a model: one, or all parts of which one is named.
+
+    Raises ``ModelLoadError`` where parts are missing.
+    """
+    names = part_names(path.name)
+    missing = [name for name in names if not (path.parent / name).is_file()]
+    if len(names) > 1 and missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ModelLoadError(
+            f"{path} is part of a model in {len(names)} files, and {', '.join(missing[:3])}{more} "
+            "is not beside it: download all of them into one folder."
+        )
+    return [path.parent / name for name in names]
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Returns the models in the GGUF files of a folder, each by its first part. Projectors, which
+    lie beside the models that they belong to, are left out."""
+    found = sorted(file for file in folder.glob("*.gguf") if not file.name.startswith("mmproj"))
+    named = {file: PART.fullmatch(file.name) for file in found}
+    return [file for file, part in named.items() if part is None or int(part["number"]) == 1]
+
+
+def check_files(path: Path) -> None:
+    """Raises ``ModelLoadError`` where a look at the disk shows that a file cannot be read."""
+    for part in parts_of(path):
+        if not is_gguf(part) or part.stat().st_size == 0:
+            read_header(part)  # says what is wrong
+
+
+def read_model(path: Path) -> GGUFModel:
+    """Returns what the files of a model say, checked: it is a language model, and of kinds of
+    weights that are read here.
+
+    Raises ``ModelLoadError`` or ``UnsupportedModel``.
+    """
+    headers = [read_header(part) for part in parts_of(path)]
+    values = {**headers[-1].values, **headers[0].values}
+    tensors: dict[str, Stored] = {}
+    for header in headers:
+        twice = tensors.keys() & header.tensors
+        if twice:
+            raise ModelLoadError(
+                f"two parts of {path} hold the same weights ({min(twice)!r}): download it again."
+            )
+        tensors |= header.tensors
+    _check_kind_of_file(path, values)
+    model = GGUFModel(path, values, tensors)
+    _check_tensors(model)
+    return model
+
+
+def _check_kind_of_file(path: Path, values: dict[str, Any]) -> None:
+    architecture = values.get("general.architecture")
+    if not isinstance(architecture, str) or not architecture:
+        raise ModelLoadError(
+            f"{path} does not say which architecture its model has (general.architecture): "
+            "download it again."
+        )
+    kind = values.get("general.type", "model")
+    what = NO_MODEL.get(kind) if isinstance(kind, str) else None
+    what = NO_MODEL["mmproj"] if architecture == "clip" else what
+    if what is not None:
+        raise UnsupportedModel(
+            f"{path} holds {what}, not a language model: name the GGUF file of the model itself."
+        )
+
+
+def _check_tensors(model: GGUFModel) -> None:
+    if not model.tensors:
+        raise ModelLoadError(
+            f"{model.path} holds no weights, only a vocabulary: name the GGUF file of a model."
+        )
+    known = (*PLAIN, *KINDS)
+    unknown = sorted({tensor.kind for tensor in model.tensors.values()} - set(known))
+    if unknown:
+        raise UnsupportedModel(
+            f"{model.path} holds weights of kind {' and '.join(unknown)}, and outpace reads "
+            f"{', '.join(known)}: use a Q4_K_M file of the model, or another of these kinds."
+        )

@@ -1,0 +1,87 @@
+"""Loading a model from GGUF files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from outpace.errors import ConfigError
+from outpace.targets.cpu.blocks import KINDS, blocks_of
+from outpace.targets.hf import support
+from outpace.targets.hf.gguf.architecture import config_of
+from outpace.targets.hf.gguf.building import empty_model, filled
+from outpace.targets.hf.gguf.file import GGUFModel, read_model
+from outpace.targets.hf.gguf.vocabulary import generation_config_of, tokenizer_of
+
+LOGGER = logging.getLogger("outpace")
+
+COMPUTED = (torch.float32, torch.float64)
+"""Dtypes in which layers compute whose weights are in blocks."""
+
+
+def read_gguf_tokenizer(path: str) -> Any:
+    """Returns the tokenizer of a GGUF file, None if it has none."""
+    return tokenizer_of(read_model(Path(path)))
+
+
+def load_gguf(
+    path: str,
+    tokenizer: Any,
+    dtype: torch.dtype | str,
+    device: torch.device,
+    attention: Callable[[Any], str | None],
+    report: Callable[[str, float], None],
+) -> tuple[nn.Module, Any]:
+    """Returns the model of a GGUF file, and its tokenizer unless one is given.
+
+    dtype: of the activations, and of weights that are in no blocks. On a CPU, weights in blocks
+    stay so, in memory that the file is mapped to; on a GPU they are widened. attention: says which
+    function a configuration needs.
+    """
+    report("reading the header", 0.02)
+    model = read_model(Path(path))
+    config = config_of(model)
+    support.check_config(config)
+    kind = _dtype(model, dtype, device)
+    report("converting the tokenizer", 0.05)
+    known = tokenizer_of(model) if tokenizer is None else tokenizer
+    report("reading the weights", 0.3)
+    built: Any = empty_model(config, kind, attention(config))
+    built.generation_config = generation_config_of(model)
+    packed = device.type == "cpu"
+    filled(model, built, kind, packed)
+    if model.packed:
+        _say_what_is_widened(model, built, packed)
+    return built.to(device), known
+
+
+def _dtype(model: GGUFModel, dtype: torch.dtype | str, device: torch.device) -> torch.dtype:
+    if isinstance(dtype, str):  # "auto" on a GPU
+        return torch.bfloat16
+    if device.type == "cpu" and model.packed and dtype not in COMPUTED:
+        raise ConfigError(
+            f"the weights in {model.path} are in blocks, and layers of these compute in float32 on "
+            f"a CPU, not in {str(dtype).removeprefix('torch.')}: leave dtype out."
+        )
+    return dtype
+
+
+def _say_what_is_widened(model: GGUFModel, built: nn.Module, packed: bool) -> None:
+    """Warns where weights in blocks take several times the memory of the file."""
+    inside = sum(tensor.raw.nbytes for tensor in model.tensors.values() if tensor.kind in KINDS)
+    held = sum(blocks.nbytes for blocks in blocks_of(built))
+    if packed and held >= inside:
+        return
+    numbers = sum(p.nbytes for p in built.parameters())
+    LOGGER.warning(
+        "outpace: weights of %s are widened from %.2f GB of blocks to numbers, %.2f GB in all%s.",
+        model.path,
+        (inside - held) / 1e9,
+        numbers / 1e9,
+        "" if packed else ", because blocks are computed on a CPU only",
+    )

@@ -1,0 +1,161 @@
+"""Which tensors of a GGUF file are which weights of a model, and how they are laid out there.
+
+llama.cpp gives weights names of its own and stores some in another order than transformers does.
+Both are undone by transformers' own tables and functions. Those work on numbers, which weights in
+blocks are not; so each function is first tried on the numbers of the rows. If it only puts rows in
+another order, the same is done to the rows of blocks, which stay as they are inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+from outpace.errors import UnsupportedModel
+from outpace.targets.cpu.blocks import KINDS, Blocks
+from outpace.targets.hf.gguf.file import GGUFModel
+from outpace.targets.hf.gguf.header import Stored
+
+ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that are no weights: they shape the rotary angles."""
+
+
+class Order(NamedTuple):
+    """What becomes of the rows of a matrix."""
+
+    rows: Tensor | None
+    """Their new order ``[N]``; None if it is the old one."""
+    turned: bool
+    """Whether they become columns, as GPT-2's kind of linear layer holds them."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Where the tensors of a file go in a model."""
+
+    names: dict[str, str]
+    """The weight that each tensor is, or is a part of."""
+    processor: Any
+    """transformers' function for this family's layout."""
+
+    def weights(
+        self, model: GGUFModel, packable: Mapping[str, bool]
+    ) -> Iterator[tuple[str, Blocks | Tensor]]:
+        """Yields each weight by its name in the model: in blocks where it is in the file and can
+        stay so, in the layout ``[N, K]`` of a linear layer, else widened to numbers as the model
+        holds them.
+
+        packable: the names of weights that may stay in blocks, and whether the model holds them
+        turned, ``[K, N]``.
+        """
+        merged: dict[str, Any] = {"tensors": {}}  # weights that are put together from several
+        for stored in model.tensors.values():
+            if stored.name in ELSEWHERE:
+                continue
+            name = self.names[stored.name]
+            blocks = self._blocks(stored, packable.get(name))
+            if blocks is not None:
+                yield name, blocks
+                continue
+            found = self._processed(stored.name, _numbers(stored), merged)
+            if found is not None:
+                yield name, torch.from_numpy(np.ascontiguousarray(found))
+        yield from merged["tensors"].items()
+
+    def _blocks(self, stored: Stored, turned: bool | None) -> Blocks | None:
+        """Returns a matrix in its blocks, for a layer that holds it turned or not; None where that
+        cannot be."""
+        if turned is None or stored.kind not in KINDS or len(stored.shape) != 2:
+            return None
+        order = self._order(stored)
+        if order is None or order.turned != turned:
+            return None
+        return Blocks(stored.kind, stored.rows if order.rows is None else stored.rows[order.rows])
+
+    def _order(self, stored: Stored) -> Order | None:
+        """Returns what the family's function does to the rows of a matrix, None if it is more than
+        to put them in another order."""
+        rows = stored.shape[0]
+        numbers = np.arange(rows, dtype=np.float64)[:, None]  # [N, 1]
+        merged: dict[str, Any] = {"tensors": {}}
+        found = self._processed(stored.name, numbers, merged)
+        if found is None and len(merged["tensors"]) == 1:
+            found = next(iter(merged["tensors"].values())).numpy()
+        if found is None or found.shape not in ((rows, 1), (1, rows)):
+            return None
+        order, plain = torch.from_numpy(found.reshape(-1).copy()), torch.arange(rows).double()
+        if not torch.equal(order.sort().values, plain):
+            return None
+        turned = found.shape != numbers.shape
+        return Order(None if torch.equal(order, plain) else order.long(), turned)
+
+    def _processed(self, name: str, numbers: Any, merged: dict[str, Any]) -> Any:
+        """Returns numbers in the layout of the model, None if they went into ``merged``."""
+        parts = {
+            theirs.removesuffix(".weight"): ours
+            for theirs, ours in self.names.items()
+            if theirs == name and "_exps." in name
+        }
+        result = self.processor.process(
+            weights=numbers,
+            name=name,
+            tensor_key_mapping=self.names | parts,
+            parsed_parameters=merged,
+        )
+        return result.weights if result.name is not None else None
+
+
+def _numbers(stored: Stored) -> Any:
+    """Returns a tensor as a float32 array of its shape."""
+    kind = gguf.GGMLQuantizationType[stored.kind]
+    size, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    shape = (*stored.shape[:-1], stored.shape[-1] // size * nbytes)
+    if stored.kind == "F32":
+        return stored.raw.numpy().view("<f4").reshape(stored.shape)
+    if stored.kind == "F16":
+        return stored.raw.numpy().view("<f2").reshape(stored.shape).astype(np.float32)
+    widen: Any = gguf.quants.dequantize
+    return widen(stored.raw.numpy().reshape(shape), kind)
+
+
+def arrangement_of(model: GGUFModel, built: nn.Module) -> Arrangement:
+    """Returns where the tensors of a file go in a model that was built for it.
+
+    Raises ``UnsupportedModel`` for tensors that the model has no place for.
+    """
+    config: Any = built.config
+    kind: Any = TENSOR_PROCESSORS.get(model.architecture, TensorProcessor)
+    processor = kind(config=config.to_dict())
+    names = _names(model.architecture, built, processor)
+    more = sorted(set(model.tensors) - names.keys() - set(ELSEWHERE))
+    if more:
+        raise UnsupportedModel(
+            f"{model.path} holds weights that transformers' {type(built).__name__} has no place "
+            f"for ({more[0][:80]!r} is one): use the model's Hugging Face folder instead."
+        )
+    return Arrangement(names, processor)
+
+
+def _names(architecture: str, built: nn.Module, processor: Any) -> dict[str, str]:
+    config: Any = built.config
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    table = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    names: dict[str, str] = {}
+    for ours in built.state_dict():
+        plain = processor.preprocess_name(ours)
+        stem, dot, suffix = plain.rpartition(".")
+        stem, suffix = (stem, dot + suffix) if suffix in ("weight", "bias") else (plain, "")
+        theirs = table.get_name(stem)
+        if theirs is not None:
+            # Experts are parameters of their own in transformers, and have no suffix there.
+            names[theirs + (suffix or ".weight")] = plain
+        else:
+            processor.perform_fallback_tensor_mapping(names, suffix or ".weight", "", plain)
+    return names

@@ -1,0 +1,181 @@
+"""The tokenizer of a GGUF file, and the tokens that end a text."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers.integrations.gguf.gguf_tokenizer_mapping import (
+    GGUF_PRE_TOKENIZER_SPLITS,
+    GGUF_TOKENIZER_MAPPING,
+    convert_gguf_tokenizer,
+)
+
+from outpace.errors import ModelLoadError
+from outpace.targets.hf.gguf.file import GGUFModel
+
+LOGGER = logging.getLogger("outpace")
+
+CONTROL, USER_DEFINED = 3, 4
+"""Types of tokens that stand for no text of their own."""
+
+ENDS = frozenset(
+    {
+        "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>",
+        "<end_of_turn>", "<|return|>", "<EOT>", "_<EOT>", "<|endofturn|>", "<end_of_utterance>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    }
+)  # fmt: skip
+"""Special tokens that end an answer, whether or not the file names them: files name one or two, and
+chat models end with others too. The list is of llama.cpp's kind."""
+
+END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+LIKE_GPT2 = frozenset({None, "default", "gpt-2", "gpt2", "olmo", "phi-2", "mpt"})
+"""Ways to split a text before merging that are GPT-2's."""
+
+SPECIAL = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
+SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+}
+"""Options of sampling that a file may recommend, and what transformers calls them."""
+
+
+def tokenizer_of(model: GGUFModel) -> Any:
+    """Returns the tokenizer of a file as transformers converts it, None if the file has none.
+
+    Raises ``ModelLoadError`` for one that cannot be converted.
+    """
+    if model.values.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
+        return None
+    described = _described(model)
+    if described.get("tokenizer_type") == "gpt2":
+        _check_split(model, described.get("pre_tokenizer_type"))
+    try:
+        backend, options = convert_gguf_tokenizer(model.architecture, described)
+        wrap: Any = PreTrainedTokenizerFast
+        options |= _options(model, described["tokens"])
+        tokenizer = wrap(tokenizer_object=backend, **options)
+        tokenizer("text")
+    except (KeyboardInterrupt, SystemExit, ModelLoadError):
+        raise
+    except BaseException as error:  # the tokenizers library panics with one of its own
+        reason = str(error).strip().split("\n")[0][:300]
+        raise ModelLoadError(
+            f"cannot read the tokenizer of {str(model.path)!r} ({type(error).__name__}: {reason}): "
+            "download it again, or pass tokenizer=."
+        ) from error
+    return tokenizer
+
+
+def generation_config_of(model: GGUFModel) -> GenerationConfig:
+    """Returns the tokens that end a text and the sampling that the file recommends, if it does."""
+    options: dict[str, Any] = {
+        ours: model.values[f"general.sampling.{theirs}"]
+        for theirs, ours in SAMPLING.items()
+        if f"general.sampling.{theirs}" in model.values
+    }
+    if options:
+        options["do_sample"] = options.get("temperature", 1.0) > 0
+    config: Any = GenerationConfig
+    made: GenerationConfig = config(
+        eos_token_id=end_tokens(model) or None,
+        bos_token_id=_id(model, "bos_token_id"),
+        pad_token_id=_id(model, "padding_token_id"),
+        **options,
+    )
+    return made
+
+
+def end_tokens(model: GGUFModel) -> list[int]:
+    """Returns the tokens that end a text, the file's own end of text first."""
+    named = [found for key in END_IDS if (found := _id(model, key)) is not None]
+    tokens, types = model.values.get("tokenizer.ggml.tokens"), _types(model)
+    further = [
+        number
+        for number, (token, kind) in enumerate(zip(tokens or (), types, strict=False))
+        if kind in (CONTROL, USER_DEFINED) and token in ENDS
+    ]
+    return list(dict.fromkeys([*named, *further]))
+
+
+def _described(model: GGUFModel) -> dict[str, Any]:
+    """The tokenizer as transformers' converter takes it."""
+    renamed = GGUF_TOKENIZER_MAPPING["tokenizer"]
+    found = {
+        ours: model.values[f"tokenizer.{theirs}"]
+        for theirs, ours in renamed.items()
+        if f"tokenizer.{theirs}" in model.values
+    }
+    tokens = found.get("tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise ModelLoadError(
+            f"{model.path} names a tokenizer and holds no tokens: download it again, or pass "
+            "tokenizer=."
+        )
+    table = model.tensors.get("token_embd.weight")
+    if table is not None and len(tokens) > table.shape[0]:
+        raise ModelLoadError(
+            f"{model.path} holds {len(tokens)} tokens and weights for {table.shape[0]}: download "
+            "it again."
+        )
+    return {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in found.items()
+    }
+
+
+def _options(model: GGUFModel, tokens: list[str]) -> dict[str, Any]:
+    """What the tokenizer adds to a text, its special tokens, and its chat template."""
+    renamed = GGUF_TOKENIZER_MAPPING["tokenizer_config"]
+    found: dict[str, Any] = {
+        ours: model.values[f"tokenizer.{theirs}"]
+        for theirs, ours in renamed.items()
+        if f"tokenizer.{theirs}" in model.values
+    }
+    if model.values["tokenizer.ggml.model"] == "llama":
+        found.setdefault("add_bos_token", True)  # as llama.cpp does
+    for name, key in SPECIAL.items():
+        number = _id(model, key)
+        found[name] = None if number is None else tokens[number]
+    return found
+
+
+def _id(model: GGUFModel, key: str) -> int | None:
+    """Returns the id of a special token, None if the file names none."""
+    found = model.values.get(f"tokenizer.ggml.{key}")
+    tokens = model.values.get("tokenizer.ggml.tokens")
+    if found is None or found == 0xFFFFFFFF:  # -1: none
+        return None
+    if not isinstance(found, int) or not 0 <= found < (len(tokens) if tokens else 1 << 31):
+        raise ModelLoadError(
+            f"{model.path} says that its {key} is {str(found)[:20]}, which is no token: download "
+            "it again."
+        )
+    return found
+
+
+def _types(model: GGUFModel) -> list[int]:
+    found = model.values.get("tokenizer.ggml.token_type")
+    return found.tolist() if isinstance(found, np.ndarray) else []
+
+
+def _check_split(model: GGUFModel, split: Any) -> None:
+    if split not in LIKE_GPT2 and split not in GGUF_PRE_TOKENIZER_SPLITS:
+        LOGGER.warning(
+            "outpace: %s splits texts in its own way (%s), which is not known here; they are split "
+            "as GPT-2 does, and some prompts may become other tokens. A tokenizer of your own is "
+            "given by tokenizer=.",
+            model.path,
+            split,
+        )

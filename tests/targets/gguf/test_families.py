@@ -1,0 +1,44 @@
+"""Each family of GGUF files: the same logits as transformers with the same numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from outpace.targets.cpu.blocks import BlockEmbedding, BlockLinear
+from outpace.targets.hf.load import load
+from targets.gguf.files import FAMILIES, tiny, write
+
+IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 5, 6]])
+
+
+def widened(path: Path, model: Any) -> Any:
+    """Returns a model with the numbers that transformers reads from a file."""
+    read = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)
+    missing, more = model.load_state_dict(read["tensors"], strict=False)
+    assert not more
+    assert set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    return model
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_logits_are_those_of_the_numbers_in_the_file(arch: str, kind: str, tmp_path: Path) -> None:
+    original = tiny(arch)
+    path = write(tmp_path / "model.gguf", arch, original, kind)
+    # The grouped kernels of the mixtures of experts know no float64.
+    dtype, off = (torch.float32, 1e-3) if "moe" in arch else (torch.float64, 1e-8)
+    loaded = load(path, dtype=dtype, cpu_kernels="off")
+    expected = widened(path, tiny(arch)).to(dtype)
+    with torch.no_grad():
+        logits = expected(IDS).logits
+        assert torch.allclose(loaded.model(IDS).logits, logits, rtol=off, atol=off)
+        if kind == "F32":  # and the numbers are those of the model that was written
+            assert torch.allclose(original.to(dtype)(IDS).logits, logits, rtol=1e-3, atol=1e-4)
+    assert loaded.packed == (kind == "Q8_0")

@@ -1,0 +1,152 @@
+"""Each kind of blocks, and the layers that hold them: computed, copied, saved, counted."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from outpace import LLM
+from outpace.errors import ConfigError, UnsupportedModel
+from outpace.targets.cpu.blocks import (
+    KINDS,
+    BlockEmbedding,
+    BlockLinear,
+    blocks_of,
+    in_blocks,
+)
+from outpace.targets.hf.load import load
+from outpace.targets.hf.weights import pass_bytes, weight_bytes
+from targets.gguf.files import tiny, write
+from targets.gguf.test_families import IDS, widened
+
+K = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "F16", "BF16"])
+def test_every_kind_is_read(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", "llama", tiny("llama", **K), kind)
+    loaded = load(path, dtype="float64")
+    expected = widened(path, tiny("llama", **K)).double()
+    with torch.no_grad():
+        assert torch.allclose(loaded.model(IDS).logits, expected(IDS).logits, rtol=1e-9, atol=1e-9)
+    kinds = {blocks.kind for blocks in blocks_of(loaded.model)}
+    assert kinds == ({kind} if kind in KINDS else set())
+    assert loaded.packed == (kind in KINDS)
+
+
+@pytest.mark.parametrize("kind", ["IQ4_XS", "IQ2_XXS", "Q2_K", "Q3_K", "MXFP4", "TQ1_0"])
+def test_other_kinds_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    import gguf
+
+    model = tiny("llama", **K)
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    chosen = gguf.GGMLQuantizationType[kind]
+    size, nbytes = gguf.GGML_QUANT_SIZES[chosen]
+    raw = torch.zeros(4, 256 // size * nbytes, dtype=torch.uint8).numpy()
+    writer.add_tensor("token_embd.weight", raw, raw_dtype=chosen)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert model is not None
+    with pytest.raises(UnsupportedModel, match=f"of kind {kind}, and outpace reads F32.*Q4_K_M"):
+        load(path)
+
+
+# -- layers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    return write(place, "llama", tiny("llama", tie_word_embeddings=True), "Q5_1")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_product_is_that_of_the_widened_weight(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outpace.targets.cpu.blocks.CHUNK", 64 * 10)
+    blocks, bias = in_blocks(torch.randn(37, 64), "Q4_0"), torch.randn(37, dtype=dtype)
+    x = torch.randn(2, 3, 64, dtype=dtype)
+    expected = torch.nn.functional.linear(x, blocks.dense().to(dtype), bias)
+    assert torch.allclose(BlockLinear(blocks, bias)(x), expected, atol=1e-5)
+    table = BlockEmbedding(blocks, dtype, scale=3.0)
+    ids = torch.tensor([[5, 36], [0, 5]])
+    assert torch.allclose(table(ids), blocks.dense()[ids].to(dtype) * 3)
+
+
+def test_blocks_are_a_view_of_the_file(path: Path) -> None:
+    """What is loaded takes the memory of the file, and a tied head none of its own."""
+    model: Any = load(path).model
+    assert model.lm_head.blocks is model.model.embed_tokens.blocks
+    packed = sum(blocks.nbytes for blocks in blocks_of(model))
+    assert path.stat().st_size > weight_bytes(model) > packed > path.stat().st_size // 2
+    table = model.model.embed_tokens.blocks.nbytes
+    assert pass_bytes(model) == weight_bytes(model), "the head is read, the embedding is not"
+    assert weight_bytes(model) < sum(m.packed_bytes for m in holders(model)) + table
+    assert not any(isinstance(module, (nn.Linear, nn.Embedding)) for module in model.modules())
+
+
+def holders(model: Any) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "packed_bytes")]
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_copies_compute_the_same(how: str, path: Path) -> None:
+    model: Any = load(path).model
+    expected = model(IDS).logits
+    other = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
+    del model
+    assert torch.equal(other(IDS).logits, expected)
+    assert other.lm_head.blocks is other.model.embed_tokens.blocks
+
+
+def test_a_saved_model_holds_the_widened_weights(path: Path, tmp_path: Path) -> None:
+    model: Any = load(path, cpu_kernels="off").model
+    model.set_attn_implementation("sdpa")
+    model.save_pretrained(tmp_path / "saved")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    with torch.no_grad():
+        assert torch.allclose(again(IDS).logits, model(IDS).logits, atol=1e-4)
+
+
+def test_it_says_in_which_blocks_the_weights_are(path: Path) -> None:
+    found = LLM(path, speculative_config={"model": str(path)}).describe()
+    assert found.blocks == "Q5_1 100 %"
+    assert found.drafter is not None
+    assert (found.drafter.blocks, found.drafter.quantization) == ("Q5_1 100 %", None)
+    assert "Q5_1 100 % in float32" in str(found)
+
+
+# -- options -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"quantization": "int8"}, "are quantised already: leave quantization out"),
+        ({"dtype": "bfloat16"}, "compute in float32 on a CPU, not in bfloat16: leave dtype out"),
+        ({"dtype": torch.float16}, "not in float16: leave dtype out"),
+        ({"cpu_kernels": "packed"}, "are in blocks: leave it at 'auto'"),
+        ({"cpu_kernels": "blocked"}, "are in blocks: leave it at 'auto'"),
+    ],
+)
+def test_options_that_blocks_do_not_have(options: dict[str, Any], reason: str, path: Path) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load(path, **options)
+
+
+def test_without_blocks_it_is_a_model_like_others(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", "llama", tiny("llama"), "BF16")
+    loaded = load(path, dtype="bfloat16")
+    assert (loaded.dtype, loaded.packed) == (torch.bfloat16, False)
+    assert load(path, quantization="int8").quantization == "int8"
