@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from outpace.targets.cpu.blocks import BlockLinear, embedding_dtype
 from outpace.targets.cpu.kernels import NATIVE
 from outpace.targets.cpu.linear import RowLinear
 from outpace.targets.cpu.native import build, slow_because
+from outpace.targets.cpu.native_blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layer import NativeLayer
 from outpace.targets.cpu.native_linear import DTYPES as NATIVE_DTYPES
 from outpace.targets.cpu.native_linear import NativeLinear
@@ -24,6 +26,8 @@ KERNELS = {
     "packed": PackedLinear,
     "blocked": RowLinear,
     "packed int8": Int8Linear,
+    "integer": NativeBlockLinear,
+    "widened": BlockLinear,
 }
 """The layers by which each kernel shows itself."""
 
@@ -38,8 +42,9 @@ class Description:
     """Of its activations."""
     quantization: str | None
     kernels: str
-    """Which products its linear layers use: "native" (our own), "packed", "blocked", "packed int8",
-    or "plain" (torch's)."""
+    """Which products its linear layers use: "native" (our own), "integer" (our own, of weights in
+    blocks), "packed", "blocked", "packed int8", "widened" (torch's, of weights in blocks), or
+    "plain" (torch's)."""
     tuned: bool
     """Whether the kernels were chosen by a race instead of by the fixed rule."""
     layers: int
@@ -98,13 +103,12 @@ def describe(loaded: Loaded, drafter: Loaded | None = None) -> Description:
 
 def _activations(loaded: Loaded) -> torch.dtype:
     model: Any = loaded.model  # its weights may be held in a narrower dtype
-    embeddings: torch.dtype = model.get_input_embeddings().weight.dtype
-    return embeddings
+    return embedding_dtype(model.get_input_embeddings())
 
 
 def _slow(loaded: Loaded, kinds: list[str]) -> str | None:
     takes = loaded.device.type == "cpu" and _activations(loaded) in NATIVE_DTYPES
-    if not takes or "native" in kinds:
+    if not takes or ("widened" not in kinds and {"native", "integer"} & set(kinds)):
         return None
     if loaded.cpu_kernels is None:
         return (

@@ -48,6 +48,14 @@ class Blocks:
         raw = self.raw if rows is None else self.raw[rows]
         return torch.from_numpy(gguf.quants.dequantize(raw.numpy(), self._type))
 
+    def rows(self, ids: Tensor) -> Blocks:
+        """Returns some rows ``[R]`` of the matrix, copied. Raises ``IndexError`` beyond it."""
+        return Blocks(self.kind, self.raw[ids])
+
+    def __deepcopy__(self, _: Any) -> Blocks:
+        """Returns the blocks themselves: nothing changes them, and they may be a mapped file."""
+        return self
+
     @property
     def _type(self) -> gguf.GGMLQuantizationType:
         return gguf.GGMLQuantizationType[self.kind]
@@ -60,6 +68,14 @@ def in_blocks(matrix: Tensor, kind: str) -> Blocks:
     return Blocks(kind, torch.from_numpy(np.ascontiguousarray(raw)))
 
 
+def embedding_dtype(embedding: Any) -> torch.dtype:
+    """Returns the dtype of what an embedding gives, without widening a table in blocks."""
+    if isinstance(embedding, BlockEmbedding):
+        return embedding.dtype
+    found: torch.dtype = embedding.weight.dtype
+    return found
+
+
 class BlockLinear(nn.Module):
     """A linear layer whose weight stays in blocks; each product widens all of them."""
 
@@ -68,6 +84,20 @@ class BlockLinear(nn.Module):
         self.blocks = blocks
         self.out_features, self.in_features = blocks.outputs, blocks.inputs
         self.bias: Any = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the weight, which is no parameter."""
+        return self.blocks.nbytes
+
+    @property
+    def weight(self) -> Tensor:
+        """``[N, K]``, widened: a copy that is made at each look."""
+        return self.blocks.dense()
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``[..., K]`` -> ``[..., N]``."""
@@ -83,7 +113,20 @@ class BlockEmbedding(nn.Module):
         self.dtype = dtype
         self.num_embeddings, self.embedding_dim = blocks.outputs, blocks.inputs
 
+    @property
+    def weight(self) -> Tensor:
+        """``[N, K]``, widened: a copy that is made at each look."""
+        return self.blocks.dense().to(self.dtype)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight
+
     def forward(self, ids: Tensor) -> Tensor:
         """ids: ``[...]`` -> ``[..., K]``."""
-        dense = self.blocks.dense(ids.reshape(-1))
+        dense = self.widened(self.blocks.rows(ids.reshape(-1)))
         return dense.to(self.dtype).view(*ids.shape, self.embedding_dim)
+
+    def widened(self, rows: Blocks) -> Tensor:
+        """Returns what a few rows of blocks stand for, float32 ``[R, K]``."""
+        return rows.dense()

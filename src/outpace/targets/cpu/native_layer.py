@@ -27,7 +27,7 @@ from outpace.targets.cpu.layer_stack import (
 )
 from outpace.targets.cpu.layers import hooks_of
 from outpace.targets.cpu.native import Native, native
-from outpace.targets.cpu.native_linear import NativeLinear
+from outpace.targets.cpu.native_product import NativeProduct
 from outpace.targets.cpu.rotary import Angles
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.runner import Runner
@@ -220,4 +220,4 @@ def _fits(layer: Any, linears: Sequence[Any], norms: Sequence[Any], library: Nat
 def _takes(linear: Any) -> bool:
     if type(linear) is nn.Linear:
         return linear.weight.dtype == torch.float32 and linear.weight.is_contiguous()
-    return isinstance(linear, NativeLinear) and linear.told().matrix.is_contiguous()
+    return isinstance(linear, NativeProduct) and linear.told().matrix.is_contiguous()

@@ -20,6 +20,7 @@ from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.targets.cpu.kernels import ASKED, NATIVE, Kernels, speed_up
 from outpace.targets.cpu.kernels import check as check_kernels
+from outpace.targets.cpu.native_blocks import use_block_kernels
 from outpace.targets.cpu.native_layer import use_native_layers
 from outpace.targets.cpu.native_linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_model import use_native_model
@@ -179,6 +180,8 @@ def _prepare(loaded: Loaded, report: Progress) -> None:
         quantize(model, loaded.quantization)
     else:
         speed_up(model, kernels)
+        if kernels in NATIVE:
+            rounded = use_block_kernels(model) > 0
     if kernels in NATIVE:
         lay_out_weights(model, tune=kernels == "tune")
     report("checking that drafts are scored as plain text is", 0.7)
