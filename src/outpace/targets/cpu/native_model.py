@@ -18,7 +18,7 @@ from outpace.targets.cpu.blocks import embedding_dtype
 from outpace.targets.cpu.layer_stack import LayerStack, PassDescriptions, eps_of, few
 from outpace.targets.cpu.layers import hooks_of
 from outpace.targets.cpu.native import Native, native
-from outpace.targets.cpu.native_layer import TOLERANCE, NativeLayer, small_draft
+from outpace.targets.cpu.native_layer import NativeLayer, agree, small_draft
 from outpace.targets.cpu.rotary import Rotary
 from outpace.targets.hf.cache import SlotCache
 
@@ -130,7 +130,7 @@ def use_native_model(model: nn.Module) -> bool:
     expected = small_draft(model)
     whole.forward = NativeModel(library, model)
     found = small_draft(model)
-    if bool((found - expected).abs().max() <= TOLERANCE * expected.std()):
+    if agree(found, expected, expected, model):
         return True
     del whole.forward
     return False
