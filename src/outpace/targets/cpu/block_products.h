@@ -38,8 +38,10 @@ constexpr int TALL = 8; // rows of a tile, at most: sums of floats and of intege
 #else
 constexpr int TALL = 4;
 #endif
-constexpr int64_t APART = 4;   // panels that are read side by side
-constexpr int64_t BATCH = 64;  // rows that meet a chunk while it is in the nearest cache
+constexpr int64_t BATCH = 32;  // rows that meet a chunk while it is in the nearest cache
+// Bytes between what is worked on and what is called for from memory. Panels follow one another, so
+// that it is the next panel's at the end of a panel.
+constexpr int64_t AHEAD = 6144;
 constexpr int64_t SLICES = WIDTH / LANES; // vectors of a panel
 
 // -- activations -----------------------------------------------------------------------------------
@@ -281,6 +283,8 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
   const Rounded *x; // rows lie side by side, blocks `stride` apart
   int64_t stride, blocks;
   int less; // which of `Rounded::less`
+  const uint8_t *ahead; // what to call for meanwhile, or null
+  int64_t step;         // bytes of a block with its scales
   float *sums; // [IN, WIDTH], from the slice on
 
   template <int... GROUP>
@@ -293,6 +297,12 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
       for (int r = 0; r < IN; r++) dots[r].template add<G>(weights, in[r].codes + 4 * G);
     };
     (add(std::integral_constant<int, GROUP>{}), ...);
+  }
+
+  // Calls for the lines of a block.
+  static void call_for(const uint8_t *from) {
+#pragma GCC unroll 9
+    for (int line = 0; line <= BITS; line++) __builtin_prefetch(from + 64 * line);
   }
 
   void begin(Dots<BITS> (&dots)[IN], const Rounded *in, int which) const {
@@ -315,6 +325,7 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
     const Rounded *in = x;
     const uint8_t *at = codes;
     for (int64_t b = 0; b < blocks; b++, in += stride, at += BITS * VECTOR) {
+      if (ahead) call_for(ahead + b * step);
       Dots<BITS> dots[IN];
       begin(dots, in, less);
       if constexpr (BITS == 6) {
@@ -352,10 +363,17 @@ struct BlockProduct {
 template <int BITS, bool LIFTED, int IN>
 void add_tile(const BlockProduct &job, const uint8_t *codes, const Scales &scales, int64_t row,
               int64_t from, int64_t blocks, float *sums) {
+  const int64_t step = chunk_bytes(job.form, CHUNK) / CHUNK;
   for (int64_t slice = 0; slice < WIDTH; slice += LANES)
-    Tile<BITS, LIFTED, IN>{codes + 4 * slice, scales,
-                           job.x + from * job.rows + row, job.rows,
-                           blocks, less_of(job.form), sums + slice}
+    Tile<BITS, LIFTED, IN>{codes + 4 * slice,
+                           scales,
+                           job.x + from * job.rows + row,
+                           job.rows,
+                           blocks,
+                           less_of(job.form),
+                           row || slice ? nullptr : codes + AHEAD,
+                           step,
+                           sums + slice}
         .compute(slice);
 }
 
@@ -403,40 +421,27 @@ inline void finish_panel(const BlockProduct &job, int64_t panel, int64_t row, in
   }
 }
 
-inline void call_for(const uint8_t *from, int64_t size) {
-  for (int64_t at = 0; at < size; at += 64) __builtin_prefetch(from + at);
-}
-
-// Panels `side` of which `panel` is the first, `spread` apart: memory is faster if it is read on in
-// several places at once. Up to BATCH rows meet a chunk of a panel before the next one is read.
-inline void side_by_side(const BlockProduct &job, int64_t panel, int64_t spread, int64_t side) {
+// Up to BATCH rows meet a chunk of a panel before the next one is read.
+inline void compute_panel(const BlockProduct &job, int64_t panel) {
   const int64_t size = panel_bytes(job.form, job.blocks), whole = chunk_bytes(job.form, CHUNK);
-  alignas(64) float sums[APART][BATCH * WIDTH];
+  alignas(64) float sums[BATCH * WIDTH];
   for (int64_t row = 0; row < job.rows; row += BATCH) {
     const int64_t count = std::min(BATCH, job.rows - row);
-    for (int64_t s = 0; s < side; s++) std::memset(sums[s], 0, count * WIDTH * sizeof(float));
-    for (int64_t from = 0; from < job.blocks; from += CHUNK) {
+    const uint8_t *chunk = job.panels + panel * size;
+    std::memset(sums, 0, count * WIDTH * sizeof(float));
+    for (int64_t from = 0; from < job.blocks; from += CHUNK, chunk += whole) {
       const int64_t blocks = std::min(CHUNK, job.blocks - from);
-      for (int64_t s = 0; s < side; s++) {
-        const uint8_t *chunk = job.panels + (panel + s * spread) * size + from / CHUNK * whole;
-        if (!row) call_for(chunk + whole, whole);
-        Scales scales;
-        widen_scales(job.form, chunk + code_bytes(job.form, blocks), blocks, scales);
-        add_chunk(job, chunk, scales, row, count, from, blocks, sums[s]);
-      }
+      Scales scales;
+      widen_scales(job.form, chunk + code_bytes(job.form, blocks), blocks, scales);
+      add_chunk(job, chunk, scales, row, count, from, blocks, sums);
     }
-    for (int64_t s = 0; s < side; s++) finish_panel(job, panel + s * spread, row, count, sums[s]);
+    finish_panel(job, panel, row, count, sums);
   }
 }
 
 // Computes the outputs of the panels from `begin` to `end`.
 inline void compute(const BlockProduct &job, int64_t begin, int64_t end) {
-  for (int64_t side = APART; side; side /= 2) {
-    const int64_t spread = (end - begin) / side;
-    for (int64_t panel = begin; panel < begin + spread; panel++)
-      side_by_side(job, panel, spread, side);
-    begin += side * spread;
-  }
+  for (; begin < end; begin++) compute_panel(job, begin);
 }
 
 } // namespace
