@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from outpace.targets.cpu.blocks import BlockEmbedding, BlockLinear, blocks_of
+from outpace.targets.cpu.blocks import BlockLinear, blocks_of, embedding_dtype
 from outpace.targets.cpu.kernels import NATIVE
 from outpace.targets.cpu.linear import RowLinear
 from outpace.targets.cpu.native import build, slow_because
+from outpace.targets.cpu.native_blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layer import NativeLayer
 from outpace.targets.cpu.native_linear import DTYPES as NATIVE_DTYPES
 from outpace.targets.cpu.native_linear import NativeLinear
@@ -25,6 +26,7 @@ KERNELS = {
     "packed": PackedLinear,
     "blocked": RowLinear,
     "packed int8": Int8Linear,
+    "integer": NativeBlockLinear,
     "widening": BlockLinear,
 }
 """The layers by which each kernel shows itself."""
@@ -43,9 +45,9 @@ class Description:
     """The kinds of blocks that its weights are in, with their share of the bytes in blocks:
     "Q4_K 71 %, Q6_K 29 %" """
     kernels: str
-    """Which products its linear layers use: "native" (our own), "packed", "blocked", "packed int8",
-    "widening" (torch's, of weights that are widened from blocks in each pass), or "plain"
-    (torch's)."""
+    """Which products its linear layers use: "native" (our own), "integer" (our own, of weights in
+    blocks), "packed", "blocked", "packed int8", "widening" (torch's, of weights that are widened
+    from blocks in each pass), or "plain" (torch's)."""
     tuned: bool
     """Whether the kernels were chosen by a race instead of by the fixed rule."""
     layers: int
@@ -105,9 +107,7 @@ def describe(loaded: Loaded, drafter: Loaded | None = None) -> Description:
 
 def _activations(loaded: Loaded) -> torch.dtype:
     model: Any = loaded.model  # its weights may be held in a narrower dtype
-    table = model.get_input_embeddings()
-    dtype: torch.dtype = table.dtype if isinstance(table, BlockEmbedding) else table.weight.dtype
-    return dtype
+    return embedding_dtype(model.get_input_embeddings())
 
 
 def _blocks(loaded: Loaded) -> str | None:
@@ -127,7 +127,7 @@ def _slow(loaded: Loaded, kinds: list[str]) -> str | None:
             "there for this dtype, these kinds of blocks, or this machine"
         )
     takes = loaded.device.type == "cpu" and _activations(loaded) in NATIVE_DTYPES
-    if not takes or "native" in kinds:
+    if not takes or ("widening" not in kinds and {"native", "integer"} & set(kinds)):
         return None
     if loaded.cpu_kernels is None:
         return (

@@ -60,6 +60,14 @@ class Blocks:
             y[..., some] = functional.linear(x, self.dense(some).to(x.dtype))
         return y
 
+    def rows(self, ids: Tensor) -> Blocks:
+        """Returns some rows ``[R]`` of the matrix, copied. Raises ``IndexError`` beyond it."""
+        return Blocks(self.kind, self.raw[ids])
+
+    def __deepcopy__(self, _: Any) -> Blocks:
+        """Returns the blocks themselves: nothing changes them, and they may be a mapped file."""
+        return self
+
     @property
     def _type(self) -> gguf.GGMLQuantizationType:
         return gguf.GGMLQuantizationType[self.kind]
@@ -76,6 +84,14 @@ def blocks_of(model: nn.Module) -> list[Blocks]:
     """Returns all blocks that a model's layers hold, those that several share once."""
     held = (getattr(module, "blocks", None) for module in model.modules())
     return list({id(one): one for one in held if isinstance(one, Blocks)}.values())
+
+
+def embedding_dtype(embedding: Any) -> torch.dtype:
+    """Returns the dtype of what an embedding gives, without widening a table in blocks."""
+    if isinstance(embedding, BlockEmbedding):
+        return embedding.dtype
+    found: torch.dtype = embedding.weight.dtype
+    return found
 
 
 class BlockLinear(nn.Module):
@@ -127,16 +143,9 @@ class BlockEmbedding(nn.Module):
         self.dtype, self.scale = dtype, scale
         self.num_embeddings, self.embedding_dim = blocks.outputs, blocks.inputs
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """ids: ``[...]`` -> ``[..., K]``."""
-        dense = self.blocks.dense(ids.reshape(-1)).to(self.dtype)
-        if self.scale != 1.0:
-            dense = dense * torch.tensor(self.scale).to(self.dtype)
-        return dense.view(*ids.shape, self.embedding_dim)
-
     @property
     def weight(self) -> Tensor:
-        """The table ``[V, K]``, not scaled: a copy."""
+        """The table ``[V, K]``, not scaled: a copy that is made at each look."""
         return self.blocks.dense().to(self.dtype)
 
     @property
@@ -144,9 +153,20 @@ class BlockEmbedding(nn.Module):
         """Bytes of the blocks, which are no parameter."""
         return self.blocks.nbytes
 
-    def extra_repr(self) -> str:
-        return f"{self.num_embeddings}, {self.embedding_dim}, {self.blocks.kind}"
-
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = self.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids: ``[...]`` -> ``[..., K]``."""
+        dense = self.widened(self.blocks.rows(ids.reshape(-1))).to(self.dtype)
+        if self.scale != 1.0:
+            dense = dense * torch.tensor(self.scale).to(self.dtype)
+        return dense.view(*ids.shape, self.embedding_dim)
+
+    def widened(self, rows: Blocks) -> Tensor:
+        """Returns what a few rows of blocks stand for, float32 ``[R, K]``."""
+        return rows.dense()
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, {self.blocks.kind}"

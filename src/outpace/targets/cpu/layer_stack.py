@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from outpace.targets.cpu.layers import hooks_of
-from outpace.targets.cpu.native import Native, Part, Weight, part
-from outpace.targets.cpu.native_linear import FEW, NativeLinear
+from outpace.targets.cpu.native import LINE, Native, Part, Weight, part
+from outpace.targets.cpu.native_linear import FEW
+from outpace.targets.cpu.native_product import NativeProduct
 from outpace.targets.cpu.rotary import Angles
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.placement import PassSlots
@@ -72,7 +73,8 @@ class LayerStack:
         modules = [module for layer in self._layers for module in layer.weighted]
         # Dictionaries of parameters: asking a module for one takes three times as long.
         self._weights: list[tuple[Any, str]] = [
-            (module._parameters, getattr(module, "held", "weight")) for module in (*modules, *last)
+            module.place() if isinstance(module, NativeProduct) else (module._parameters, "weight")
+            for module in (*modules, *last)
         ]
         inside = [module for layer in layers for module in layer.modules()]
         self._hooks = [hooks for module in (*inside, *last) for hooks in hooks_of(module)]
@@ -236,7 +238,7 @@ def few(tokens: Tensor) -> bool:
 
 def takes_head(head: Any) -> bool:
     """Whether a `LayerStack` can end in this module, the one that makes a model's logits."""
-    return isinstance(head, NativeLinear) and head.told().matrix.is_contiguous()
+    return isinstance(head, NativeProduct) and head.told().matrix.is_contiguous()
 
 
 def eps_of(norm: Any) -> float | None:
@@ -245,7 +247,7 @@ def eps_of(norm: Any) -> float | None:
 
 
 def _weight(linear: Any) -> Weight:
-    if isinstance(linear, NativeLinear):
+    if isinstance(linear, NativeProduct):
         return linear.told()
     return Weight(linear.weight, None, linear.bias)
 
@@ -297,7 +299,7 @@ def _describe_pass(
         mask = torch.ones(columns, columns, dtype=torch.bool).tril().expand(rows, 1, -1, -1)
     if mask is not None and mask.stride(-1) != 1:
         mask = mask.contiguous()
-    scratch = cosines.new_empty(rows * columns * size)
+    scratch = cosines.new_empty(rows * columns * size + LINE)
     struct = _Pass(
         *(rows, columns, slots.view, cosines.shape[-1]),
         *(cosines.data_ptr(), sines.data_ptr()),

@@ -2,8 +2,8 @@
 //
 // Decoding reads every weight for one token, and scoring a draft should read it once too. So the
 // weights of a few outputs go through the registers together, and meet all rows before the next.
-// There are two kinds of products: of weights in plain rows, as embeddings need them, and of weights
-// that are laid out in panels, which is faster.
+// There are three kinds of products: of weights in plain rows, as embeddings need them, of weights that
+// are laid out in panels, which is faster, and of weights in quantised blocks (block_products.h).
 // Every sum runs in one order whatever rows share the call, and attention goes through the slots
 // that a token sees in their order, wherever they are: so what a token gets has the same bits when
 // it is decoded alone and when it is scored among drafts, in a chain or in a tree.
@@ -12,28 +12,12 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <thread>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
-#if defined(__AVX512F__)
-#define AVX 512
-#elif defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
-#define AVX 256
-#else
-#define AVX 0
-#endif
+#include "block_products.h"
+#include "lanes.h"
+#include "team.h"
 
 namespace {
-
-#if AVX == 512
-constexpr int LANES = 16, REGISTERS = 32;
-#elif AVX == 256
-constexpr int LANES = 8, REGISTERS = 16;
-#else
-constexpr int LANES = 4, REGISTERS = 32;
-#endif
 
 constexpr int ROWS = 6;          // rows of a tile, at most
 constexpr int MANY = 4;          // rows from which on all weights in plain rows are called for
@@ -42,199 +26,27 @@ constexpr int64_t FEW = 64;      // rows that have the same bits however many (a
 constexpr int64_t DEPTH = 512;   // inputs that are added up before what came before is added
 constexpr int64_t PANEL = LANES; // outputs whose weights lie together
 constexpr int64_t SUMS = 12;     // vectors of sums that a tile of panels has at once
-constexpr int64_t SPINS = 4096;  // looks at a barrier before others may have the processor
 constexpr int BLOCK = 64;        // slots whose scores are worked out before their values are added
 constexpr int TOGETHER = 8;      // tokens that go through the cache together
 constexpr int MOST_EACH = 64;    // query heads that may share a key head (as in Python)
-
-// What OpenMP's compilers turn a parallel region into a call of. It is handed over, so that torch's
-// own threads do the work: threads of another pool would fight with them for the cores.
-typedef void (*Parallel)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
-
-struct Threads {
-  Parallel parallel; // or null
-  int (*size)();     // how many threads there are in the region, which may be fewer than asked for
-  int count;
-
-  bool several() const { return count > 1 && parallel && size; }
-
-  void run(void (*work)(void *), void *data) const {
-    if (several())
-      parallel(work, data, unsigned(count), 0);
-    else
-      work(data);
-  }
-
-  // Returns how many there are, asked by one of them.
-  int here() const { return several() ? size() : 1; }
-};
-
-inline void pause() {
-#if defined(__x86_64__)
-  _mm_pause();
-#endif
-}
-
-// Threads that go through phases together: what one phase makes, the next one reads.
-struct Team {
-  alignas(64) int64_t next = 0; // of what this phase shares out, what nobody has taken yet
-  alignas(64) int arrived = 0;
-  int joined = 0;
-  alignas(64) int phase = 0;
-
-  // Returns a number of one's own.
-  int join() { return __atomic_fetch_add(&joined, 1, __ATOMIC_RELAXED); }
-
-  // Takes a share of `total`, a multiple of `grain`: much while much is left, and little at the end,
-  // so that all get there at the same time. Returns false once there is nothing left.
-  bool take(int64_t total, int64_t grain, int size, int64_t &begin, int64_t &end) {
-    begin = __atomic_load_n(&next, __ATOMIC_RELAXED);
-    do {
-      if (begin >= total) return false;
-      int64_t fair = (total - begin) / (size > 1 ? 2 * size : 1);
-      end = std::min(total, begin + std::max(grain, fair / grain * grain));
-    } while (!__atomic_compare_exchange_n(&next, &begin, end, true, __ATOMIC_RELAXED,
-                                          __ATOMIC_RELAXED));
-    return true;
-  }
-
-  // Ends a phase: returns once all threads are here.
-  void wait(int size) {
-    int now = __atomic_load_n(&phase, __ATOMIC_RELAXED);
-    if (__atomic_add_fetch(&arrived, 1, __ATOMIC_ACQ_REL) == size) {
-      arrived = 0;
-      next = 0;
-      __atomic_store_n(&phase, now + 1, __ATOMIC_RELEASE);
-      return;
-    }
-    for (int64_t looks = 1; __atomic_load_n(&phase, __ATOMIC_ACQUIRE) == now; looks++)
-      looks % SPINS ? pause() : std::this_thread::yield();
-  }
-};
-
-template <typename T> struct Lanes {
-  typedef T type __attribute__((vector_size(sizeof(T) * LANES)));
-};
-template <typename T> using lanes = typename Lanes<T>::type;
-using floats = lanes<float>;
-
-struct bfloat16 {
-  uint16_t bits;
-};
-
-template <typename V> inline V load(const void *from) {
-  V loaded;
-  std::memcpy(&loaded, from, sizeof loaded);
-  return loaded;
-}
-
-// A number in all lanes. Added to zeros it would have to be added: -0 + 0 is 0.
-inline floats all(float x) { return x - floats{}; }
-
-inline float one(float w) { return w; }
-inline float one(int8_t w) { return w; }
-inline float one(bfloat16 w) {
-  uint32_t bits = uint32_t(w.bits) << 16;
-  return load<float>(&bits);
-}
-
-// a * b + c, rounded once. The compiler is kept from doing this on its own: it would do so in one
-// tile and not in another, and a token's bits would depend on its company.
-inline floats fused(floats a, floats b, floats c) {
-#if AVX == 512
-  return _mm512_fmadd_ps(a, b, c);
-#elif AVX == 256
-  return _mm256_fmadd_ps(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
-// The compilers' own conversions of vectors from narrow types come out one by one on x86.
-inline floats widen(const float *w) { return load<floats>(w); }
-#if AVX == 512
-inline floats widen(const int8_t *w) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(w)));
-}
-inline floats widen(const bfloat16 *w) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(w)), 16));
-}
-#elif AVX == 256
-inline floats widen(const int8_t *w) {
-  int64_t bytes = load<int64_t>(w);
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bytes)));
-}
-inline floats widen(const bfloat16 *w) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(w)), 16));
-}
-#else
-inline floats widen(const int8_t *w) {
-  return __builtin_convertvector(load<lanes<int8_t>>(w), floats);
-}
-inline floats widen(const bfloat16 *w) {
-  auto bits = __builtin_convertvector(load<lanes<uint16_t>>(w), lanes<uint32_t>) << 16;
-  return load<floats>(&bits);
-}
-#endif
-
-#ifdef __FLT16_MANT_DIG__
-inline float one(_Float16 w) { return w; }
-#if AVX == 512
-inline floats widen(const _Float16 *w) { return _mm512_cvtph_ps(load<__m256i>(w)); }
-#elif AVX == 256
-inline floats widen(const _Float16 *w) { return _mm256_cvtph_ps(load<__m128i>(w)); }
-#else
-inline floats widen(const _Float16 *w) {
-  return __builtin_convertvector(load<lanes<_Float16>>(w), floats);
-}
-#endif
-#endif
-
-// The upper half of what is left is added to the lower one until one number is left.
-inline float sum(floats v) {
-#if AVX
-#if AVX == 512
-  __m256 eights[2];
-  std::memcpy(eights, &v, sizeof v);
-  __m256 eight = eights[0] + eights[1];
-#else
-  __m256 eight = v;
-#endif
-  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-  __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-#else
-  float part[LANES];
-  std::memcpy(part, &v, sizeof part);
-  for (int half = LANES / 2; half; half /= 2)
-    for (int i = 0; i < half; i++) part[i] += part[i + half];
-  return part[0];
-#endif
-}
+constexpr int64_t BLOCKED = 4;   // the first of the kinds of weights in blocks (as in Python)
+constexpr int64_t PANELS = 4;    // panels of blocks that a thread takes at once, at least
+constexpr int64_t GRAIN = 4;     // blocks of activations that a thread takes at once, at least
 
 // -- products: y[r, n] = sum over k of x[r, k] w[n, k] ---------------------------------------------
 
 // A linear layer, one of those that the same rows are multiplied with. Its weight is a matrix of
-// float32, bfloat16, int8 (with a scale per output) or float16; all arithmetic is in float32.
+// float32, bfloat16, int8 (with a scale per output) or float16, and all arithmetic is in float32; or
+// it is in quantised blocks, laid out in panels of their own (block_layout.h).
 struct Part {
   const void *weight; // [outputs, K], or laid out
   const float *scale; // [outputs], or null
   const float *bias;  // [outputs], or null
   int64_t outputs, kind;
   int64_t laid_out; // whether the weight is [outputs / PANEL, K, PANEL] instead of [outputs, K]
-};
 
-// Says that a value is needed in a register. It costs no instruction, and keeps the compiler from
-// reading the value again for each use: loads are what a tile is short of.
-inline void keep(floats &value) {
-#if AVX == 512
-  asm("" : "+v"(value));
-#elif AVX == 256
-  asm("" : "+x"(value));
-#else
-  (void)value;
-#endif
-}
+  bool in_blocks() const { return kind >= BLOCKED; }
+};
 
 inline float finished(float sum, const Part &part, int64_t output) {
   if (part.scale) sum *= part.scale[output];
@@ -540,24 +352,49 @@ struct Product {
   int64_t rows, k;
   const Part *parts;
   int64_t count;
+  Rounded *rounded; // [blocks of 32 inputs, rows]: room, if a part is in blocks
+
+  bool in_blocks() const {
+    return std::any_of(parts, parts + count, [](const Part &part) { return part.in_blocks(); });
+  }
 };
+
+// Rounds the inputs of a product, together with other threads.
+void round_inputs(const Product &job, Team &team, int size) {
+  for (int64_t begin, end; team.take(blocks_of(job.k), GRAIN, size, begin, end);)
+    round_blocks(job.x, job.rows, job.k, begin, end, job.rounded);
+  team.wait(size);
+}
+
+// The outputs from `begin` to `end` of a part in blocks: of the panels that begin there.
+void span_of_blocks(const Product &job, const Part &part, float *y, int64_t begin, int64_t end) {
+  compute({job.rounded, job.rows, blocks_of(job.k), static_cast<const uint8_t *>(part.weight),
+           part.bias, part.outputs, y, FORMS[part.kind - BLOCKED]},
+          (begin + WIDTH - 1) / WIDTH, (end + WIDTH - 1) / WIDTH);
+}
 
 // Where a panel begins, there or behind: parts that came before may end within one.
 int64_t whole_panels(int64_t output) { return (output + PANEL - 1) / PANEL * PANEL; }
 
-// Works on a product together with others. Shares are of panels that are taken side by side.
+// Works on a product together with others. Shares are of panels that are taken side by side. What
+// meets weights in blocks has been rounded before.
 void multiply(const Product &job, Team &team, int size) {
   int64_t total = 0, begin, end;
   for (int64_t i = 0; i < job.count; i++) total += job.parts[i].outputs;
   int64_t grain = PANEL * (SUMS / std::clamp<int64_t>(job.rows, 2, ROWS));
+  if (job.in_blocks()) grain = WIDTH * PANELS;
   while (team.take(total, grain, size, begin, end)) {
     int64_t first = 0;
     for (int64_t i = 0; i < job.count; first += job.parts[i++].outputs) {
       const Part &part = job.parts[i];
       int64_t from = std::max(begin - first, int64_t(0));
       int64_t to = std::min(end - first, part.outputs);
-      if (part.laid_out) from = whole_panels(from), to = whole_panels(to);
       float *y = job.y + job.rows * first;
+      if (part.in_blocks()) {
+        if (from < to) span_of_blocks(job, part, y, from, to);
+        continue;
+      }
+      if (part.laid_out) from = whole_panels(from), to = whole_panels(to);
       if (from < to) span(job.x, job.rows, job.k, part, y, from, to);
     }
   }
@@ -820,7 +657,7 @@ struct Run {
   void compute() {
     const int64_t tokens = pass.rows * pass.columns, hidden = layers->hidden;
     const int size = threads.here(), own = team.join();
-    float *made = pass.scratch, *rest = made + tokens * hidden;
+    float *made = room_to_round() + tokens * rounded_of_all(), *rest = made + tokens * hidden;
     float *mine = rest + tokens * room_of_all() + own * 2 * tokens * hidden;
     float *normal = mine + tokens * hidden;
     std::memcpy(mine, x, tokens * hidden * sizeof(float));
@@ -839,6 +676,29 @@ struct Run {
     return std::max((2 * layer.heads + 2 * layer.groups) * layer.dim, 2 * layer.inner);
   }
 
+  // The floats per token that rounded activations take.
+  int64_t rounded_of_all() const {
+    int64_t most = 0;
+    for (int64_t i = 0; i < count; i++) most = std::max(most, rounded(layers[i]));
+    return most;
+  }
+
+  static int64_t rounded(const Layer &layer) {
+    int64_t most = std::max({layer.hidden, layer.heads * layer.dim, layer.inner});
+    return blocks_of(most) * int64_t(sizeof(Rounded) / sizeof(float));
+  }
+
+  // Rounded activations begin with a line of the cache.
+  float *room_to_round() const {
+    uintptr_t line = alignof(Rounded), at = reinterpret_cast<uintptr_t>(pass.scratch);
+    return reinterpret_cast<float *>((at + line - 1) / line * line);
+  }
+
+  Product about(const float *in, float *out, int64_t rows, int64_t k, const Part *parts,
+                int64_t number) const {
+    return {in, out, rows, k, parts, number, reinterpret_cast<Rounded *>(room_to_round())};
+  }
+
   void norms(const float *from, const float *weight, float eps, float *to) const {
     const int64_t hidden = layers->hidden;
     for (int64_t r = 0; r < pass.rows * pass.columns; r++)
@@ -846,7 +706,30 @@ struct Run {
   }
 
   void product(const float *in, float *out, int64_t k, const Part *parts, int64_t number, int size) {
-    multiply({in, out, pass.rows * pass.columns, k, parts, number}, team, size);
+    Product job = about(in, out, pass.rows * pass.columns, k, parts, number);
+    if (job.in_blocks()) round_inputs(job, team, size);
+    multiply(job, team, size);
+    team.wait(size);
+  }
+
+  // gate: [tokens, inner], which becomes the input of the last product; out: [tokens, hidden].
+  void gated_product(float *gate, const float *up, float *out, const Layer &layer, int size) {
+    const int64_t tokens = pass.rows * pass.columns, inner = layer.inner;
+    Product job = about(gate, out, tokens, inner, &layer.down, 1);
+    int64_t begin, end;
+    if (job.in_blocks()) {
+      while (team.take(blocks_of(inner), GRAIN, size, begin, end)) {
+        int64_t first = begin * SMALL, width = std::min(end * SMALL, inner) - first;
+        for (int64_t t = 0; t < tokens; t++)
+          gated(gate + t * inner + first, up + t * inner + first, width);
+        round_blocks(gate, tokens, inner, begin, end, job.rounded);
+      }
+    } else {
+      while (team.take(tokens * inner, 64 * LANES, size, begin, end))
+        gated(gate + begin, up + begin, end - begin);
+    }
+    team.wait(size);
+    multiply(job, team, size);
     team.wait(size);
   }
 
@@ -872,10 +755,7 @@ struct Run {
     norms(mine, layer.after, layer.eps, normal);
     float *gate = rest, *up = rest + tokens * layer.inner;
     product(normal, gate, hidden, &layer.gate, 2, size);
-    while (team.take(tokens * layer.inner, 64 * LANES, size, begin, end))
-      gated(gate + begin, up + begin, end - begin);
-    team.wait(size);
-    product(gate, made, layer.inner, &layer.down, 1, size);
+    gated_product(gate, up, made, layer, size);
     add(mine, made, tokens * hidden);
   }
 
@@ -889,7 +769,26 @@ struct Run {
     for (int64_t a = 0; a < pass.rows; a++)
       std::memmove(mine + a * keep * hidden, mine + ((a + 1) * pass.columns - keep) * hidden,
                    keep * hidden * sizeof(float));
-    multiply({mine, ending.logits, pass.rows * keep, hidden, ending.head, 1}, team, size);
+    Product job = about(mine, ending.logits, pass.rows * keep, hidden, ending.head, 1);
+    if (job.in_blocks()) round_inputs(job, team, size);
+    multiply(job, team, size);
+  }
+};
+
+// Laying out a weight that a file holds in blocks, on several threads.
+struct Packing {
+  int kind;
+  const uint8_t *raw;
+  int64_t outputs, blocks;
+  uint8_t *to;
+  Threads threads;
+  Team team = {};
+
+  void compute() {
+    const int64_t size = panel_bytes(FORMS[kind], blocks), panels = (outputs + WIDTH - 1) / WIDTH;
+    for (int64_t begin, end; team.take(panels, PANELS, threads.here(), begin, end);)
+      for (; begin < end; begin++)
+        pack_panel(kind, raw, outputs, blocks, begin, to + begin * size);
   }
 };
 
@@ -917,20 +816,55 @@ int outpace_kinds() {
 #endif
 }
 
+// rounded: room for `outpace_rounded` bytes, of whole lines of the cache, if a part is in blocks.
 void outpace_products(const float *x, float *y, int64_t rows, int64_t k, const Part *parts,
-                      int64_t count, Parallel parallel, int (*size)(), int threads) {
-  Call call{{x, y, rows, k, parts, count}, {parallel, size, threads}};
+                      int64_t count, void *rounded, Parallel parallel, int (*size)(), int threads) {
+  Call call{{x, y, rows, k, parts, count, static_cast<Rounded *>(rounded)},
+            {parallel, size, threads}};
   call.threads.run(
       [](void *given) {
         Call &call = *static_cast<Call *>(given);
-        multiply(call.product, call.team, call.threads.here());
+        int size = call.threads.here();
+        if (call.product.in_blocks()) round_inputs(call.product, call.team, size);
+        multiply(call.product, call.team, size);
       },
       &call);
 }
 
-// The floats of scratch memory that a layer needs for a token, on so many threads.
+int64_t outpace_rounded(int64_t rows, int64_t k) {
+  return rows * blocks_of(k) * int64_t(sizeof(Rounded));
+}
+
+// The bytes of a weight in blocks once it is laid out.
+int64_t outpace_blocks_size(int kind, int64_t outputs, int64_t inputs) {
+  return (outputs + WIDTH - 1) / WIDTH * panel_bytes(FORMS[kind], blocks_of(inputs));
+}
+
+// Lays out a weight that a file holds in blocks.
+void outpace_lay_out_blocks(int kind, const uint8_t *raw, int64_t outputs, int64_t inputs, uint8_t *to,
+                            Parallel parallel, int (*size)(), int threads) {
+  Packing packing{kind, raw, outputs, blocks_of(inputs), to, {parallel, size, threads}};
+  packing.threads.run([](void *given) { static_cast<Packing *>(given)->compute(); }, &packing);
+}
+
+// Writes a weight that has been laid out as floats [outputs, inputs].
+void outpace_widen_blocks(int kind, uint8_t *panels, int64_t outputs, int64_t inputs, float *to) {
+  const int64_t blocks = blocks_of(inputs), size = panel_bytes(FORMS[kind], blocks);
+  for (int64_t o = 0; o < outputs; o++)
+    widen_output(kind, panels + o / WIDTH * size, o % WIDTH, blocks, to + o * inputs);
+}
+
+// Writes rows of a weight as a file holds it, as floats [rows, inputs].
+void outpace_widen_rows(int kind, const uint8_t *raw, int64_t rows, int64_t inputs, float *to) {
+  const int64_t bytes = inputs / FORMS[kind].inputs * FORMS[kind].bytes;
+  for (int64_t r = 0; r < rows; r++)
+    widen_row(kind, raw + r * bytes, blocks_of(inputs), to + r * inputs);
+}
+
+// The floats of scratch memory that a layer needs for a token, on so many threads. One line of the
+// cache more is needed to begin with one.
 int64_t outpace_scratch(const Layer *layer, int threads) {
-  return Run::room(*layer) + (1 + 2 * int64_t(threads)) * layer->hidden;
+  return Run::rounded(*layer) + Run::room(*layer) + (1 + 2 * int64_t(threads)) * layer->hidden;
 }
 
 // x: [tokens, hidden], what comes in, and then what comes out of all layers, normalised if there is

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from outpace.errors import ConfigError
+from outpace.targets.cpu.blocks import KINDS as BLOCK_KINDS
+from outpace.targets.cpu.blocks import Blocks
 from outpace.targets.cpu.compiler import PATIENCE, CompilerError, find_compiler
 from outpace.targets.cpu.contention import ThreadLimit
 
@@ -32,8 +34,32 @@ SOURCE = Path(__file__).with_name("native.cpp")
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}
 """Dtypes of weights, by their numbers in `native.cpp`."""
 
+BLOCKED = len(KINDS)
+"""The number of the first kind of weights in blocks in `native.cpp`; the others follow in the order
+of `blocks.KINDS`."""
+
+BLOCK = 32
+"""Inputs of the smallest blocks."""
+
+LINE = 64
+"""Bytes of a line of the processor's cache."""
+
 WORTH_A_THREAD = 1 << 15
 """Weights of a product per thread, at least: with fewer, starting a thread takes longer."""
+
+
+class BlockShape(NamedTuple):
+    """A weight ``[N, K]`` in quantised blocks."""
+
+    kind: str
+    """One of `blocks.KINDS`."""
+    outputs: int
+    inputs: int
+
+    @property
+    def number(self) -> int:
+        """The number of its kind among those of blocks."""
+        return BLOCK_KINDS.index(self.kind)
 
 
 class Weight(NamedTuple):
@@ -46,15 +72,24 @@ class Weight(NamedTuple):
     matrix: Tensor
     scale: Tensor | None
     bias: Tensor | None
+    blocks: BlockShape | None = None
+    """What a weight in blocks is; its ``matrix`` is what `Native.lay_out_blocks` returns."""
 
     @property
     def outputs(self) -> int:
+        if self.blocks is not None:
+            return self.blocks.outputs
         matrix = self.matrix
         return matrix.shape[0] if matrix.dim() == 2 else matrix.shape[0] * matrix.shape[2]
 
     @property
     def inputs(self) -> int:
-        return self.matrix.shape[1]
+        return self.matrix.shape[1] if self.blocks is None else self.blocks.inputs
+
+    @property
+    def kind(self) -> int:
+        """The number of its kind in `native.cpp`."""
+        return KINDS[self.matrix.dtype] if self.blocks is None else BLOCKED + self.blocks.number
 
 
 def laid_out(matrix: Tensor, panel: int) -> Tensor:
@@ -87,9 +122,9 @@ class Part(ctypes.Structure):
 
 def part(weight: Weight) -> Part:
     """Returns a linear layer as the library reads it. Valid as long as the tensors live."""
-    pointers = (None if tensor is None else tensor.data_ptr() for tensor in weight)
-    matrix = weight.matrix
-    return Part(*pointers, weight.outputs, KINDS[matrix.dtype], int(matrix.dim() == 3))
+    tensors = weight.matrix, weight.scale, weight.bias
+    pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+    return Part(*pointers, weight.outputs, weight.kind, int(weight.matrix.dim() == 3))
 
 
 class Prepared:
@@ -102,6 +137,7 @@ class Prepared:
         self.outputs = [weight.outputs for weight in weights]
         self.inputs = weights[0].inputs
         self.size = self.inputs * sum(self.outputs)
+        self.in_blocks = any(weight.blocks is not None for weight in weights)
 
 
 class Native:
@@ -119,7 +155,24 @@ class Native:
         self.panel: int = library.outpace_panel()
         """Outputs whose weights make one panel (`laid_out`)."""
         self._products = library.outpace_products
-        self._products.argtypes = (pointer, pointer, number, number, pointer, number, *threads)
+        self._products.argtypes = (
+            *(pointer,) * 2,
+            *(number,) * 2,
+            pointer,
+            number,
+            pointer,
+            *threads,
+        )
+        self._rounded = library.outpace_rounded
+        self._rounded.argtypes, self._rounded.restype = (number, number), number
+        self._blocks_size = library.outpace_blocks_size
+        self._blocks_size.argtypes, self._blocks_size.restype = (short, number, number), number
+        self._lay_out_blocks = library.outpace_lay_out_blocks
+        self._lay_out_blocks.argtypes = (short, pointer, number, number, pointer, *threads)
+        self._widen_blocks = library.outpace_widen_blocks
+        self._widen_blocks.argtypes = (short, pointer, number, number, pointer)
+        self._widen_rows = library.outpace_widen_rows
+        self._widen_rows.argtypes = (short, pointer, number, number, pointer)
         self._scratch = library.outpace_scratch
         self._scratch.argtypes, self._scratch.restype = (pointer, short), number
         self._layers = library.outpace_layers
@@ -144,8 +197,41 @@ class Native:
         y = x.new_empty(rows * sum(weights.outputs))
         parts, threads = weights.parts, self._threads(weights.size)
         inputs, count = weights.inputs, len(weights.outputs)
-        self._products(x.data_ptr(), y.data_ptr(), rows, inputs, parts, count, *threads)
+        room = self._room_to_round(rows, inputs) if weights.in_blocks else None
+        where = None if room is None else room.data_ptr()
+        self._products(x.data_ptr(), y.data_ptr(), rows, inputs, parts, count, where, *threads)
         return y
+
+    def _room_to_round(self, rows: int, inputs: int) -> Tensor:
+        """Returns memory for the rounded activations of a product; it begins with a line."""
+        room = torch.empty(self._rounded(rows, inputs) + LINE, dtype=torch.uint8)
+        return room[-room.data_ptr() % LINE :]
+
+    # -- weights in blocks -------------------------------------------------------------------------
+
+    def lay_out_blocks(self, blocks: Blocks) -> Tensor:
+        """Returns a weight in blocks in the order in which products read it: uint8, flat."""
+        shape = _shape_of(blocks)
+        size = self._blocks_size(*shape)
+        room = torch.empty(size + LINE, dtype=torch.uint8)
+        panels = room[-room.data_ptr() % LINE :][:size]
+        threads = self._threads(blocks.outputs * blocks.inputs)
+        kind, *sizes = shape
+        self._lay_out_blocks(kind, blocks.raw.data_ptr(), *sizes, panels.data_ptr(), *threads)
+        return panels
+
+    def widen_blocks(self, panels: Tensor, shape: BlockShape) -> Tensor:
+        """Returns a weight that `lay_out_blocks` has laid out, as float32 ``[N, K]``."""
+        whole = torch.empty(shape.outputs, _whole_blocks(shape.inputs))
+        self._widen_blocks(shape.number, panels.data_ptr(), *whole.shape, whole.data_ptr())
+        return whole[:, : shape.inputs]
+
+    def widen_rows(self, blocks: Blocks) -> Tensor:
+        """Returns what blocks stand for, float32 ``[N, K]``, on one thread: for a few rows."""
+        kind, *sizes = _shape_of(blocks)
+        found = torch.empty(sizes)
+        self._widen_rows(kind, blocks.raw.data_ptr(), *sizes, found.data_ptr())
+        return found
 
     def scratch(self, layer: Any, threads: int) -> int:
         """Returns the floats per token that a layer needs to work in, on so many threads."""
@@ -175,6 +261,14 @@ class Native:
     def _threads(self, weights: int) -> tuple[Any, Any, int]:
         worth = min(torch.get_num_threads(), 1 + weights // WORTH_A_THREAD)
         return *self._parallel, self._limit.threads(worth)
+
+
+def _shape_of(blocks: Blocks) -> tuple[int, int, int]:
+    return BLOCK_KINDS.index(blocks.kind), blocks.outputs, blocks.inputs
+
+
+def _whole_blocks(inputs: int) -> int:
+    return -(-inputs // BLOCK) * BLOCK
 
 
 def _torchs_threads() -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]:
@@ -233,7 +327,9 @@ def _loaded() -> Native:
     from outpace.targets.cpu.library_cache import LibraryCache, cache_folders  # locks of POSIX
 
     compiler = find_compiler()
-    digest = hashlib.sha256(compiler.identity + SOURCE.read_bytes())
+    sources = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
+    texts = (source.name.encode() + b"\0" + source.read_bytes() for source in sources)
+    digest = hashlib.sha256(b"\0".join((compiler.identity, *texts)))
     key = f"native-{digest.hexdigest()[:24]}"
 
     def make(output: Path) -> None:

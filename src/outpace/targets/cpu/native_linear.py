@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from outpace.targets.cpu import packed
 from outpace.targets.cpu.layers import matrix_of
 from outpace.targets.cpu.narrow import narrowed, to_int8
 from outpace.targets.cpu.native import Native, Prepared, Weight, in_rows, laid_out, native
+from outpace.targets.cpu.native_product import NativeProduct, Together
 from outpace.targets.cpu.opaque import opaque
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -23,14 +23,12 @@ DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 FEW = 64
 """Rows up to which each has the same bits, whatever their number (`native.cpp`)."""
 
-UNLIMITED = 1 << 60
-
 WIDE_LANES = 8
 """Lanes of the vectors (AVX2 has 8 floats, AVX-512 has 16) from which on our products of many rows
 keep up with oneDNN's. With the 4 of other processors, prompts are left to oneDNN."""
 
 
-class NativeLinear(nn.Module):
+class NativeLinear(NativeProduct):
     """A linear layer that reads its weight once for all rows of a small product.
 
     A row of the result has the same bits whatever other rows share the product, up to `FEW` rows.
@@ -51,7 +49,8 @@ class NativeLinear(nn.Module):
         """weight: ``[N, K]``, or with ``shown_t`` a transposed view ``[K, N]`` of such memory, as
         GPT-2's. scale: float32 ``[N]``, for integers. loaded_bytes: of the weight in the dtype in
         which it was loaded, if that was another one."""
-        super().__init__()
+        outputs, inputs = weight.t().shape if shown_t else weight.shape
+        super().__init__(library, outputs, inputs)
         self.held = "weight"
         """The name of the parameter that products read."""
         self.weight = weight
@@ -60,12 +59,8 @@ class NativeLinear(nn.Module):
         self._shown_t = shown_t
         self.saved_t = False
         """Whether ``weight`` is to be saved transposed."""
-        self.library = library
         self._compilable = opaque("native_linear", _product, _shape)
-        self.out_features, self.in_features = self._matrix().shape
         self.loaded_bytes = weight.nbytes if loaded_bytes is None else loaded_bytes
-        self.most = UNLIMITED
-        self._together = Together(library, [self])
         self._onednn = packed.available()
 
     def __getattr__(self, name: str) -> Any:
@@ -103,31 +98,13 @@ class NativeLinear(nn.Module):
         bias = None if self.bias is None else self.bias.float()
         return Weight(self.read.t() if self._shown_t else self.read, self.scale, bias)
 
-    def pointer(self) -> int:
-        """Returns where the weight is now."""
-        return self.read.data_ptr()
+    def place(self) -> tuple[Any, str]:
+        """Returns the dictionary that holds `read`, and its name there."""
+        return self._parameters, self.held
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: ``[..., K]`` -> ``[..., N]``."""
-        if torch.compiler.is_compiling():
-            return self._compiled(x)
-        if not self._can(x):
-            return self.dense(x)
-        return self._together.product(self, x)
-
-    def share(self, together: Together) -> None:
-        """Makes this layer compute in the products of ``together`` from now on."""
-        self._together = together
-
-    def _can(self, x: Tensor) -> bool:
-        fits = 0 < x.numel() <= self.most * self.in_features
-        return fits and not self._learns(x) and x.device.type == "cpu"
-
-    def _learns(self, x: Tensor) -> bool:
-        return torch.is_grad_enabled() and (x.requires_grad or self.read.requires_grad)
-
-    def _compiled(self, x: Tensor) -> Tensor:
-        y: Tensor = self._compilable(x.float().contiguous(), *self.told())
+    def compiled(self, x: Tensor) -> Tensor:
+        """Returns the product as an operator that torch's compiler leaves alone."""
+        y: Tensor = self._compilable(x.float().contiguous(), *self.told()[:3])
         return y.to(x.dtype)
 
     def dense(self, x: Tensor) -> Tensor:
@@ -135,13 +112,10 @@ class NativeLinear(nn.Module):
         matrix = self._matrix().to(x.dtype)
         if self.scale is not None:
             matrix = matrix * self.scale[:, None]
-        plain = x.dtype == torch.float32 and not self._learns(x)
+        plain = x.dtype == torch.float32 and not self.learns(x)
         if self._onednn and plain and x.numel():
             return packed.product(x, matrix, self.bias)
         return linear(x, matrix, self.bias)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}"
 
     def plain_weight(self) -> Tensor:
         """Returns a copy of the weight as the layer that this one replaced would hold it: in rows,
@@ -174,58 +148,6 @@ class NativeLinear(nn.Module):
         self.held = "weight"
         if self.can_be_laid_out:
             self.lay_out()
-
-
-class Together:
-    """Layers that receive the same input one after another, such as q, k and v: one product
-    computes all of them.
-
-    The first layer that is called computes the results of the others too. Another layer takes its
-    result only if its input is the very same tensor; otherwise it is computed for that layer.
-    """
-
-    def __init__(self, library: Native, layers: Sequence[NativeLinear]) -> None:
-        self._library = library
-        self._layers = tuple(layers)
-        self._prepared: Prepared | None = None
-        self._held: tuple[Tensor, dict[int, Tensor]] | None = None  # replaced as one: threads
-
-    def product(self, layer: NativeLinear, x: Tensor) -> Tensor:
-        """Returns ``layer(x)``."""
-        held = self._held
-        if held is not None and held[0] is x:
-            found = held[1].pop(id(layer), None)
-            if not held[1]:
-                self._held = None
-            if found is not None:
-                return found
-        results = dict(zip(map(id, self._layers), self._results(x), strict=True))
-        found = results.pop(id(layer))
-        if results:
-            self._held = x, results
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns what copies and pickles hold: not the results and pointers of this process."""
-        return {**self.__dict__, "_prepared": None, "_held": None}
-
-    def _results(self, x: Tensor) -> Sequence[Tensor]:
-        prepared = self._ready()
-        wide = x if x.dtype == torch.float32 else x.float()
-        flat = self._library.products(wide if wide.is_contiguous() else wide.contiguous(), prepared)
-        y = flat if wide is x else flat.to(x.dtype)
-        shape = x.shape[:-1]
-        if len(self._layers) == 1:
-            return [y.view(*shape, -1)]
-        rows = x.numel() // prepared.inputs
-        parts = torch.split(y, [rows * outputs for outputs in prepared.outputs])
-        return [part.view(*shape, -1) for part in parts]
-
-    def _ready(self) -> Prepared:
-        found = self._prepared
-        if found is None or found.pointers != [layer.pointer() for layer in self._layers]:
-            found = self._prepared = Prepared([layer.told() for layer in self._layers])
-        return found
 
 
 def _product(x: Tensor, matrix: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -302,12 +224,12 @@ def reads_prompts(layer: NativeLinear, tune: bool = False) -> bool:
 def share_products(model: nn.Module) -> int:
     """Lets layers of a causal LM that receive the very same input compute together; returns how
     many do. A pass over one token shows which ones these are."""
-    calls: list[tuple[NativeLinear, Tensor, Tensor]] = []
+    calls: list[tuple[NativeProduct, Tensor, Tensor]] = []
 
     def note(layer: Any, given: tuple[Tensor, ...]) -> None:
         calls.append((layer, given[0], given[0].clone()))
 
-    layers = [module for module in model.modules() if isinstance(module, NativeLinear)]
+    layers = [module for module in model.modules() if isinstance(module, NativeProduct)]
     hooks = [layer.register_forward_pre_hook(note) for layer in layers]
     try:
         if layers:
@@ -316,7 +238,7 @@ def share_products(model: nn.Module) -> int:
         for hook in hooks:
             hook.remove()
     times = Counter(id(layer) for layer, _, _ in calls)
-    by_input: dict[Any, list[tuple[NativeLinear, Tensor]]] = defaultdict(list)
+    by_input: dict[Any, list[tuple[NativeProduct, Tensor]]] = defaultdict(list)
     for layer, x, copy in calls:
         if times[id(layer)] == 1:
             by_input[id(x), layer.read.dtype].append((layer, copy))

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from outpace.targets.cpu.blocks import embedding_dtype
 from outpace.targets.cpu.layer_stack import LayerStack, PassDescriptions, eps_of, few
 from outpace.targets.cpu.layers import hooks_of
 from outpace.targets.cpu.native import Native, native
-from outpace.targets.cpu.native_layer import TOLERANCE, NativeLayer, small_draft
+from outpace.targets.cpu.native_layer import NativeLayer, agree, small_draft
 from outpace.targets.cpu.rotary import Rotary
 from outpace.targets.hf.cache import SlotCache
 
@@ -129,7 +130,7 @@ def use_native_model(model: nn.Module) -> bool:
     expected = small_draft(model)
     whole.forward = NativeModel(library, model)
     found = small_draft(model)
-    if bool((found - expected).abs().max() <= TOLERANCE * expected.std()):
+    if agree(found, expected, expected, model):
         return True
     del whole.forward
     return False
@@ -149,5 +150,5 @@ def _like_llama(model: Any) -> bool:
         return False
     heads = {(layer.self_attn.head_dim, layer.self_attn.k_proj.out_features) for layer in layers}
     eps = {eps_of(inner.norm), eps_of(layers[0].input_layernorm)}
-    weights = [weight.dtype for weight in (inner.embed_tokens.weight, *inner.norm.parameters())]
-    return len(heads) == len(eps) == 1 and set(weights) == {torch.float32}
+    dtypes = {embedding_dtype(inner.embed_tokens), *(w.dtype for w in inner.norm.parameters())}
+    return len(heads) == len(eps) == 1 and dtypes == {torch.float32}

@@ -21,6 +21,7 @@ from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.targets.cpu.blocks import blocks_of
 from outpace.targets.cpu.kernels import ASKED, NATIVE, Kernels, speed_up
 from outpace.targets.cpu.kernels import check as check_kernels
+from outpace.targets.cpu.native_blocks import use_block_kernels
 from outpace.targets.cpu.native_layer import use_native_layers
 from outpace.targets.cpu.native_linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_model import use_native_model
@@ -186,7 +187,7 @@ def _prepare(loaded: Loaded, report: Progress) -> None:
     if rounded:
         # Checked exactly before, because rounding cannot be told from an ignored mask afterwards.
         support.probe(model)
-    _replace_layers(loaded, kernels)
+    rounded = _replace_layers(loaded, kernels) or rounded
     report("checking that drafts are scored as plain text is", 0.7)
     support.probe(model, coarse=rounded)
     if kernels in NATIVE:
@@ -197,15 +198,18 @@ def _prepare(loaded: Loaded, report: Progress) -> None:
     report("ready", 1.0)
 
 
-def _replace_layers(loaded: Loaded, kernels: Kernels) -> None:
-    """Puts faster or quantised layers in the place of plain linear ones. Layers whose weights are
-    in blocks stay: they are no plain ones."""
+def _replace_layers(loaded: Loaded, kernels: Kernels) -> bool:
+    """Puts faster or quantised layers in the place of plain ones; returns whether layers whose
+    weights are in blocks round their inputs then."""
+    in_blocks = 0
     if loaded.quantization is not None:
         quantize(loaded.model, loaded.quantization)
     else:
         speed_up(loaded.model, kernels)
+        in_blocks = use_block_kernels(loaded.model) if kernels in NATIVE else 0
     if kernels in NATIVE:
         lay_out_weights(loaded.model, tune=kernels == "tune")
+    return in_blocks > 0
 
 
 def _silent(_: str, __: float) -> None:

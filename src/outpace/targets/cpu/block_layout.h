@@ -1,0 +1,281 @@
+// Weights in quantised blocks: how GGUF files hold them, and how our products read them.
+//
+// All kinds come down to one form: w = s u + t, where u is an unsigned code of 4, 5, 6 or 8 bits,
+// and s and t are shared by 32 inputs of an output (by 16, of the kind Q6_K). Products compute 16
+// outputs together, and so the codes of 16 outputs make a panel. Along a panel come chunks of 8
+// blocks of 32 inputs: first their codes, then the scales exactly as the file holds them.
+//
+// A block of codes consists of vectors of 64 bytes, of which byte 4 o + i belongs to output o. The
+// vector of input group g (g = 0 to 7) holds the inputs 4 g to 4 g + 3. The low four bits of group g
+// lie in vector g % 4: in the lower half of each byte for the groups 0 to 3, in the upper half for
+// the others. Further bits follow in vectors of their own; codes of 8 bits have 8 plain vectors.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+constexpr int64_t WIDTH = 16;               // outputs of a panel of blocks
+constexpr int64_t SMALL = 32;               // inputs of a block
+constexpr int64_t CHUNK = 8;                // blocks of a chunk
+constexpr int64_t GROUPS = 8;               // groups of four inputs in a block
+constexpr int64_t VECTOR = 4 * WIDTH;       // bytes of the codes of one group
+constexpr int64_t LARGE = CHUNK * SMALL;    // inputs of a chunk
+
+// A kind of blocks.
+struct Form {
+  int bits;
+  bool lifted;          // whether there is a t of its own: else t = -middle s
+  bool nested;          // whether blocks have small integers that multiply the scale of a chunk
+  int middle;           // the code of zero, where there is no t
+  int64_t inputs, bytes; // of a block in a file
+};
+
+enum Kind { Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, KINDS };
+
+constexpr Form FORMS[KINDS] = {
+    {8, false, false, 128, 32, 34}, {4, false, false, 8, 32, 18}, {4, true, false, 0, 32, 20},
+    {5, false, false, 16, 32, 22},  {5, true, false, 0, 32, 24},  {4, true, true, 0, 256, 144},
+    {5, true, true, 0, 256, 176},   {6, false, true, 32, 256, 210},
+};
+
+// -- sizes -----------------------------------------------------------------------------------------
+
+inline int64_t blocks_of(int64_t inputs) { return (inputs + SMALL - 1) / SMALL; }
+
+inline int64_t code_bytes(const Form &form, int64_t blocks) { return blocks * form.bits * VECTOR; }
+
+inline int64_t scale_bytes(const Form &form, int64_t blocks) {
+  int64_t numbers = form.nested ? 2 * blocks : 2 * blocks * (1 + form.lifted); // bytes per output
+  return WIDTH * (numbers + (form.nested ? 2 * (1 + form.lifted) : 0));
+}
+
+inline int64_t chunk_bytes(const Form &form, int64_t blocks) {
+  return code_bytes(form, blocks) + scale_bytes(form, blocks);
+}
+
+// The bytes of a panel, whole lines of the cache.
+inline int64_t panel_bytes(const Form &form, int64_t blocks) {
+  int64_t rest = blocks % CHUNK, bytes = blocks / CHUNK * chunk_bytes(form, CHUNK);
+  if (rest) bytes += chunk_bytes(form, rest);
+  return (bytes + 63) / 64 * 64;
+}
+
+// -- one output of a chunk -------------------------------------------------------------------------
+
+struct Decoded {
+  alignas(64) uint8_t codes[LARGE];
+  uint16_t scales[CHUNK], lifts[CHUNK];   // float16: of each block, or nested: one of the chunk
+  uint8_t factors[2 * CHUNK];             // nested: of each block (Q6_K: each half, signed)
+  uint8_t falls[CHUNK];                   // nested and lifted: t = -lift * fall
+};
+
+inline float from_half(uint16_t half) {
+  uint32_t bits = uint32_t(half & 0x7fff) << 13, sign = uint32_t(half & 0x8000) << 16;
+  float value;
+  if ((half & 0x7c00) == 0x7c00) bits |= 0x7f800000; // infinite, or no number
+  std::memcpy(&value, &bits, sizeof value);
+  if ((half & 0x7c00) != 0x7c00) value *= 5.192296858534828e33f; // 2^112, exact
+  std::memcpy(&bits, &value, sizeof bits);
+  bits |= sign;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline uint16_t half_at(const uint8_t *raw) {
+  uint16_t bits;
+  std::memcpy(&bits, raw, sizeof bits);
+  return bits;
+}
+
+// The low and high halves of `count` bytes, as codes of the inputs from `low` and from `high` on.
+inline void halves(const uint8_t *bytes, int count, uint8_t *low, uint8_t *high) {
+  for (int i = 0; i < count; i++) low[i] = bytes[i] & 15, high[i] = bytes[i] >> 4;
+}
+
+// The six-bit factors of Q4_K and Q5_K, of which 12 bytes hold 8 for scales and 8 for lifts.
+inline void unpack_factors(const uint8_t *packed, uint8_t *factors, uint8_t *falls) {
+  for (int i = 0; i < 4; i++) {
+    factors[i] = packed[i] & 63;
+    falls[i] = packed[i + 4] & 63;
+    factors[i + 4] = uint8_t((packed[i + 8] & 15) | (packed[i] >> 6 << 4));
+    falls[i + 4] = uint8_t((packed[i + 8] >> 4) | (packed[i + 4] >> 6 << 4));
+  }
+}
+
+// A block of 32 inputs as files hold it.
+inline void decode_small(int kind, const uint8_t *raw, int64_t block, Decoded &to) {
+  const Form &form = FORMS[kind];
+  uint8_t *codes = to.codes + block * SMALL;
+  to.scales[block] = half_at(raw), raw += 2;
+  if (form.lifted) to.lifts[block] = half_at(raw), raw += 2;
+  if (form.bits == 8) {
+    for (int i = 0; i < SMALL; i++) codes[i] = raw[i] ^ 0x80;
+    return;
+  }
+  uint32_t fifth = 0;
+  if (form.bits == 5) std::memcpy(&fifth, raw, 4), raw += 4;
+  halves(raw, 16, codes, codes + 16);
+  if (form.bits == 5)
+    for (int i = 0; i < SMALL; i++) codes[i] |= (fifth >> i & 1) << 4;
+}
+
+// A block of 256 inputs.
+inline void decode_large(int kind, const uint8_t *raw, Decoded &to) {
+  if (kind == Q6_K) {
+    const uint8_t *low = raw, *high = raw + 128;
+    for (int part = 0; part < 2; part++, low += 64, high += 32) {
+      uint8_t *codes = to.codes + 128 * part;
+      halves(low, 64, codes, codes + 64);
+      for (int i = 0; i < 32; i++)
+        for (int q = 0; q < 4; q++) codes[32 * q + i] |= (high[i] >> 2 * q & 3) << 4;
+    }
+    std::memcpy(to.factors, raw + 192, 16);
+    to.scales[0] = half_at(raw + 208);
+    return;
+  }
+  to.scales[0] = half_at(raw), to.lifts[0] = half_at(raw + 2);
+  unpack_factors(raw + 4, to.factors, to.falls);
+  const uint8_t *fifth = raw + 16, *low = kind == Q5_K ? raw + 48 : raw + 16;
+  for (int part = 0; part < 4; part++, low += 32) {
+    uint8_t *codes = to.codes + 64 * part;
+    halves(low, 32, codes, codes + 32);
+    for (int i = 0; kind == Q5_K && i < 32; i++) {
+      codes[i] |= (fifth[i] >> 2 * part & 1) << 4;
+      codes[32 + i] |= (fifth[i] >> (2 * part + 1) & 1) << 4;
+    }
+  }
+}
+
+// raw: the first of `blocks` blocks of 32 inputs.
+inline void decode(int kind, const uint8_t *raw, int64_t blocks, Decoded &to) {
+  if (FORMS[kind].nested) return decode_large(kind, raw, to);
+  for (int64_t b = 0; b < blocks; b++) decode_small(kind, raw + b * FORMS[kind].bytes, b, to);
+}
+
+// Writes what the codes stand for, rounded as the library `gguf` does.
+inline void widen_codes(int kind, const Decoded &from, int64_t blocks, float *to) {
+  const Form &form = FORMS[kind];
+  for (int64_t half = 0; half < 2 * blocks; half++) {
+    int64_t b = half / 2, at = form.nested ? 0 : b;
+    float scale = from_half(from.scales[at]);
+    float lift = form.lifted ? from_half(from.lifts[at]) : 0.f;
+    if (kind == Q6_K) scale *= float(int8_t(from.factors[half]));
+    if (form.nested && form.lifted) scale *= from.factors[b], lift *= -float(from.falls[b]);
+    for (int64_t i = 16 * half; i < 16 * half + 16; i++)
+      to[i] = scale * float(from.codes[i] - form.middle) + lift;
+  }
+}
+
+// -- sixteen outputs of a chunk --------------------------------------------------------------------
+
+inline uint32_t four_at(const uint8_t *codes, int64_t group) {
+  uint32_t four;
+  std::memcpy(&four, codes + 4 * group, sizeof four);
+  return four;
+}
+
+// Writes one block's codes of output o into a panel.
+inline void pack_codes(int bits, const uint8_t *codes, int64_t o, uint8_t *to) {
+  auto put = [&](int64_t vector, uint32_t four) {
+    std::memcpy(to + vector * VECTOR + 4 * o, &four, sizeof four);
+  };
+  if (bits == 8) {
+    for (int64_t g = 0; g < GROUPS; g++) put(g, four_at(codes, g));
+    return;
+  }
+  uint32_t above[2] = {};
+  for (int64_t g = 0; g < GROUPS; g++) {
+    uint32_t rest = four_at(codes, g) >> 4;
+    if (bits == 5) above[0] |= (rest & 0x01010101) << g;
+    if (bits == 6) above[g / 4] |= (rest & 0x03030303) << 2 * (g % 4);
+  }
+  for (int64_t v = 0; v < 4; v++)
+    put(v, (four_at(codes, v) & 0x0f0f0f0f) | (four_at(codes, v + 4) & 0x0f0f0f0f) << 4);
+  for (int64_t v = 4; v < bits; v++) put(v, above[v - 4]);
+}
+
+inline void unpack_codes(int bits, const uint8_t *from, int64_t o, uint8_t *codes) {
+  auto get = [&](int64_t vector, int64_t i) { return from[vector * VECTOR + 4 * o + i]; };
+  for (int64_t g = 0; g < GROUPS; g++)
+    for (int64_t i = 0; i < 4; i++) {
+      uint8_t &code = codes[4 * g + i];
+      code = bits == 8 ? get(g, i) : get(g % 4, i) >> (g < 4 ? 0 : 4) & 15;
+      if (bits == 5) code |= (get(4, i) >> g & 1) << 4;
+      if (bits == 6) code |= (get(4 + g / 4, i) >> 2 * (g % 4) & 3) << 4;
+    }
+}
+
+// Goes through the scales of output o in the order of a panel; each: what is done with them.
+template <typename Each>
+inline void each_scale(int kind, int64_t blocks, int64_t o, uint8_t *at, Decoded &of, Each each) {
+  const Form &form = FORMS[kind];
+  auto next = [&](void *value, int64_t size) {
+    each(at + size * o, value, size);
+    at += size * WIDTH;
+  };
+  if (form.nested) {
+    next(of.scales, 2);
+    if (form.lifted) next(of.lifts, 2);
+  }
+  for (int64_t b = 0; b < blocks; b++)
+    if (kind == Q6_K) {
+      next(of.factors + 2 * b, 1), next(of.factors + 2 * b + 1, 1);
+    } else if (form.nested) {
+      next(of.factors + b, 1), next(of.falls + b, 1);
+    } else {
+      next(of.scales + b, 2);
+      if (form.lifted) next(of.lifts + b, 2);
+    }
+}
+
+// Lays out panel number `panel` of a weight [outputs, inputs]; outputs beyond the last are zeros.
+inline void pack_panel(int kind, const uint8_t *raw, int64_t outputs, int64_t blocks, int64_t panel,
+                       uint8_t *to) {
+  const Form &form = FORMS[kind];
+  const int64_t row = blocks * SMALL / form.inputs * form.bytes;
+  for (int64_t from = 0; from < blocks; from += CHUNK) {
+    int64_t count = std::min(CHUNK, blocks - from);
+    for (int64_t o = 0; o < WIDTH; o++) {
+      Decoded decoded = {};
+      int64_t output = panel * WIDTH + o;
+      if (output < outputs)
+        decode(kind, raw + output * row + from * SMALL / form.inputs * form.bytes, count, decoded);
+      for (int64_t b = 0; b < count; b++)
+        pack_codes(form.bits, decoded.codes + b * SMALL, o, to + code_bytes(form, b));
+      each_scale(kind, count, o, to + code_bytes(form, count), decoded,
+                 [](uint8_t *place, void *value, int64_t size) { std::memcpy(place, value, size); });
+    }
+    to += chunk_bytes(form, count);
+  }
+}
+
+// Writes output o of a panel as floats [inputs].
+inline void widen_output(int kind, uint8_t *panel, int64_t o, int64_t blocks, float *to) {
+  const Form &form = FORMS[kind];
+  for (int64_t from = 0; from < blocks; from += CHUNK) {
+    int64_t count = std::min(CHUNK, blocks - from);
+    Decoded decoded;
+    for (int64_t b = 0; b < count; b++)
+      unpack_codes(form.bits, panel + code_bytes(form, b), o, decoded.codes + b * SMALL);
+    each_scale(kind, count, o, panel + code_bytes(form, count), decoded,
+               [](uint8_t *place, void *value, int64_t size) { std::memcpy(value, place, size); });
+    widen_codes(kind, decoded, count, to + from * SMALL);
+    panel += chunk_bytes(form, count);
+  }
+}
+
+// Writes a row of a weight as a file holds it.
+inline void widen_row(int kind, const uint8_t *raw, int64_t blocks, float *to) {
+  const Form &form = FORMS[kind];
+  for (int64_t from = 0; from < blocks; from += CHUNK) {
+    int64_t count = std::min(CHUNK, blocks - from);
+    Decoded decoded;
+    decode(kind, raw + from * SMALL / form.inputs * form.bytes, count, decoded);
+    widen_codes(kind, decoded, count, to + from * SMALL);
+  }
+}
+
+} // namespace

@@ -1,0 +1,447 @@
+// Products of rounded activations with weights in quantised blocks: exact integer sums.
+//
+// Activations are rounded to 8 bits, each row by itself in blocks of 32 inputs. Within a block all
+// sums are integers, which are exact in any order. Between blocks sums are floats, each added by one
+// rounded multiplication and addition, in the order of the blocks. So an output of a row has the same
+// bits whatever rows share the product, on any number of threads, and on all processors that round
+// such a step once (AVX2, AVX-512, ARM).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "block_layout.h"
+#include "lanes.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define DOTS_VNNI512
+#elif defined(__AVXVNNI__) && AVX == 256
+#define DOTS_VNNI256
+#elif AVX == 512 && defined(__AVX512BW__)
+#define DOTS_AVX512
+#elif AVX == 256
+#define DOTS_AVX2
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define DOTS_ARM
+#include <arm_neon.h>
+#endif
+
+namespace {
+
+using ints = lanes<int32_t>;
+typedef uint8_t bytes __attribute__((vector_size(4 * LANES)));
+typedef uint16_t words __attribute__((vector_size(4 * LANES)));
+
+#if AVX == 512
+constexpr int TALL = 8; // rows of a tile, at most: sums of floats and of integers stay in registers
+#else
+constexpr int TALL = 4;
+#endif
+constexpr int64_t BATCH = 32;  // rows that meet a chunk while it is in the nearest cache
+// Bytes between what is worked on and what is called for from memory. Panels follow one another, so
+// that it is the next panel's at the end of a panel.
+constexpr int64_t AHEAD = 6144;
+constexpr int64_t SLICES = WIDTH / LANES; // vectors of a panel
+
+// -- activations -----------------------------------------------------------------------------------
+
+// 32 activations of a row: a line of the cache.
+struct alignas(64) Rounded {
+  int8_t codes[SMALL];
+  float scale;      // what a code of 1 stands for
+  float weighted;   // scale * sum of the codes
+  int32_t less[6];  // what is taken from sums of unsigned weights: 0, 8, 16 and 128 times the sum of
+                    // the codes, and 32 times those of the first and the second half
+};
+
+inline int less_of(const Form &form) {
+  switch (form.middle) {
+  case 8: return 1;
+  case 16: return 2;
+  case 128: return 3;
+  case 32: return 4;
+  default: return 0;
+  }
+}
+
+inline ints larger(ints a, ints b) { return a > b ? a : b; }
+
+// The largest of all lanes.
+inline int32_t largest(ints v) {
+#if AVX == 512
+  return _mm512_reduce_max_epi32(__m512i(v));
+#else
+  int32_t part[LANES];
+  std::memcpy(part, &v, sizeof part);
+  return *std::max_element(part, part + LANES);
+#endif
+}
+
+// x: 32 floats. The largest is rounded to 127 or -127. No number, or an infinite one, makes the scale
+// such, and with it all outputs of the row.
+inline void round_block(const float *x, Rounded &to) {
+  const float rounder = 12582912.f; // 1.5 * 2^23: adding it rounds to an integer
+  ints most = {};
+  for (int64_t i = 0; i < SMALL; i += LANES) // as integers: those of larger numbers are larger
+    most = larger(most, load<ints>(x + i) & 0x7fffffff);
+  int32_t found = largest(most);
+  float highest;
+  std::memcpy(&highest, &found, sizeof highest);
+  const bool small = highest < 1e-30f;
+  const float steps = small ? 0.f : 127.f / highest;
+  to.scale = small ? 0.f : highest / 127.f;
+  for (int64_t i = 0; i < SMALL; i += LANES) {
+    floats moved = load<floats>(x + i) * steps + rounder;
+    auto codes = __builtin_convertvector(load<ints>(&moved) - 0x4b400000, lanes<int8_t>);
+    std::memcpy(to.codes + i, &codes, sizeof codes);
+  }
+  int32_t first = 0, second = 0;
+  for (int64_t i = 0; i < SMALL / 2; i++) first += to.codes[i], second += to.codes[SMALL / 2 + i];
+  int32_t sum = first + second;
+  to.weighted = to.scale * float(sum);
+  int32_t less[6] = {0, -8 * sum, -16 * sum, -128 * sum, -32 * first, -32 * second};
+  std::memcpy(to.less, less, sizeof less);
+}
+
+// Rounds blocks of all rows. x: rows k apart; to: [blocks, rows].
+inline void round_blocks(const float *x, int64_t rows, int64_t k, int64_t begin, int64_t end,
+                         Rounded *to) {
+  for (int64_t b = begin; b < end; b++)
+    for (int64_t r = 0; r < rows; r++) {
+      const float *from = x + r * k + b * SMALL;
+      float rest[SMALL] = {};
+      if (k - b * SMALL < SMALL) {
+        std::memcpy(rest, from, (k - b * SMALL) * sizeof(float));
+        from = rest;
+      }
+      round_block(from, to[b * rows + r]);
+    }
+}
+
+// -- codes of weights in registers -----------------------------------------------------------------
+
+// The codes of a group of four inputs, of as many outputs as fit into a vector. at: the block's first
+// vector, from the slice on.
+template <int BITS, int GROUP> inline bytes codes_of(const uint8_t *at) {
+  if constexpr (BITS == 8) return load<bytes>(at + GROUP * VECTOR);
+  words low = load<words>(at + GROUP % 4 * VECTOR);
+  if constexpr (GROUP >= 4) low >>= 4;
+  low &= 0x0f0f;
+  if constexpr (BITS == 5) {
+    words fifth = load<words>(at + 4 * VECTOR);
+    if constexpr (GROUP < 4) fifth <<= 4 - GROUP;
+    if constexpr (GROUP > 4) fifth >>= GROUP - 4;
+    low |= fifth & 0x1010;
+  }
+  if constexpr (BITS == 6) {
+    constexpr int PLACE = 2 * (GROUP % 4);
+    words above = load<words>(at + (4 + GROUP / 4) * VECTOR);
+    if constexpr (PLACE < 4) above <<= 4 - PLACE;
+    if constexpr (PLACE > 4) above >>= PLACE - 4;
+    low |= above & 0x3030;
+  }
+  return bytes(low);
+}
+
+// Four activations in all lanes.
+inline ints four(const int8_t *codes) {
+  int32_t bits;
+  std::memcpy(&bits, codes, sizeof bits);
+  return bits - ints{};
+}
+
+// Sums of the products of codes of weights with activations, four to a lane, are added up here.
+#if defined(DOTS_VNNI512) || defined(DOTS_VNNI256)
+constexpr bool SIGNED = false; // whether codes of 8 bits are taken as signed, less 128
+template <int BITS> struct Dots {
+  ints sum;
+  void begin(int32_t from) { sum = from - ints{}; }
+  template <int GROUP> void add(bytes weights, const int8_t *x) {
+#ifdef DOTS_VNNI512
+    sum = ints(_mm512_dpbusd_epi32(__m512i(sum), __m512i(weights), __m512i(four(x))));
+#else
+    sum = ints(_mm256_dpbusd_avx_epi32(__m256i(sum), __m256i(weights), __m256i(four(x))));
+#endif
+  }
+  ints total() const { return sum; }
+};
+#elif defined(DOTS_AVX512) || defined(DOTS_AVX2)
+// Products are added up in 16 bits first, as long as these suffice: codes of 4 bits for all 8 groups
+// (8 * 2 * 15 * 127), of 5 bits for 4, of 6 bits for 2. Codes of 8 bits would not do in pairs, unless
+// they are signed and the sign goes to the activations: 2 * 128 * 127 is below 2^15.
+constexpr bool SIGNED = true;
+template <int BITS> struct Dots {
+  static constexpr int LONG = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
+#ifdef DOTS_AVX512
+  typedef __m512i wide;
+  static wide pairs(wide a, wide b) { return _mm512_maddubs_epi16(a, b); }
+  static wide plus16(wide a, wide b) { return _mm512_add_epi16(a, b); }
+  static wide fours(wide a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
+  static wide magnitude(wide a) { return _mm512_abs_epi8(a); }
+  static wide with_sign(wide x, wide w) {
+    return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+  }
+#else
+  typedef __m256i wide;
+  static wide pairs(wide a, wide b) { return _mm256_maddubs_epi16(a, b); }
+  static wide plus16(wide a, wide b) { return _mm256_add_epi16(a, b); }
+  static wide fours(wide a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
+  static wide magnitude(wide a) { return _mm256_abs_epi8(a); }
+  static wide with_sign(wide x, wide w) { return _mm256_sign_epi8(x, w); }
+#endif
+  ints sum;
+  wide part;
+  void begin(int32_t from) { sum = from - ints{}; }
+  template <int GROUP> void add(bytes weights, const int8_t *x) {
+    wide in = wide(four(x)), w = wide(weights);
+    if constexpr (BITS == 8) {
+      w = wide(weights ^ 0x80);
+      in = with_sign(in, w);
+      w = magnitude(w);
+    }
+    wide products = pairs(w, in);
+    part = GROUP % LONG ? plus16(part, products) : products;
+    if (GROUP % LONG == LONG - 1) sum += ints(fours(part));
+  }
+  ints total() const { return sum; }
+};
+#else
+#ifdef DOTS_ARM
+constexpr bool SIGNED = true;
+#else
+constexpr bool SIGNED = false;
+#endif
+template <int BITS> struct Dots {
+  ints sum;
+  void begin(int32_t from) { sum = from - ints{}; }
+  template <int GROUP> void add(bytes weights, const int8_t *x) {
+#ifdef DOTS_ARM
+    bytes w = BITS == 8 ? weights ^ 0x80 : weights;
+    sum = ints(vdotq_s32(int32x4_t(sum), int8x16_t(w), int8x16_t(four(x))));
+#else
+    for (int lane = 0; lane < LANES; lane++) // written out: vectors of bytes are slow to take apart
+      sum[lane] += weights[4 * lane] * x[0] + weights[4 * lane + 1] * x[1] +
+                   weights[4 * lane + 2] * x[2] + weights[4 * lane + 3] * x[3];
+#endif
+  }
+  ints total() const { return sum; }
+};
+#endif
+
+// -- products --------------------------------------------------------------------------------------
+
+// Scales of a chunk of a panel, as floats.
+struct Scales {
+  alignas(64) float scale[2 * CHUNK][WIDTH]; // of each block, or of each half
+  alignas(64) float lift[CHUNK][WIDTH];
+};
+
+inline floats widen_halves(const uint8_t *halves) {
+#if AVX == 512
+  return _mm512_cvtph_ps(load<__m256i>(halves));
+#elif AVX == 256
+  return _mm256_cvtph_ps(load<__m128i>(halves));
+#else
+  floats found;
+  for (int lane = 0; lane < LANES; lane++) found[lane] = from_half(half_at(halves + 2 * lane));
+  return found;
+#endif
+}
+
+inline void store(floats value, float *to) { std::memcpy(to, &value, sizeof value); }
+
+inline void widen_scales(const Form &form, const uint8_t *at, int64_t blocks, Scales &to) {
+  for (int64_t first = 0; first < WIDTH; first += LANES) {
+    if (!form.nested) {
+      const uint8_t *from = at + 2 * first;
+      for (int64_t b = 0; b < blocks; b++, from += 2 * WIDTH) {
+        store(widen_halves(from), to.scale[b] + first);
+        if (form.lifted) from += 2 * WIDTH, store(widen_halves(from), to.lift[b] + first);
+      }
+      continue;
+    }
+    floats scale = widen_halves(at + 2 * first), lift = {};
+    const uint8_t *factors = at + 2 * WIDTH;
+    if (form.lifted) lift = -widen_halves(factors + 2 * first), factors += 2 * WIDTH;
+    for (int64_t b = 0; b < blocks; b++, factors += 2 * WIDTH) {
+      floats one = widen(reinterpret_cast<const int8_t *>(factors + first));
+      floats two = widen(reinterpret_cast<const int8_t *>(factors + WIDTH + first));
+      if (form.lifted) {
+        store(scale * one, to.scale[b] + first), store(lift * two, to.lift[b] + first);
+      } else {
+        store(scale * one, to.scale[2 * b] + first), store(scale * two, to.scale[2 * b + 1] + first);
+      }
+    }
+  }
+}
+
+// Adds what a chunk gives to the sums of IN rows of a slice of a panel.
+template <int BITS, bool LIFTED, int IN> struct Tile {
+  const uint8_t *codes; // from the slice on
+  const Scales &scales;
+  const Rounded *x; // rows lie side by side, blocks `stride` apart
+  int64_t stride, blocks;
+  int less; // which of `Rounded::less`
+  const uint8_t *ahead; // what to call for meanwhile, or null
+  int64_t step;         // bytes of a block with its scales
+  float *sums; // [IN, WIDTH], from the slice on
+
+  template <int... GROUP>
+  inline void group(std::integer_sequence<int, GROUP...>, const uint8_t *at, const Rounded *in,
+                    Dots<BITS> (&dots)[IN]) const {
+    auto add = [&](auto which) {
+      constexpr int G = decltype(which)::value;
+      bytes weights = codes_of<BITS, G>(at);
+#pragma GCC unroll 8
+      for (int r = 0; r < IN; r++) dots[r].template add<G>(weights, in[r].codes + 4 * G);
+    };
+    (add(std::integral_constant<int, GROUP>{}), ...);
+  }
+
+  // Calls for the lines of a block.
+  static void call_for(const uint8_t *from) {
+#pragma GCC unroll 9
+    for (int line = 0; line <= BITS; line++) __builtin_prefetch(from + 64 * line);
+  }
+
+  void begin(Dots<BITS> (&dots)[IN], const Rounded *in, int which) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < IN; r++)
+      dots[r].begin(LIFTED || (BITS == 8 && SIGNED) ? 0 : in[r].less[which]);
+  }
+
+  void end(const Dots<BITS> (&dots)[IN], const Rounded *in, floats scale, floats (&found)[IN]) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < IN; r++)
+      found[r] = fused(__builtin_convertvector(dots[r].total(), floats), scale * all(in[r].scale),
+                       found[r]);
+  }
+
+  void compute(int64_t slice) const {
+    floats found[IN];
+#pragma GCC unroll 8
+    for (int r = 0; r < IN; r++) found[r] = load<floats>(sums + r * WIDTH);
+    const Rounded *in = x;
+    const uint8_t *at = codes;
+    for (int64_t b = 0; b < blocks; b++, in += stride, at += BITS * VECTOR) {
+      if (ahead) call_for(ahead + b * step);
+      Dots<BITS> dots[IN];
+      begin(dots, in, less);
+      if constexpr (BITS == 6) {
+        group(std::integer_sequence<int, 0, 1, 2, 3>{}, at, in, dots);
+        end(dots, in, load<floats>(scales.scale[2 * b] + slice), found);
+        begin(dots, in, less + 1);
+        group(std::integer_sequence<int, 4, 5, 6, 7>{}, at, in, dots);
+        end(dots, in, load<floats>(scales.scale[2 * b + 1] + slice), found);
+      } else {
+        group(std::make_integer_sequence<int, GROUPS>{}, at, in, dots);
+        end(dots, in, load<floats>(scales.scale[b] + slice), found);
+      }
+      if constexpr (LIFTED) {
+        floats lift = load<floats>(scales.lift[b] + slice);
+#pragma GCC unroll 8
+        for (int r = 0; r < IN; r++) found[r] = fused(lift, all(in[r].weighted), found[r]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < IN; r++) store(found[r], sums + r * WIDTH);
+  }
+};
+
+// A linear layer whose weight is in blocks, and what it is multiplied with.
+struct BlockProduct {
+  const Rounded *x; // [blocks, rows]
+  int64_t rows, blocks;
+  const uint8_t *panels;
+  const float *bias; // or null
+  int64_t outputs;
+  float *y; // [rows, outputs]
+  Form form;
+};
+
+template <int BITS, bool LIFTED, int IN>
+void add_tile(const BlockProduct &job, const uint8_t *codes, const Scales &scales, int64_t row,
+              int64_t from, int64_t blocks, float *sums) {
+  const int64_t step = chunk_bytes(job.form, CHUNK) / CHUNK;
+  for (int64_t slice = 0; slice < WIDTH; slice += LANES)
+    Tile<BITS, LIFTED, IN>{codes + 4 * slice,
+                           scales,
+                           job.x + from * job.rows + row,
+                           job.rows,
+                           blocks,
+                           less_of(job.form),
+                           row || slice ? nullptr : codes + AHEAD,
+                           step,
+                           sums + slice}
+        .compute(slice);
+}
+
+// Adds what a chunk gives to the sums of `count` rows of a panel.
+template <int BITS, bool LIFTED>
+void add_chunk(const BlockProduct &job, const uint8_t *codes, const Scales &scales, int64_t row,
+               int64_t count, int64_t from, int64_t blocks, float *sums) {
+  for (int64_t tiles = (count + TALL - 1) / TALL; tiles; tiles--) {
+    int64_t take = (count + tiles - 1) / tiles; // as even as can be
+    switch (take) {
+    case 1: add_tile<BITS, LIFTED, 1>(job, codes, scales, row, from, blocks, sums); break;
+    case 2: add_tile<BITS, LIFTED, 2>(job, codes, scales, row, from, blocks, sums); break;
+    case 3: add_tile<BITS, LIFTED, 3>(job, codes, scales, row, from, blocks, sums); break;
+    case 4: add_tile<BITS, LIFTED, 4>(job, codes, scales, row, from, blocks, sums); break;
+#if AVX == 512
+    case 5: add_tile<BITS, LIFTED, 5>(job, codes, scales, row, from, blocks, sums); break;
+    case 6: add_tile<BITS, LIFTED, 6>(job, codes, scales, row, from, blocks, sums); break;
+    case 7: add_tile<BITS, LIFTED, 7>(job, codes, scales, row, from, blocks, sums); break;
+    default: add_tile<BITS, LIFTED, 8>(job, codes, scales, row, from, blocks, sums);
+#endif
+    }
+    row += take, sums += take * WIDTH, count -= take;
+  }
+}
+
+inline void add_chunk(const BlockProduct &job, const uint8_t *codes, const Scales &scales,
+                      int64_t row, int64_t count, int64_t from, int64_t blocks, float *sums) {
+  switch (2 * job.form.bits + job.form.lifted) {
+  case 8: return add_chunk<4, false>(job, codes, scales, row, count, from, blocks, sums);
+  case 9: return add_chunk<4, true>(job, codes, scales, row, count, from, blocks, sums);
+  case 10: return add_chunk<5, false>(job, codes, scales, row, count, from, blocks, sums);
+  case 11: return add_chunk<5, true>(job, codes, scales, row, count, from, blocks, sums);
+  case 12: return add_chunk<6, false>(job, codes, scales, row, count, from, blocks, sums);
+  default: return add_chunk<8, false>(job, codes, scales, row, count, from, blocks, sums);
+  }
+}
+
+inline void finish_panel(const BlockProduct &job, int64_t panel, int64_t row, int64_t count,
+                         const float *sums) {
+  int64_t first = panel * WIDTH, width = std::min(WIDTH, job.outputs - first);
+  for (int64_t r = 0; r < count; r++) {
+    float *to = job.y + (row + r) * job.outputs + first;
+    for (int64_t o = 0; o < width; o++)
+      to[o] = job.bias ? sums[r * WIDTH + o] + job.bias[first + o] : sums[r * WIDTH + o];
+  }
+}
+
+// Up to BATCH rows meet a chunk of a panel before the next one is read.
+inline void compute_panel(const BlockProduct &job, int64_t panel) {
+  const int64_t size = panel_bytes(job.form, job.blocks), whole = chunk_bytes(job.form, CHUNK);
+  alignas(64) float sums[BATCH * WIDTH];
+  for (int64_t row = 0; row < job.rows; row += BATCH) {
+    const int64_t count = std::min(BATCH, job.rows - row);
+    const uint8_t *chunk = job.panels + panel * size;
+    std::memset(sums, 0, count * WIDTH * sizeof(float));
+    for (int64_t from = 0; from < job.blocks; from += CHUNK, chunk += whole) {
+      const int64_t blocks = std::min(CHUNK, job.blocks - from);
+      Scales scales;
+      widen_scales(job.form, chunk + code_bytes(job.form, blocks), blocks, scales);
+      add_chunk(job, chunk, scales, row, count, from, blocks, sums);
+    }
+    finish_panel(job, panel, row, count, sums);
+  }
+}
+
+// Computes the outputs of the panels from `begin` to `end`.
+inline void compute(const BlockProduct &job, int64_t begin, int64_t end) {
+  for (; begin < end; begin++) compute_panel(job, begin);
+}
+
+} // namespace

@@ -1,0 +1,124 @@
+"""Linear layers whose products are our own code's, and products that several of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.targets.cpu.native import Native, Prepared, Weight
+
+UNLIMITED = 1 << 60
+
+
+class NativeProduct(nn.Module):
+    """A linear layer that reads its weight once for all rows of a small product."""
+
+    bias: Any
+    """``[N]``, or None."""
+
+    def __init__(self, library: Native, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.library = library
+        self.out_features, self.in_features = outputs, inputs
+        self.most = UNLIMITED
+        """Rows up to which products are ours."""
+        self._together = Together(library, [self])
+
+    @property
+    def read(self) -> Tensor:
+        """The tensor that products read."""
+        raise NotImplementedError
+
+    def place(self) -> tuple[Any, str]:
+        """Returns the dictionary that holds `read`, and its name there. Both stay the same."""
+        raise NotImplementedError
+
+    def told(self) -> Weight:
+        """Returns the tensors that products read."""
+        raise NotImplementedError
+
+    def dense(self, x: Tensor) -> Tensor:
+        """Returns the product by torch: x ``[..., K]`` -> ``[..., N]``."""
+        raise NotImplementedError
+
+    def compiled(self, x: Tensor) -> Tensor:
+        """Returns the product as an operator that torch's compiler leaves alone."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``[..., K]`` -> ``[..., N]``."""
+        if torch.compiler.is_compiling():
+            return self.compiled(x)
+        if not self._can(x):
+            return self.dense(x)
+        return self._together.product(self, x)
+
+    def share(self, together: Together) -> None:
+        """Makes this layer compute in the products of ``together`` from now on."""
+        self._together = together
+
+    def learns(self, x: Tensor) -> bool:
+        """Returns whether gradients are wanted, which our products do not give."""
+        return torch.is_grad_enabled() and (x.requires_grad or self.read.requires_grad)
+
+    def _can(self, x: Tensor) -> bool:
+        fits = 0 < x.numel() <= self.most * self.in_features
+        return fits and not self.learns(x) and x.device.type == "cpu"
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class Together:
+    """Layers that receive the same input one after another, such as q, k and v: one product
+    computes all of them.
+
+    The first layer that is called computes the results of the others too. Another layer takes its
+    result only if its input is the very same tensor; otherwise it is computed for that layer.
+    """
+
+    def __init__(self, library: Native, layers: Sequence[NativeProduct]) -> None:
+        self._library = library
+        self._layers = tuple(layers)
+        self._prepared: Prepared | None = None
+        self._held: tuple[Tensor, dict[int, Tensor]] | None = None  # replaced as one: threads
+
+    def product(self, layer: NativeProduct, x: Tensor) -> Tensor:
+        """Returns ``layer(x)``."""
+        held = self._held
+        if held is not None and held[0] is x:
+            found = held[1].pop(id(layer), None)
+            if not held[1]:
+                self._held = None
+            if found is not None:
+                return found
+        results = dict(zip(map(id, self._layers), self._results(x), strict=True))
+        found = results.pop(id(layer))
+        if results:
+            self._held = x, results
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles hold: not the results and pointers of this process."""
+        return {**self.__dict__, "_prepared": None, "_held": None}
+
+    def _results(self, x: Tensor) -> Sequence[Tensor]:
+        prepared = self._ready()
+        wide = x if x.dtype == torch.float32 else x.float()
+        flat = self._library.products(wide if wide.is_contiguous() else wide.contiguous(), prepared)
+        y = flat if wide is x else flat.to(x.dtype)
+        shape = x.shape[:-1]
+        if len(self._layers) == 1:
+            return [y.view(*shape, -1)]
+        rows = x.numel() // prepared.inputs
+        parts = torch.split(y, [rows * outputs for outputs in prepared.outputs])
+        return [part.view(*shape, -1) for part in parts]
+
+    def _ready(self) -> Prepared:
+        found = self._prepared
+        if found is None or found.pointers != [layer.read.data_ptr() for layer in self._layers]:
+            found = self._prepared = Prepared([layer.told() for layer in self._layers])
+        return found
