@@ -112,9 +112,13 @@ def _activations(loaded: Loaded) -> torch.dtype:
 
 def _blocks(loaded: Loaded) -> str | None:
     """Returns the kinds of blocks of a model's weights, the largest share first."""
+    held = {(blocks.kind, id(blocks)): blocks.nbytes for blocks in blocks_of(loaded.model)}
+    for layer in loaded.model.modules():
+        if isinstance(layer, NativeBlockLinear):
+            held[layer.shape.kind, id(layer)] = layer.packed_bytes
     sizes: dict[str, int] = {}
-    for blocks in blocks_of(loaded.model):
-        sizes[blocks.kind] = sizes.get(blocks.kind, 0) + blocks.nbytes
+    for (kind, _), size in held.items():
+        sizes[kind] = sizes.get(kind, 0) + size
     whole = sum(sizes.values())
     order = sorted(sizes, key=lambda kind: -sizes[kind])
     return ", ".join(f"{kind} {100 * sizes[kind] / whole:.0f} %" for kind in order) or None
