@@ -139,7 +139,9 @@ def _values(arch: str, config: Any) -> dict[str, Any]:
         "feed_forward_length": width or 4 * config.hidden_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": 1 if arch == "falcon" else keys,
-        f"attention.{epsilon}": float(next(getattr(config, n) for n in named if hasattr(config, n))),
+        f"attention.{epsilon}": float(
+            next(getattr(config, n) for n in named if hasattr(config, n))
+        ),
         "rope.freq_base": float(rope.get("rope_theta", 10000.0)),
         **family.values(config),
     }

@@ -71,9 +71,10 @@ def test_the_file_is_mapped_not_read(path: Path) -> None:
 
 
 def test_what_is_no_gguf(tmp_path: Path) -> None:
-    other = tmp_path / "notes.txt"
+    other = tmp_path / "blob"
     other.write_text("GGUF" + "x" * 40)
     assert is_gguf(other), "the first bytes count, whatever the name is"
+    assert not is_gguf(tmp_path / "missing.gguf")
     other.write_text("other things")
     assert not is_gguf(other)
     with pytest.raises(ModelLoadError, match="no GGUF file"):
@@ -151,7 +152,9 @@ def test_a_file_that_was_cut_short(share: float, path: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("alignment", [0, 1, 24, 1 << 30, "32"])
 def test_odd_alignments(alignment: Any, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.gguf", "llama", tiny("llama"), changes={"general.alignment": alignment})
+    path = write(
+        tmp_path / "a.gguf", "llama", tiny("llama"), changes={"general.alignment": alignment}
+    )
     with pytest.raises(ModelLoadError, match="would be aligned to"):
         read_header(path)
 

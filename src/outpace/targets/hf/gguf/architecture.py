@@ -98,11 +98,16 @@ def config_of(model: GGUFModel) -> Any:
     except (ModelLoadError, UnsupportedModel):
         raise
     except Exception as error:  # a configuration raises all sorts over values that make no sense
-        reason = str(error).strip().split("\n")[0][:300]
-        raise ModelLoadError(
-            f"{model.path} describes no model that there can be ({type(error).__name__}: {reason}):"
-            " download it again."
-        ) from error
+        raise no_such_model(model, error) from error
+
+
+def no_such_model(model: GGUFModel, error: Exception) -> ModelLoadError:
+    """Returns the error for values of which no model can be made."""
+    reason = " ".join(str(error).split())[:300]
+    return ModelLoadError(
+        f"{model.path} describes no model that there can be ({type(error).__name__}: {reason}): "
+        "download it again."
+    )
 
 
 def _options(model: GGUFModel, model_type: str) -> dict[str, Any]:
@@ -200,16 +205,13 @@ def _rotary(
     if partly:
         rope["partial_rotary_factor"] = (turned or size) / size
     rope |= _scaling(model)
-    if model_type != "gemma3_text":
-        return {"rope_parameters": rope}
-    local = {"rope_type": "default"}
-    theta = float(_value(model, "rope.freq_base_swa") or LOCAL_THETA)
-    return {
-        "rope_parameters": {
-            "full_attention": rope,
-            "sliding_attention": {**local, "rope_theta": theta},
-        }
-    }
+    if model_type == "gemma3_text":
+        theta = float(_value(model, "rope.freq_base_swa") or LOCAL_THETA)
+        local = {"rope_type": "default", "rope_theta": theta}
+        return {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
+    original = "original_max_position_embeddings"  # in Phi 3's configuration it stands beside
+    beside = {original: rope[original]} if original in rope and original in defaults else {}
+    return {"rope_parameters": rope, **beside}
 
 
 def _scaling(model: GGUFModel) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.cpu.blocks import KINDS
-from outpace.targets.hf.gguf.header import Stored, is_gguf, read_header
+from outpace.targets.hf.gguf.header import Stored, begins_as_gguf, read_header
 
 PLAIN = ("F32", "F16", "BF16")
 """The kinds of numbers that are in no blocks."""
@@ -85,7 +85,7 @@ def files_in(folder: Path) -> list[Path]:
 def check_files(path: Path) -> None:
     """Raises ``ModelLoadError`` where a look at the disk shows that a file cannot be read."""
     for part in parts_of(path):
-        if not is_gguf(part) or part.stat().st_size == 0:
+        if not begins_as_gguf(part):
             read_header(part)  # says what is wrong
 
 

@@ -71,10 +71,15 @@ class Header:
 
 
 def is_gguf(path: Path) -> bool:
-    """Returns whether a file is one of GGUF, by its first bytes or its name."""
+    """Returns whether a file is one of GGUF, by its name or its first bytes."""
+    return path.is_file() and (path.suffix == ".gguf" or begins_as_gguf(path))
+
+
+def begins_as_gguf(path: Path) -> bool:
+    """Returns whether the first bytes of a file are those of GGUF."""
     try:
         with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC or path.suffix == ".gguf"
+            return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
 

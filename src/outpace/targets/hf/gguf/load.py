@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, OutpaceError
 from outpace.targets.cpu.blocks import KINDS, blocks_of
 from outpace.targets.hf import support
-from outpace.targets.hf.gguf.architecture import config_of
+from outpace.targets.hf.gguf.architecture import config_of, no_such_model
 from outpace.targets.hf.gguf.building import empty_model, filled
 from outpace.targets.hf.gguf.file import GGUFModel, read_model
 from outpace.targets.hf.gguf.vocabulary import generation_config_of, tokenizer_of
@@ -51,10 +51,15 @@ def load_gguf(
     report("converting the tokenizer", 0.05)
     known = tokenizer_of(model) if tokenizer is None else tokenizer
     report("reading the weights", 0.3)
-    built: Any = empty_model(config, kind, attention(config))
-    built.generation_config = generation_config_of(model)
     packed = device.type == "cpu"
-    filled(model, built, kind, packed)
+    try:
+        built: Any = empty_model(config, kind, attention(config))
+        built.generation_config = generation_config_of(model)
+        filled(model, built, kind, packed)
+    except OutpaceError:
+        raise
+    except Exception as error:  # models raise all sorts over configurations that make no sense
+        raise no_such_model(model, error) from error
     if model.packed:
         _say_what_is_widened(model, built, packed)
     return built.to(device), known

@@ -1,0 +1,141 @@
+"""What a file says of positions reaches the model: windows, stretched and partial rotary angles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from outpace.errors import ModelLoadError, UnsupportedModel
+from outpace.targets.hf.load import load
+from targets.gguf.files import tiny, write
+from targets.gguf.test_families import IDS
+
+THETA = 10000.0
+
+
+def agree(path: Path, model: Any) -> bool:
+    with torch.no_grad():
+        found = load(path, dtype="float64").model(IDS).logits
+        return torch.allclose(found, model.double()(IDS).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["linear", "yarn", "old"])
+def test_stretched_positions(arch: str, kind: str, tmp_path: Path) -> None:
+    rope: dict[str, Any] = {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0}
+    said: dict[str, Any] = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    if kind == "yarn":
+        rope |= {"rope_type": "yarn", "original_max_position_embeddings": 32}
+        said["rope.scaling.type"] = "yarn"
+        said["rope.scaling.original_context_length"] = 32
+    if kind == "old":
+        said = {"rope.scale_linear": 4.0}
+    model = tiny(arch, rope_parameters=rope)
+    changes = {f"{arch}.{name}": value for name, value in said.items()}
+    path = write(tmp_path / "model.gguf", arch, model, changes=changes)
+    assert agree(path, model)
+    assert not agree(path, tiny(arch)), "the stretching counts"
+
+
+def test_gemma_stretches_its_full_layers_only(tmp_path: Path) -> None:
+    rope = {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": THETA},
+    }
+    model = tiny("gemma3", rope_parameters=rope, num_hidden_layers=6)
+    said = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
+    assert agree(write(tmp_path / "model.gguf", "gemma3", model, changes=said), model)
+
+
+def test_llama_3s_frequencies(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3", "rope_theta": THETA, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+    }  # fmt: skip
+    model = tiny("llama", rope_parameters=rope)
+    plain = THETA ** -(torch.arange(0, 16, 2) / 16)
+    stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](model.config, torch.device("cpu"))
+    factors = (plain / stretched).numpy().astype(np.float32)
+    assert factors.max() > 2
+    tensors = {"rope_freqs.weight": factors}
+    path = write(tmp_path / "model.gguf", "llama", model, tensors=tensors)
+    assert agree(path, model)
+    tensors = {"rope_freqs.weight": factors[:3]}
+    with pytest.raises(ModelLoadError, match="of another number than its heads have frequencies"):
+        load(write(tmp_path / "short.gguf", "llama", model, tensors=tensors))
+
+
+def test_phi_3s_factors_for_long_texts(tmp_path: Path) -> None:
+    size = 16 // 2
+    long, short = np.linspace(1, 4, size), np.linspace(1, 2, size)
+    rope = {
+        "rope_type": "longrope", "rope_theta": THETA, "original_max_position_embeddings": 64,
+        "long_factor": long.tolist(), "short_factor": short.tolist(), "attention_factor": 1.25,
+    }  # fmt: skip
+    model = tiny("phi3", rope_parameters=rope, original_max_position_embeddings=64)
+    said = {
+        "phi3.rope.scaling.original_context_length": 64,
+        "phi3.rope.scaling.attn_factor": 1.25,
+    }
+    tensors = {"rope_factors_long.weight": long, "rope_factors_short.weight": short}
+    path = write(tmp_path / "model.gguf", "phi3", model, changes=said, tensors=tensors)
+    assert agree(path, model)
+    assert load(path).max_length == 64
+
+
+@pytest.mark.parametrize("arch", ["stablelm", "nemotron"])
+@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
+def test_heads_that_are_turned_in_part(arch: str, share: float, tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": THETA, "partial_rotary_factor": share}
+    model = tiny(arch, rope_parameters=rope)
+    assert agree(write(tmp_path / "model.gguf", arch, model), model)
+
+
+@pytest.mark.parametrize(
+    ("arch", "said", "reason"),
+    [
+        ("llama", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, "not read here .yarn"),
+        ("llama", {"rope.scaling.type": "spiral", "rope.scaling.factor": 2.0}, "here .spiral"),
+        ("qwen2", {"rope.dimension_count": 8}, "turns 8 of the 16 numbers of a head"),
+        ("llama", {"attention.value_length": 8}, "keys of 16 numbers and values of 8"),
+        ("llama", {"attention.head_count": [4, 2]}, "another attention.head_count in each layer"),
+        ("llama", {"expert_count": 8}, "a Mixtral"),
+        ("falcon", {"attention.head_count_kv": 2}, "a Falcon with several key heads"),
+    ],
+)
+def test_what_is_not_read_is_refused(
+    arch: str, said: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    changes = {f"{arch}.{name}": value for name, value in said.items()}
+    path = write(tmp_path / "model.gguf", arch, tiny(arch), changes=changes)
+    with pytest.raises(UnsupportedModel, match=reason):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"block_count": 3}, "says that it has 3 layers, and holds 2"),
+        ({"block_count": None}, "does not say what its block_count is"),
+        ({"embedding_length": 32}, "has the shape .* calls for"),
+        ({"attention.head_count": 5}, "no model that there can be .*number of attention heads"),
+        ({"attention.head_count": 0}, "no model that there can be"),
+        (
+            {"attention.key_length": 1 << 31, "attention.value_length": 1 << 31},
+            "has the shape .* calls for",
+        ),
+        ({"feed_forward_length": 64}, "has the shape .* calls for"),
+        ({"attention.layer_norm_rms_epsilon": None}, "does not say what its .*epsilon is"),
+        ({"embedding_length": "wide"}, "says that its embedding_length is 'wide', not a number"),
+    ],
+)
+def test_values_that_do_not_fit(said: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    changes = {f"llama.{name}": value for name, value in said.items()}
+    path = write(tmp_path / "model.gguf", "llama", tiny("llama"), changes=changes)
+    with pytest.raises((ModelLoadError, UnsupportedModel), match=reason):
+        load(path)

@@ -1,0 +1,306 @@
+"""GGUF files as users name them: paths, folders, the hub; chats, stop tokens, drafters."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gguf
+import pytest
+from huggingface_hub import HfApi, constants
+from tokenizers.pre_tokenizers import ByteLevel
+from typer.testing import CliRunner
+
+from outpace import LLM, SamplingParams
+from outpace.cli.main import app
+from outpace.errors import (
+    ModelLoadError,
+    PromptError,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
+from outpace.targets.hf import source
+from outpace.targets.hf.gguf.file import parts_of
+from outpace.targets.hf.load import load, read_tokenizer
+from outpace.targets.hf.source import check_path, locate
+from targets.gguf.files import TEMPLATE, TOKENS, tiny, write
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+CHAT = [{"role": "user", "content": "hello the"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gguf")
+
+
+@pytest.fixture(scope="module")
+def path(folder: Path) -> Path:
+    return write(folder / "target.gguf", "qwen2", tiny("qwen2"), "Q8_0")
+
+
+@pytest.fixture(scope="module")
+def drafter(folder: Path) -> Path:
+    return write(folder / "drafter.gguf", "llama", tiny("llama"), "Q4_0")
+
+
+# -- texts -------------------------------------------------------------------------------------
+
+
+def test_the_tokenizer_is_the_files(path: Path) -> None:
+    tokenizer = load(path).tokenizer
+    text = "hello the <|im_end|>"
+    ids = tokenizer(text).input_ids
+    assert [TOKENS[token] for token in ids] == ["hello", "\u0120t", "he", "\u0120", "<|im_end|>"]
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.chat_template == TEMPLATE
+    assert read_tokenizer(str(path), False)("hello").input_ids == [TOKENS.index("hello")]
+
+
+def test_a_chat_is_rendered_and_ends_with_the_turn(path: Path) -> None:
+    llm = LLM(path)
+    ends = [TOKENS.index("<|im_end|>"), TOKENS.index("<|endoftext|>")]
+    assert llm.target.eos_ids == tuple(ends), "those that the file names, and the usual ones"
+    output = llm.chat(CHAT, GREEDY)
+    text = llm.tokenizer.decode(output.prompt_token_ids)
+    assert text == "<|im_start|>user\nhello the<|im_end|>\n<|im_start|>assistant\n"
+    for end in ends:
+        forced = llm.generate("the", {"allowed_token_ids": [end], "max_tokens": 5})[0].outputs[0]
+        assert (forced.token_ids, forced.finish_reason) == ([end], "stop")
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        ({"tokenizer.ggml.eot_token_id": 7}, [264, 7, 262]),
+        ({"tokenizer.ggml.eos_token_id": None}, [262, 264]),
+        ({"tokenizer.ggml.token_type": None}, [264]),
+    ],
+)
+def test_tokens_that_end_a_text(values: dict[str, Any], ends: list[int], tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=values)
+    assert load(path).eos_ids == tuple(ends)
+
+
+def test_sampling_that_a_file_recommends(tmp_path: Path) -> None:
+    said = {"general.sampling.temp": 0.5, "general.sampling.top_k": 3}
+    path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)
+    params = LLM(path).resolve()
+    assert (params.temperature, params.top_k) == (0.5, 3)
+
+
+def test_without_a_template_or_a_tokenizer(tmp_path: Path) -> None:
+    said = {"tokenizer.chat_template": None}
+    bare = write(tmp_path / "bare.gguf", "qwen2", tiny("qwen2"), changes=said)
+    with pytest.raises(PromptError, match="has no chat template: use generate"):
+        LLM(bare).chat(CHAT)
+    none = write(tmp_path / "none.gguf", "qwen2", tiny("qwen2"), tokens=False)
+    assert load(none).tokenizer is None
+    with pytest.raises(PromptError, match="came without a tokenizer"):
+        LLM(none).generate("the")
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"tokenizer.ggml.model": "rwkv"}, "cannot read the tokenizer .*rwkv"),
+        ({"tokenizer.ggml.tokens": None}, "names a tokenizer and holds no tokens"),
+        ({"tokenizer.ggml.merges": ["h q"]}, "cannot read the tokenizer"),
+        ({"tokenizer.ggml.eos_token_id": 4000}, "its eos_token_id is 4000, which is no token"),
+        ({"tokenizer.ggml.tokens": ["a"] * 5000}, "holds 5000 tokens and weights for 272"),
+    ],
+)
+def test_tokenizers_that_make_no_sense(values: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=values)
+    with pytest.raises(ModelLoadError, match=reason):
+        load(path)
+
+
+def test_an_unknown_way_to_split_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = {"tokenizer.ggml.pre": "own-way"}
+    path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)
+    with caplog.at_level(logging.WARNING, "outpace"):
+        load(path)
+    assert "splits texts in its own way (own-way)" in caplog.text
+
+
+# -- drafting ----------------------------------------------------------------------------------
+
+
+def test_a_drafter_in_a_file_changes_no_word(path: Path, drafter: Path) -> None:
+    plain = LLM(path, dtype="float64").chat(CHAT, GREEDY)
+    config = {"model": str(drafter), "num_speculative_tokens": 3}
+    llm = LLM(path, dtype="float64", speculative_config=config)
+    assert llm.chat(CHAT, GREEDY).token_ids == plain.token_ids
+    described = llm.describe().drafter
+    assert described is not None
+    assert (described.dtype, described.quantization) == ("float32", None)
+    assert described.blocks == "Q4_0 100 %"
+
+
+def test_a_drafter_with_other_tokens(path: Path, tmp_path: Path) -> None:
+    other = [*sorted(ByteLevel.alphabet(), reverse=True), "he"]
+    said = {
+        "tokenizer.ggml.tokens": other, "tokenizer.ggml.token_type": [1] * 257,
+        "tokenizer.ggml.merges": ["h e"], "tokenizer.ggml.eos_token_id": None,
+        "tokenizer.ggml.padding_token_id": None,
+    }  # fmt: skip
+    drafter = write(tmp_path / "model.gguf", "llama", tiny("llama", vocab_size=257), changes=said)
+    with pytest.raises(VocabularyMismatch, match="different tokenizers"):
+        LLM(path, speculative_config={"model": str(drafter)})
+
+
+def test_from_the_command_line(path: Path, drafter: Path) -> None:
+    args = ["generate", "--model", path, "--draft", drafter, "--chat", "hello", "--json"]
+    result = CliRunner().invoke(app, [*map(str, args), "--max-tokens", "3", "--temperature", "0"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    conversation = [{"role": "user", "content": "hello"}]
+    expected = LLM(path).chat(conversation, SamplingParams(temperature=0, max_tokens=3))
+    assert found["token_ids"] == expected.token_ids
+
+
+# -- places ------------------------------------------------------------------------------------
+
+
+def split(path: Path, count: int) -> list[Path]:
+    """Splits a file as llama.cpp's tool does: all values in the first part."""
+    reader = gguf.GGUFReader(path)
+    names = [path.with_name(f"big-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]
+    for number, name in enumerate(names):
+        writer = gguf.GGUFWriter(name, "qwen2")
+        fields = reader.fields.values() if number == 0 else ()
+        for field in fields:
+            if field.name.startswith("GGUF.") or field.name == "general.architecture":
+                continue
+            kind, inner = field.types[0], field.types[-1]
+            sub = inner if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), kind, sub_type=sub)
+        for tensor in reader.tensors[number::count]:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return names
+
+
+def test_a_model_in_parts(path: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.gguf"
+    whole.write_bytes(path.read_bytes())
+    parts = split(whole, 3)
+    whole.unlink()
+    expected = LLM(path).chat(CHAT, GREEDY).token_ids
+    for named in (*parts, tmp_path):
+        assert LLM(named).chat(CHAT, GREEDY).token_ids == expected
+    parts[1].unlink()
+    for named in (parts[0], parts[2], tmp_path):
+        with pytest.raises(ModelLoadError, match="in 3 files, and big-00002-of-00003.gguf is not"):
+            check_path(named)
+    with pytest.raises(ModelLoadError, match="big-00002-of-00003.gguf is not beside it"):
+        parts_of(parts[0])
+
+
+def test_a_folder_with_one_file_or_several(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "one-Q8_0.gguf").write_bytes(path.read_bytes())
+    (tmp_path / "mmproj-one.gguf").write_bytes(b"GGUF")
+    check_path(tmp_path)
+    assert locate(str(tmp_path)) == str(tmp_path / "one-Q8_0.gguf")
+    (tmp_path / "two-Q4_0.gguf").write_bytes(path.read_bytes())
+    with pytest.raises(ModelLoadError, match=r"\(one-Q8_0.gguf, two-Q4_0.gguf\): name one of them"):
+        check_path(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"general.type": "adapter"}, "holds a LoRA adapter, not a language model"),
+        ({"general.type": "mmproj"}, "holds the image or audio projector of another model"),
+        ({"general.architecture": "clip"}, "holds the image or audio projector"),
+        (
+            {"general.architecture": "rwkv7"},
+            "of architecture 'rwkv7', and outpace reads GGUF files",
+        ),
+        ({"general.architecture": "bloom"}, "of architecture 'bloom'"),
+    ],
+)
+def test_files_that_are_no_readable_model(
+    values: dict[str, Any], reason: str, path: Path, tmp_path: Path
+) -> None:
+    arch = values.get("general.architecture", "qwen2")
+    data = path.read_bytes()
+    if "general.type" in values:
+        file = write(tmp_path / "m.gguf", "qwen2", tiny("qwen2"), changes=values)
+    else:
+        file = tmp_path / "m.gguf"
+        old, new = (len(word).to_bytes(8, "little") + word.encode() for word in ("qwen2", arch))
+        pad = 32 - len(data) % 32 + (len(old) - len(new)) % 32
+        file.write_bytes(shifted(data, old, new) + b"\0" * pad)
+    with pytest.raises(UnsupportedModel, match=reason):
+        load(file)
+
+
+def shifted(data: bytes, old: bytes, new: bytes) -> bytes:
+    """Replaces a text near the start by one of another length; what follows moves on."""
+    place = data.index(old)
+    return data[:place] + new + data[place + len(old) :]
+
+
+def test_a_vocabulary_alone_is_no_model(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "vocab.gguf", "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelLoadError, match="holds no weights, only a vocabulary"):
+        load(tmp_path / "vocab.gguf")
+
+
+def test_weights_without_a_place_and_places_without_weights(tmp_path: Path) -> None:
+    import numpy as np
+
+    extra = {"blk.0.attn_q.bias": np.zeros(64)}
+    path = write(tmp_path / "more.gguf", "llama", tiny("llama"), tensors=extra)
+    with pytest.raises(UnsupportedModel, match="has no place for .'blk.0.attn_q.bias' is one"):
+        load(path)
+    less = write(tmp_path / "less.gguf", "qwen2", tiny("qwen2"))
+    less.write_bytes(less.read_bytes().replace(b"blk.0.attn_q.bias", b"blk.0.attn_q.bios"))
+    with pytest.raises(UnsupportedModel, match=r"'blk.0.attn_q.bios' is one"):
+        load(less)
+
+
+# -- the hub -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names = ["README.md", "m-Q4_K_M.gguf", "m-Q8_0.gguf"]
+    found = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
+    monkeypatch.setattr(HfApi, "model_info", lambda *args, **options: found)
+    monkeypatch.setattr(source, "try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return names
+
+
+def test_a_file_on_the_hub(hub: list[str], path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelLoadError, match="as 'some/m:FILE' .it has m-Q4_K_M.gguf, m-Q8_0.gguf"):
+        locate("some/m")
+    check_path("some/m:m-Q8_0.gguf")
+    with pytest.raises(ModelLoadError, match="has no file 'm-Q2.gguf': it has m-Q4_K_M.gguf"):
+        locate("some/m:m-Q2.gguf")
+    monkeypatch.setattr(source, "hf_hub_download", lambda *_: str(path))
+    assert LLM("some/m:m-Q8_0.gguf").chat(CHAT, GREEDY) is not None
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelLoadError, match="HF_HUB_OFFLINE forbids to download it"):
+        locate("some/m:m-Q8_0.gguf")
+
+
+def test_names_that_lead_nowhere(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="there is no file .*missing.gguf"):
+        check_path(tmp_path / "missing.gguf")
+    (tmp_path / "text.gguf").write_text("not weights at all")
+    with pytest.raises(ModelLoadError, match="no GGUF file"):
+        check_path(tmp_path / "text.gguf")
