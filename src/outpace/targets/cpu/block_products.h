@@ -164,7 +164,7 @@ template <int BITS> struct Dots {
     sum = ints(_mm256_dpbusd_avx_epi32(__m256i(sum), __m256i(weights), __m256i(four(x))));
 #endif
   }
-  ints total() const { return sum; }
+  floats floated() const { return __builtin_convertvector(sum, floats); }
 };
 #elif defined(DOTS_AVX512) || defined(DOTS_AVX2)
 // Products are added up in 16 bits first, as long as these suffice: codes of 4 bits for all 8 groups
@@ -204,7 +204,7 @@ template <int BITS> struct Dots {
     part = GROUP % LONG ? plus16(part, products) : products;
     if (GROUP % LONG == LONG - 1) sum += ints(fours(part));
   }
-  ints total() const { return sum; }
+  floats floated() const { return __builtin_convertvector(sum, floats); }
 };
 #else
 #ifdef DOTS_ARM
@@ -225,7 +225,7 @@ template <int BITS> struct Dots {
                    weights[4 * lane + 2] * x[2] + weights[4 * lane + 3] * x[3];
 #endif
   }
-  ints total() const { return sum; }
+  floats floated() const { return __builtin_convertvector(sum, floats); }
 };
 #endif
 
@@ -314,8 +314,7 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
   void end(const Dots<BITS> (&dots)[IN], const Rounded *in, floats scale, floats (&found)[IN]) const {
 #pragma GCC unroll 8
     for (int r = 0; r < IN; r++)
-      found[r] = fused(__builtin_convertvector(dots[r].total(), floats), scale * all(in[r].scale),
-                       found[r]);
+      found[r] = fused(dots[r].floated(), scale * all(in[r].scale), found[r]);
   }
 
   void compute(int64_t slice) const {
@@ -329,11 +328,16 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
       Dots<BITS> dots[IN];
       begin(dots, in, less);
       if constexpr (BITS == 6) {
+        floats first = load<floats>(scales.scale[2 * b] + slice), half[IN];
+        floats second = load<floats>(scales.scale[2 * b + 1] + slice);
         group(std::integer_sequence<int, 0, 1, 2, 3>{}, at, in, dots);
-        end(dots, in, load<floats>(scales.scale[2 * b] + slice), found);
+#pragma GCC unroll 8
+        for (int r = 0; r < IN; r++) half[r] = first * dots[r].floated();
         begin(dots, in, less + 1);
         group(std::integer_sequence<int, 4, 5, 6, 7>{}, at, in, dots);
-        end(dots, in, load<floats>(scales.scale[2 * b + 1] + slice), found);
+#pragma GCC unroll 8
+        for (int r = 0; r < IN; r++)
+          found[r] = fused(fused(second, dots[r].floated(), half[r]), all(in[r].scale), found[r]);
       } else {
         group(std::make_integer_sequence<int, GROUPS>{}, at, in, dots);
         end(dots, in, load<floats>(scales.scale[b] + slice), found);

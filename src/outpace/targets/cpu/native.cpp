@@ -30,7 +30,6 @@ constexpr int BLOCK = 64;        // slots whose scores are worked out before the
 constexpr int TOGETHER = 8;      // tokens that go through the cache together
 constexpr int MOST_EACH = 64;    // query heads that may share a key head (as in Python)
 constexpr int64_t BLOCKED = 4;   // the first of the kinds of weights in blocks (as in Python)
-constexpr int64_t PANELS = 4;    // panels of blocks that a thread takes at once, at least
 constexpr int64_t GRAIN = 4;     // blocks of activations that a thread takes at once, at least
 
 // -- products: y[r, n] = sum over k of x[r, k] w[n, k] ---------------------------------------------
@@ -382,7 +381,7 @@ void multiply(const Product &job, Team &team, int size) {
   int64_t total = 0, begin, end;
   for (int64_t i = 0; i < job.count; i++) total += job.parts[i].outputs;
   int64_t grain = PANEL * (SUMS / std::clamp<int64_t>(job.rows, 2, ROWS));
-  if (job.in_blocks()) grain = WIDTH * PANELS;
+  if (job.in_blocks()) grain = WIDTH;
   while (team.take(total, grain, size, begin, end)) {
     int64_t first = 0;
     for (int64_t i = 0; i < job.count; first += job.parts[i++].outputs) {
@@ -786,7 +785,7 @@ struct Packing {
 
   void compute() {
     const int64_t size = panel_bytes(FORMS[kind], blocks), panels = (outputs + WIDTH - 1) / WIDTH;
-    for (int64_t begin, end; team.take(panels, PANELS, threads.here(), begin, end);)
+    for (int64_t begin, end; team.take(panels, 1, threads.here(), begin, end);)
       for (; begin < end; begin++)
         pack_panel(kind, raw, outputs, blocks, begin, to + begin * size);
   }
