@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
-from outpace.targets.cpu.blocks import blocks_of
+from outpace.targets.cpu.blocks import blocks_of, embedding_dtype
 from outpace.targets.cpu.kernels import ASKED, NATIVE, Kernels, speed_up
 from outpace.targets.cpu.kernels import check as check_kernels
 from outpace.targets.cpu.native_blocks import use_block_kernels
@@ -206,7 +206,9 @@ def _replace_layers(loaded: Loaded, kernels: Kernels) -> bool:
         quantize(loaded.model, loaded.quantization)
     else:
         speed_up(loaded.model, kernels)
-        in_blocks = use_block_kernels(loaded.model) if kernels in NATIVE else 0
+        model: Any = loaded.model
+        narrow = embedding_dtype(model.get_input_embeddings()) == torch.float32
+        in_blocks = use_block_kernels(model) if kernels in NATIVE and narrow else 0
     if kernels in NATIVE:
         lay_out_weights(loaded.model, tune=kernels == "tune")
     return in_blocks > 0
