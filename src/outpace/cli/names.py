@@ -14,6 +14,7 @@ METHODS: Mapping[str, str] = {
     "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
     "ngram": "what followed the same tokens earlier in the text",
     "none": "nothing: plain decoding",
+    "recycling": "what the target lately found most probable after each token",
     "suffix": "what most often followed the longest match in this and earlier texts",
 }
 

@@ -19,6 +19,7 @@ REGISTRY = LazyRegistry(
         "none": "outpace.draft.none:NoDrafter",
         "ngram": "outpace.draft.lookup.ngram:NgramDrafter",
         "suffix": "outpace.draft.lookup.suffix:SuffixDrafter",
+        "recycling": "outpace.draft.lookup.recycling:RecyclingDrafter",
         "draft_model": "outpace.draft.models.chain:DraftModel",
         "draft_tree": "outpace.draft.models.tree:DraftTree",
     },
