@@ -15,6 +15,7 @@ METHODS: Mapping[str, str] = {
     "ngram": "what followed the same tokens earlier in the text",
     "none": "nothing: plain decoding",
     "recycling": "what the target lately found most probable after each token",
+    "retrieval": "what followed the longest match in a corpus (outpace datastore build)",
     "suffix": "what most often followed the longest match in this and earlier texts",
 }
 

@@ -20,6 +20,7 @@ REGISTRY = LazyRegistry(
         "ngram": "outpace.draft.lookup.ngram:NgramDrafter",
         "suffix": "outpace.draft.lookup.suffix:SuffixDrafter",
         "recycling": "outpace.draft.lookup.recycling:RecyclingDrafter",
+        "retrieval": "outpace.draft.lookup.retrieval:RetrievalDrafter",
         "draft_model": "outpace.draft.models.chain:DraftModel",
         "draft_tree": "outpace.draft.models.tree:DraftTree",
     },
