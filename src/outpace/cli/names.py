@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 METHODS: Mapping[str, str] = {
     "draft_model": "a smaller model with the same tokenizer (--draft)",
     "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
+    "lookahead": "n-grams that the target writes ahead in the same pass",
     "ngram": "what followed the same tokens earlier in the text",
     "none": "nothing: plain decoding",
     "recycling": "what the target lately found most probable after each token",
