@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from itertools import count
 
 from outpace.draft.trees import Guess
@@ -61,8 +60,11 @@ def likeliest_tree(texts: Texts, nodes: int, least: float = 0.0) -> Guess:
     return guess
 
 
-def _grouped(texts: Sequence[list[int]], depth: int) -> dict[int, Texts]:
+def _grouped(texts: Texts, depth: int) -> dict[int, Texts]:
     """Returns the continuations by the token at a depth, without those that ended before."""
+    if len(texts) == 1:  # as nearly always far down
+        token = texts[0][depth]
+        return {token: texts} if token >= 0 else {}
     groups: dict[int, Texts] = {}
     for text in texts:
         token = text[depth]

@@ -168,7 +168,7 @@ class SuffixDrafter(Drafter):
         """Returns the most promising draft and a place that it was found at."""
         best, at = Guess(), 0
         places, agree = where.matches(context)
-        for length in np.unique(agree)[::-1].tolist():
+        for length in np.bincount(agree).nonzero()[0][::-1].tolist():
             nodes = min(budget, int(length * self._options.suffix_decoding_max_spec_factor))
             if nodes <= best.score:  # a token promises one at most
                 break
