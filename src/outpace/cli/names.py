@@ -15,8 +15,12 @@ METHODS: Mapping[str, str] = {
     "hydra": "a trained head that sees the state and the tokens drafted so far",
     "medusa": "trained heads, one for each future token",
     "mlp_speculator": "a small trained recurrent network",
+    "lookahead": "n-grams that the target writes ahead in the same pass",
     "ngram": "what followed the same tokens earlier in the text",
     "none": "nothing: plain decoding",
+    "recycling": "what the target lately found most probable after each token",
+    "retrieval": "what followed the longest match in a corpus (outpace datastore build)",
+    "suffix": "what most often followed the longest match in this and earlier texts",
 }
 
 LOSSLESS: Mapping[str, str] = {

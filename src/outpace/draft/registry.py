@@ -18,6 +18,10 @@ REGISTRY = LazyRegistry(
     {
         "none": "outpace.draft.none:NoDrafter",
         "ngram": "outpace.draft.lookup.ngram:NgramDrafter",
+        "suffix": "outpace.draft.lookup.suffix:SuffixDrafter",
+        "recycling": "outpace.draft.lookup.recycling:RecyclingDrafter",
+        "retrieval": "outpace.draft.lookup.retrieval:RetrievalDrafter",
+        "lookahead": "outpace.draft.itself.lookahead:LookaheadDrafter",
         "draft_model": "outpace.draft.models.chain:DraftModel",
         "draft_tree": "outpace.draft.models.tree:DraftTree",
         "medusa": "outpace.draft.trained.medusa:MedusaDrafter",

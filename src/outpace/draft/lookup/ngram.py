@@ -80,6 +80,21 @@ class NgramDrafter(Drafter):
         self._rows: list[_Index] = []
 
     @classmethod
+    def configure(cls, given: Mapping[str, Any]) -> NgramOptions:
+        """Returns its options. As in vLLM, one of the two sizes may be given alone: the other one
+        gives way if its default contradicts it."""
+        unset = NgramOptions()
+        low: Any = given.get("prompt_lookup_min")
+        high: Any = given.get("prompt_lookup_max")
+        filled = dict(given)
+        if is_whole(low):
+            filled.setdefault("prompt_lookup_max", max(low, unset.prompt_lookup_max))
+        if is_whole(high):
+            filled.setdefault("prompt_lookup_min", min(high, unset.prompt_lookup_min))
+        options: NgramOptions = super().configure(filled)
+        return options
+
+    @classmethod
     def build(cls, setup: Setup) -> NgramDrafter:
         return cls(setup.options)
 

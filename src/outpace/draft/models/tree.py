@@ -15,8 +15,9 @@ from torch import Tensor
 from outpace.core.proposal import Drawn, Point, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
-from outpace.core.tree_shape import LARGEST, TreeShape
+from outpace.core.tree_shape import TreeShape
 from outpace.draft.base import Rows, Setup
+from outpace.draft.branching import BRANCHING_HELP, shape_of
 from outpace.draft.models.chain import DraftModel, DraftModelOptions
 from outpace.draft.options import option
 from outpace.draft.trees import TreePlans, draw_tree
@@ -29,14 +30,12 @@ from outpace.targets.hf.runner import Runner
 class DraftTreeOptions(DraftModelOptions):
     """What a user may set."""
 
-    branching: Any = option(
-        "auto", "Children of a node at each depth, such as [3, 2, 1]; 'auto': as it pays."
-    )
+    branching: Any = option("auto", BRANCHING_HELP)
     with_replacement: bool = option(False, "Whether siblings may be the same token.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _shape(self.branching)
+        shape_of(self.branching)
         if not isinstance(self.with_replacement, bool):
             given = self.with_replacement
             raise ConfigError(f"with_replacement must be true or false, not {given!r}.")
@@ -80,7 +79,7 @@ class DraftTree(DraftModel):
             loaded,
             cls._runner(setup, loaded),
             setup.loaded.vocabulary,
-            _shape(options.branching),
+            shape_of(options.branching),
             options.with_replacement,
         )
 
@@ -124,20 +123,3 @@ class DraftTree(DraftModel):
         if isinstance(law, Point):
             return proposal
         return replace(proposal, law=replace(law, with_replacement=self._with_replacement))
-
-
-def _shape(branching: object) -> TreeShape | None:
-    if branching == "auto":
-        return None
-    listed = list(branching) if isinstance(branching, (list, tuple)) else []
-    if not listed or any(not isinstance(count, int) or count < 1 for count in listed):
-        raise ConfigError(
-            "branching must be 'auto' or list the children per node at each depth, such as "
-            f"[3, 2, 1], not {branching!r}."
-        )
-    shape = TreeShape.branching(listed)
-    if shape.size > LARGEST:
-        raise ConfigError(
-            f"branching {listed} makes {shape.size} nodes; at most {LARGEST} are scored at once."
-        )
-    return shape

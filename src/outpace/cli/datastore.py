@@ -1,0 +1,134 @@
+"""``outpace datastore``: corpora that the retrieval drafter looks tokens up in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from outpace.cli.loading import starting
+from outpace.cli.options import Model, TrustRemoteCode
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Corpora for the method 'retrieval': build one, look at one.",
+)
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILES...",
+        help='Texts, or *.jsonl with a "text", a "prompt" with a "completion", or a chat in '
+        '"messages" per line.',
+        show_default=False,
+    ),
+]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the datastore into.")]
+TokenizerName = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="ID_OR_PATH",
+        help="Folder or hub name to take the tokenizer from, instead of --model.",
+    ),
+]
+
+
+@app.command()
+def build(
+    files: Files,
+    out: Out,
+    model: Model = None,
+    tokenizer: TokenizerName = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Tokenise files as the target does, and sort all their places."""
+    with starting():
+        from outpace.draft.lookup.corpus import tokenised
+        from outpace.draft.lookup.datastore import Datastore, fingerprint_of
+
+    name, known = _tokenizer(model, tokenizer, trust_remote_code)
+    _check(files, out)
+    console = Console()
+    with _bar(Console(stderr=True)) as bar:
+        reading = bar.add_task("reading", total=sum(file.stat().st_size for file in files))
+        sorting = bar.add_task("sorting", total=1.0)
+        datastore = Datastore.of(
+            tokenised(files, known, lambda count: bar.advance(reading, count)),
+            max(known.get_vocab().values()) + 1,
+            name,
+            fingerprint_of(known),
+            lambda share: bar.update(sorting, completed=share),
+        )
+        bar.update(sorting, completed=1.0)
+    datastore.save(out)
+    console.print(_table(out, datastore.description, datastore.nbytes))
+
+
+@app.command()
+def info(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a datastore.")],
+) -> None:
+    """Check a datastore's files, and say what is in it."""
+    with starting():
+        from outpace.draft.lookup.datastore import Datastore
+
+    datastore = Datastore.open(folder)
+    Console().print(_table(folder, datastore.description, datastore.nbytes))
+
+
+def _tokenizer(model: str | None, tokenizer: str | None, trust: bool) -> tuple[str, Any]:
+    """The tokenizer to build with, and its name."""
+    from outpace.api import BUNDLED
+    from outpace.errors import ConfigError
+    from outpace.targets.hf.load import read_tokenizer
+    from outpace.targets.hf.source import check_path
+
+    if model is not None and tokenizer is not None:
+        raise ConfigError("--model and --tokenizer exclude each other: give one of them.")
+    name = model or tokenizer or str(BUNDLED / "target")
+    if not (Path(name) / "tokenizer.json").exists():
+        check_path(name)
+    found = read_tokenizer(name, trust)
+    if found is None:
+        raise ConfigError(f"{name!r} has no tokenizer: name a model that has one.")
+    return (name if model or tokenizer else "the bundled pair"), found
+
+
+def _check(files: list[Path], out: Path) -> None:
+    """Raises ``ConfigError`` for what would make a long build fail at its end."""
+    from outpace.errors import ConfigError
+
+    for file in files:
+        if not file.is_file():
+            what = "is a folder" if file.is_dir() else "does not exist"
+            raise ConfigError(f"{str(file)!r} {what}: name text or .jsonl files.")
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise ConfigError(f"--out {str(out)!r} exists already: name a new or an empty folder.")
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def _table(folder: Path, about: Any, size: int) -> Table:
+    table = Table(title=f"Datastore {folder}", show_header=False, title_justify="left")
+    table.add_row("texts", str(about.texts))
+    table.add_row("tokens", str(about.tokens))
+    table.add_row("size", f"{size / 1e6:.1f} MB")
+    table.add_row("tokenizer", about.tokenizer or "none: token ids")
+    table.add_row("fingerprint", about.fingerprint or "none")
+    return table

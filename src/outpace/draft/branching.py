@@ -1,0 +1,29 @@
+"""The option that says how many children the nodes of a tree have."""
+
+from __future__ import annotations
+
+from outpace.core.tree_shape import LARGEST, TreeShape
+from outpace.errors import ConfigError
+
+BRANCHING_HELP = "Children of a node at each depth, such as [3, 2, 1]; 'auto': as it pays."
+
+
+def shape_of(branching: object) -> TreeShape | None:
+    """Returns the shape with so many children per node at each depth, None for "auto".
+
+    Raises ``ConfigError`` for anything else, and for trees that are too large.
+    """
+    if branching == "auto":
+        return None
+    listed = list(branching) if isinstance(branching, (list, tuple)) else []
+    if not listed or any(not isinstance(count, int) or count < 1 for count in listed):
+        raise ConfigError(
+            "branching must be 'auto' or list the children per node at each depth, such as "
+            f"[3, 2, 1], not {branching!r}."
+        )
+    shape = TreeShape.branching(listed)
+    if shape.size > LARGEST:
+        raise ConfigError(
+            f"branching {listed} makes {shape.size} nodes; at most {LARGEST} are scored at once."
+        )
+    return shape

@@ -1,0 +1,130 @@
+"""Texts and chats from files, as the tokens that a datastore is built of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outpace.errors import ConfigError
+
+BLOCK = 1 << 20
+"""Characters of a text file that are read at once, to the end of their line."""
+
+TEXTS = ("text", "content")
+PAIRS = (("prompt", "question", "instruction", "input"),
+         ("completion", "response", "answer", "output"))  # fmt: skip
+CHATS = ("messages", "conversations", "conversation", "chat")
+FIELDS = f'"{TEXTS[0]}", "{CHATS[0]}", or "{PAIRS[0][0]}" with "{PAIRS[1][0]}"'
+ROLES = {"human": "user", "gpt": "assistant"}
+"""Names of roles in the ShareGPT format, and what chat templates call them."""
+
+Advance = Callable[[int], None]
+"""Called with the number of bytes that were read."""
+
+
+def tokenised(
+    files: Sequence[Path], tokenizer: Any, advance: Advance | None = None
+) -> Iterator[list[int]]:
+    """Yields the token ids of every text and chat of some files.
+
+    A .jsonl file has one record per line: a text, a chat, or a prompt with its answer. Of any other
+    file all is text. Chats are written as the tokenizer's chat template does, if there is one.
+    Raises ``ConfigError`` for a file that cannot be read, and for a record without any of these.
+    """
+    for file in files:
+        read = _records if file.suffix == ".jsonl" else _blocks
+        for text in read(file, tokenizer, advance or (lambda count: None)):
+            yield tokenizer(text, add_special_tokens=False).input_ids
+
+
+def _blocks(file: Path, tokenizer: Any, advance: Advance) -> Iterator[str]:
+    with _opened(file) as lines:
+        while block := _read(file, lines, BLOCK):
+            block += _read(file, lines, None)
+            advance(len(block.encode()))
+            yield block
+
+
+def _records(file: Path, tokenizer: Any, advance: Advance) -> Iterator[str]:
+    with _opened(file) as lines:
+        number = 0
+        while line := _read(file, lines, None):
+            number += 1
+            advance(len(line.encode()))
+            if line.strip():
+                yield _text(_record(line, f"{file}, line {number}"), tokenizer)
+
+
+def _opened(file: Path) -> Any:
+    try:
+        # Lines end at line breaks only: JSON may hold other separators of Unicode.
+        return file.open(encoding="utf-8-sig", newline="\n")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {str(file)!r} ({error.strerror}): name text or .jsonl files."
+        ) from error
+
+
+def _read(file: Path, lines: Any, size: int | None) -> str:
+    """So many characters, or what is left of the line."""
+    try:
+        return str(lines.readline() if size is None else lines.read(size))
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{str(file)!r} is not UTF-8 text (byte {error.object[error.start]:#04x}): save it as "
+            "UTF-8, or leave it out."
+        ) from error
+
+
+def _record(line: str, place: str) -> str | list[dict[str, Any]]:
+    """The text or the chat of one line."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{place} is not JSON ({error}): give one record per line.") from error
+    if isinstance(record, str) and record:
+        return record
+    found = (_first(record, TEXTS) or _chat(record)) if isinstance(record, Mapping) else None
+    if found is None:
+        raise ConfigError(f"{place} holds no text: give each record {FIELDS}.")
+    return found
+
+
+def _first(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    texts = (record.get(name) for name in names)
+    return next((text for text in texts if isinstance(text, str) and text), None)
+
+
+def _chat(record: Mapping[str, Any]) -> list[dict[str, Any]] | str | None:
+    listed: list[Any] = next(
+        (record[name] for name in CHATS if isinstance(record.get(name), list)), []
+    )
+    turns = [turn for turn in map(_turn, listed) if turn is not None]
+    if turns and len(turns) == len(listed):
+        return turns
+    prompt, answer = (_first(record, names) for names in PAIRS)
+    if prompt and answer:
+        return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+    return prompt or answer
+
+
+def _turn(turn: Any) -> dict[str, str] | None:
+    if not isinstance(turn, Mapping):
+        return None
+    role = _first(turn, ("role", "from"))
+    content = _first(turn, ("content", "value"))
+    return {"role": ROLES.get(role, role), "content": content} if role and content else None
+
+
+def _text(found: str | list[dict[str, Any]], tokenizer: Any) -> str:
+    """The text of a record; a chat without a template, or one that it refuses, as its turns."""
+    if isinstance(found, str):
+        return found
+    if getattr(tokenizer, "chat_template", None):
+        try:
+            return str(tokenizer.apply_chat_template(found, tokenize=False))
+        except Exception:  # a template is a program of the model's, and raises what it likes
+            pass
+    return "\n".join(turn["content"] for turn in found)

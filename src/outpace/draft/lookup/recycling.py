@@ -1,0 +1,204 @@
+"""Token recycling: the tokens that the target found most probable are not thrown away.
+
+Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with
+Token Recycling" (arXiv 2408.08696).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from outpace.core.proposal import Drawn, Needs, Point, Proposal
+from outpace.core.transfer import to_device
+from outpace.core.tree import Tree
+from outpace.core.tree_shape import TreeShape
+from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.branching import BRANCHING_HELP, shape_of
+from outpace.draft.options import option
+
+CANDIDATES = 4
+"""Successors of a token that are kept where the tree is grown: such trees have no fifth sibling."""
+
+TREES = 64
+"""Kept of the shapes that were drafted."""
+
+Successors = Callable[[int], Sequence[int]]
+"""Returns the tokens that may follow a token, the most likely one first."""
+
+
+class _Matrix:
+    """The latest most probable successors of each token, over all requests."""
+
+    def __init__(self, vocabulary: int, candidates: int) -> None:
+        self._rows = np.full((vocabulary, candidates), -1, np.int32)  # -1: not known
+
+    def after(self, token: int) -> list[int]:
+        """Returns the successors of a token, the most probable one first."""
+        return [each for each in self._rows[token].tolist() if each >= 0]
+
+    def put(self, tokens: Sequence[int], successors: Sequence[Sequence[int]]) -> None:
+        """Replaces the successors of these tokens; of equal tokens the last one counts."""
+        if len(tokens):
+            self._rows[list(tokens)] = successors
+
+    def suggest(self, text: Sequence[int]) -> None:
+        """Enters each token's successor in a text where none is known."""
+        if len(text) > 1:
+            tokens, following = np.array(text[:-1]), np.array(text[1:])
+            new = self._rows[tokens, 0] < 0
+            self._rows[tokens[new], 0] = following[new]
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes
+
+
+class _OwnText:
+    """The latest different successors of each token in one text."""
+
+    def __init__(self, candidates: int) -> None:
+        self.known = 0
+        self._candidates = candidates
+        self._last: int | None = None
+        self._after: dict[int, list[int]] = {}
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Appends tokens to the text."""
+        for token in tokens:
+            if self._last is not None:
+                found = self._after.setdefault(self._last, [])
+                if token in found:
+                    found.remove(token)
+                found.insert(0, token)
+                del found[self._candidates :]
+            self._last = token
+        self.known += len(tokens)
+
+    def after(self, token: int) -> Sequence[int]:
+        """Returns the successors of a token, the latest one first."""
+        return self._after.get(token, ())
+
+    @property
+    def nbytes(self) -> int:
+        lists = sum(map(sys.getsizeof, self._after.values()))
+        return sys.getsizeof(self._after) + lists + sys.getsizeof(0) * len(self._after)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecyclingOptions:
+    """What a user may set."""
+
+    branching: Any = option("auto", BRANCHING_HELP)
+
+    def __post_init__(self) -> None:
+        shape_of(self.branching)
+
+
+class RecyclingDrafter(Drafter):
+    """Drafts a tree from a matrix with the latest most probable successors of every token.
+
+    The matrix is shared by all requests. It is written in every round, from the target's laws at
+    the root and at all drafted nodes, rejected ones too. A child of rank r is its parent's r-th
+    successor; the draft ends at the first node that has none. Where nothing is known of a token, a
+    prompt's own successor stands in.
+
+    What the matrix holds depends on other requests. Rows whose text must follow from their own
+    history alone draft from the successors in their own text instead.
+    """
+
+    name: ClassVar[str] = "recycling"
+    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    trees: ClassVar[bool] = True
+    default_rule: ClassVar[str] = "match"
+    needs: Needs = Needs(laws=True)
+    Options: ClassVar[type[Any]] = RecyclingOptions
+
+    def __init__(self, vocabulary: int, shape: TreeShape | None = None) -> None:
+        """vocabulary: rows of the target's head; shape: None for what `Rows.shape` says."""
+        self.shape = shape
+        self.any_shape = shape is None
+        self._candidates = min(vocabulary, CANDIDATES if shape is None else shape.width)
+        self._matrix = _Matrix(vocabulary, self._candidates)
+        self._own: list[_OwnText] = []
+        self._trees: dict[tuple[TreeShape, int], Tree] = {}
+
+    @classmethod
+    def build(cls, setup: Setup) -> RecyclingDrafter:
+        vocabulary = int(setup.loaded.config.vocab_size)
+        return cls(vocabulary, shape_of(setup.options.branching))
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        for row in rows:
+            self._matrix.suggest(row.prompt)
+        self._own += [_OwnText(self._candidates) for _ in rows]
+
+    def retain(self, rows: Sequence[int]) -> None:
+        self._own = [self._own[row] for row in rows]
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
+        drafts = [self._draft(rows, row, shape, budget) for row, budget in enumerate(budgets)]
+        width = max(map(len, drafts))
+        if not width:
+            return Proposal.empty(len(rows), rows.seeds.device)
+        device = rows.seeds.device
+        padded = [[*draft, *[0] * (width - len(draft))] for draft in drafts]
+        counts = to_device([len(draft) for draft in drafts], device)
+        tree = self._tree(shape.first(width), len(rows), device)
+        return Proposal(to_device(padded, device), tree, counts, Point())
+
+    def observe(self, rows: Rows, round: Round) -> None:
+        if round.laws is None:
+            return
+        top = round.laws.topk(self._candidates, -1)
+        found = torch.where(top.values > 0, top.indices, -1).tolist()  # [B, M, k]
+        drafted, counts = round.proposal.tokens.tolist(), round.proposal.counts.tolist()
+        paths = round.verdict.path(round.proposal.tree).tolist()
+        for row, successors in enumerate(found):
+            tokens = [rows.since(row, rows.length(row) - 1)[0], *drafted[row][: counts[row]]]
+            # What was accepted is entered last: nothing replaces it.
+            accepted = [0, *(node for node in paths[row] if node > 0)]
+            others = [node for node in range(len(tokens)) if node not in accepted]
+            order = [*others, *accepted]
+            self._matrix.put([tokens[n] for n in order], [successors[n] for n in order])
+
+    def _draft(self, rows: Rows, row: int, shape: TreeShape, budget: int) -> list[int]:
+        """Returns the first nodes of the shape, as far as their tokens are known."""
+        if not budget:
+            return []
+        after = self._successors(rows, row)
+        tokens = rows.since(row, rows.length(row) - 1)  # the root
+        candidates = [after(tokens[0])]
+        ranks = [0] * (1 + shape.size)
+        for parent in shape.parents[:budget]:
+            if ranks[parent] >= len(candidates[parent]):
+                break
+            tokens.append(candidates[parent][ranks[parent]])
+            candidates.append(after(tokens[-1]))
+            ranks[parent] += 1
+        return tokens[1:]
+
+    def _successors(self, rows: Rows, row: int) -> Successors:
+        if not (rows.pure and rows.pure[row]):
+            return self._matrix.after
+        own = self._own[row]
+        own.learn(rows.since(row, own.known))
+        return own.after
+
+    def _tree(self, shape: TreeShape, rows: int, device: torch.device) -> Tree:
+        """The tree of a shape, made once with all that a tree derives."""
+        if (shape, rows) not in self._trees:
+            if len(self._trees) >= TREES:
+                self._trees.clear()
+            self._trees[shape, rows] = Tree.uniform(list(shape.parents), rows, device)
+        return self._trees[shape, rows]
+
+    @property
+    def nbytes(self) -> int:
+        return self._matrix.nbytes + sum(own.nbytes for own in self._own)

@@ -1,0 +1,185 @@
+"""Suffix decoding: how texts went on after the longest context that they share with this one.
+
+Oliaro et al. 2024, "SuffixDecoding" (arXiv 2411.04975); the options are named as in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from outpace.core.proposal import Drawn, Proposal
+from outpace.core.values import flag, is_whole, shown
+from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.guesses import Guess, point_trees
+from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
+from outpace.draft.lookup.occurrences import Occurrences
+from outpace.draft.lookup.past import PastTexts
+from outpace.draft.options import option
+from outpace.errors import ConfigError
+from outpace.targets.hf.load import Loaded
+
+DEEPEST = 64
+"""Tokens of a context that may be compared."""
+
+COUNTED = 64
+"""Places, the latest ones, whose continuations are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuffixOptions:
+    """What a user may set."""
+
+    suffix_decoding_max_tree_depth: int = option(24, "Tokens of the longest match.")
+    suffix_decoding_max_spec_factor: float = option(
+        1.0, "Tokens to draft for each token that matches."
+    )
+    suffix_decoding_min_token_prob: float = option(
+        0.1, "The chance, by frequency, below which a token is not drafted."
+    )
+    suffix_decoding_max_cached_requests: int = option(
+        10_000, "Finished texts that are kept for others; 0: each request knows itself only."
+    )
+    max_cached_tokens: int = option(1_000_000, "Tokens of these texts, at most.")
+    tree: bool = option(False, "Whether several continuations are drafted at once.")
+
+    def __post_init__(self) -> None:
+        self._check_whole("suffix_decoding_max_tree_depth", 1, DEEPEST)
+        self._check_whole("suffix_decoding_max_cached_requests", 0, 10**9)
+        self._check_whole("max_cached_tokens", 0, 10**9)
+        self._check_number("suffix_decoding_max_spec_factor", 100.0)
+        self._check_number("suffix_decoding_min_token_prob", 1.0)
+        flag("tree", self.tree, error=ConfigError)
+
+    def _check_whole(self, name: str, low: int, high: int) -> None:
+        value = getattr(self, name)
+        if not (is_whole(value) and low <= value <= high):
+            raise ConfigError(
+                f"{name} must be a whole number from {low} to {high}, not {shown(value)}."
+            )
+
+    def _check_number(self, name: str, high: float) -> None:
+        value = getattr(self, name)
+        kind = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (kind and 0 <= value <= high):
+            raise ConfigError(f"{name} must be a number from 0 to {high:g}, not {shown(value)}.")
+
+
+class _Text:
+    """One request: its tokens, and which of them are its prompt."""
+
+    def __init__(self, reach: int) -> None:
+        self.occurrences = Occurrences(reach)
+        self.prompt = 0
+
+    def catch_up(self, rows: Rows, row: int) -> None:
+        """Takes over what was committed since."""
+        known = len(self.occurrences)
+        if known < rows.length(row):
+            self.prompt = len(rows.history.prompts[row])
+            self.occurrences.extend(rows.since(row, known))
+
+    def last(self, count: int) -> list[int]:
+        """Returns the last tokens."""
+        end = self.occurrences.end
+        return self.occurrences.tokens(end - min(count, len(self.occurrences)), end)
+
+    def output(self) -> list[int]:
+        """Returns the tokens behind the prompt."""
+        return self.last(max(0, len(self.occurrences) - self.prompt))
+
+
+class SuffixDrafter(Drafter):
+    """Looks for the last tokens of a row in its own text and in the outputs of finished requests.
+
+    Of all lengths of a match that one is taken whose draft promises most tokens: each node counts
+    with the product of relative frequencies on its path. A draft is no longer than the match times
+    ``suffix_decoding_max_spec_factor``. Rows whose text must follow from their own history alone
+    look into their own text only. Rows without a match propose nothing.
+    """
+
+    name: ClassVar[str] = "suffix"
+    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    default_rule: ClassVar[str] = "match"
+    Options: ClassVar[type[Any]] = SuffixOptions
+    longest: int = 16
+
+    def __init__(self, options: SuffixOptions) -> None:
+        self.trees = options.tree  # type: ignore[misc]
+        self._options = options
+        self._depth = options.suffix_decoding_max_tree_depth
+        self._grow = likeliest_tree if options.tree else likeliest_chain
+        self._texts: list[_Text] = []
+        self.past = PastTexts(
+            self._depth, options.suffix_decoding_max_cached_requests, options.max_cached_tokens
+        )
+
+    @classmethod
+    def build(cls, setup: Setup) -> SuffixDrafter:
+        return cls(setup.options)
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        return {"tree": True, "suffix_decoding_max_spec_factor": 4.0}
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        self._texts += [_Text(self._depth) for _ in rows]
+
+    def retain(self, rows: Sequence[int]) -> None:
+        kept = set(rows)
+        for row, text in enumerate(self._texts):
+            if row not in kept:
+                self.past.add(text.output())
+        self._texts = [self._texts[row] for row in rows]
+
+    def reset(self) -> None:
+        # The rows come again: nothing has ended, and what is known of them may be incomplete.
+        self._texts = []
+        self.past.recover()
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]
+        return point_trees(guesses, rows.seeds.device)
+
+    def observe(self, rows: Rows, round: Round) -> None:
+        # A row that drafts nothing for a while must not have much to catch up with.
+        for row in range(len(rows)):
+            self._texts[row].catch_up(rows, row)
+
+    def _guess(self, rows: Rows, row: int, budget: int) -> Guess:
+        if not budget:
+            return Guess()
+        text = self._texts[row]
+        text.catch_up(rows, row)
+        context = text.last(self._depth)
+        own, _ = self._best(text.occurrences, context, budget)
+        if not self.past or (rows.pure and rows.pure[row]):
+            return own
+        others, place = self._best(self.past.occurrences, context, budget)
+        if others.score <= own.score:
+            return own
+        self.past.touch(place)
+        return others
+
+    def _best(self, where: Occurrences, context: list[int], budget: int) -> tuple[Guess, int]:
+        """Returns the most promising draft and a place that it was found at."""
+        best, at = Guess(), 0
+        places, agree = where.matches(context)
+        for length in np.bincount(agree).nonzero()[0][::-1].tolist():
+            nodes = min(budget, int(length * self._options.suffix_decoding_max_spec_factor))
+            if nodes <= best.score:  # a token promises one at most
+                break
+            found = places[agree >= length][:COUNTED]
+            texts = where.continuations(found, nodes)
+            guess = self._grow(texts, nodes, self._options.suffix_decoding_min_token_prob)
+            if guess.score > best.score:
+                best, at = guess, int(found[0])
+        return best, at
+
+    @property
+    def nbytes(self) -> int:
+        texts = sum(text.occurrences.nbytes for text in self._texts)
+        return texts + self.past.occurrences.nbytes

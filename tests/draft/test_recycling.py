@@ -1,0 +1,163 @@
+"""Token recycling: what enters the matrix, what is drafted from it, and for whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outpace import LLM, SamplingParams
+from outpace.draft.lookup.recycling import _Matrix, _OwnText
+from outpace.errors import ConfigError
+from outpace.verify.registry import rules
+from targets.families import CONTEXT, PROMPTS, VOCABULARY, plain, target
+from targets.generating import greedy, ids
+
+LENGTH = 24
+EXPECTED = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=LENGTH, ignore_eos=True, seed=7)
+
+
+def decoder(**more: Any) -> LLM:
+    config = {"method": "recycling", "num_speculative_tokens": 6, **more}
+    return LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
+
+
+def rounds(llm: LLM, prompts: Any, params: Any) -> list[Any]:
+    """Returns the traces of all rounds of a call."""
+    found: list[Any] = []
+    with llm.engine.observing(found.append):
+        llm.generate(prompts, params)
+    return found
+
+
+@pytest.mark.parametrize("branching", ["auto", [3, 2], [1, 1, 1], [6]])
+@pytest.mark.parametrize("rule", ["match", "recursive", "traversal", "coupled"])
+def test_greedy_texts_are_the_targets_own(branching: Any, rule: str) -> None:
+    llm = decoder(branching=branching, verify=rule, num_speculative_tokens=9)
+    for _ in range(2):
+        outputs = llm.generate(PROMPTS, greedy(LENGTH))
+        assert ids(outputs) == EXPECTED
+    assert sum(output.metrics.num_accepted_tokens for output in outputs) > LENGTH // 2
+    assert ids(llm.generate(PROMPTS[2:3], greedy(LENGTH))) == EXPECTED[2:3]
+
+
+def test_the_paper_greedy_tree_is_drafted_from_the_latest_laws() -> None:
+    """Replays the matrix from what plain passes of the model say."""
+    llm = decoder(branching=[3, 2], num_speculative_tokens=9)
+    known: dict[int, list[int]] = {}
+    prompt = list(PROMPTS[0])
+    for token, following in pairwise(prompt):
+        known.setdefault(token, [following])
+    checked = 0
+    text = list(prompt)
+    for trace in rounds(llm, [prompt], greedy(LENGTH)):
+        proposal, count = trace.proposal, int(trace.proposal.counts[0])
+        tokens = [text[-1], *proposal.tokens[0, :count].tolist()]
+        parents = proposal.tree.parents[0, :count].tolist()
+        expected = [
+            known[tokens[parent]][parents[:node].count(parent)]
+            for node, parent in enumerate(parents)
+        ]
+        assert tokens[1:] == expected
+        checked += count
+        path = trace.decisions[0].path
+        order = [n for n in range(count + 1) if n not in (0, *path)] + [0, *path]
+        for node in order:
+            leading = []
+            at = node
+            while at:
+                leading.append(tokens[at])
+                at = parents[at - 1]
+            with torch.no_grad():
+                whole = torch.tensor([[*text, *reversed(leading)]])
+                logits = target("llama")(input_ids=whole, use_cache=False).logits[0, -1]
+            known[tokens[node]] = logits.topk(3).indices.tolist()
+        text += trace.decisions[0].tokens
+    assert checked > LENGTH
+
+
+def test_a_draft_ends_where_nothing_is_known() -> None:
+    first = rounds(decoder(branching=[2, 2]), [[5, 6, 7, 8]], greedy(8))[0]
+    assert int(first.proposal.counts[0]) == 0  # the last token was followed by nothing
+    first = rounds(decoder(branching=[1, 1, 1]), [[5, 6, 7, 5]], greedy(8))[0]
+    assert first.proposal.tokens[0].tolist() == [6, 7, 5]
+    first = rounds(decoder(branching=[2, 1]), [[5, 6, 7, 5]], greedy(8))[0]
+    assert int(first.proposal.counts[0]) == 1  # a prompt gives each token one successor
+
+
+def test_requests_share_what_they_learned() -> None:
+    llm = decoder()
+    passes = [
+        llm.generate([PROMPTS[1]], greedy(LENGTH))[0].metrics.num_target_passes for _ in range(3)
+    ]
+    assert passes[2] < passes[0]
+
+
+@pytest.mark.parametrize("branching", ["auto", [2, 2]])
+def test_other_texts_change_nothing_for_a_seeded_row(branching: Any) -> None:
+    llm, prompt = decoder(branching=branching), [2, 3, 9] * 4
+
+    def drafts() -> list[Any]:
+        return [trace.proposal.tokens.tolist() for trace in rounds(llm, [prompt], SAMPLED)]
+
+    before, text = drafts(), ids(llm.generate([prompt], SAMPLED))
+    llm.generate(PROMPTS, greedy(LENGTH))
+    llm.generate([prompt] * 4, replace(SAMPLED, seed=None))
+    assert drafts() == before
+    assert ids(llm.generate([prompt], SAMPLED)) == text
+    assert any(row for tokens in before for row in tokens)
+
+
+def test_tokens_that_a_law_excludes_are_no_successors() -> None:
+    llm = decoder(branching=[4])
+    params = SamplingParams(temperature=1.0, top_k=2, max_tokens=LENGTH, ignore_eos=True)
+    counts = [int(t.proposal.counts[0]) for t in rounds(llm, [[5, 6, 7, 5, 6, 7]] * 3, params)]
+    assert max(counts) == 2
+
+
+def test_the_memory_is_the_matrix() -> None:
+    llm = decoder(branching=[5, 2])
+    assert llm.memory["drafter_cache"] == VOCABULARY * 5 * 4
+    llm.generate([PROMPTS[0]], SAMPLED)
+    assert llm.memory["drafter_cache"] == VOCABULARY * 5 * 4
+
+
+@given(st.lists(st.integers(0, 3), max_size=30), st.integers(1, 3), st.integers(0, 30))
+def test_a_texts_own_successors_are_the_latest_different_ones(
+    text: list[int], candidates: int, cut: int
+) -> None:
+    own = _OwnText(candidates)
+    own.learn(text[:cut])
+    own.learn(text[cut:])
+    assert own.known == len(text)
+    for token in range(4):
+        followers = [b for a, b in pairwise(text) if a == token]
+        latest = list(dict.fromkeys(reversed(followers)))
+        assert list(own.after(token)) == latest[:candidates]
+
+
+def test_a_prompt_never_replaces_what_the_target_said() -> None:
+    matrix = _Matrix(8, 2)
+    matrix.put([3, 3], [[1, 2], [4, 5]])
+    matrix.suggest([3, 6, 7])
+    matrix.suggest([6, 1])
+    assert [matrix.after(token) for token in (3, 6, 7)] == [[4, 5], [7], []]
+
+
+def test_rules_for_chains_refuse_it() -> None:
+    for name, rule in rules().items():
+        if rule.lossless and not rule.trees:
+            with pytest.raises(ConfigError, match="chains only"):
+                decoder(verify=name)
+
+
+@pytest.mark.parametrize("branching", ["wide", [], [0], 3, [100, 100]])
+def test_bad_shapes_are_refused(branching: Any) -> None:
+    with pytest.raises(ConfigError, match="branching"):
+        decoder(branching=branching)
