@@ -12,6 +12,8 @@ from importlib.metadata import entry_points
 METHODS: Mapping[str, str] = {
     "draft_model": "a smaller model with the same tokenizer (--draft)",
     "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
+    "early_exit": "the model's first layers, for models that were trained for it",
+    "layer_skip": "the model itself with some layers left out (`outpace tune layers`)",
     "ngram": "what followed the same tokens earlier in the text",
     "none": "nothing: plain decoding",
 }

@@ -20,6 +20,8 @@ REGISTRY = LazyRegistry(
         "ngram": "outpace.draft.lookup.ngram:NgramDrafter",
         "draft_model": "outpace.draft.models.chain:DraftModel",
         "draft_tree": "outpace.draft.models.tree:DraftTree",
+        "layer_skip": "outpace.draft.itself.layer_skip:LayerSkip",
+        "early_exit": "outpace.draft.itself.early_exit:EarlyExit",
     },
 )
 
