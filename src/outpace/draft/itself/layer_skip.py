@@ -14,6 +14,7 @@ from outpace.draft.base import Setup
 from outpace.draft.itself.chosen import ChosenLayers, evenly, read_chosen, sub_layers
 from outpace.draft.itself.partial import PartialDrafter, first_exit
 from outpace.draft.options import option
+from outpace.targets.base import SubLayers
 from outpace.targets.hf.load import Loaded
 
 EVEN = "even"
@@ -65,6 +66,11 @@ class LayerSkip(PartialDrafter):
             skipped = ChosenLayers.checked(layers, loaded)
         exit = first_exit(setup.options.draft_exit)
         return cls(setup.target, setup.target.view(skipped), exit)
+
+    def leave_out(self, skipped: SubLayers) -> None:
+        """Drafts without other parts from now on."""
+        self.view = self.target.view(skipped)
+        self.pass_bytes = self.view.pass_bytes
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
