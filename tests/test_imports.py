@@ -21,7 +21,7 @@ _ENGINE = {"core", "heads", "verify", "targets", "draft", "policy"}
 _ARGUMENTS = {"arguments", "chats", "config", "prompts"}
 _API = {*_ENGINE, *_ARGUMENTS, "engine", "outputs", "progress", "bundled"}
 _FACE = {*_API, "api"}
-_TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "train"}
+_TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "train", "tune"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "core": set(),
@@ -40,10 +40,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bundled": {"targets"},
     "api": _API,
     "hf": _FACE,
-    "audit": _TOOLS - {"serve", "train"},
-    "bench": _TOOLS - {"serve", "train"},
-    "serve": _TOOLS - {"train"},
+    "audit": _TOOLS - {"serve", "train", "tune"},
+    "bench": _TOOLS - {"serve", "train", "tune"},
+    "serve": _TOOLS - {"train", "tune"},
     "train": _TOOLS - {"serve"},
+    "tune": {*_FACE, "bench"},
     "cli": {*_TOOLS, "cli"},
 }
 MAY_IMPORT_TRANSFORMERS = {"targets", "hf", "train", "audit", "bench", "bundled"}

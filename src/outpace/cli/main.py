@@ -19,6 +19,7 @@ VERBS = {
     "audit": "outpace.cli.audit:app",
     "train": "outpace.cli.train:train",
     "datastore": "outpace.cli.datastore:app",
+    "tune": "outpace.cli.tune:app",
 }
 """Where each verb lives: ``module:function``, or ``module:app`` for a Typer app with verbs of its
 own. Imported when needed; a module imports torch only inside its functions."""

@@ -16,6 +16,8 @@ METHODS: Mapping[str, str] = {
     "medusa": "trained heads, one for each future token",
     "mlp_speculator": "a small trained recurrent network",
     "lookahead": "n-grams that the target writes ahead in the same pass",
+    "early_exit": "the model's first layers, for models that were trained for it",
+    "layer_skip": "the model itself with some layers left out (`outpace tune layers`)",
     "ngram": "what followed the same tokens earlier in the text",
     "none": "nothing: plain decoding",
     "recycling": "what the target lately found most probable after each token",

@@ -64,6 +64,19 @@ class Riders:
 
 
 @dataclass(frozen=True, eq=False)
+class Entered:
+    """The first columns of the coming pass, as the target's first layers have left them already.
+
+    The drafter ran these layers over the pending tokens and the nodes of its chain, in order and
+    behind what is committed: their keys and values are in the slots where the pass would write
+    them. So the pass may begin behind these layers.
+    """
+
+    layers: int
+    states: Tensor  # [B, C, H], C up to the pending tokens and the nodes
+
+
+@dataclass(frozen=True, eq=False)
 class Proposal:
     """Drafted tokens as a tree, with the law that they were drawn from.
 
@@ -80,6 +93,8 @@ class Proposal:
     They are not what the tokens were drawn from where the tokens are points."""
     method: str = ""
     """The name of the drafter that made it, where one drafter stands for several."""
+    entered: Entered | None = None
+    """What the target's pass need not compute again, if the drafter is a part of the target."""
 
     @property
     def valid(self) -> Tensor:

@@ -27,6 +27,8 @@ REGISTRY = LazyRegistry(
         "medusa": "outpace.draft.trained.medusa:MedusaDrafter",
         "hydra": "outpace.draft.trained.hydra:HydraDrafter",
         "mlp_speculator": "outpace.draft.trained.mlp_speculator:MlpSpeculatorDrafter",
+        "layer_skip": "outpace.draft.itself.layer_skip:LayerSkip",
+        "early_exit": "outpace.draft.itself.early_exit:EarlyExit",
     },
 )
 

@@ -318,7 +318,7 @@ class Engine:
         lengths = self.target.lengths
         pending = [rows.since(row, lengths[row]) for row in range(len(rows))]
         riders = self.verifier.riders(proposal)
-        plan = Plan(pending, proposal.tokens, proposal.tree, riders, self._layers)
+        plan = Plan(pending, proposal.tokens, proposal.tree, riders, self._layers, proposal.entered)
         return self.target.score(plan), pending
 
     def _soft_laws(self, scores: Scores, proposal: Proposal, rows: Rows) -> Tensor | None:

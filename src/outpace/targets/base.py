@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Riders
+from outpace.core.proposal import Entered, Riders
 from outpace.core.tree import Tree
 
 States = Mapping[int, Tensor]
@@ -46,7 +46,8 @@ class Plan:
 
     pending: each row's committed tokens that are not cached yet, as many in all rows; the last of
     them is the root. tokens, tree: the drafted nodes behind it. riders: further columns that see
-    the draft and that nothing sees. layers: those whose hidden states are wanted.
+    the draft and that nothing sees. layers: those whose hidden states are wanted. entered: columns
+    that have been through the first layers; a target may compute them all the same.
     """
 
     pending: Sequence[Sequence[int]]
@@ -54,6 +55,7 @@ class Plan:
     tree: Tree
     riders: Riders | None = None
     layers: frozenset[int] = frozenset()
+    entered: Entered | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +172,11 @@ class Target(ABC):
         """Returns the target without some of its sub-layers: the same weights and slots."""
         raise NotImplementedError(f"{type(self).__name__} cannot leave out layers.")
 
+    def lower(self, layers: int) -> LowerView:
+        """Returns the target's first so many layers, with its head behind them: the same weights
+        and slots, so that the target's own pass can go on from where they ended."""
+        raise NotImplementedError(f"{type(self).__name__} cannot stop after some layers.")
+
     def plain(self, token_ids: Sequence[int]) -> Tensor:
         """Returns the logits ``[T, V]`` of a text that is read without any cache."""
         raise NotImplementedError(f"{type(self).__name__} cannot read a text plainly.")
@@ -188,6 +195,15 @@ class SubLayers:
         numbers = frozenset(layers)
         return cls(numbers, numbers)
 
+    @property
+    def wholes(self) -> frozenset[int]:
+        """The layers of which both parts are named."""
+        return self.attention & self.mlp
+
+
+NOTHING = SubLayers()
+"""No part of any layer."""
+
 
 class View(ABC):
     """A target without some of its sub-layers, for drafting.
@@ -196,11 +212,23 @@ class View(ABC):
     target overwrites. So it holds nothing from round to round.
     """
 
+    pass_bytes: int
+    """Bytes of weights that one pass reads."""
+
     @abstractmethod
     def begin(self) -> None:
         """Goes back to what the target has cached."""
 
     @abstractmethod
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Returns the logits ``[B, T, V]`` of tokens ``[B, T]`` that follow what was fed since
-        `begin`, for all ready rows."""
+    def forward(self, tokens: Tensor, keep: int | None = None) -> Tensor:
+        """Returns the logits ``[B, keep, V]`` of the last of tokens ``[B, T]`` (default: of all)
+        that follow what was fed since `begin`, for all ready rows."""
+
+
+class LowerView(View):
+    """The first layers of a target, which its own pass does not compute again."""
+
+    @property
+    @abstractmethod
+    def entered(self) -> Entered:
+        """What the layers made of all tokens that were fed since `begin`."""

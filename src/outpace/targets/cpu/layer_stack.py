@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.targets.base import NOTHING, SubLayers
 from outpace.targets.cpu.layers import hooks_of
 from outpace.targets.cpu.native import LINE, Native, Part, Weight, part
 from outpace.targets.cpu.native_linear import FEW
@@ -61,11 +62,13 @@ class LayerStack:
         passes: PassDescriptions,
         norm: nn.Module | None = None,
         head: nn.Module | None = None,
+        skipped: SubLayers = NOTHING,
     ) -> None:
         """layers: decoder layers that the library can compute. passes: shared by all stacks of one
-        model. norm, head: the modules behind the last layer, if the stack ends the model."""
+        model. norm, head: the modules behind the last layer, if the stack ends the model. skipped:
+        the parts that are left out, by the layers' numbers in the model."""
         self._library = library
-        self._layers = [_Modules(layer) for layer in layers]
+        self._layers = [_Modules(layer, skipped) for layer in layers]
         self._passes = passes
         self._norm: Any = norm
         self._head = head if takes_head(head) else None
@@ -202,8 +205,12 @@ class _CachePointers:
 class _Modules:
     """The parts of one layer."""
 
-    def __init__(self, layer: nn.Module) -> None:
-        self.attention: Any = layer.self_attn
+    def __init__(self, layer: nn.Module, skipped: SubLayers = NOTHING) -> None:
+        attention: Any = layer.self_attn
+        self.attention = attention
+        number = attention.layer_idx
+        # Of attention and of the MLP, whether each is computed.
+        self._computed = number not in skipped.attention, number not in skipped.mlp
         self.linears: list[Any] = [layer.get_submodule(name) for name in PARTS]
         norms = [*NORMS, *(HEAD_NORMS if hasattr(layer.self_attn, "q_norm") else ())]
         self.norms: list[Any] = [layer.get_submodule(name) for name in norms]
@@ -215,7 +222,10 @@ class _Modules:
     def struct(self, weights: Sequence[Weight]) -> _Layer:
         """Returns the layer as the library reads it."""
         parts = [part(weight) for weight in weights]
-        norms = [norm.weight.data_ptr() for norm in self.norms]
+        norms: list[int | None] = [norm.weight.data_ptr() for norm in self.norms]
+        for place, computed in enumerate(self._computed):
+            if not computed:
+                norms[place] = None
         dim = self.attention.head_dim
         return _Layer(
             *parts,

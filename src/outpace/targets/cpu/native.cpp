@@ -458,7 +458,8 @@ void add(float *x, const float *y, int64_t n) {
 
 struct Layer {
   Part query, key, value, output, gate, up, down;
-  const float *before, *after;         // weights of the norms before attention and before the MLP
+  // Weights of the norms before attention and before the MLP; null: that part is left out.
+  const float *before, *after;
   const float *query_norm, *key_norm;  // [dim] each, or null
   int64_t hidden, heads, groups, dim, inner;
   float eps, scaling;
@@ -733,6 +734,11 @@ struct Run {
   }
 
   void layer(int64_t index, float *mine, float *normal, float *made, float *rest, int size) {
+    if (layers[index].before) attention(index, mine, normal, made, rest, size);
+    if (layers[index].after) mlp(layers[index], mine, normal, made, rest, size);
+  }
+
+  void attention(int64_t index, float *mine, float *normal, float *made, float *rest, int size) {
     const Layer &layer = layers[index];
     const int64_t tokens = pass.rows * pass.columns, hidden = layer.hidden;
     const int64_t wide = layer.heads * layer.dim, narrow = layer.groups * layer.dim;
@@ -750,6 +756,11 @@ struct Run {
     team.wait(size);
     product(seen, made, wide, &layer.output, 1, size);
     add(mine, made, tokens * hidden);
+  }
+
+  void mlp(const Layer &layer, float *mine, float *normal, float *made, float *rest, int size) {
+    const int64_t tokens = pass.rows * pass.columns, hidden = layer.hidden;
+    int64_t begin, end;
 
     norms(mine, layer.after, layer.eps, normal);
     float *gate = rest, *up = rest + tokens * layer.inner;

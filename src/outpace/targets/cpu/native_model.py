@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from outpace.targets.base import SubLayers
 from outpace.targets.cpu.blocks import embedding_dtype
 from outpace.targets.cpu.layer_stack import LayerStack, PassDescriptions, eps_of, few
 from outpace.targets.cpu.layers import hooks_of
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layer import NativeLayer, agree, small_draft
-from outpace.targets.cpu.rotary import Rotary
+from outpace.targets.cpu.rotary import Angles, Rotary
 from outpace.targets.hf.cache import SlotCache
 
 CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
@@ -73,7 +74,7 @@ class NativeModel:
     ) -> Any:
         """Returns the model's output, with logits ``[A, keep, V]``."""
         asked = rest or not use_cache or input_ids is None or position_ids is None
-        if asked or not self._takes(input_ids, attention_mask, past_key_values):
+        if asked or not self.takes(input_ids, attention_mask, past_key_values):
             return self.plain(
                 input_ids=input_ids,
                 position_ids=position_ids,
@@ -84,20 +85,57 @@ class NativeModel:
                 **rest,
             )
         x = self._embed(input_ids)
-        given = self._rotary(x, position_ids, past_key_values.longest), past_key_values
-        if isinstance(logits_to_keep, int) and self._stack.has_head:
-            keep = logits_to_keep or x.shape[1]
-            return Scored(self._stack.logits(x, *given, attention_mask, keep))
-        self._stack.run(x, *given, attention_mask)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return Scored(self._head(x[:, kept]))
+        angles = self.angles(x, position_ids, past_key_values)
+        given = angles, past_key_values, attention_mask, logits_to_keep
+        return Scored(self.logits(self._stack, x, *given))
+
+    def angles(self, x: Tensor, positions: Tensor, cache: SlotCache) -> Angles:
+        """Returns the angles of positions ``[A, T]``, of the dtype of x."""
+        return self._rotary(x, positions, cache.longest)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Returns ``[A, T, hidden]``."""
+        found: Tensor = self._embed(tokens)
+        return found
+
+    def head(self, states: Tensor) -> Tensor:
+        """Returns the logits of what some layers left, ``[A, T, hidden]``, through the norm."""
+        found: Tensor = self._head(self._inner.norm(states))
+        return found
+
+    def logits(
+        self,
+        stack: LayerStack,
+        x: Tensor,
+        angles: Angles,
+        cache: SlotCache,
+        mask: Tensor | None,
+        keep: int | Tensor,
+    ) -> Tensor:
+        """Returns the logits ``[A, keep, V]`` behind a stack that ends the model. x: replaced by
+        what comes behind the norm."""
+        if isinstance(keep, int) and stack.has_head:
+            return stack.logits(x, angles, cache, mask, keep or x.shape[1])
+        stack.run(x, angles, cache, mask)
+        kept = slice(-keep, None) if isinstance(keep, int) else keep
+        found: Tensor = self._head(x[:, kept])
+        return found
+
+    def part(self, first: int, last: int | None, skipped: SubLayers) -> NativePart:
+        """Returns the layers from ``first`` up to ``last`` (unset: all, and the logits), without
+        some of their parts."""
+        norm, head = (self._inner.norm, self._head) if last is None else (None, None)
+        layers, passes = self._layers[first:last], PassDescriptions()
+        stack = LayerStack(self._library, layers, passes, norm, head, skipped)
+        return NativePart(self, stack)
 
     def plain(self, **options: Any) -> Any:
         """Returns the output of transformers' own code for the model."""
         forward: Any = type(self._model).forward  # the model's own attribute may be this object
         return forward(self._model, **options)
 
-    def _takes(self, tokens: Any, mask: Any, cache: Any) -> bool:
+    def takes(self, tokens: Any, mask: Any, cache: Any) -> bool:
+        """Whether it computes a pass over tokens ``[A, T]``, or the model's own code has to."""
         boolean = mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool)
         plain = tokens.device.type == "cpu" and not torch.is_grad_enabled() and few(tokens)
         return boolean and plain and isinstance(cache, SlotCache) and self._is_as_it_was()
@@ -115,6 +153,56 @@ class NativeModel:
                 for layer, own, block in zip(layers, self._layers, self._blocks, strict=True)
             )
         )
+
+
+class NativePart:
+    """Some of the layers of a `NativeModel`, over the same weights and caches.
+
+    Its methods take the arguments of the model's ``forward`` by their names.
+    """
+
+    def __init__(self, whole: NativeModel, stack: LayerStack) -> None:
+        self._whole, self._stack = whole, stack
+
+    def takes(self, input_ids: Tensor, attention_mask: Any, past_key_values: Any, **_: Any) -> bool:
+        """Whether it computes such a pass."""
+        return self._whole.takes(input_ids, attention_mask, past_key_values)
+
+    def logits(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: SlotCache,
+        logits_to_keep: int,
+        states: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Returns ``[A, keep, V]``, where the layers are the last ones. states: ``[A, T, hidden]``,
+        what the layers before them made of the tokens; unset: there are none."""
+        x = self._whole.embed(input_ids) if states is None else states.clone()
+        angles = self._whole.angles(x, position_ids, past_key_values)
+        given = angles, past_key_values, attention_mask, logits_to_keep
+        return self._whole.logits(self._stack, x, *given)
+
+    def states(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: SlotCache,
+        **_: Any,
+    ) -> Tensor:
+        """Returns what the layers, which are the first ones, make of the tokens, ``[A, T,
+        hidden]``."""
+        x = self._whole.embed(input_ids)
+        angles = self._whole.angles(x, position_ids, past_key_values)
+        self._stack.run(x, angles, past_key_values, attention_mask)
+        return x
+
+    def head(self, states: Tensor) -> Tensor:
+        """Returns the logits ``[A, T, V]`` of states ``[A, T, hidden]``, through norm and head."""
+        return self._whole.head(states)
 
 
 @torch.inference_mode()

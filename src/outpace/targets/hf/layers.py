@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -37,6 +38,9 @@ def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
     with ExitStack() as stack:
         for number in skipped.attention | skipped.mlp:
             layer = layers[number]
+            if number in skipped.wholes and _returns_states(layer):
+                stack.enter_context(_forward(layer, _unchanged))
+                continue
             # Code of ours that stands for a whole layer reads the weights and would not notice.
             stack.enter_context(_own_code(layer))
             if number in skipped.attention:
@@ -44,6 +48,31 @@ def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
             if number in skipped.mlp:
                 stack.enter_context(_forward(_part(layer, MLP), _nothing))
         yield
+
+
+@contextmanager
+def watching(model: nn.Module, layer: int, seen: list[Tensor], stop: bool) -> Iterator[None]:
+    """Puts the hidden states ``[A, T, H]`` that a layer is given into a list while the block runs.
+
+    stop: leave the pass there, and with it the block. Nothing behind that layer is computed.
+    """
+
+    def note(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        seen.append(args[0] if args else options["hidden_states"])
+        if stop:
+            raise _Reached
+
+    hook = decoder_layers(model)[layer].register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield
+    except _Reached:
+        pass
+    finally:
+        hook.remove()
+
+
+class _Reached(Exception):
+    """The pass has come as far as was wanted."""
 
 
 @contextmanager
@@ -63,6 +92,19 @@ def joining(model: nn.Module, layer: int, embeddings: Tensor) -> Iterator[None]:
         hook.remove()
 
 
+def parts_of(model: nn.Module, named: SubLayers) -> list[nn.Module]:
+    """Returns the modules of parts of layers; ``UnsupportedModel`` where they cannot be told."""
+    layers = decoder_layers(model)
+    attention = [_part(layers[number], ATTENTION) for number in sorted(named.attention)]
+    return attention + [_part(layers[number], MLP) for number in sorted(named.mlp)]
+
+
+def _returns_states(layer: nn.Module) -> bool:
+    """Whether a layer returns its hidden states alone, as nearly all in transformers do."""
+    declared = inspect.signature(type(layer).forward).return_annotation
+    return declared in (Tensor, "torch.Tensor", "Tensor")
+
+
 def _part(layer: nn.Module, names: tuple[str, ...]) -> nn.Module:
     for name, part in layer.named_children():
         if name in names:
@@ -70,6 +112,10 @@ def _part(layer: nn.Module, names: tuple[str, ...]) -> nn.Module:
     raise UnsupportedModel(
         f"{type(layer).__name__} has no part called {' or '.join(names)}: it cannot be left out."
     )
+
+
+def _unchanged(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
+    return hidden_states
 
 
 def _no_attention(hidden_states: Tensor, *args: Any, **options: Any) -> tuple[Tensor, None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -128,6 +128,7 @@ class Runner:
         tree: Tree | None = None,
         first: int = 0,
         eager: bool = False,
+        through: Callable[..., Any] | None = None,
         **options: Any,
     ) -> Any:
         """Returns the model's output for the pending tokens and drafted nodes of consecutive rows.
@@ -135,11 +136,12 @@ class Runner:
         tokens: ``[A, T]``: per row its pending tokens, then the nodes of ``tree`` (default: all
         pending, one chain). keep: logits of this many last columns, ``[A, keep, V]``.
         eager: neither compiled nor recorded, because the model's modules are changed for this pass.
+        through: stands for the model in this pass, and is eager, too.
         options: further arguments of the model, such as ``output_hidden_states``; with
         ``inputs_embeds`` the tokens are not looked at.
         """
         rows, columns = tokens.shape
-        width = None if eager or first else self._fixed_width(columns, tree, options)
+        width = None if eager or first or through else self._fixed_width(columns, tree, options)
         if width is not None:
             return self._forward_fixed(tokens, keep, tree, width)
         self._reserve(first, rows, columns)
@@ -150,7 +152,7 @@ class Runner:
             # Only padding can stand beyond the context: a row that drafts less than others.
             positions = positions.clamp(max=self.max_length - 1)
         self.passes += 1
-        output = self.model(
+        output = (through or self.model)(
             input_ids=None if "inputs_embeds" in options else tokens,
             position_ids=positions,
             attention_mask=mask,

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outpace.core.proposal import Riders
+from outpace.core.proposal import Entered, Riders
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.targets.base import Chunk, Plan, PromptInputs, Scores, States, SubLayers, Target
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.layers import joining
+from outpace.targets.hf.parts import LowerLayers, UpperLayers, WithoutSubLayers
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
-from outpace.targets.hf.view import LayerSkippingView
+from outpace.targets.hf.view import LowerLayersView, PartView, pass_behind
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 
 PADDING = 1.25
@@ -43,6 +45,8 @@ class HFTarget(Target):
         self._prompts: list[Sequence[int]] = []
         self._ready = 0
         self._scored: tuple[int, bool] = (0, True)  # pending tokens of the last plan; a chain?
+        # By number of layers: the first so many, without norm and head, and those behind them.
+        self._halves: dict[int, tuple[LowerLayers, UpperLayers]] = {}
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -137,8 +141,21 @@ class HFTarget(Target):
         self._scored = pending.shape[1], plan.tree.is_chain
         if plan.riders is not None:
             return self._score_with_riders(plan, tokens, plan.riders)
+        if plan.entered is not None and plan.tree.is_chain and not plan.layers:
+            return self._score_entered(plan, tokens, plan.entered)
         output = self._pass(plan, tokens, plan.tree)
         return Scores(output.logits, _states(output, plan.layers))
+
+    def _score_entered(self, plan: Plan, tokens: Tensor, entered: Entered) -> Scores:
+        """The same for a chain, of which the first columns are through the first layers already."""
+        lower, upper = self._halves[entered.layers]
+        states, rest = entered.states, tokens[:, entered.states.shape[1] :]
+        if rest.shape[1]:
+            pass_behind(self.runner, states.shape[1], rest, 1, lower)
+            states = torch.cat([states, lower.states], 1)
+        through = partial(upper, states=states)
+        output = self.runner.forward(tokens, keep=1 + plan.tree.size, through=through)
+        return Scores(output.logits)
 
     def _score_with_riders(self, plan: Plan, tokens: Tensor, riders: Riders) -> Scores:
         """The same, with further columns behind the draft."""
@@ -205,8 +222,15 @@ class HFTarget(Target):
         found: Tensor = self.model.get_output_embeddings()(states)
         return found
 
-    def view(self, skipped: SubLayers) -> LayerSkippingView:
-        return LayerSkippingView(self.runner, lambda: self._ready, skipped)
+    def view(self, skipped: SubLayers) -> PartView:
+        part = WithoutSubLayers(self.model, skipped)
+        return PartView(self.runner, lambda: self._ready, part)
+
+    def lower(self, layers: int) -> LowerLayersView:
+        lower = LowerLayers(self.model, layers)
+        rest = LowerLayers(self.model, layers, stops=True)
+        self._halves[layers] = rest, UpperLayers(self.model, layers)
+        return LowerLayersView(self.runner, lambda: self._ready, lower)
 
     @torch.inference_mode()
     def plain(self, token_ids: Sequence[int]) -> Tensor:

@@ -1,0 +1,148 @@
+"""``outpace tune``: fits drafters to a model and prompts of your own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from outpace.cli import options as opt
+from outpace.cli.loading import load_llm
+from outpace.cli.prompts import read_prompts
+from outpace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outpace.draft.itself.chosen import ChosenLayers
+    from outpace.tune.layer_search import LayerSearch
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="markdown",
+    no_args_is_help=True,
+    help="Fit a drafter to your own model and prompts.",
+)
+
+DRAFTED = 6
+"""Tokens per draft while trying: from these, shorter drafts are predicted."""
+
+
+@app.callback()
+def tune() -> None:
+    """Fit a drafter to your own model and prompts."""
+
+
+@app.command()
+def layers(
+    model: opt.Model = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--prompts",
+            metavar="FILE",
+            help="Texts of the kind that will be continued: a text file, or *.jsonl with "
+            '{"prompt": ...} per line. May be given several times. Unset: a few built in.',
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Where the layers are written.")
+    ] = Path("layers.json"),
+    trials: Annotated[int, typer.Option(min=1, help="Choices to try, in all.")] = 100,
+    study: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where the search is kept, to be resumed. Unset: beside --out, as *.study.",
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=8, help="Tokens to generate per prompt.")] = 48,
+    at_most: Annotated[
+        int, typer.Option("--at-most", min=1, help="Prompts to use of those given.")
+    ] = 6,
+    temperature: opt.Temperature = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    quantization: opt.Quantize = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    threads: opt.Threads = None,
+) -> None:
+    """Find the sub-layers that a model can leave out when it drafts for itself.
+
+    Each trial leaves out other attention and MLP parts, plays rounds on the prompts and predicts
+    the tokens per second. Ctrl-C keeps what was found, and the same command goes on from there.
+
+    `outpace tune layers -m big-model --prompts mine.jsonl --out layers.json`
+
+    Then: `--speculative-config '{"method": "layer_skip", "layers": "layers.json"}'`
+    """
+    texts = [entry.text for file in prompts or () for entry in read_prompts(None, file)]
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out: there is no folder {str(out.parent)!r}.")
+    engine: dict[str, Any] = {
+        "speculative_config": {
+            "method": "layer_skip",
+            "num_speculative_tokens": DRAFTED,
+            "draft_exit": None,
+        },
+        "dtype": dtype,
+        "device": device,
+        "quantization": quantization,
+        "trust_remote_code": trust_remote_code,
+        **({} if threads is None else {"threads": threads}),
+    }
+    llm, _ = load_llm(model, engine, {}, texts=1)
+
+    from outpace.draft.itself.chosen import Fingerprint
+    from outpace.tune.layer_search import LayerSearch
+    from outpace.tune.layer_trial import LayerTrials, built_in_prompts
+
+    played = LayerTrials(llm, (texts or built_in_prompts())[:at_most], tokens, temperature or 0.0)
+    kept_in = study or out.with_suffix(".study")
+    search = LayerSearch(played, Fingerprint.of(llm.target), kept_in, seed)
+    complete = _search(search, trials)
+    found = search.chosen()
+    if found is None:
+        raise ConfigError("no trial has ended yet, and nothing was written: run it longer.")
+    found.save(out)
+    _conclude(found, search, out, complete)
+
+
+def _search(search: LayerSearch, trials: int) -> bool:
+    """Searches under a progress bar; returns whether it was not interrupted."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(
+            f"plain {search.plain:.1f} tokens/s", total=trials, completed=min(trials, search.done)
+        )
+
+        def report(progress: Any) -> None:
+            best = "" if progress.best is None else f", best {progress.best:.1f}"
+            bar.update(
+                task,
+                completed=progress.trials,
+                description=f"plain {progress.plain:.1f} tokens/s{best}",
+            )
+
+        return search.run(trials, report)
+
+
+def _conclude(found: ChosenLayers, search: LayerSearch, out: Path, complete: bool) -> None:
+    facts = found.found
+    speed, plain = facts["predicted_tokens_per_second"], facts["plain_tokens_per_second"]
+    left = f"{len(found.skipped.attention)} attention and {len(found.skipped.mlp)} MLP parts"
+    typer.echo(f"{out}: {left} of {found.model.layers} layers left out, acceptance "
+               f"{facts['acceptance']:.2f}, {facts['drafted']} tokens per draft; predicted "
+               f"{speed:.1f} tokens/s, plain {plain:.1f} ({speed / plain:.2f}x).")  # fmt: skip
+    if speed <= plain:
+        typer.echo("None of the choices tried is faster than plain decoding.", err=True)
+    if not complete:
+        typer.echo(f"Stopped after {search.done} trials; the same command goes on.", err=True)

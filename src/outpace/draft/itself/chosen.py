@@ -1,0 +1,153 @@
+"""Which sub-layers of a model to leave out, and the file that a search for them writes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outpace.errors import ConfigError
+from outpace.targets.base import SubLayers
+from outpace.targets.hf.load import Loaded
+
+FORMAT = "outpace skipped layers, 1"
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Enough of a model to tell it from others, whatever its folder is called and however its
+    matrices are rounded."""
+
+    name: str
+    kind: str
+    layers: int
+    hidden_size: int
+    weights: str
+    """Digest of the norms' weights, which no quantisation touches."""
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> Fingerprint:
+        """Returns the fingerprint of a model."""
+        config = loaded.config
+        return cls(
+            name=Path(str(loaded.name)).name,
+            kind=str(config.model_type),
+            layers=int(config.num_hidden_layers),
+            hidden_size=int(config.hidden_size),
+            weights=_digest(loaded.model),
+        )
+
+    def same_model(self, other: Fingerprint) -> bool:
+        """Whether both are of one model: its name may differ."""
+        parts = ("kind", "layers", "hidden_size", "weights")
+        return all(getattr(self, part) == getattr(other, part) for part in parts)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind}, {self.layers} layers of {self.hidden_size})"
+
+
+def _digest(model: torch.nn.Module) -> str:
+    found = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1 and "norm" in name.lower():
+            # In the narrowest type that models come in, so that it is the same in all.
+            found.update(weight.detach().cpu().bfloat16().view(torch.int16).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class ChosenLayers:
+    """Sub-layers that were found for one model."""
+
+    model: Fingerprint
+    skipped: SubLayers
+    found: Mapping[str, Any] = field(default_factory=dict)
+    """How well they did, for the reader of the file."""
+
+    def for_model(self, loaded: Loaded) -> SubLayers:
+        """Returns the sub-layers; ``ConfigError`` for another model than they were found for."""
+        own = Fingerprint.of(loaded)
+        if not self.model.same_model(own):
+            raise ConfigError(
+                f"the layers to skip were found for {self.model}, and the target is {own}: run "
+                "`outpace tune layers` for this model."
+            )
+        return self.checked(self.skipped, loaded)
+
+    @staticmethod
+    def checked(skipped: SubLayers, loaded: Loaded) -> SubLayers:
+        """Returns the same; ``ConfigError`` for layers that the model does not have, or for all of
+        them."""
+        count = int(loaded.config.num_hidden_layers)
+        numbers = skipped.attention | skipped.mlp
+        if any(number >= count for number in numbers):
+            raise ConfigError(
+                f"layers names layer {max(numbers)}, and the target has layers 0 to {count - 1}."
+            )
+        if len(skipped.wholes) == count:
+            raise ConfigError("layers leaves out all layers of the target: keep some.")
+        return skipped
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file that ``speculative_config`` takes as "layers"."""
+        content = {
+            "format": FORMAT,
+            "model": asdict(self.model),
+            "attention": sorted(self.skipped.attention),
+            "mlp": sorted(self.skipped.mlp),
+            "found": dict(self.found),
+        }
+        Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_chosen(path: str | os.PathLike[str]) -> ChosenLayers:
+    """Returns what a file of `ChosenLayers.save` says; ``ConfigError`` for any other."""
+    where = str(path)
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise KeyError("format")
+        skipped = sub_layers({part: content[part] for part in ("attention", "mlp")})
+        return ChosenLayers(Fingerprint(**content["model"]), skipped, content["found"])
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the layers to skip from {where!r} ({error.strerror}): give the file that "
+            "`outpace tune layers` wrote, a list of layers, or 'even'."
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{where!r} is not a file of `outpace tune layers`: run it again, or list the layers."
+        ) from error
+
+
+def sub_layers(given: Any) -> SubLayers:
+    """Returns the sub-layers that a list or dict names; ``ConfigError`` for anything else."""
+    if isinstance(given, (list, tuple)) and _are_layers(given):
+        return SubLayers.whole(given)
+    known = isinstance(given, Mapping) and set(given) <= {"attention", "mlp"}
+    if not known or not all(map(_are_layers, given.values())):
+        raise ConfigError(
+            "layers must be a file of `outpace tune layers`, a list of layers (from 0), "
+            f"{{'attention': [...], 'mlp': [...]}}, or 'even', not {given!r}."
+        )
+    return SubLayers(frozenset(given.get("attention", ())), frozenset(given.get("mlp", ())))
+
+
+def _are_layers(given: Any) -> bool:
+    return isinstance(given, (list, tuple)) and all(
+        isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in given
+    )
+
+
+def evenly(count: int) -> SubLayers:
+    """Returns a guess for a model of so many layers: every second attention part behind the first
+    quarter, and every fourth MLP. Attention can be missed sooner than MLPs, and later layers sooner
+    than early ones (Draft & Verify, figure 4)."""
+    later = range(max(1, count // 4), max(2, count - 1))
+    return SubLayers(frozenset(later[::2]), frozenset(later[1::4]))

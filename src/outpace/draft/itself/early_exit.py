@@ -1,0 +1,71 @@
+"""The target's first layers draft for the whole, for models that were trained for it.
+
+LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from outpace.core.proposal import Proposal
+from outpace.draft.base import Rows, Setup
+from outpace.draft.itself.partial import PartialDrafter, first_exit
+from outpace.draft.options import option
+from outpace.errors import ConfigError
+from outpace.targets.base import LowerView
+from outpace.targets.hf.load import Loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyExitOptions:
+    """What a user may set."""
+
+    exit_layer: Any = option(None, "How many of the first layers draft.")
+    draft_exit: Any = option(
+        None,
+        "Drafting stops behind a token with a lower probability than this; 'adaptive': a threshold "
+        "that follows what is accepted; null: only at the budget.",
+    )
+
+    def __post_init__(self) -> None:
+        first_exit(self.draft_exit)
+        given = self.exit_layer
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+            raise ConfigError(
+                "early_exit needs 'exit_layer': how many of the first layers draft, as the model "
+                f"was trained for it; not {given!r}."
+            )
+
+
+class EarlyExit(PartialDrafter):
+    """Drafts with the first layers, and norm and head of the target behind them.
+
+    The target's pass goes on from where they ended, so that no layer is computed twice: their keys
+    and values stay, and their hidden states travel with the proposal.
+    """
+
+    name: ClassVar[str] = "early_exit"
+    Options: ClassVar[type[Any]] = EarlyExitOptions
+    reads_prompts: ClassVar[bool] = True
+    view: LowerView
+
+    @classmethod
+    def build(cls, setup: Setup) -> EarlyExit:
+        """Raises ``ConfigError`` for a layer that the target does not have."""
+        count, wanted = int(setup.loaded.config.num_hidden_layers), setup.options.exit_layer
+        if wanted >= count:
+            raise ConfigError(
+                f"exit_layer must be below the target's {count} layers, not {wanted}."
+            )
+        exit = first_exit(setup.options.draft_exit)
+        return cls(setup.target, setup.target.lower(wanted), exit)
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        return {"exit_layer": int(loaded.config.num_hidden_layers) - 1}
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        proposal = super().propose(rows, budgets)
+        return replace(proposal, entered=self.view.entered) if proposal.tree.size else proposal

@@ -1,0 +1,78 @@
+"""The target without some of its sub-layers drafts for itself.
+
+Draft & Verify (Zhang et al., ACL 2024, arXiv 2309.08168).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from outpace.draft.base import Setup
+from outpace.draft.itself.chosen import ChosenLayers, evenly, read_chosen, sub_layers
+from outpace.draft.itself.partial import PartialDrafter, first_exit
+from outpace.draft.options import option
+from outpace.targets.base import SubLayers
+from outpace.targets.hf.load import Loaded
+
+EVEN = "even"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSkipOptions:
+    """What a user may set."""
+
+    layers: Any = option(
+        EVEN,
+        "What is left out: the file that `outpace tune layers` wrote, a list of layers, "
+        "{'attention': [...], 'mlp': [...]}, or 'even' for a guess that no model was tried with.",
+    )
+    draft_exit: Any = option(
+        "adaptive",
+        "Drafting stops behind a token with a lower probability than this; 'adaptive': a threshold "
+        "that follows what is accepted; null: only at the budget.",
+    )
+
+    def __post_init__(self) -> None:
+        first_exit(self.draft_exit)
+        layers = self.layers
+        if isinstance(layers, (str, os.PathLike)):
+            layers = None if layers == EVEN else read_chosen(layers)
+        else:
+            layers = sub_layers(layers)
+        object.__setattr__(self, "layers", layers)
+
+
+class LayerSkip(PartialDrafter):
+    """Drafts with the target itself, some attention and MLP parts left out: no further weights, no
+    further cache."""
+
+    name: ClassVar[str] = "layer_skip"
+    Options: ClassVar[type[Any]] = LayerSkipOptions
+    reads_prompts: ClassVar[bool] = False
+
+    @classmethod
+    def build(cls, setup: Setup) -> LayerSkip:
+        """Raises ``ConfigError`` for layers that the target does not have, or that were chosen for
+        another model."""
+        layers, loaded = setup.options.layers, setup.loaded
+        if isinstance(layers, ChosenLayers):
+            skipped = layers.for_model(loaded)
+        elif layers is None:
+            skipped = evenly(loaded.config.num_hidden_layers)
+        else:
+            skipped = ChosenLayers.checked(layers, loaded)
+        exit = first_exit(setup.options.draft_exit)
+        return cls(setup.target, setup.target.view(skipped), exit)
+
+    def leave_out(self, skipped: SubLayers) -> None:
+        """Drafts without other parts from now on."""
+        self.view = self.target.view(skipped)
+        self.pass_bytes = self.view.pass_bytes
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        last = int(loaded.config.num_hidden_layers) - 1
+        return {"layers": {"attention": [last], "mlp": []}, "draft_exit": 0.05}

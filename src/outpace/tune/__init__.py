@@ -1,0 +1,1 @@
+"""Searches that fit a drafter to a user's own model and prompts."""

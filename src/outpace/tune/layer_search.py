@@ -1,0 +1,178 @@
+"""Bayesian optimisation of the sub-layers that `layer_skip` leaves out.
+
+Draft & Verify (Zhang et al., ACL 2024), section 3.3: for each layer two booleans, whether its
+attention and whether its MLP is left out. The paper models the objective by a Gaussian process;
+here it is a tree-structured Parzen estimator (Bergstra et al. 2011, by Optuna), made for booleans,
+and a choice that is far behind after some of the prompts is given up.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from outpace.draft.itself.chosen import ChosenLayers, Fingerprint, evenly
+from outpace.errors import ConfigError
+from outpace.targets.base import NOTHING, SubLayers
+from outpace.tune.layer_trial import LayerTrials
+
+NAME = "layers"
+GUESSES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
+"""Shares of the attention parts that are left out in the first trials; of the MLPs, a third of
+that. Drawn evenly, half of all parts would be, and nothing would be accepted."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the search is."""
+
+    trials: int
+    best: float | None
+    """Tokens per second, predicted; None before the first trial has ended."""
+    plain: float
+
+
+class LayerSearch:
+    """A search for one model, kept in a file so that it can be resumed."""
+
+    def __init__(
+        self, trials: LayerTrials, model: Fingerprint, kept_in: Path, seed: int = 0
+    ) -> None:
+        """kept_in: the study's file, made if there is none; ``ConfigError`` if it is about another
+        model, or no such file."""
+        self._trials, self._model, self._seed = trials, model, seed
+        self._study = self._opened(kept_in)
+        self.plain = trials.measure_plain()
+
+    def _opened(self, path: Path) -> optuna.Study:
+        optuna.logging.set_verbosity(logging.WARNING)
+        known = path.exists()
+        try:
+            study = optuna.create_study(
+                storage=JournalStorage(JournalFileBackend(str(path))),
+                study_name=NAME,
+                direction="maximize",
+                load_if_exists=True,
+                # Not multivariate: one surprise among 2L booleans says little about the others.
+                sampler=optuna.samplers.TPESampler(seed=self._seed, n_startup_trials=len(GUESSES)),
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1),
+            )
+            own = study.user_attrs.get("model")
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise ConfigError(
+                f"{str(path)!r} is not a study of `outpace tune layers`, or cannot be written "
+                f"({error}): name another file with --study."
+            ) from error
+        if own is not None and not self._model.same_model(Fingerprint(**own)):
+            raise ConfigError(
+                f"the study in {str(path)!r} is about {Fingerprint(**own)}, not {self._model}: "
+                "name another file with --study."
+            )
+        if not known or own is None:
+            study.set_user_attr("model", vars(self._model))
+            for guess in self._guesses():
+                study.enqueue_trial(guess)
+        return study
+
+    def _guesses(self) -> Iterator[dict[str, bool]]:
+        count = self._model.layers
+        yield self._booleans(evenly(count))
+        generator = random.Random(self._seed)
+        later = range(count // 4, count)
+        for share in GUESSES:
+            attention = [layer for layer in later if generator.random() < share]
+            mlp = [layer for layer in later if generator.random() < share / 3]
+            yield self._booleans(SubLayers(frozenset(attention), frozenset(mlp)))
+
+    def _booleans(self, skipped: SubLayers) -> dict[str, bool]:
+        parts = {"attention": skipped.attention, "mlp": skipped.mlp}
+        return {
+            f"{part} {layer}": layer in left_out
+            for part, left_out in parts.items()
+            for layer in range(self._model.layers)
+        }
+
+    # -- searching -----------------------------------------------------------------------------
+
+    @property
+    def done(self) -> int:
+        """Trials that have ended, those of earlier runs included."""
+        return sum(trial.state.is_finished() for trial in self._study.get_trials(deepcopy=False))
+
+    def run(self, trials: int, report: Callable[[Progress], None]) -> bool:
+        """Plays trials until the study has so many; returns whether it was not interrupted.
+
+        report: called after each trial. Ctrl-C ends the search; what was found stays.
+        """
+        while self.done < trials:
+            trial = self._study.ask()
+            try:
+                self._try(trial)
+            except KeyboardInterrupt:
+                self._study.tell(trial, state=TrialState.FAIL)
+                return False
+            report(Progress(self.done, self._best_value(), self.plain))
+        return True
+
+    def _try(self, trial: optuna.Trial) -> None:
+        skipped = self._suggested(trial)
+        prediction = None
+        # Without any part left out the drafter would be the target, and without all there is none.
+        if skipped != NOTHING and len(skipped.wholes) < self._model.layers:
+            for step, prediction in enumerate(self._trials.play(skipped), 1):
+                trial.report(prediction.tokens_per_second, step)
+                if step < self._trials.prompts and trial.should_prune():
+                    self._study.tell(trial, state=TrialState.PRUNED)
+                    return
+        if prediction is None:
+            self._study.tell(trial, state=TrialState.FAIL)
+            return
+        trial.set_user_attr("drafted", prediction.drafted)
+        trial.set_user_attr("acceptance", prediction.acceptance)
+        self._study.tell(trial, prediction.tokens_per_second)
+
+    def _suggested(self, trial: optuna.Trial) -> SubLayers:
+        left_out: dict[str, list[int]] = {"attention": [], "mlp": []}
+        for part, numbers in left_out.items():
+            for layer in range(self._model.layers):
+                if trial.suggest_categorical(f"{part} {layer}", [False, True]):
+                    numbers.append(layer)
+        return SubLayers(*map(frozenset, left_out.values()))
+
+    # -- what was found --------------------------------------------------------------------------
+
+    def _best(self) -> optuna.trial.FrozenTrial | None:
+        complete = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        return max(complete, key=lambda trial: trial.value or 0.0, default=None)
+
+    def _best_value(self) -> float | None:
+        best = self._best()
+        return None if best is None else best.value
+
+    def chosen(self) -> ChosenLayers | None:
+        """Returns the best sub-layers so far, None before any trial has ended."""
+        best = self._best()
+        if best is None or best.value is None:
+            return None
+        left_out = {name for name, skipped in best.params.items() if skipped}
+        layers = range(self._model.layers)
+        found: dict[str, Any] = {
+            "trials": self.done,
+            "predicted_tokens_per_second": round(best.value, 3),
+            "plain_tokens_per_second": round(self.plain, 3),
+            **best.user_attrs,
+        }
+        attention, mlp = (
+            frozenset(layer for layer in layers if f"{part} {layer}" in left_out)
+            for part in ("attention", "mlp")
+        )
+        return ChosenLayers(self._model, SubLayers(attention, mlp), found)

@@ -1,0 +1,116 @@
+"""``outpace tune layers``: a search that can be stopped and resumed, and the file it writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from outpace.targets.base import SubLayers
+from outpace.tune.layer_trial import LayerTrials, Outcome, Prediction
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "w1 w2 w3"}\n{"prompt": "w7 w8"}\n')
+    return file
+
+
+@pytest.fixture
+def tune(run: Run, target: Path, prompts: Path, tmp_path: Path) -> Run:
+    """Runs the search on the tiny target."""
+
+    def invoke(trials: int, *more: Any, model: Path = target) -> Any:
+        given = ("--model", model, "--prompts", prompts, "--out", tmp_path / "layers.json")
+        return run("tune", "layers", *given, "--trials", trials, "--tokens", 24, *more)
+
+    return invoke
+
+
+def test_what_is_found_is_taken_and_the_search_goes_on(
+    tune: Run, generate: Run, tmp_path: Path
+) -> None:
+    first = tune(3)
+    assert first.exit_code == 0, first.stderr
+    file = tmp_path / "layers.json"
+    assert json.loads(file.read_text())["found"]["trials"] == 3
+    assert f"{file}: " in first.stdout
+    assert tune(5).exit_code == 0
+    found = json.loads(file.read_text())
+    assert found["found"]["trials"] == 5
+    assert found["attention"] or found["mlp"]
+    config = json.dumps({"method": "layer_skip", "layers": str(file), "num_speculative_tokens": 3})
+    flags = ("--temperature", 0, "--max-tokens", 12, "--ignore-eos", "--json")
+    drafted = generate("w1 w2", "--speculative-config", config, *flags)
+    assert drafted.exit_code == 0, drafted.stderr
+    plain = generate("w1 w2", "--method", "none", *flags)
+    assert json.loads(drafted.stdout)["token_ids"] == json.loads(plain.stdout)["token_ids"]
+
+
+def test_ctrl_c_keeps_what_was_found(
+    tune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = []
+    real = LayerTrials.play
+
+    def play(self: LayerTrials, skipped: SubLayers) -> Iterator[Prediction]:
+        played.append(skipped)
+        if len(played) == 3:
+            raise KeyboardInterrupt
+        return real(self, skipped)
+
+    monkeypatch.setattr(LayerTrials, "play", play)
+    stopped = tune(8)
+    assert stopped.exit_code == 0, stopped.stderr
+    assert "the same command goes on" in stopped.stderr
+    assert json.loads((tmp_path / "layers.json").read_text())["found"]["trials"] >= 2
+
+
+@pytest.fixture
+def another(copy_of_target: Path) -> Path:
+    """A model of the same shape that was trained further, as far as that shows in its norms."""
+    model = LlamaForCausalLM.from_pretrained(copy_of_target)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1.5)
+    model.save_pretrained(copy_of_target)
+    return copy_of_target
+
+
+def test_a_study_or_file_of_another_model_is_refused(
+    tune: Run, run: Run, another: Path, tmp_path: Path
+) -> None:
+    assert tune(2).exit_code == 0
+    other = tune(3, model=another)
+    assert other.exit_code == 2
+    assert "is about target (llama, 2 layers of 32), not copy" in other.stderr
+    config = json.dumps({"method": "layer_skip", "layers": str(tmp_path / "layers.json")})
+    refused = run("generate", "w1", "--model", another, "--speculative-config", config)
+    assert refused.exit_code == 2
+    assert "run `outpace tune layers` for this model" in refused.stderr
+
+
+def test_a_study_that_is_none_and_a_folder_that_is_none_are_refused(
+    tune: Run, prompts: Path, tmp_path: Path
+) -> None:
+    wrong = tune(2, "--study", prompts)
+    assert wrong.exit_code == 2
+    assert "not a study of `outpace tune layers`" in wrong.stderr
+    lost = tune(2, "--out", tmp_path / "nowhere" / "layers.json")
+    assert lost.exit_code == 2
+    assert "there is no folder" in lost.stderr
+
+
+def test_rates_are_of_the_drafts_that_came_so_far() -> None:
+    outcome = Outcome(drafted=[99, 99], accepted=[49, 24])
+    first, second = outcome.rates()
+    assert first == pytest.approx(0.495)
+    assert second == pytest.approx(24.5 / 50)
+    assert outcome.acceptance() == pytest.approx(73 / 198)

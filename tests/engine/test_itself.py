@@ -1,0 +1,231 @@
+"""Drafters that are a part of the target: the same texts, no layer twice, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from audit_engine.pairs import PROMPTS as LETTERS_IN
+from outpace import LLM, SamplingParams
+from outpace.audit.letters import LetterTokenizer, letter_model
+from outpace.audit.model import AuditPlan, audit_model
+from outpace.draft.itself.chosen import ChosenLayers, Fingerprint, evenly
+from outpace.draft.itself.exits import FIRST, STEP, DraftExit
+from outpace.errors import ConfigError, UnsupportedModel
+from outpace.targets.base import SubLayers
+from outpace.targets.hf.layers import decoder_layers
+from targets.families import CONTEXT, PROMPTS, build, plain, target
+from targets.generating import greedy, ids
+
+LENGTH = 12
+SKIP: dict[str, Any] = {"method": "layer_skip", "layers": {"attention": [1]}}
+EXIT: dict[str, Any] = {"method": "early_exit", "exit_layer": 1}
+KINDS = {"layer_skip": SKIP, "early_exit": EXIT}
+
+
+def decoder(config: dict[str, Any], model: Any = None, **options: Any) -> LLM:
+    config = {"num_speculative_tokens": 3, **config}
+    options = {"max_num_seqs": 4, "max_model_len": CONTEXT, **options}
+    return LLM(model or target("llama"), speculative_config=config, **options)
+
+
+def letters(config: dict[str, Any], **options: Any) -> LLM:
+    return decoder(
+        config,
+        letter_model(),
+        tokenizer=LetterTokenizer(),
+        generation_config="none",
+        max_num_seqs=40,
+        **options,
+    )
+
+
+# -- exact -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen2-window", "gemma3", "falcon", "deepseek_v3"])
+@pytest.mark.parametrize("config", [SKIP, {**SKIP, "layers": [1]}, EXIT], ids=str)
+def test_any_family_writes_its_own_text(family: str, config: dict[str, Any]) -> None:
+    expected = plain(family, LENGTH, tuple(map(tuple, PROMPTS)))
+    outputs = decoder(config, target(family)).generate(PROMPTS, greedy(LENGTH))
+    assert ids(outputs) == expected
+    assert sum(output.metrics.num_accepted_tokens for output in outputs) > 0
+
+
+@pytest.mark.parametrize(
+    "config", [SKIP, {**SKIP, "draft_exit": 0.7}, {**EXIT, "draft_exit": "adaptive"}], ids=str
+)
+def test_the_law_is_the_targets(config: dict[str, Any]) -> None:
+    plan = AuditPlan(LETTERS_IN, samples=400, power=False)
+    report = audit_model(letters(config), plan, SamplingParams(temperature=0.7))
+    assert report.ok, report
+    assert 0 < report.acceptance < 1
+
+
+def test_a_prompt_of_any_length_is_read_in_any_batch() -> None:
+    long = [1 + number % 60 for number in range(40)]
+    for config in (SKIP, EXIT):
+        llm = decoder(config)
+        sampled = SamplingParams(temperature=1.0, seed=3, max_tokens=8, ignore_eos=True)
+        alone = ids(llm.generate([long], sampled))[0]
+        for others in ([[7] * 40], [[5, 6], [1]], [long[:-1]]):
+            assert ids(llm.generate([long, *others], sampled))[0] == alone
+
+
+def test_the_target_never_reads_what_a_view_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = decoder(SKIP)
+    drafter, runner = llm.engine.drafter, llm.engine.target.runner
+    propose, scribbled = drafter.propose, []
+
+    def scribble(rows: Any, budgets: Any) -> Any:
+        proposal = propose(rows, budgets)
+        for row, length in enumerate(runner.lengths):
+            for slots in runner.cache.row(row):
+                slots[:, length:] = 1e3
+                scribbled.append(row)
+        return proposal
+
+    monkeypatch.setattr(drafter, "propose", scribble)
+    expected = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
+    assert scribbled
+
+
+# -- early exit: no layer twice --------------------------------------------------------------------
+
+
+def columns_by_layer(model: Any, columns: Counter[int]) -> list[Any]:
+    """Counts the columns that the attention of each layer computes; returns the hooks."""
+
+    def counting(number: int) -> Any:
+        def count(module: Any, args: Any, options: Any) -> None:
+            states: Tensor = args[0] if args else options["hidden_states"]
+            columns[number] += states.shape[0] * states.shape[1]
+
+        return count
+
+    return [
+        layer.self_attn.register_forward_pre_hook(counting(number), with_kwargs=True)
+        for number, layer in enumerate(decoder_layers(model))
+    ]
+
+
+def test_lower_layers_compute_each_column_once() -> None:
+    model = build("llama", num_hidden_layers=3)
+    llm = decoder({**EXIT, "exit_layer": 2}, model)
+    columns: Counter[int] = Counter()
+    hooks = columns_by_layer(model, columns)
+    try:
+        outputs = llm.generate(PROMPTS, greedy(LENGTH))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert sum(output.metrics.num_draft_tokens for output in outputs) > 0
+    assert columns[0] == columns[1] == columns[2] > 0
+
+
+def test_a_rule_that_looks_at_states_has_all_layers_computed() -> None:
+    head = {"name": "reflective", "prompt": "abc"}
+    llm = letters({**EXIT, "verify": head})
+    params = SamplingParams(max_tokens=6, seed=1, temperature=1.0, ignore_eos=True)
+    assert len(llm.generate([[1, 2, 3]], params)[0].token_ids) == 6
+
+
+# -- when a chain ends -----------------------------------------------------------------------------
+
+
+def test_a_threshold_of_zero_never_ends_a_chain_and_one_near_one_always_does() -> None:
+    def drafted(threshold: Any) -> tuple[int, int]:
+        llm = decoder({**SKIP, "draft_exit": threshold})
+        outputs = llm.generate(PROMPTS, greedy(LENGTH))
+        longest = max(len(output.metrics.accepted_per_position) for output in outputs)
+        return sum(output.metrics.num_draft_tokens for output in outputs), longest
+
+    assert drafted(0.0) == drafted(None)
+    assert drafted(0.9999)[0] < drafted(0.0)[0]
+
+
+def test_the_adaptive_threshold_goes_where_the_paper_sends_it() -> None:
+    careless, timid = DraftExit(), DraftExit()
+    for _ in range(100):
+        careless.learn(4, 1)
+        timid.learn(4, 4)
+    assert careless.threshold == pytest.approx(FIRST + 100 * 0.1 * STEP)
+    assert timid.threshold < FIRST - 50 * 0.1 * STEP
+    fixed = DraftExit(0.3, adaptive=False)
+    fixed.learn(4, 0)
+    assert fixed.threshold == 0.3
+
+
+# -- which layers ----------------------------------------------------------------------------------
+
+
+def test_the_file_is_for_one_model(tmp_path: Path) -> None:
+    from outpace.targets.hf.load import Loaded
+
+    file = tmp_path / "layers.json"
+    own = Loaded(target("llama"), None, "some/llama")
+    skipped = SubLayers(frozenset({1}), frozenset())
+    ChosenLayers(Fingerprint.of(own), skipped, {"trials": 3}).save(file)
+    expected = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
+    llm = decoder({**SKIP, "layers": str(file)})
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
+    with pytest.raises(ConfigError, match=r"found for llama .* tune layers"):
+        decoder({**SKIP, "layers": file}, build("llama", seed=5, rms_norm_eps=1e-5, hidden_size=64))
+    other = build("llama")
+    with torch.no_grad():
+        other.model.norm.weight[0] += 1
+    with pytest.raises(ConfigError, match="tune layers"):
+        decoder({**SKIP, "layers": file}, other)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"layers": "nowhere.json"}, "cannot read .*nowhere.json"),
+        ({"layers": [0, 7]}, "layer 7, and the target has layers 0 to 1"),
+        ({"layers": [0, 1]}, "leaves out all layers"),
+        ({"layers": {"norm": [1]}}, "layers must be"),
+        ({"layers": [-1]}, "layers must be"),
+        ({"draft_exit": 1.5}, "draft_exit must be"),
+        ({"method": "early_exit"}, "unknown key 'layers'"),
+    ],
+)
+def test_what_cannot_be_left_out_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        decoder({**SKIP, **given})
+
+
+@pytest.mark.parametrize("exit_layer", [None, 0, 2, "all", True])
+def test_an_exit_that_is_none_is_refused(exit_layer: Any) -> None:
+    with pytest.raises(ConfigError, match="exit_layer"):
+        decoder({**EXIT, "exit_layer": exit_layer})
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "layers.json"
+    for content in ("{", "[]", json.dumps({"format": "another"})):
+        file.write_text(content)
+        with pytest.raises(ConfigError, match="not a file of `outpace tune layers`"):
+            decoder({**SKIP, "layers": str(file)})
+
+
+@pytest.mark.parametrize("family", ["opt", "gpt_oss"])
+def test_a_part_that_a_model_cannot_miss_is_refused_by_name(family: str) -> None:
+    with pytest.raises(UnsupportedModel, match=r"OPT|GptOss"):
+        decoder({**SKIP, "layers": {"mlp": [1]}}, target(family))
+
+
+def test_the_guess_leaves_the_first_and_last_layers_alone() -> None:
+    for count in (8, 12, 28, 80):
+        guess = evenly(count)
+        numbers = guess.attention | guess.mlp
+        assert min(numbers) >= count // 4
+        assert max(numbers) < count - 1
+        assert len(guess.attention) > len(guess.mlp)
