@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify": {"core"},
     "targets": {"core"},
     "draft": {"config", "core", "targets"},
-    "policy": {"core", "draft", "targets"},
+    "policy": {"config", "core", "draft", "targets"},
     "engine": _ENGINE,
     "config": {"core"},
     "prompts": {"core"},

@@ -154,7 +154,13 @@ class DraftingTerms:
     to bool ``[B]``. Since nothing but the law decides, it does not make the law of what is drawn
     false. Unset: chains end with their budgets."""
 
+    ends_behind: Callable[[Tensor, Tensor], Tensor] | None = None
+    """End a chain behind a token that this says yes to: laws before any argmax ``[B, V]`` and the
+    tokens ``[B]`` that were drawn from them, to bool ``[B]``. The token stays in the draft, and
+    what is decided follows from tokens before the end, so that each follows its law (proved by
+    enumeration for every rule: "stopping" in `outpace audit law`)."""
+
     @property
     def wants_laws(self) -> bool:
         """Whether anybody looks at laws before the argmax."""
-        return self.laws or self.keeps_drafting is not None
+        return self.laws or not (self.keeps_drafting is None and self.ends_behind is None)

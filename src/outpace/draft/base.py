@@ -174,6 +174,8 @@ class Drafter(ABC):
     """Of its trees, where that is given; None for chains."""
     any_shape: bool = False
     """Whether it drafts the tree that `Rows.shape` says."""
+    ends_chains: bool = False
+    """Whether its chains end where `Rows.terms` say, by the laws of their tokens."""
     copies_prompts: bool = False
     """Whether it takes over what it knows of a prompt from the row that a new one is forked from.
     Only asked of drafters that need states: without this, such a prompt is read again."""

@@ -24,7 +24,7 @@ from outpace.engine.states import deliver_chunk, deliver_round
 from outpace.engine.trace import Observer, RoundTrace
 from outpace.engine.verifier import Decision, Verifier, branches_of, on_host
 from outpace.errors import ConfigError
-from outpace.policy.controller import Controller, Outcome, affordable
+from outpace.policy.base import Controller, Outcome, affordable
 from outpace.targets.base import Plan, PromptInputs, Scores, Target
 
 Done = TypeVar("Done")
@@ -303,7 +303,7 @@ class Engine:
             [request.prompt_ids for request in played], [request.output_ids for request in played]
         )
         pure = [request.seeded and not self.verifier.coupled for request in played]
-        terms, shape = self.verifier.terms, self.controller.shape
+        terms, shape = self.controller.terms(played, self.verifier.terms), self.controller.shape
         return Rows(history, self._law, self._seeds, terms, shape, pure)
 
     def _propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:

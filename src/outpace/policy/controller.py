@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 from weakref import WeakKeyDictionary
 
 from outpace.core.stats import Seconds
-from outpace.core.tree_shape import Trail, TreeShape, chain_trail
-from outpace.draft.base import Drafter
+from outpace.core.tree_shape import Trail, chain_trail
 from outpace.policy.acceptance import Acceptance
+from outpace.policy.base import Controller, Outcome, is_pure, wish
 from outpace.policy.cost import CostModel, Place, ReadingCost
 from outpace.policy.growing import Growing
 from outpace.policy.knowledge import Knowledge, RowKnowledge
@@ -20,74 +18,6 @@ from outpace.policy.ladder import Ladder
 from outpace.policy.ledger import Ledger
 from outpace.policy.prices import Prices
 from outpace.policy.row import DraftingRow
-from outpace.targets.base import Target
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one row drafted and what came of it."""
-
-    drafted: int  # nodes
-    depth: int  # levels
-    accepted: int  # levels
-    emitted: int
-    path: tuple[int, ...] = ()
-    """The accepted nodes, where a tree was drafted."""
-    method: str = ""
-    """The name of the drafter."""
-
-
-class Controller(ABC):
-    """Chooses each row's budget before a round and learns from what it brought."""
-
-    shape: TreeShape | None = None
-    """Of which the budgets that were chosen last are the first nodes, if that is not the drafter's
-    to say."""
-
-    @abstractmethod
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
-        """Returns how many nodes to draft for each request, 0 to decode plainly."""
-
-    def record(
-        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
-    ) -> None:
-        """Is told what the last round drafted, what came of it and what it took; no seconds if
-        that says nothing about the next one.
-
-        The requests are as the round has left them.
-        """
-
-
-class Constant(Controller):
-    """The same number for every round. shape: of what is drafted, if the drafter leaves it open."""
-
-    def __init__(self, count: int, shape: TreeShape | None = None) -> None:
-        self._count = count
-        self.shape = shape
-
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
-        return [self._count] * len(requests)
-
-
-def affordable(requests: Sequence[DraftingRow], budgets: Sequence[int]) -> list[int]:
-    """Returns the budgets under each request's own wish and what it may still generate.
-
-    One token comes with every round, so that the last one need not be drafted.
-    """
-    wishes = [wish(request) for request in requests]
-    return [
-        max(0, min(budget if wished is None else wished, request.remaining - 1))
-        for request, budget, wished in zip(requests, budgets, wishes, strict=True)
-    ]
-
-
-def wish(request: DraftingRow) -> int | None:
-    """Returns the budget that a request asks for itself, None if it leaves the choice to us."""
-    wished = request.params.speculative
-    if wished is None or wished == "auto":
-        return None
-    return 0 if wished == "off" else int(wished)
-
 
 FIRST = 4
 """Nodes of the first draft, before anything is known, over the rows that are padded to it."""
@@ -222,8 +152,7 @@ class Auto(Controller):
 
     def _is_seeded(self, request: DraftingRow) -> bool:
         """Whether what it drafts must follow from its own history alone."""
-        params = request.params
-        return not (self._invariant or params.seed is None or params.greedy)
+        return is_pure(request, self._invariant)
 
     def _at_most(self, nodes: int) -> int:
         """The widest draft of at most so many nodes, or the narrowest there is."""
@@ -385,22 +314,3 @@ def _place(requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> Plac
     """Where a round was played, whose outcomes the requests have already been given."""
     pairs = zip(requests, outcomes, strict=True)
     return Place.of(len(requests), max(row.length - outcome.emitted for row, outcome in pairs))
-
-
-def make_controller(
-    count: int | Literal["auto"], drafter: Drafter, invariant: bool, target: Target
-) -> Controller:
-    """Returns the controller that num_speculative_tokens asks for.
-
-    invariant: the texts of the rule do not depend on what is drafted.
-    """
-    if not drafter.longest:
-        return Constant(0)
-    prices = Prices.nominal(drafter.pass_bytes, target.pass_bytes, target.device.type)
-    if count != "auto":
-        return Constant(count, Growing(prices, count).static.shape if drafter.any_shape else None)
-    if drafter.any_shape:
-        return Auto(Growing(prices), invariant, prices, drafter.name)
-    shape = drafter.shape
-    ladder = Ladder.chains(drafter.longest) if shape is None else Ladder.by_level(shape)
-    return Auto(ladder, invariant, prices, drafter.name)

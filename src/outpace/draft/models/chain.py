@@ -62,6 +62,7 @@ class DraftModel(Drafter):
 
     name: ClassVar[str] = "draft_model"
     draws: frozenset[Drawn] = frozenset({Drawn.IID})
+    ends_chains: bool = True
     Options: ClassVar[type[Any]] = DraftModelOptions
 
     def __init__(self, drafter: Loaded, runner: Runner, vocabulary: int) -> None:
