@@ -116,8 +116,9 @@ class LLM:
             speculative_config, BUNDLED / "drafter" if model is None else None
         )
         drafter = find_drafter(self.config.method)
-        rule = make_rule(self.config.rule_name or drafter.default_rule, **self.config.rule_options)
         options = drafter.configure(self.config.options)
+        rule_name = self.config.rule_name or drafter.usual_rule(options)
+        rule = make_rule(rule_name, **self.config.rule_options)
         if self.config.length_name is not None:
             length_options(self.config.length_name, self.config.length_options)
         wanted = BUNDLED / "target" if model is None else model

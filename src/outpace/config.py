@@ -28,8 +28,8 @@ class SpeculativeConfig:
     method: a drafter's name: "none", "ngram", "draft_model" (default when ``model`` is given), ...
     num_speculative_tokens: tokens (nodes) to draft per round; "auto" chooses, from 0 up, by what
         rounds take and bring.
-    length: a length policy's name, or ``{"name": ..., option: ...}``: how much is drafted by another
-        rule than "auto"; num_speculative_tokens then is the length to begin with, or the most.
+    length: a length policy's name, or ``{"name": ..., option: ...}``: how much is drafted by
+        another rule than "auto"; num_speculative_tokens is then the first length, or the most.
     verify: a rule's name, or ``{"name": ..., option: ...}`` for a rule with options; unset: the
         rule that suits the drafter.
     options: what only this drafter knows (``model``, ``prompt_lookup_max``, ...).

@@ -12,8 +12,10 @@ from importlib.metadata import entry_points
 METHODS: Mapping[str, str] = {
     "draft_model": "a smaller model with the same tokenizer (--draft)",
     "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
+    "ensemble": "several drafters at once: the first that proposes, one tree of all, or a vote",
     "ngram": "what followed the same tokens earlier in the text",
     "none": "nothing: plain decoding",
+    "staged": "a smaller model, for which a look-up drafts (--draft)",
 }
 
 LOSSLESS: Mapping[str, str] = {

@@ -78,8 +78,8 @@ class Proposal:
     soft: Tensor | None = None  # [B, N, V]
     """The drafter's laws before any argmax, if the rule asked for them (`DraftingTerms.laws`).
     They are not what the tokens were drawn from where the tokens are points."""
-    method: str = ""
-    """The name of the drafter that made it, where one drafter stands for several."""
+    methods: Sequence[str] = ()
+    """By row, the name of the drafter that made it, where one drafter stands for several."""
 
     @property
     def valid(self) -> Tensor:

@@ -195,6 +195,11 @@ class Drafter(ABC):
         return make_options(cls.Options, given, cls.name)
 
     @classmethod
+    def usual_rule(cls, options: Any) -> str:
+        """Returns the rule that is used with these options when none is named."""
+        return cls.default_rule
+
+    @classmethod
     @abstractmethod
     def build(cls, setup: Setup) -> Drafter:
         """Returns the drafter for a target."""

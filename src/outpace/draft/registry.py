@@ -20,6 +20,8 @@ REGISTRY = LazyRegistry(
         "ngram": "outpace.draft.lookup.ngram:NgramDrafter",
         "draft_model": "outpace.draft.models.chain:DraftModel",
         "draft_tree": "outpace.draft.models.tree:DraftTree",
+        "ensemble": "outpace.draft.route.ensemble:Ensemble",
+        "staged": "outpace.draft.route.staged:Staged",
     },
 )
 

@@ -275,8 +275,8 @@ class Engine:
         seconds = Seconds(*(b - a for a, b in itertools.pairwise(times)))
         deliver_round(self.drafter, scores, pending, decisions)
         self.drafter.observe(rows, Round(proposal, verdict, seconds, laws, scores.rider_logits))
-        method = proposal.method or self.drafter.name
-        outcomes = self._count(played, decisions, emitted, seconds, method)
+        methods = proposal.methods or [self.drafter.name] * len(played)
+        outcomes = self._count(played, decisions, emitted, seconds, methods)
         steady = self.compile_seconds == compiled  # compiling is no price of a round
         self.controller.record(played, outcomes, seconds if steady else None)
         for observer in self.observers:
@@ -354,11 +354,12 @@ class Engine:
         decisions: Sequence[Decision],
         emitted: Sequence[int],
         seconds: Seconds,
-        method: str,
+        methods: Sequence[str],
     ) -> list[Outcome]:
         """Counts the round for each request; returns what came of it."""
         outcomes = []
-        for request, decision, taken in zip(played, decisions, emitted, strict=True):
+        rows = zip(played, decisions, emitted, methods, strict=True)
+        for request, decision, taken, method in rows:
             kept = min(taken, len(decision.path))
             metrics = request.metrics
             metrics.count_round(decision.drafted, kept, taken)

@@ -51,6 +51,6 @@ class Entropy(LengthPolicy):
 
         def keeps_drafting(law: Tensor) -> Tensor:
             on = torch.special.entr(law).sum(-1) <= self.options.threshold
-            return on if of_rule is None else on & of_rule(law)
+            return on if of_rule is None else on.logical_and(of_rule(law))
 
         return replace(terms, keeps_drafting=keeps_drafting)

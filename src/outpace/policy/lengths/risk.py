@@ -98,7 +98,7 @@ class Risk(StoppingPolicy):
             table = torch.tensor(chances, dtype=torch.float64, device=law.device)  # [B, BINS]
             chance = table.gather(1, within[:, None])[:, 0]
             safe = chance if safe is None else safe * chance
-            return 1 - safe > self.options.threshold
+            return torch.gt(1 - safe, self.options.threshold)
 
         return ends_behind
 
