@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 
 METHODS: Mapping[str, str] = {
+    "auto": "look-ups, a smaller model (--draft) or nothing, as it pays",
     "draft_model": "a smaller model with the same tokenizer (--draft)",
     "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
     "ensemble": "several drafters at once: the first that proposes, one tree of all, or a vote",

@@ -20,6 +20,7 @@ REGISTRY = LazyRegistry(
         "ngram": "outpace.draft.lookup.ngram:NgramDrafter",
         "draft_model": "outpace.draft.models.chain:DraftModel",
         "draft_tree": "outpace.draft.models.tree:DraftTree",
+        "auto": "outpace.draft.route.auto:AutoDrafter",
         "ensemble": "outpace.draft.route.ensemble:Ensemble",
         "staged": "outpace.draft.route.staged:Staged",
     },

@@ -303,8 +303,9 @@ class Engine:
             [request.prompt_ids for request in played], [request.output_ids for request in played]
         )
         pure = [request.seeded and not self.verifier.coupled for request in played]
-        terms, shape = self.controller.terms(played, self.verifier.terms), self.controller.shape
-        return Rows(history, self._law, self._seeds, terms, shape, pure)
+        route, terms = self.controller.route(played), self.verifier.terms
+        terms, shape = self.controller.terms(played, terms), self.controller.shape
+        return Rows(history, self._law, self._seeds, terms, shape, pure, route)
 
     def _propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if any(budgets):

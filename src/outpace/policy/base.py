@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.tree_shape import TreeShape
+from outpace.draft.base import Choosing
 from outpace.policy.row import DraftingRow
 
 
@@ -41,6 +42,10 @@ class Controller(ABC):
         """Returns what is asked of the drafter: the rule's terms, and where chains end if the
         drafter's own laws decide about that."""
         return terms
+
+    def route(self, requests: Sequence[DraftingRow]) -> Choosing | None:
+        """Returns what picks each row's drafter in the coming round, if that is to be chosen."""
+        return None
 
     def record(
         self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from outpace.core.stats import Seconds
-from outpace.core.tree_shape import Trail, chain_trail
+from outpace.core.tree_shape import Trail, TreeShape, chain_trail
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.base import Controller, Outcome, is_pure, wish
 from outpace.policy.cost import CostModel, Place, ReadingCost
@@ -47,6 +47,9 @@ LOOK_ASIDE = 24
 PLAIN = 2
 """Plain rounds before the first draft at a batch and context: one may have been disturbed."""
 
+ALONG = 16
+"""Tokens that a drafter reads in its first pass of a round."""
+
 TRUSTED = 3
 """Measurements from which a median is one; a width with fewer is looked at four times as soon."""
 
@@ -61,8 +64,11 @@ class _Row:
     drafter: str | None = None  # who drafted in its last round: only that one is up to date
 
     def unread(self, request: DraftingRow, method: str) -> int:
-        """Tokens that a drafter has to read before it can draft."""
-        return 0 if self.drafter == method else request.length - self.by_method[method].read
+        """Tokens that a drafter has to read before it can draft. A few are read along with the
+        last one."""
+        read = self.by_method[method].read
+        behind = request.length - read
+        return 0 if self.drafter == method or (read and behind <= ALONG) else behind
 
 
 class Auto(Controller):
@@ -119,20 +125,69 @@ class Auto(Controller):
 
     def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
         fixed = [self._fixed(request) for request in requests]
+        free = [request for request, count in zip(requests, fixed, strict=True) if count is None]
+        floor = max((count for count in fixed if count is not None), default=0)
+        chosen = iter(self.choose(requests, free, floor))
+        return [next(chosen) if count is None else count for count in fixed]
+
+    def choose(
+        self, requests: Sequence[DraftingRow], free: Sequence[DraftingRow], floor: int = 0
+    ) -> list[int]:
+        """Returns how many nodes to draft in each of the ``free`` ones of all rows. floor: nodes
+        that some other row drafts."""
+        self.prepare(requests)
+        self._trial, self._ours = False, bool(free)
+        width = self._width(requests, free, floor) if free else 0
+        trying = self._scout(free) if self._trial else None
+        return [width if trying in (None, request) else 0 for request in free]
+
+    def prepare(self, requests: Sequence[DraftingRow]) -> TreeShape | None:
+        """Returns the tree that the coming round's drafts are parts of, if the drafter leaves it
+        open."""
         if self._growing is not None:
             # A batch drafts parts of one tree. What a seeded text meets must not be learned.
             learned = not any(map(self._is_seeded, requests))
             self._ladder = self._growing.learned if learned else self._static
             self.shape = self._ladder.shape
-        free = [request for request, count in zip(requests, fixed, strict=True) if count is None]
-        floor = max((count for count in fixed if count is not None), default=0)
-        self._trial, self._ours = False, bool(free)
-        width = self._width(requests, free, floor) if free else 0
-        trying = self._scout(free) if self._trial else None
-        return [
-            count if count is not None else width if trying in (None, request) else 0
-            for request, count in zip(requests, fixed, strict=True)
-        ]
+        return self.shape
+
+    @property
+    def most(self) -> int:
+        """Nodes of the largest draft to choose from."""
+        return self._ladder.widths[-1]
+
+    def stand_aside(self) -> None:
+        """Is told that another drafter drafts what was chosen for."""
+        self._trial = self._ours = False
+
+    def expected(
+        self, requests: Sequence[DraftingRow], free: Sequence[DraftingRow], nodes: Sequence[int]
+    ) -> tuple[float, float] | None:
+        """Returns the tokens that so many nodes in each of the ``free`` rows are expected to bring
+        in these, and the seconds of such a round; None while nothing is known of these."""
+        place = Place.of(len(requests), max(request.length for request in requests))
+        curve = self.costs.curve(place, self._ladder.heights(max(nodes)))
+        if curve is None:
+            return None
+        tokens = [self.tokens(request, count) for request, count in zip(free, nodes, strict=True)]
+        return sum(tokens), curve[max(nodes)]
+
+    def tokens(self, request: DraftingRow, nodes: int) -> float:
+        """Returns the tokens that a round with so many nodes is expected to bring a request."""
+        ladder = self._ladder
+        counts = self._row(request).by_method[self.method].counts
+        chances = self.acceptance.chances(counts, ladder.shape.height, ladder.shape.width)
+        found = ladder.tokens(chances, request.remaining - 1)
+        return max((found[width] for width in found if width <= nodes), default=1.0)
+
+    def ledger(self, request: DraftingRow) -> Ledger:
+        """Returns the ledger of a request: what it drafts by its own history alone."""
+        return self._row(request).ledger
+
+    def learn(self, request: DraftingRow, trail: Trail) -> None:
+        """Is told what would have become of a draft that was not played."""
+        counts = self._row(request).by_method[self.method].counts
+        self.acceptance.learn(counts, trail)
 
     def _scout(self, free: Sequence[DraftingRow]) -> DraftingRow:
         """The row in which it costs least to try a draft."""
@@ -178,7 +233,8 @@ class Auto(Controller):
         # The rows whose width is not ours bring the same whatever we choose.
         others = len(requests) - len(free)
         # No leap to where the machine may be another: a kernel's limit, a full cache.
-        near = [width for width in widths if width <= max(widths[1], 2 * max(known))]
+        widest = max(widths[1], 2 * self.costs.widest(place))
+        near = [width for width in widths if width <= widest]
         rates = {width: (others + tokens[width]) / curve[max(width, floor)] for width in near}
         best = max(near, key=rates.__getitem__)
         if best and rates[best] > MARGIN * rates[0] and self._pays(free, rates[best], rates[0]):

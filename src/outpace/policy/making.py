@@ -13,6 +13,7 @@ from outpace.policy.ladder import Ladder
 from outpace.policy.lengths.constant import Constant
 from outpace.policy.lengths.registry import find_length, length_names, length_options
 from outpace.policy.prices import Prices
+from outpace.policy.routing import Routing
 from outpace.targets.base import Target
 
 
@@ -32,11 +33,21 @@ def make_controller(
         return Constant(0)
     if count != "auto":
         return Constant(count, shape=_shape(drafter, prices, count))
+    if drafter.choices:
+        children = drafter.choices.items()
+        autos = {name: _auto(child, name, invariant, target) for name, child in children}
+        free = [name for name, child in children if not child.pass_bytes]
+        return Routing(autos, free, invariant)
+    return _auto(drafter, drafter.name, invariant, target)
+
+
+def _auto(drafter: Drafter, name: str, invariant: bool, target: Target) -> Auto:
+    prices = Prices.nominal(drafter.pass_bytes, target.pass_bytes, target.device.type)
     if drafter.any_shape:
-        return Auto(Growing(prices), invariant, prices, drafter.name)
+        return Auto(Growing(prices), invariant, prices, name)
     shape = drafter.shape
     ladder = Ladder.chains(drafter.longest) if shape is None else Ladder.by_level(shape)
-    return Auto(ladder, invariant, prices, drafter.name)
+    return Auto(ladder, invariant, prices, name)
 
 
 def _by_name(

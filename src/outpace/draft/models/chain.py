@@ -172,9 +172,7 @@ class DraftModel(Drafter):
         """Feeds what each live row has committed since; returns the logits after it, ``[B, V]``."""
         return self._read(rows, live, [[] for _ in live])[:, 0]
 
-    def _read(
-        self, rows: Rows, live: Sequence[bool], guesses: Sequence[Sequence[int]]
-    ) -> Tensor:
+    def _read(self, rows: Rows, live: Sequence[bool], guesses: Sequence[Sequence[int]]) -> Tensor:
         """Feeds what each live row has committed since, and guesses behind it; returns the logits
         ``[B, 1 + L, V]`` after the text and after each of up to L guessed tokens. These are fed,
         and do not count as cached."""

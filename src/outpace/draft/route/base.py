@@ -95,7 +95,8 @@ class Several(Drafter):
         self.copies_prompts = all(
             child.copies_prompts for child in children if child.needs.states
         ) and bool(layers)
-        self.weight_bytes = sum(child.weight_bytes for child in children)
+        own = {id(child.loaded.model if child.loaded else child): child for child in children}
+        self.weight_bytes = sum(child.weight_bytes for child in own.values())
         self.pass_bytes = max(child.pass_bytes for child in children)
         self.ends_chains = any(child.ends_chains for child in children)
         self.loaded = next((child.loaded for child in children if child.loaded), None)
@@ -106,7 +107,8 @@ class Several(Drafter):
 
     @property
     def nbytes(self) -> int:
-        return sum(child.nbytes for child in self.children)
+        caches = sum(child.nbytes - child.weight_bytes for child in self.children)
+        return self.weight_bytes + caches
 
     @property
     def compile_seconds(self) -> float:

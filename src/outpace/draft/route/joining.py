@@ -113,9 +113,7 @@ def _padded(proposal: Proposal, row: int, width: int) -> tuple[Tensor, Tensor]:
     return torch.cat([tokens, torch.zeros_like(beyond)]), torch.cat([parents, beyond])
 
 
-def _stacked(
-    laws: Sequence[Tensor | None], proposal: Proposal, vocabulary: int
-) -> Tensor | None:
+def _stacked(laws: Sequence[Tensor | None], proposal: Proposal, vocabulary: int) -> Tensor | None:
     """``[B, N, V]`` from each row's ``[B, n, V]``; certain of the tokens where a row has none."""
     known = [law for law in laws if law is not None]
     if not known:
@@ -126,6 +124,23 @@ def _stacked(
         if law is not None:
             certain[row, : law.shape[1]] = law[row]
     return certain
+
+
+def cut(proposal: Proposal, counts: Sequence[int]) -> Proposal:
+    """Returns the first nodes of each row, at most so many."""
+    device, width = proposal.tokens.device, max(counts, default=0)
+    if not width:
+        return replace(Proposal.empty(len(counts), device), methods=proposal.methods)
+    law, tree = proposal.law, proposal.tree
+    shape = (len(counts), width)
+    return replace(
+        proposal,
+        tokens=proposal.tokens[:, :width],
+        tree=Tree.chain(*shape, device) if tree.is_chain else Tree(tree.parents[:, :width]),
+        counts=torch.minimum(proposal.counts, to_device(list(counts), device)),
+        law=law if isinstance(law, Point) else replace(law, q=law.q[:, :width]),
+        soft=None if proposal.soft is None else proposal.soft[:, :width],
+    )
 
 
 def side_by_side(made: Sequence[Proposal], counts: Sequence[Sequence[int]]) -> Proposal:

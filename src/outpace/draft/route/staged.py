@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import Proposal
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.draft.models.chain import DraftModel, DraftModelOptions
