@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "heads": {"core"},
     "targets": {"core"},
     "draft": {"config", "core", "heads", "targets"},
-    "policy": {"core", "draft", "targets"},
+    "policy": {"config", "core", "draft", "targets"},
     "engine": _ENGINE,
     "config": {"core"},
     "prompts": {"core"},

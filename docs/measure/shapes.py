@@ -9,7 +9,7 @@ import sys
 
 from outpace import LLM, SamplingParams
 from outpace.core.tree_shape import TreeShape
-from outpace.policy.controller import Constant
+from outpace.policy.lengths.constant import Constant
 
 TURNS, TOKENS = 7, 48
 SHAPES = {

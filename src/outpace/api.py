@@ -33,7 +33,8 @@ from outpace.errors import (
     names_checked,
 )
 from outpace.outputs import Chunk, CompletionOutput, RequestOutput
-from outpace.policy.controller import make_controller
+from outpace.policy.lengths.registry import length_options
+from outpace.policy.making import make_controller
 from outpace.progress import with_bar
 from outpace.prompts import Prompt, check_characters, listed, unwrapped
 from outpace.targets.base import Target
@@ -115,8 +116,11 @@ class LLM:
             speculative_config, BUNDLED / "drafter" if model is None else None
         )
         drafter = find_drafter(self.config.method)
-        rule = make_rule(self.config.rule_name or drafter.default_rule, **self.config.rule_options)
         options = drafter.configure(self.config.options)
+        rule_name = self.config.rule_name or drafter.usual_rule(options)
+        rule = make_rule(rule_name, **self.config.rule_options)
+        if self.config.length_name is not None:
+            length_options(self.config.length_name, self.config.length_options)
         wanted = BUNDLED / "target" if model is None else model
         if isinstance(wanted, (str, os.PathLike)):
             check_path(wanted)
@@ -156,7 +160,7 @@ class LLM:
             decoder,
             drafter.build(setup),
             verifier,
-            self.config.num_speculative_tokens,
+            self.config,
             self.target.vocabulary,
             max_num_batched_tokens,
         )
@@ -456,11 +460,11 @@ def _engine(
     target: Target,
     drafter: Drafter,
     verifier: Verifier,
-    count: int | Literal["auto"],
+    config: SpeculativeConfig,
     vocabulary: int,
     max_batched_tokens: int,
 ) -> Engine:
-    controller = make_controller(count, drafter, verifier.coupled, target)
+    controller = make_controller(config, drafter, verifier.coupled, target)
     return Engine(target, drafter, verifier, controller, vocabulary, max_batched_tokens)
 
 

@@ -10,8 +10,14 @@ from outpace.core.values import is_whole, shown
 from outpace.errors import ConfigError, UnknownArgument, names_checked
 
 DEFAULT_TOKENS: Literal["auto"] = "auto"
-COMMON = ("method", "num_speculative_tokens", "verify")
+COMMON = ("method", "num_speculative_tokens", "length", "verify")
 """The entries that all drafters know."""
+OF_TRANSFORMERS = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+)
+"""Names that are understood, too: of assisted generation in transformers."""
 
 
 @names_checked(UnknownArgument, "argument of SpeculativeConfig")
@@ -22,6 +28,8 @@ class SpeculativeConfig:
     method: a drafter's name: "none", "ngram", "draft_model" (default when ``model`` is given), ...
     num_speculative_tokens: tokens (nodes) to draft per round; "auto" chooses, from 0 up, by what
         rounds take and bring.
+    length: a length policy's name, or ``{"name": ..., option: ...}``: how much is drafted by
+        another rule than "auto"; num_speculative_tokens is then the first length, or the most.
     verify: a rule's name, or ``{"name": ..., option: ...}`` for a rule with options; unset: the
         rule that suits the drafter.
     options: what only this drafter knows (``model``, ``prompt_lookup_max``, ...).
@@ -29,6 +37,7 @@ class SpeculativeConfig:
 
     method: str = "none"
     num_speculative_tokens: int | Literal["auto"] = DEFAULT_TOKENS
+    length: str | Mapping[str, Any] | None = None
     verify: str | Mapping[str, Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -42,11 +51,13 @@ class SpeculativeConfig:
             )
         if not isinstance(self.method, str):
             raise ConfigError(f"method must be a drafter's name, not {shown(self.method)}.")
-        if not (self.verify is None or isinstance(self.verify, str) or _is_named(self.verify)):
-            raise ConfigError(
-                "verify must be a rule's name or {'name': ..., option: ...}, not "
-                f"{shown(self.verify)}."
-            )
+        for key, what in (("verify", "a rule"), ("length", "a length policy")):
+            value = getattr(self, key)
+            if not (value is None or isinstance(value, str) or _is_named(value)):
+                raise ConfigError(
+                    f"{key} must be {what}'s name or {{'name': ..., option: ...}}, not "
+                    f"{shown(value)}."
+                )
         if not isinstance(self.options, Mapping) or not _has_text_keys(self.options):
             raise ConfigError(f"options must be a dict with names, not {shown(self.options)}.")
 
@@ -61,6 +72,7 @@ class SpeculativeConfig:
             raise ConfigError(f"speculative_config must be a dict, not {shown(config)}.")
         if not _has_text_keys(config):
             raise ConfigError(f"the keys of speculative_config must be names, not {shown(config)}.")
+        config = _translated(config)
         common = {key: config[key] for key in COMMON if key in config}
         options = {key: value for key, value in config.items() if key not in COMMON}
         if "method" not in common:
@@ -75,16 +87,51 @@ class SpeculativeConfig:
     @property
     def rule_name(self) -> str | None:
         """The rule's name, if one was given."""
-        if self.verify is None or isinstance(self.verify, str):
-            return self.verify
-        return str(self.verify["name"])
+        return _name_of(self.verify)
 
     @property
     def rule_options(self) -> dict[str, Any]:
         """The rule's own options."""
-        if self.verify is None or isinstance(self.verify, str):
-            return {}
-        return {key: value for key, value in self.verify.items() if key != "name"}
+        return _options_of(self.verify)
+
+    @property
+    def length_name(self) -> str | None:
+        """The length policy's name, if one was given."""
+        return _name_of(self.length)
+
+    @property
+    def length_options(self) -> dict[str, Any]:
+        """The length policy's own options."""
+        return _options_of(self.length)
+
+
+def _name_of(entry: str | Mapping[str, Any] | None) -> str | None:
+    return entry if entry is None or isinstance(entry, str) else str(entry["name"])
+
+
+def _options_of(entry: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    if entry is None or isinstance(entry, str):
+        return {}
+    return {key: value for key, value in entry.items() if key != "name"}
+
+
+def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with transformers' names for lengths replaced by ours."""
+    found = {key: value for key, value in config.items() if key not in OF_TRANSFORMERS}
+    given = [key for key in OF_TRANSFORMERS if config.get(key) is not None]
+    count, schedule, threshold = (config.get(key) for key in OF_TRANSFORMERS)
+    if threshold is not None and schedule not in (None, "constant"):
+        raise ConfigError(f"{OF_TRANSFORMERS[1]} and {OF_TRANSFORMERS[2]}: give one of the two.")
+    ours = {
+        "num_speculative_tokens": count,
+        "length": schedule if threshold is None else {"name": "confidence", "threshold": threshold},
+    }
+    for key, value in ours.items():
+        if value is not None and key in found:
+            raise ConfigError(f"{given[0]} and {key} are the same thing: give one of the two.")
+        if value is not None:
+            found[key] = value
+    return found
 
 
 def _is_named(rule: Any) -> bool:

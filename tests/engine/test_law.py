@@ -15,7 +15,7 @@ from scipy import stats
 
 from outpace import LLM, SamplingParams
 from outpace.core.tree_shape import TreeShape
-from outpace.policy.controller import Constant
+from outpace.policy.lengths.constant import Constant
 from targets.families import build, noised
 
 VOCABULARY = 6

@@ -14,17 +14,12 @@ from outpace.core.stats import Seconds
 from outpace.core.tree_shape import TreeShape
 from outpace.engine.request import Request
 from outpace.policy.acceptance import Acceptance
-from outpace.policy.controller import (
-    FIRST,
-    Auto,
-    Constant,
-    Controller,
-    Outcome,
-    affordable,
-)
+from outpace.policy.base import Controller, Outcome, affordable
+from outpace.policy.controller import FIRST, Auto
 from outpace.policy.cost import CostModel, Place
 from outpace.policy.growing import REGROWN, Growing
 from outpace.policy.ladder import Ladder
+from outpace.policy.lengths.constant import Constant
 from outpace.policy.prices import Prices
 
 PRICES = Prices(level=0.1, node=0.04, started=0.1)

@@ -10,18 +10,21 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 
 METHODS: Mapping[str, str] = {
+    "auto": "look-ups, a smaller model (--draft) or nothing, as it pays",
     "draft_model": "a smaller model with the same tokenizer (--draft)",
     "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
+    "early_exit": "the model's first layers, for models that were trained for it",
+    "ensemble": "several drafters at once: the first that proposes, one tree of all, or a vote",
     "hydra": "a trained head that sees the state and the tokens drafted so far",
+    "layer_skip": "the model itself with some layers left out (`outpace tune layers`)",
+    "lookahead": "n-grams that the target writes ahead in the same pass",
     "medusa": "trained heads, one for each future token",
     "mlp_speculator": "a small trained recurrent network",
-    "lookahead": "n-grams that the target writes ahead in the same pass",
-    "early_exit": "the model's first layers, for models that were trained for it",
-    "layer_skip": "the model itself with some layers left out (`outpace tune layers`)",
     "ngram": "what followed the same tokens earlier in the text",
     "none": "nothing: plain decoding",
     "recycling": "what the target lately found most probable after each token",
     "retrieval": "what followed the longest match in a corpus (outpace datastore build)",
+    "staged": "a smaller model, for which a look-up drafts (--draft)",
     "suffix": "what most often followed the longest match in this and earlier texts",
 }
 

@@ -91,8 +91,8 @@ class Proposal:
     soft: Tensor | None = None  # [B, N, V]
     """The drafter's laws before any argmax, if the rule asked for them (`DraftingTerms.laws`).
     They are not what the tokens were drawn from where the tokens are points."""
-    method: str = ""
-    """The name of the drafter that made it, where one drafter stands for several."""
+    methods: Sequence[str] = ()
+    """By row, the name of the drafter that made it, where one drafter stands for several."""
     entered: Entered | None = None
     """What the target's pass need not compute again, if the drafter is a part of the target."""
 
@@ -169,7 +169,13 @@ class DraftingTerms:
     to bool ``[B]``. Since nothing but the law decides, it does not make the law of what is drawn
     false. Unset: chains end with their budgets."""
 
+    ends_behind: Callable[[Tensor, Tensor], Tensor] | None = None
+    """End a chain behind a token that this says yes to: laws before any argmax ``[B, V]`` and the
+    tokens ``[B]`` that were drawn from them, to bool ``[B]``. The token stays in the draft, and
+    what is decided follows from tokens before the end, so that each follows its law (proved by
+    enumeration for every rule: "stopping" in `outpace audit law`)."""
+
     @property
     def wants_laws(self) -> bool:
         """Whether anybody looks at laws before the argmax."""
-        return self.laws or self.keeps_drafting is not None
+        return self.laws or not (self.keeps_drafting is None and self.ends_behind is None)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -52,6 +53,19 @@ class RowInfo:
     """A present row with the same prompt, where the prompt is not read again."""
 
 
+@dataclass(frozen=True)
+class Pick:
+    """Who drafts in one row, and how many nodes at most; nobody's name where nobody does."""
+
+    name: str = ""
+    budget: int = 0
+
+
+Choosing = Callable[[Mapping[str, Sequence[Sequence[int]]], Sequence[int]], Sequence[Pick]]
+"""From what look-ups have found, by their names and rows, and the budget of each row, to a pick for
+each row."""
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """The batch as a drafter sees it at the start of a round.
@@ -69,6 +83,8 @@ class Rows:
     pure: Sequence[bool] = ()
     """By row, whether its text has to follow from its own history alone: a seeded, sampled row.
     What was learned from other rows must not change what is drafted for it."""
+    route: Choosing | None = None
+    """Who drafts how much in each row, for a drafter that leaves this choice to the controller."""
     lengths: Sequence[int] = ()
     """Committed tokens of each row."""
 
@@ -174,6 +190,10 @@ class Drafter(ABC):
     """Of its trees, where that is given; None for chains."""
     any_shape: bool = False
     """Whether it drafts the tree that `Rows.shape` says."""
+    choices: Mapping[str, Drafter] = MappingProxyType({})
+    """Drafters by name among which the controller chooses in each row (`Rows.route`)."""
+    ends_chains: bool = False
+    """Whether its chains end where `Rows.terms` say, by the laws of their tokens."""
     copies_prompts: bool = False
     """Whether it takes over what it knows of a prompt from the row that a new one is forked from.
     Only asked of drafters that need states: without this, such a prompt is read again."""
@@ -191,6 +211,11 @@ class Drafter(ABC):
         """Returns its `Options`, checked as far as that is possible before anything is loaded;
         ``ConfigError`` for an unknown name or a bad value."""
         return make_options(cls.Options, given, cls.name)
+
+    @classmethod
+    def usual_rule(cls, options: Any) -> str:
+        """Returns the rule that is used with these options when none is named."""
+        return cls.default_rule
 
     @classmethod
     @abstractmethod

@@ -62,6 +62,8 @@ class Chains:
         else:
             token = self._draw(soft)
         self.tokens = torch.cat([self.tokens, token], 1)
+        if soft is not None:
+            self._end_behind(soft[:, 0], token[:, 0])
         return self.length < max(self.counts)
 
     def _goes_on(self, soft: Tensor) -> bool:
@@ -74,6 +76,13 @@ class Chains:
             return False
         self._soft.append(soft)
         return True
+
+    def _end_behind(self, soft: Tensor, token: Tensor) -> None:
+        """Ends the chains for which these tokens are the last. soft: ``[B, V]``; token: ``[B]``."""
+        ends_behind = self._rows.terms.ends_behind
+        if ends_behind is not None and self.length < max(self.counts):
+            pairs = zip(self.counts, ends_behind(soft, token).tolist(), strict=True)
+            self.counts = [min(count, self.length) if ends else count for count, ends in pairs]
 
     def _draw(self, q: Tensor) -> Tensor:
         """Returns the next token of each chain, ``[B, 1]``, from its law ``[B, 1, V]``."""

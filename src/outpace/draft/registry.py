@@ -29,6 +29,9 @@ REGISTRY = LazyRegistry(
         "mlp_speculator": "outpace.draft.trained.mlp_speculator:MlpSpeculatorDrafter",
         "layer_skip": "outpace.draft.itself.layer_skip:LayerSkip",
         "early_exit": "outpace.draft.itself.early_exit:EarlyExit",
+        "auto": "outpace.draft.route.auto:AutoDrafter",
+        "ensemble": "outpace.draft.route.ensemble:Ensemble",
+        "staged": "outpace.draft.route.staged:Staged",
     },
 )
 

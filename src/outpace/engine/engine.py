@@ -24,7 +24,7 @@ from outpace.engine.states import deliver_chunk, deliver_round
 from outpace.engine.trace import Observer, RoundTrace
 from outpace.engine.verifier import Decision, Verifier, branches_of, on_host
 from outpace.errors import ConfigError
-from outpace.policy.controller import Controller, Outcome, affordable
+from outpace.policy.base import Controller, Outcome, affordable
 from outpace.targets.base import Plan, PromptInputs, Scores, Target
 
 Done = TypeVar("Done")
@@ -275,8 +275,8 @@ class Engine:
         seconds = Seconds(*(b - a for a, b in itertools.pairwise(times)))
         deliver_round(self.drafter, scores, pending, decisions)
         self.drafter.observe(rows, Round(proposal, verdict, seconds, laws, scores.rider_logits))
-        method = proposal.method or self.drafter.name
-        outcomes = self._count(played, decisions, emitted, seconds, method)
+        methods = proposal.methods or [self.drafter.name] * len(played)
+        outcomes = self._count(played, decisions, emitted, seconds, methods)
         steady = self.compile_seconds == compiled  # compiling is no price of a round
         self.controller.record(played, outcomes, seconds if steady else None)
         for observer in self.observers:
@@ -303,8 +303,9 @@ class Engine:
             [request.prompt_ids for request in played], [request.output_ids for request in played]
         )
         pure = [request.seeded and not self.verifier.coupled for request in played]
-        terms, shape = self.verifier.terms, self.controller.shape
-        return Rows(history, self._law, self._seeds, terms, shape, pure)
+        route, terms = self.controller.route(played), self.verifier.terms
+        terms, shape = self.controller.terms(played, terms), self.controller.shape
+        return Rows(history, self._law, self._seeds, terms, shape, pure, route)
 
     def _propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if any(budgets):
@@ -354,11 +355,12 @@ class Engine:
         decisions: Sequence[Decision],
         emitted: Sequence[int],
         seconds: Seconds,
-        method: str,
+        methods: Sequence[str],
     ) -> list[Outcome]:
         """Counts the round for each request; returns what came of it."""
         outcomes = []
-        for request, decision, taken in zip(played, decisions, emitted, strict=True):
+        rows = zip(played, decisions, emitted, methods, strict=True)
+        for request, decision, taken, method in rows:
             kept = min(taken, len(decision.path))
             metrics = request.metrics
             metrics.count_round(decision.drafted, kept, taken)

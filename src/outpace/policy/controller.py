@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 from weakref import WeakKeyDictionary
 
 from outpace.core.stats import Seconds
 from outpace.core.tree_shape import Trail, TreeShape, chain_trail
-from outpace.draft.base import Drafter
 from outpace.policy.acceptance import Acceptance
+from outpace.policy.base import Controller, Outcome, is_pure, wish
 from outpace.policy.cost import CostModel, Place, ReadingCost
 from outpace.policy.growing import Growing
 from outpace.policy.knowledge import Knowledge, RowKnowledge
@@ -20,74 +18,6 @@ from outpace.policy.ladder import Ladder
 from outpace.policy.ledger import Ledger
 from outpace.policy.prices import Prices
 from outpace.policy.row import DraftingRow
-from outpace.targets.base import Target
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one row drafted and what came of it."""
-
-    drafted: int  # nodes
-    depth: int  # levels
-    accepted: int  # levels
-    emitted: int
-    path: tuple[int, ...] = ()
-    """The accepted nodes, where a tree was drafted."""
-    method: str = ""
-    """The name of the drafter."""
-
-
-class Controller(ABC):
-    """Chooses each row's budget before a round and learns from what it brought."""
-
-    shape: TreeShape | None = None
-    """Of which the budgets that were chosen last are the first nodes, if that is not the drafter's
-    to say."""
-
-    @abstractmethod
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
-        """Returns how many nodes to draft for each request, 0 to decode plainly."""
-
-    def record(
-        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
-    ) -> None:
-        """Is told what the last round drafted, what came of it and what it took; no seconds if
-        that says nothing about the next one.
-
-        The requests are as the round has left them.
-        """
-
-
-class Constant(Controller):
-    """The same number for every round. shape: of what is drafted, if the drafter leaves it open."""
-
-    def __init__(self, count: int, shape: TreeShape | None = None) -> None:
-        self._count = count
-        self.shape = shape
-
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
-        return [self._count] * len(requests)
-
-
-def affordable(requests: Sequence[DraftingRow], budgets: Sequence[int]) -> list[int]:
-    """Returns the budgets under each request's own wish and what it may still generate.
-
-    One token comes with every round, so that the last one need not be drafted.
-    """
-    wishes = [wish(request) for request in requests]
-    return [
-        max(0, min(budget if wished is None else wished, request.remaining - 1))
-        for request, budget, wished in zip(requests, budgets, wishes, strict=True)
-    ]
-
-
-def wish(request: DraftingRow) -> int | None:
-    """Returns the budget that a request asks for itself, None if it leaves the choice to us."""
-    wished = request.params.speculative
-    if wished is None or wished == "auto":
-        return None
-    return 0 if wished == "off" else int(wished)
-
 
 FIRST = 4
 """Nodes of the first draft, before anything is known, over the rows that are padded to it."""
@@ -117,6 +47,9 @@ LOOK_ASIDE = 24
 PLAIN = 2
 """Plain rounds before the first draft at a batch and context: one may have been disturbed."""
 
+ALONG = 16
+"""Tokens that a drafter reads in its first pass of a round."""
+
 TRUSTED = 3
 """Measurements from which a median is one; a width with fewer is looked at four times as soon."""
 
@@ -131,8 +64,11 @@ class _Row:
     drafter: str | None = None  # who drafted in its last round: only that one is up to date
 
     def unread(self, request: DraftingRow, method: str) -> int:
-        """Tokens that a drafter has to read before it can draft."""
-        return 0 if self.drafter == method else request.length - self.by_method[method].read
+        """Tokens that a drafter has to read before it can draft. A few are read along with the
+        last one."""
+        read = self.by_method[method].read
+        behind = request.length - read
+        return 0 if self.drafter == method or (read and behind <= ALONG) else behind
 
 
 class Auto(Controller):
@@ -189,20 +125,69 @@ class Auto(Controller):
 
     def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
         fixed = [self._fixed(request) for request in requests]
+        free = [request for request, count in zip(requests, fixed, strict=True) if count is None]
+        floor = max((count for count in fixed if count is not None), default=0)
+        chosen = iter(self.choose(requests, free, floor))
+        return [next(chosen) if count is None else count for count in fixed]
+
+    def choose(
+        self, requests: Sequence[DraftingRow], free: Sequence[DraftingRow], floor: int = 0
+    ) -> list[int]:
+        """Returns how many nodes to draft in each of the ``free`` ones of all rows. floor: nodes
+        that some other row drafts."""
+        self.prepare(requests)
+        self._trial, self._ours = False, bool(free)
+        width = self._width(requests, free, floor) if free else 0
+        trying = self._scout(free) if self._trial else None
+        return [width if trying in (None, request) else 0 for request in free]
+
+    def prepare(self, requests: Sequence[DraftingRow]) -> TreeShape | None:
+        """Returns the tree that the coming round's drafts are parts of, if the drafter leaves it
+        open."""
         if self._growing is not None:
             # A batch drafts parts of one tree. What a seeded text meets must not be learned.
             learned = not any(map(self._is_seeded, requests))
             self._ladder = self._growing.learned if learned else self._static
             self.shape = self._ladder.shape
-        free = [request for request, count in zip(requests, fixed, strict=True) if count is None]
-        floor = max((count for count in fixed if count is not None), default=0)
-        self._trial, self._ours = False, bool(free)
-        width = self._width(requests, free, floor) if free else 0
-        trying = self._scout(free) if self._trial else None
-        return [
-            count if count is not None else width if trying in (None, request) else 0
-            for request, count in zip(requests, fixed, strict=True)
-        ]
+        return self.shape
+
+    @property
+    def most(self) -> int:
+        """Nodes of the largest draft to choose from."""
+        return self._ladder.widths[-1]
+
+    def stand_aside(self) -> None:
+        """Is told that another drafter drafts what was chosen for."""
+        self._trial = self._ours = False
+
+    def expected(
+        self, requests: Sequence[DraftingRow], free: Sequence[DraftingRow], nodes: Sequence[int]
+    ) -> tuple[float, float] | None:
+        """Returns the tokens that so many nodes in each of the ``free`` rows are expected to bring
+        in these, and the seconds of such a round; None while nothing is known of these."""
+        place = Place.of(len(requests), max(request.length for request in requests))
+        curve = self.costs.curve(place, self._ladder.heights(max(nodes)))
+        if curve is None:
+            return None
+        tokens = [self.tokens(request, count) for request, count in zip(free, nodes, strict=True)]
+        return sum(tokens), curve[max(nodes)]
+
+    def tokens(self, request: DraftingRow, nodes: int) -> float:
+        """Returns the tokens that a round with so many nodes is expected to bring a request."""
+        ladder = self._ladder
+        counts = self._row(request).by_method[self.method].counts
+        chances = self.acceptance.chances(counts, ladder.shape.height, ladder.shape.width)
+        found = ladder.tokens(chances, request.remaining - 1)
+        return max((found[width] for width in found if width <= nodes), default=1.0)
+
+    def ledger(self, request: DraftingRow) -> Ledger:
+        """Returns the ledger of a request: what it drafts by its own history alone."""
+        return self._row(request).ledger
+
+    def learn(self, request: DraftingRow, trail: Trail) -> None:
+        """Is told what would have become of a draft that was not played."""
+        counts = self._row(request).by_method[self.method].counts
+        self.acceptance.learn(counts, trail)
 
     def _scout(self, free: Sequence[DraftingRow]) -> DraftingRow:
         """The row in which it costs least to try a draft."""
@@ -222,8 +207,7 @@ class Auto(Controller):
 
     def _is_seeded(self, request: DraftingRow) -> bool:
         """Whether what it drafts must follow from its own history alone."""
-        params = request.params
-        return not (self._invariant or params.seed is None or params.greedy)
+        return is_pure(request, self._invariant)
 
     def _at_most(self, nodes: int) -> int:
         """The widest draft of at most so many nodes, or the narrowest there is."""
@@ -249,7 +233,8 @@ class Auto(Controller):
         # The rows whose width is not ours bring the same whatever we choose.
         others = len(requests) - len(free)
         # No leap to where the machine may be another: a kernel's limit, a full cache.
-        near = [width for width in widths if width <= max(widths[1], 2 * max(known))]
+        widest = max(widths[1], 2 * self.costs.widest(place))
+        near = [width for width in widths if width <= widest]
         rates = {width: (others + tokens[width]) / curve[max(width, floor)] for width in near}
         best = max(near, key=rates.__getitem__)
         if best and rates[best] > MARGIN * rates[0] and self._pays(free, rates[best], rates[0]):
@@ -385,22 +370,3 @@ def _place(requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> Plac
     """Where a round was played, whose outcomes the requests have already been given."""
     pairs = zip(requests, outcomes, strict=True)
     return Place.of(len(requests), max(row.length - outcome.emitted for row, outcome in pairs))
-
-
-def make_controller(
-    count: int | Literal["auto"], drafter: Drafter, invariant: bool, target: Target
-) -> Controller:
-    """Returns the controller that num_speculative_tokens asks for.
-
-    invariant: the texts of the rule do not depend on what is drafted.
-    """
-    if not drafter.longest:
-        return Constant(0)
-    prices = Prices.nominal(drafter.pass_bytes, target.pass_bytes, target.device.type)
-    if count != "auto":
-        return Constant(count, Growing(prices, count).static.shape if drafter.any_shape else None)
-    if drafter.any_shape:
-        return Auto(Growing(prices), invariant, prices, drafter.name)
-    shape = drafter.shape
-    ladder = Ladder.chains(drafter.longest) if shape is None else Ladder.by_level(shape)
-    return Auto(ladder, invariant, prices, drafter.name)

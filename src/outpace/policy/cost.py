@@ -166,6 +166,11 @@ class CostModel:
             curve.append(max(seconds, least, *curve[-1:]))
         return curve
 
+    def widest(self, place: Place) -> int:
+        """Returns the greatest width that was measured, here or at the place that `curve` takes
+        what drafting adds from."""
+        return max(self._known(place) or {0: None})
+
     def _known(self, place: Place) -> dict[int, _Known] | None:
         """What was measured, by width; beside a plain round what drafting added to one elsewhere,
         if nothing else is known here."""

@@ -49,6 +49,14 @@ class Ledger:
             lost += self._prices.round(width, ladder.levels[width]) * (1 - gains[width])
         return width if lost <= CREDIT + SHARE * self._spent else 0
 
+    def gain(self, nodes: int, remaining: int) -> float:
+        """Returns the tokens per pass of the target that a draft of so many nodes promises."""
+        ladder = self._ladder
+        chances = self._counts.chances(ladder.shape.height, ladder.shape.width)
+        found = ladder.tokens(chances, max(0, remaining - 1))
+        width = max(width for width in ladder.widths if width <= nodes)
+        return found[width] / self._prices.round(nodes, ladder.levels[width])
+
     def enter(self, nodes: int, levels: int, emitted: int) -> None:
         """Enters what a round drafted and how many tokens it brought."""
         price = self._prices.round(nodes, levels)

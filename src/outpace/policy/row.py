@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from outpace.core.params import SamplingParams
@@ -21,6 +22,10 @@ class DraftingRow(Protocol):
     @property
     def remaining(self) -> int:
         """How many tokens may still be generated."""
+
+    @property
+    def output_ids(self) -> Sequence[int]:
+        """What was generated so far."""
 
     @property
     def finished(self) -> bool:

@@ -62,6 +62,7 @@ class DraftModel(Drafter):
 
     name: ClassVar[str] = "draft_model"
     draws: frozenset[Drawn] = frozenset({Drawn.IID})
+    ends_chains: bool = True
     Options: ClassVar[type[Any]] = DraftModelOptions
 
     def __init__(self, drafter: Loaded, runner: Runner, vocabulary: int) -> None:
@@ -169,6 +170,12 @@ class DraftModel(Drafter):
 
     def _catch_up(self, rows: Rows, live: Sequence[bool]) -> Tensor:
         """Feeds what each live row has committed since; returns the logits after it, ``[B, V]``."""
+        return self._read(rows, live, [[] for _ in live])[:, 0]
+
+    def _read(self, rows: Rows, live: Sequence[bool], guesses: Sequence[Sequence[int]]) -> Tensor:
+        """Feeds what each live row has committed since, and guesses behind it; returns the logits
+        ``[B, 1 + L, V]`` after the text and after each of up to L guessed tokens. These are fed,
+        and do not count as cached."""
         lengths = self.runner.lengths
         pending = [
             rows.since(row, lengths[row]) if drafting else [] for row, drafting in enumerate(live)
@@ -180,15 +187,18 @@ class DraftModel(Drafter):
                 left = (len(unseen) - 1) % PREFILL_CHUNK + 1 if alike else 1
                 self.runner.prefill(row, [unseen[:-left]])
                 pending[row] = unseen[-left:]
-        width = max(map(len, pending))
-        tokens = [[*unseen, *[0] * (width - len(unseen))] for unseen in pending]
+        more = max(map(len, guesses))
+        fed = [[*unseen, *guess] for unseen, guess in zip(pending, guesses, strict=True)]
+        width = max(map(len, pending)) + more
         device = self.runner.device
         # Where all rows end together, only their last logits are needed.
-        keep = 1 if alike else width
-        output = self.runner.forward(to_device(tokens, device), keep=keep)
+        keep = 1 + more if alike else width
+        tokens = to_device([[*row, *[0] * (width - len(row))] for row in fed], device)
+        output = self.runner.forward(tokens, keep=keep)
         self.runner.advance([len(unseen) for unseen in pending])
         if alike:
-            return self._vocabulary.logits(output.logits[:, -1])
+            return self._vocabulary.logits(output.logits)
         last = to_device([max(0, len(unseen) - 1) for unseen in pending], device)
-        row_index = torch.arange(len(pending), device=device)
-        return self._vocabulary.logits(output.logits[row_index, last])
+        row_index = torch.arange(len(pending), device=device)[:, None]
+        columns = last[:, None] + torch.arange(1 + more, device=device)
+        return self._vocabulary.logits(output.logits[row_index, columns])

@@ -1,0 +1,277 @@
+"""A drafter that stands for others: what all of them do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from outpace.config import SpeculativeConfig
+from outpace.core.proposal import Drawn, Needs, Point, Proposal, Verdict
+from outpace.core.values import shown
+from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.chains import point_chains
+from outpace.draft.route.joining import Node, eldest_chain, follow, nodes_of, row_by_row
+from outpace.errors import ConfigError
+from outpace.targets.hf.load import Loaded
+
+State = TypeVar("State")
+
+
+class Learned(Generic[State]):
+    """What was learned from rounds: once for all rows and, for rows whose text must follow from
+    their own history (`Rows.pure`), for each of these by itself.
+
+    Rows are numbered as a drafter's are; `admit` and `retain` are to be passed on.
+    """
+
+    def __init__(self, first: Callable[[], State]) -> None:
+        """first: makes what is known before the first round."""
+        self._first = first
+        self.shared = first()
+        self._own: list[State | None] = []
+
+    def admit(self, count: int) -> None:
+        self._own += [None] * count
+
+    def retain(self, rows: Sequence[int]) -> None:
+        self._own = [self._own[row] for row in rows]
+
+    def of(self, rows: Rows, row: int) -> State:
+        """Returns what is known for a row."""
+        if not (rows.pure and rows.pure[row]):
+            return self.shared
+        own = self._own[row]
+        if own is None:
+            own = self._own[row] = self._first()
+        return own
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What one child proposed in the present round."""
+
+    child: int
+    proposal: Proposal
+    nodes: list[list[Node]]  # of each row
+
+    @property
+    def counts(self) -> list[int]:
+        """Nodes of each row."""
+        return [len(row) for row in self.nodes]
+
+
+class Several(Drafter):
+    """A drafter that stands for others, its children.
+
+    Each child draws from a lane of its own, sees every committed token, and is told of every round
+    as if what it proposed itself had been scored: `observe` translates. Rows may be drafted for by
+    different children in one round. Where any child samples, trees of given tokens are cut to their
+    first chain: given siblings do not share a law, as drawn ones do.
+    """
+
+    def __init__(self, children: Sequence[Drafter], names: Sequence[str], vocabulary: int) -> None:
+        """names: of the children, as `Proposal.methods` will say; vocabulary: of the target."""
+        self.children, self.names = list(children), list(names)
+        self._vocabulary = vocabulary
+        kinds = frozenset().union(*(child.draws for child in children))
+        if {Drawn.IID, Drawn.WITHOUT} <= kinds:
+            if any(child.trees and Drawn.IID in child.draws for child in children):
+                raise ConfigError(
+                    "one of the drafters draws siblings with replacement and another one without: "
+                    "choose one of the two for all."
+                )
+            kinds -= {Drawn.IID}  # a chain has no siblings, and is drawn either way
+        self.draws = kinds
+        self._samples = kinds != {Drawn.POINT}
+        self.trees = any(self._makes_trees(child) for child in children)  # type: ignore[misc]
+        layers = sorted({layer for child in children for layer in child.needs.states})
+        laws = any(child.needs.laws for child in children)
+        self.needs = Needs(tuple(layers), laws)
+        self.longest = max(child.longest for child in children)
+        self.copies_prompts = all(
+            child.copies_prompts for child in children if child.needs.states
+        ) and bool(layers)
+        own = {id(child.loaded.model if child.loaded else child): child for child in children}
+        self.weight_bytes = sum(child.weight_bytes for child in own.values())
+        self.pass_bytes = max(child.pass_bytes for child in children)
+        self.ends_chains = any(child.ends_chains for child in children)
+        self.loaded = next((child.loaded for child in children if child.loaded), None)
+        self._asked: list[Asked] = []
+
+    def _makes_trees(self, child: Drafter) -> bool:
+        return child.trees and not (self._samples and child.draws == {Drawn.POINT})
+
+    @property
+    def nbytes(self) -> int:
+        caches = sum(child.nbytes - child.weight_bytes for child in self.children)
+        return self.weight_bytes + caches
+
+    @property
+    def compile_seconds(self) -> float:
+        return sum(child.compile_seconds for child in self.children)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        for child in self.children:
+            child.admit(rows)
+
+    def retain(self, rows: Sequence[int]) -> None:
+        for child in self.children:
+            child.retain(rows)
+
+    def reset(self) -> None:
+        self._asked = []
+        for child in self.children:
+            child.reset()
+
+    def rewind(self, rows: Rows) -> None:
+        self._asked = []
+        for child in self.children:
+            child.rewind(rows)
+
+    def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
+        layers = self.needs.states
+        parts = dict(zip(layers, states.chunk(len(layers), -1), strict=True))
+        for child in self.children:
+            if child.needs.states:
+                own = torch.cat([parts[layer] for layer in child.needs.states], -1)
+                child.read(rows, tokens, own)
+
+    # -- rounds --------------------------------------------------------------------------------
+
+    def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> Asked:
+        """Returns what a child proposes, and remembers it until the round is over."""
+        if any(budgets):
+            made = self.children[child].propose(rows, budgets)
+        else:
+            made = Proposal.empty(len(rows), rows.seeds.device)
+        nodes = nodes_of(made)
+        if self._samples and isinstance(made.law, Point) and not made.tree.is_chain:
+            made = point_chains([eldest_chain(row) for row in nodes], rows.seeds.device)
+            nodes = nodes_of(made)
+        asked = Asked(child, made, nodes)
+        if any(asked.counts):
+            self._asked.append(asked)
+        return asked
+
+    def join(self, asked: Sequence[Asked], chosen: Sequence[int]) -> Proposal:
+        """Returns the proposal of which each row is that of one child. chosen: of ``asked``, by
+        row."""
+        made = row_by_row([each.proposal for each in asked], chosen, self._vocabulary)
+        names = tuple(self.names[asked[which].child] for which in chosen)
+        return replace(made, methods=names)
+
+    def observe(self, rows: Rows, round: Round) -> None:
+        asked, self._asked = {each.child: each for each in self._asked}, []
+        committed = committed_in(round) if asked else []
+        for number, child in enumerate(self.children):
+            own = asked.get(number)
+            if own is None or child.needs.laws or own.proposal.tokens is round.proposal.tokens:
+                child.observe(rows, round)
+            else:
+                child.observe(rows, _as_its_own(own, round, committed))
+
+
+def _as_its_own(asked: Asked, round: Round, committed: Sequence[Sequence[int]]) -> Round:
+    """The round as if what the child proposed had been scored: as far as it says what was
+    committed, it was accepted."""
+    paths = [
+        follow(nodes, tokens[:-1]) for nodes, tokens in zip(asked.nodes, committed, strict=True)
+    ]
+    ends = [path[-1] if path else 0 for path in paths]
+    following = [tokens[len(path)] for path, tokens in zip(paths, committed, strict=True)]
+    like = round.verdict.node
+    verdict = Verdict(like.new_tensor(ends), like.new_tensor(following), ends)
+    return replace(round, proposal=asked.proposal, verdict=verdict, laws=None)
+
+
+def committed_in(round: Round) -> list[list[int]]:
+    """Returns the tokens that a round committed to each row: the accepted ones and the extra one,
+    as if no stop condition had cut them."""
+    nodes, last = nodes_of(round.proposal), round.verdict.next_token.tolist()
+    found = []
+    for row, end in enumerate(round.verdict.nodes):
+        path = []
+        while end:
+            node = nodes[row][end - 1]
+            path.append(node.token)
+            end = node.parent
+        found.append([*reversed(path), last[row]])
+    return found
+
+
+# -- children from options -------------------------------------------------------------------------
+
+
+def check_configs(method: str, name: str, given: Any, least: int = 1) -> None:
+    """Raises ``ConfigError`` unless an option is a list of drafters, each as speculative_config."""
+    listed = list(given) if isinstance(given, (list, tuple)) else []
+    if len(listed) < least or not all(isinstance(config, Mapping) for config in listed):
+        raise ConfigError(
+            f"{name} must list {'one drafter' if least == 1 else 'two drafters'} or more for "
+            f"method {method!r}, such as [{{'method': 'ngram'}}, {{'model': 'a/draft/model'}}], "
+            f"not {shown(given)}."
+        )
+    for config in listed:
+        check_config(method, config)
+
+
+def check_config(method: str, config: Any) -> SpeculativeConfig:
+    """Returns a child's config; ``ConfigError`` for a mistake in it, before anything is loaded."""
+    from outpace.draft.registry import find_drafter
+
+    wanted = SpeculativeConfig.from_dict(config)
+    for key in ("verify", "length"):
+        if getattr(wanted, key) is not None:
+            raise ConfigError(
+                f"{key!r} cannot be set for one drafter of method {method!r}: set it beside it."
+            )
+    if "num_speculative_tokens" in config:
+        raise ConfigError(
+            f"'num_speculative_tokens' cannot be set for one drafter of method {method!r}: set it "
+            "beside it."
+        )
+    find_drafter(wanted.method).configure(wanted.options)
+    return wanted
+
+
+def rule_of(configs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the rule for drafters of which each may draft for a row: one that takes trees where
+    any of them makes some."""
+    from outpace.draft.registry import find_drafter
+
+    wanted = (SpeculativeConfig.from_dict(config) for config in configs)
+    kinds = [(find_drafter(each.method), each) for each in wanted]
+    rules = {kind.usual_rule(kind.configure(each.options)) for kind, each in kinds}
+    return "recursive" if "recursive" in rules else "token"
+
+
+def build_children(setup: Setup, configs: Sequence[Mapping[str, Any]]) -> list[Drafter]:
+    """Returns a drafter for each config. One model that is named twice is loaded once."""
+    children: list[Drafter] = []
+    for number, config in enumerate(configs):
+        earlier = next((at for at in range(number) if configs[at] == config), None)
+        loaded = children[earlier].loaded if earlier is not None else None
+        children.append(setup.child({**config, "model": loaded} if loaded else config))
+    return children
+
+
+def names_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a name for each child: its method, numbered where several have the same."""
+    methods = [SpeculativeConfig.from_dict(config).method for config in configs]
+    return [
+        method if methods.count(method) == 1 else f"{method} {methods[:number].count(method) + 1}"
+        for number, method in enumerate(methods)
+    ]
+
+
+def specimen_configs(loaded: Loaded, *methods: str) -> list[dict[str, Any]]:
+    """Returns configs of tiny instances of these drafters, for gate and contract tests."""
+    from outpace.draft.registry import find_drafter
+
+    return [{"method": name, **find_drafter(name).specimen(loaded)} for name in methods]

@@ -1,0 +1,228 @@
+"""Several drafters at once.
+
+precedence: Saxena 2023 and SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975) with a model
+behind. merge: SpecInfer (Miao et al. 2023, arXiv 2305.09781), SpecTr (Sun et al. 2023, arXiv
+2310.15141). vote: Minions (Wang et al. 2024, arXiv 2402.15678), Smurfs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from outpace.core.proposal import Drawn, Proposal, Sampled
+from outpace.core.values import shown
+from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.chains import point_chains
+from outpace.draft.options import option
+from outpace.draft.route.base import (
+    Asked,
+    Learned,
+    Several,
+    build_children,
+    check_configs,
+    committed_in,
+    names_of,
+    rule_of,
+    specimen_configs,
+)
+from outpace.draft.route.joining import Node, eldest_chain, follow, point_trees, side_by_side
+from outpace.errors import ConfigError, did_you_mean
+from outpace.targets.hf.load import Loaded
+
+COMBINE = ("precedence", "merge", "vote")
+
+VOTE_MEMORY = 0.9
+"""Share of a drafter's weight in votes that a round leaves; the rest is what was accepted of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleOptions:
+    """What a user may set."""
+
+    drafters: Any = option(None, "The drafters, in order: each as a speculative_config.")
+    combine: str = option(
+        "precedence",
+        "How: 'precedence' (the first that proposes), 'merge' (one tree of all), 'vote' (the chain "
+        "that most of them agree on).",
+    )
+
+    def __post_init__(self) -> None:
+        if self.combine not in COMBINE:
+            hint = did_you_mean(str(self.combine), COMBINE)
+            raise ConfigError(f"combine must be one of {COMBINE}, not {shown(self.combine)}{hint}.")
+        check_configs("ensemble", "drafters", self.drafters, least=2)
+
+
+class Ensemble(Several):
+    """Several drafters, joined in one of three ways.
+
+    precedence: for each row the first drafter of the list that proposes anything: put what costs
+    nothing first. merge: one tree of all their drafts. Drafters with equal configs draw
+    independently from one law, and their chains stand side by side; of others the merged tokens are
+    given ones, since rules know independent siblings of one law only. vote: of all drafts as a trie
+    the path on which most of them agree, each drafter with the weight of what was accepted of it
+    lately; a choice among drawn tokens, so that they are given ones.
+    """
+
+    name: ClassVar[str] = "ensemble"
+    Options: ClassVar[type[Any]] = EnsembleOptions
+    draws: frozenset[Drawn] = frozenset({Drawn.POINT, Drawn.IID})
+
+    def __init__(
+        self,
+        children: Sequence[Drafter],
+        names: Sequence[str],
+        vocabulary: int,
+        combine: str,
+        alike: bool = False,
+    ) -> None:
+        """alike: the children draw from the same law."""
+        super().__init__(children, names, vocabulary)
+        self._combine = combine
+        self._independent = combine == "merge" and alike and not any(c.trees for c in children)
+        if combine == "merge":
+            self.trees = True  # type: ignore[misc]
+        if combine == "vote":
+            self.trees = False  # type: ignore[misc]
+        if combine != "precedence" and not self._independent:
+            self.draws = frozenset({Drawn.POINT})
+        self._votes: Learned[_Votes] = Learned(lambda: _Votes([0.5] * len(self.children)))
+
+    @classmethod
+    def usual_rule(cls, options: Any) -> str:
+        return "recursive" if options.combine == "merge" else rule_of(options.drafters)
+
+    @classmethod
+    def build(cls, setup: Setup) -> Ensemble:
+        configs = list(setup.options.drafters)
+        children = build_children(setup, configs)
+        alike = all(config == configs[0] for config in configs)
+        vocabulary = setup.loaded.vocabulary
+        return cls(children, names_of(configs), vocabulary, setup.options.combine, alike)
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        return {"drafters": specimen_configs(loaded, "ngram", "draft_model")}
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        super().admit(rows)
+        self._votes.admit(len(rows))
+
+    def retain(self, rows: Sequence[int]) -> None:
+        super().retain(rows)
+        self._votes.retain(rows)
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        if self._combine == "precedence":
+            return self._first(rows, budgets)
+        if self._combine == "merge":
+            return self._merged(rows, budgets)
+        return self._voted(rows, budgets)
+
+    def observe(self, rows: Rows, round: Round) -> None:
+        if self._combine == "vote" and self._asked:
+            for row, committed in enumerate(committed_in(round)):
+                weights = self._votes.of(rows, row).weights
+                for asked in self._asked:
+                    if nodes := asked.nodes[row]:
+                        said = len(follow(nodes, committed)) / min(len(nodes), len(committed))
+                        old = VOTE_MEMORY * weights[asked.child]
+                        weights[asked.child] = old + (1 - VOTE_MEMORY) * said
+        super().observe(rows, round)
+
+    # -- precedence ----------------------------------------------------------------------------
+
+    def _first(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        asked: list[Asked] = []
+        chosen, open_budgets = [0] * len(rows), list(budgets)
+        for child in range(len(self.children)):
+            asked.append(self.ask(child, rows, open_budgets))
+            for row, count in enumerate(asked[-1].counts):
+                if count:
+                    chosen[row], open_budgets[row] = child, 0
+            if not any(open_budgets):
+                break
+        return self.join(asked, chosen)
+
+    # -- merge ---------------------------------------------------------------------------------
+
+    def _merged(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        asked = []
+        for number in range(len(self.children)):
+            left = len(self.children) - number
+            # What a drafter leaves of its share, the next ones may have.
+            spent = [sum(each.counts[row] for each in asked) for row in range(len(rows))]
+            shares = [-(-(b - used) // left) for b, used in zip(budgets, spent, strict=True)]
+            asked.append(self.ask(number, rows, shares))
+        if self._independent and all(map(_drawn, asked)) and any(map(_size, asked)):
+            return side_by_side([a.proposal for a in asked], [a.counts for a in asked])
+        trees = [_trie([each.nodes[row] for each in asked]) for row in range(len(rows))]
+        return point_trees(trees, rows.seeds.device)
+
+    # -- vote ----------------------------------------------------------------------------------
+
+    def _voted(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        asked = [self.ask(number, rows, budgets) for number in range(len(self.children))]
+        drafts = []
+        for row in range(len(rows)):
+            weights = self._votes.of(rows, row).weights
+            chains = [(eldest_chain(each.nodes[row]), weights[each.child]) for each in asked]
+            drafts.append(heaviest(chains))
+        return point_chains(drafts, rows.seeds.device)
+
+
+@dataclass
+class _Votes:
+    """What a drafter's vote weighs: the share of its tokens that was accepted lately."""
+
+    weights: list[float] = field(default_factory=list)
+
+
+def _size(asked: Asked) -> int:
+    return asked.proposal.tree.size
+
+
+def _drawn(asked: Asked) -> bool:
+    return not _size(asked) or isinstance(asked.proposal.law, Sampled)
+
+
+def _trie(drafts: Sequence[Sequence[Node]]) -> list[Node]:
+    """The drafts of one row as one tree, in which equal paths are one."""
+    tree: list[Node] = []
+    known: dict[tuple[int, int], int] = {}
+    for nodes in drafts:
+        place = [0]  # where each node of this draft is in the tree
+        for node in nodes:
+            key = (place[node.parent], node.token)
+            if key not in known:
+                tree.append(replace(node, parent=key[0]))
+                known[key] = len(tree)
+            place.append(known[key])
+    return tree
+
+
+def heaviest(chains: Sequence[tuple[Sequence[int], float]]) -> list[int]:
+    """Returns the path through the trie of some chains that takes, at each node, the child with
+    the greatest sum of weights; among equals, that of the first chain.
+
+    >>> heaviest([([1, 2], 0.4), ([1, 3], 0.5), ([4, 4], 0.8)])
+    [1, 3]
+    """
+    path: list[int] = []
+    going = [(list(chain), weight) for chain, weight in chains]
+    while True:
+        votes: dict[int, float] = {}
+        for chain, weight in going:
+            if len(chain) > len(path):
+                votes[chain[len(path)]] = votes.get(chain[len(path)], 0.0) + weight
+        if not votes:
+            return path
+        token = max(votes, key=votes.__getitem__)
+        going = [
+            (chain, weight)
+            for chain, weight in going
+            if len(chain) > len(path) and chain[len(path)] == token
+        ]
+        path.append(token)

@@ -1,0 +1,170 @@
+"""One proposal from those of several drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.transfer import to_device
+from outpace.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class Node:
+    """A drafted token of one row on the host."""
+
+    token: int
+    parent: int  # its number in the row: 0 is the root, and a row's nodes count from 1
+
+
+def nodes_of(proposal: Proposal) -> list[list[Node]]:
+    """Returns the valid nodes of each row, in their order: one transfer from the device."""
+    size = proposal.tree.size
+    if not size:
+        return [[] for _ in range(len(proposal.counts))]
+    parts = [proposal.counts[:, None], proposal.tokens, proposal.tree.parents]
+    listed = torch.cat(parts, 1).tolist()
+    return [
+        [Node(*pair) for pair in zip(row[1 : 1 + row[0]], row[1 + size :], strict=False)]
+        for row in listed
+    ]
+
+
+def follow(nodes: Sequence[Node], tokens: Sequence[int]) -> list[int]:
+    """Returns the nodes that say the first of these tokens, from the root down, as far as any do.
+
+    >>> follow([Node(5, 0), Node(7, 0), Node(8, 2)], [7, 8, 9])
+    [2, 3]
+    """
+    path, here = [], 0
+    for token in tokens:
+        found = (n for n, node in enumerate(nodes, 1) if (node.parent, node.token) == (here, token))
+        here = next(found, -1)
+        if here < 0:
+            break
+        path.append(here)
+    return path
+
+
+def eldest_chain(nodes: Sequence[Node]) -> list[int]:
+    """Returns the tokens of the path of first children."""
+    first = {node.parent: number for number, node in reversed(list(enumerate(nodes, 1)))}
+    chain, here = [], 0
+    while here in first:
+        here = first[here]
+        chain.append(nodes[here - 1].token)
+    return chain
+
+
+def point_trees(rows: Sequence[Sequence[Node]], device: torch.device) -> Proposal:
+    """Returns given trees, one per row, of any sizes, as a proposal."""
+    width = max(map(len, rows), default=0)
+    tokens = [[*(node.token for node in row), *[0] * (width - len(row))] for row in rows]
+    parents = [[*(node.parent for node in row), *range(len(row), width)] for row in rows]
+    chain = all(parent == place for row in parents for place, parent in enumerate(row))
+    counts = to_device([len(row) for row in rows], device)
+    shape = (len(rows), width)
+    tree = Tree(to_device(parents, device).view(shape))
+    if chain:
+        tree = Tree.chain(*shape, device)
+    return Proposal(to_device(tokens, device).view(shape), tree, counts, Point())
+
+
+def row_by_row(made: Sequence[Proposal], chosen: Sequence[int], vocabulary: int) -> Proposal:
+    """Returns the proposal of which each row is that of one drafter.
+
+    Tokens that were not drawn stand beside others with a law that is certain of them. Riders come
+    along if all rows are one drafter's. chosen: whose, by row.
+    """
+    if len(set(chosen)) == 1:
+        return made[chosen[0]]
+    width = max(made[which].tokens.shape[1] for which in chosen)
+    device = made[0].tokens.device
+    parts = [_padded(made[which], row, width) for row, which in enumerate(chosen)]
+    tokens = torch.stack([tokens for tokens, _ in parts])
+    chain = all(made[which].tree.is_chain for which in chosen)
+    parents = torch.stack([parents for _, parents in parts])
+    tree = Tree.chain(len(chosen), width, device) if chain else Tree(parents)
+    counts = torch.stack([made[which].counts[row] for row, which in enumerate(chosen)])
+    proposal = Proposal(tokens, tree, counts, Point())
+    laws = [made[which].law for which in chosen]
+    sampled = [law for law in laws if isinstance(law, Sampled)]
+    soft = _stacked([made[which].soft for which in chosen], proposal, vocabulary)
+    if not sampled:
+        return replace(proposal, soft=soft)
+    q = _stacked(
+        [law.q if isinstance(law, Sampled) else None for law in laws], proposal, vocabulary
+    )
+    assert q is not None
+    points = torch.tensor([isinstance(law, Point) for law in laws], device=device)
+    given = (points[:, None] & proposal.valid) if any(points.tolist()) else None
+    replacement = all(law.with_replacement for law in sampled)
+    return replace(proposal, law=Sampled(q, replacement, given), soft=soft)
+
+
+def _padded(proposal: Proposal, row: int, width: int) -> tuple[Tensor, Tensor]:
+    """One row's tokens and parents ``[N]``, filled up."""
+    tokens, parents = proposal.tokens[row], proposal.tree.parents[row]
+    beyond = torch.arange(len(tokens), width, device=tokens.device)
+    return torch.cat([tokens, torch.zeros_like(beyond)]), torch.cat([parents, beyond])
+
+
+def _stacked(laws: Sequence[Tensor | None], proposal: Proposal, vocabulary: int) -> Tensor | None:
+    """``[B, N, V]`` from each row's ``[B, n, V]``; certain of the tokens where a row has none."""
+    known = [law for law in laws if law is not None]
+    if not known:
+        return None
+    shape = (*proposal.tokens.shape, vocabulary)
+    certain = known[0].new_zeros(shape).scatter_(2, proposal.tokens[..., None], 1.0)
+    for row, law in enumerate(laws):
+        if law is not None:
+            certain[row, : law.shape[1]] = law[row]
+    return certain
+
+
+def cut(proposal: Proposal, counts: Sequence[int]) -> Proposal:
+    """Returns the first nodes of each row, at most so many."""
+    device, width = proposal.tokens.device, max(counts, default=0)
+    if not width:
+        return replace(Proposal.empty(len(counts), device), methods=proposal.methods)
+    law, tree = proposal.law, proposal.tree
+    shape = (len(counts), width)
+    return replace(
+        proposal,
+        tokens=proposal.tokens[:, :width],
+        tree=Tree.chain(*shape, device) if tree.is_chain else Tree(tree.parents[:, :width]),
+        counts=torch.minimum(proposal.counts, to_device(list(counts), device)),
+        law=law if isinstance(law, Point) else replace(law, q=law.q[:, :width]),
+        soft=None if proposal.soft is None else proposal.soft[:, :width],
+    )
+
+
+def side_by_side(made: Sequence[Proposal], counts: Sequence[Sequence[int]]) -> Proposal:
+    """Returns chains that were drawn independently from the same law, as a tree with one fork.
+
+    counts: of each drafter, by row.
+    """
+    rows, device = len(made[0].counts), made[0].tokens.device
+    offsets = [0]
+    for proposal in made:
+        offsets.append(offsets[-1] + proposal.tokens.shape[1])
+    index: list[list[int]] = [[] for _ in range(rows)]
+    parents: list[list[int]] = [[] for _ in range(rows)]
+    for which, offset in enumerate(offsets[:-1]):
+        for row in range(rows):
+            for place in range(counts[which][row]):
+                parents[row].append(0 if place == 0 else len(index[row]))
+                index[row].append(offset + place)
+    width = max(map(len, index))
+    sizes = to_device([len(row) for row in index], device)
+    index = [[*row, *[0] * (width - len(row))] for row in index]
+    parents = [[*row, *range(len(row), width)] for row in parents]
+    at = to_device(index, device)  # [B, N]
+    tokens = torch.cat([proposal.tokens for proposal in made], 1).gather(1, at)
+    laws = torch.cat([p.law.q for p in made if isinstance(p.law, Sampled)], 1)
+    q = laws.gather(1, at[..., None].expand(-1, -1, laws.shape[-1]))
+    return Proposal(tokens, Tree(to_device(parents, device)), sizes, Sampled(q))

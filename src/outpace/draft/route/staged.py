@@ -1,0 +1,123 @@
+"""A look-up drafts for the draft model, and the draft model for the target.
+
+Spector and Re 2023, "Accelerating LLM inference with staged speculative decoding"
+(arXiv 2308.04623).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from outpace.core.proposal import Proposal
+from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.chains import Chains
+from outpace.draft.models.chain import DraftModel, DraftModelOptions
+from outpace.draft.route.base import check_config
+from outpace.draft.route.joining import eldest_chain, nodes_of
+from outpace.errors import ConfigError
+from outpace.targets.hf.load import Loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedOptions(DraftModelOptions):
+    """What a user may set."""
+
+    lookup: Any = field(
+        default_factory=lambda: {"method": "ngram"},
+        metadata={"help": "What drafts for the draft model, as a speculative_config."},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        from outpace.draft.registry import find_drafter
+
+        method = check_config("staged", self.lookup).method
+        if find_drafter(method).needs.states:
+            raise ConfigError(
+                f"lookup cannot be {method!r}, which reads the target's states: choose a look-up."
+            )
+
+
+class Staged(DraftModel):
+    """A draft model that scores a look-up's guess in the pass that it reads the text with.
+
+    What it drafts is what it drafts alone, token by token from its own laws: where a drawn token is
+    the one that had been guessed, the next law is there already, and a pass is saved. In a batch
+    that lasts until the first row leaves its guess.
+    """
+
+    name: ClassVar[str] = "staged"
+    Options: ClassVar[type[Any]] = StagedOptions
+    lookup: Drafter
+
+    @classmethod
+    def build(cls, setup: Setup) -> Staged:
+        drafter = super().build(setup)
+        assert isinstance(drafter, Staged)
+        drafter.lookup = setup.child(setup.options.lookup)
+        return drafter
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        return {**super().specimen(loaded), "lookup": {"method": "ngram", "prompt_lookup_min": 1}}
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        super().admit(rows)
+        self.lookup.admit(rows)
+
+    def retain(self, rows: Sequence[int]) -> None:
+        super().retain(rows)
+        self.lookup.retain(rows)
+
+    def reset(self) -> None:
+        super().reset()
+        self.lookup.reset()
+
+    def rewind(self, rows: Rows) -> None:
+        super().rewind(rows)
+        self.lookup.rewind(rows)
+
+    def observe(self, rows: Rows, round: Round) -> None:
+        super().observe(rows, round)
+        self.lookup.observe(rows, round)
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        counts = self._affordable(rows, budgets)
+        if not any(counts):
+            return Proposal.empty(len(rows), rows.seeds.device)
+        live = [count > 0 for count in counts]
+        # The last token of a draft is never fed, so that guessing it would save nothing.
+        guesses = self._guesses(rows, [max(0, count - 1) for count in counts])
+        scored = self._read(rows, live, guesses)  # [B, 1 + L, V]
+        chains = Chains(rows, counts, self.lane)
+        logits = scored[:, 0]
+        guessed = 0  # tokens of the draft that all rows have as they were guessed
+        while chains.grow(logits):
+            drawn = chains.tokens[:, -1]
+            if guessed == chains.length - 1 and self._as_guessed(drawn, guesses, live, guessed):
+                guessed += 1
+                logits = scored[:, guessed]
+            else:
+                output = self.runner.forward(drawn[:, None], keep=1)
+                logits = self._vocabulary.logits(output.logits[:, -1])
+            self.runner.advance([int(row) for row in live])
+        return chains.proposal(self._tree(len(rows), chains.length))
+
+    def _guesses(self, rows: Rows, budgets: Sequence[int]) -> list[list[int]]:
+        if not any(budgets):
+            return [[] for _ in budgets]
+        return [eldest_chain(nodes) for nodes in nodes_of(self.lookup.propose(rows, budgets))]
+
+    def _as_guessed(
+        self, drawn: Tensor, guesses: Sequence[Sequence[int]], live: Sequence[bool], place: int
+    ) -> bool:
+        """Whether every row's new token is the one that was guessed at this place of its draft."""
+        return all(
+            len(guess) > place and guess[place] == token
+            for token, guess, drafting in zip(drawn.tolist(), guesses, live, strict=True)
+            if drafting
+        )

@@ -1,0 +1,87 @@
+"""What chooses how much is drafted, and what it is told."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outpace.core.proposal import DraftingTerms
+from outpace.core.stats import Seconds
+from outpace.core.tree_shape import TreeShape
+from outpace.draft.base import Choosing
+from outpace.policy.row import DraftingRow
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one row drafted and what came of it."""
+
+    drafted: int  # nodes
+    depth: int  # levels
+    accepted: int  # levels
+    emitted: int
+    path: tuple[int, ...] = ()
+    """The accepted nodes, where a tree was drafted."""
+    method: str = ""
+    """The name of the drafter."""
+
+
+class Controller(ABC):
+    """Chooses each row's budget before a round and learns from what it brought."""
+
+    shape: TreeShape | None = None
+    """Of which the budgets that were chosen last are the first nodes, if that is not the drafter's
+    to say."""
+
+    @abstractmethod
+    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+        """Returns how many nodes to draft for each request, 0 to decode plainly."""
+
+    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+        """Returns what is asked of the drafter: the rule's terms, and where chains end if the
+        drafter's own laws decide about that."""
+        return terms
+
+    def route(self, requests: Sequence[DraftingRow]) -> Choosing | None:
+        """Returns what picks each row's drafter in the coming round, if that is to be chosen."""
+        return None
+
+    def record(
+        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
+    ) -> None:
+        """Is told what the last round drafted, what came of it and what it took; no seconds if
+        that says nothing about the next one.
+
+        The requests are as the round has left them.
+        """
+
+
+def affordable(requests: Sequence[DraftingRow], budgets: Sequence[int]) -> list[int]:
+    """Returns the budgets under each request's own wish and what it may still generate.
+
+    One token comes with every round, so that the last one need not be drafted.
+    """
+    wishes = [wish(request) for request in requests]
+    return [
+        max(0, min(budget if wished is None else wished, request.remaining - 1))
+        for request, budget, wished in zip(requests, budgets, wishes, strict=True)
+    ]
+
+
+def wish(request: DraftingRow) -> int | None:
+    """Returns the budget that a request asks for itself, None if it leaves the choice to us."""
+    wished = request.params.speculative
+    if wished is None or wished == "auto":
+        return None
+    return 0 if wished == "off" else int(wished)
+
+
+def is_pure(request: DraftingRow, invariant: bool) -> bool:
+    """Returns whether what a request drafts must follow from its own history alone: it is sampled
+    with a seed of its own, so that its text has to repeat itself.
+
+    invariant: the rule's texts do not depend on what is drafted.
+    """
+    params = request.params
+    return not (invariant or params.seed is None or params.greedy)

@@ -1,0 +1,138 @@
+"""What length policies have in common: a length for each request, and state that is kept by it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, Self, TypeVar
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from outpace.core.proposal import DraftingTerms
+from outpace.core.stats import Seconds
+from outpace.core.tree_shape import TreeShape
+from outpace.core.values import is_whole, shown
+from outpace.errors import ConfigError
+from outpace.policy.base import Controller, Outcome, is_pure
+from outpace.policy.row import DraftingRow
+
+LONGEST = 32
+"""Tokens of a draft, at most, that a policy comes to by itself."""
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class NoLengthOptions:
+    """Of a policy that has none."""
+
+
+class ByRequest(Generic[State]):
+    """A value for each request, which the outcome of its rounds changes.
+
+    A new request begins where the latest change left the others, unless it begins ``afresh``. A
+    request whose text must repeat itself (`is_pure`) always begins afresh, and what becomes of it
+    changes nothing for others. ``pooled``: all other requests have one value in common.
+    """
+
+    def __init__(
+        self, first: State, invariant: bool, afresh: bool = False, pooled: bool = False
+    ) -> None:
+        """first: the value to begin with; it must not be changed in place."""
+        self._first = self._latest = first
+        self._invariant, self._afresh, self._pooled = invariant, afresh, pooled
+        self._own: WeakKeyDictionary[DraftingRow, State] = WeakKeyDictionary()
+
+    def of(self, request: DraftingRow) -> State:
+        """Returns the value of a request."""
+        apart = is_pure(request, self._invariant)
+        if self._pooled and not apart:
+            return self._latest
+        if request not in self._own:
+            self._own[request] = self._first if apart or self._afresh else self._latest
+        return self._own[request]
+
+    def put(self, request: DraftingRow, value: State) -> None:
+        """Changes the value of a request."""
+        apart = is_pure(request, self._invariant)
+        if not (self._pooled and not apart):
+            self._own[request] = value
+        if not apart:
+            self._latest = value
+
+
+class LengthPolicy(Controller):
+    """A rule for how much is drafted.
+
+    It looks at nothing but what the request's earlier rounds brought and, if it ends chains, at the
+    laws and tokens of the draft so far, so that what is drafted keeps the law that it was drawn
+    from.
+    """
+
+    name: ClassVar[str]
+    stops: ClassVar[bool] = False
+    """Whether it ends chains by the drafter's laws, which the drafter then must have."""
+    usual: ClassVar[int]
+    """Tokens of a draft, or of the first one, where num_speculative_tokens is "auto"."""
+    Options: ClassVar[type[Any]] = NoLengthOptions
+
+    def __init__(self, count: int, options: Any, invariant: bool) -> None:
+        """count: num_speculative_tokens. invariant: the rule's texts do not depend on drafts."""
+        self.count, self.options, self.invariant = count, options, invariant
+
+    @property
+    def most(self) -> int:
+        """Nodes of the largest draft that it can come to."""
+        return self.count
+
+    def shaped(self, shape: TreeShape | None) -> Self:
+        """Returns itself, with the tree of which its drafts are the first nodes."""
+        self.shape = shape
+        return self
+
+    def record(
+        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
+    ) -> None:
+        for request, outcome in zip(requests, outcomes, strict=True):
+            # A text that has ended was cut somewhere in its draft, and an empty draft says nothing.
+            if outcome.drafted and not request.finished:
+                self.learn(request, outcome)
+
+    def learn(self, request: DraftingRow, outcome: Outcome) -> None:
+        """Is told what became of one request's draft."""
+
+
+class StoppingPolicy(LengthPolicy):
+    """Ends a chain behind a token, which stays in the draft, by the laws and tokens so far."""
+
+    stops: ClassVar[bool] = True
+
+    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+        return [self.count] * len(requests)
+
+    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+        return replace(terms, ends_behind=self.ending(requests))
+
+    @abstractmethod
+    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Tensor, Tensor], Tensor]:
+        """Returns what `DraftingTerms.ends_behind` is in the coming round."""
+
+
+def check_number(policy: str, name: str, value: Any, low: float, high: float) -> None:
+    """Raises ``ConfigError`` unless an option is a number in [low, high]."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (number and low <= value <= high):
+        raise ConfigError(
+            f"length={policy!r}: {name} must be a number in [{low:g}, {high:g}], not "
+            f"{shown(value)}."
+        )
+
+
+def check_whole(policy: str, name: str, value: Any) -> None:
+    """Raises ``ConfigError`` unless an option is a whole number of at least 1."""
+    if not (is_whole(value) and value >= 1):
+        raise ConfigError(
+            f"length={policy!r}: {name} must be a whole number of at least 1, not {shown(value)}."
+        )

@@ -1,0 +1,89 @@
+"""One length for the whole batch, by what its luckiest row accepted.
+
+Qian et al. 2024, "BASS: batched attention-optimized speculative sampling" (arXiv 2404.15778),
+algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from outpace.core.stats import Seconds
+from outpace.draft.options import option
+from outpace.policy.base import Outcome, is_pure
+from outpace.policy.lengths.base import LONGEST, ByRequest, LengthPolicy, check_whole
+from outpace.policy.row import DraftingRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """What a user may set; the defaults are the paper's."""
+
+    more: int = option(2, "Tokens more after a round in which a row accepted all of its draft.")
+    share: int = option(10, "One token in so many less after any other round.")
+    longest: int = option(LONGEST, "Tokens of the longest draft.")
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_whole("batch", name, value)
+
+
+@dataclass(frozen=True)
+class _State:
+    length: int
+    shrank: bool = False  # in the last round
+
+    def after(self, full: bool, accepted: int, options: BatchOptions) -> _State:
+        """Returns the state after a round. full: a row accepted all of its draft; accepted: the
+        most that a row accepted."""
+        if full:
+            return _State(min(self.length + options.more, options.longest))
+        shorter = self.length - math.ceil(self.length / options.share) - self.shrank
+        return _State(max(1, accepted, shorter), shrank=True)
+
+
+class Batch(LengthPolicy):
+    """Grows the length of all rows if any of them accepted its whole draft, and else shrinks it,
+    faster the second time, but never below what some row accepted.
+
+    A sampled row with a seed of its own goes by its own rounds alone, as a batch of one row.
+    """
+
+    name: ClassVar[str] = "batch"
+    usual: ClassVar[int] = 7
+    Options: ClassVar[type[Any]] = BatchOptions
+
+    def __init__(self, count: int, options: Any, invariant: bool) -> None:
+        super().__init__(count, options, invariant)
+        self._states = ByRequest(_State(min(count, options.longest)), invariant, pooled=True)
+
+    @property
+    def most(self) -> int:
+        longest: int = self.options.longest
+        return longest
+
+    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+        return [self._states.of(request).length for request in requests]
+
+    def record(
+        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
+    ) -> None:
+        together = []
+        for request, outcome in zip(requests, outcomes, strict=True):
+            if not outcome.drafted or request.finished:
+                continue
+            if is_pure(request, self.invariant):
+                self._learn(request, [outcome])
+            else:
+                together.append((request, outcome))
+        if together:
+            self._learn(together[0][0], [outcome for _, outcome in together])
+
+    def _learn(self, request: DraftingRow, outcomes: Sequence[Outcome]) -> None:
+        full = any(outcome.accepted == outcome.depth for outcome in outcomes)
+        accepted = max(outcome.accepted for outcome in outcomes)
+        state = self._states.of(request).after(full, accepted, self.options)
+        self._states.put(request, state)

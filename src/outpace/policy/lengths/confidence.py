@@ -1,0 +1,48 @@
+"""A chain ends behind a token that the drafter itself finds unlikely.
+
+``assistant_confidence_threshold`` of transformers; Mamou et al. 2024, "Dynamic speculation
+lookahead" (arXiv 2405.04304).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from outpace.draft.options import option
+from outpace.policy.lengths.base import StoppingPolicy, check_number
+from outpace.policy.row import DraftingRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidenceOptions:
+    """What a user may set."""
+
+    threshold: float = option(0.4, "The probability below which a token is the last of its chain.")
+
+    def __post_init__(self) -> None:
+        check_number("confidence", "threshold", self.threshold, 0, 1)
+
+
+class Confidence(StoppingPolicy):
+    """Ends a chain behind a token that has less than ``threshold`` in the drafter's law.
+
+    The token stays in the draft: dropping it would be a choice made after it was drawn, and what is
+    left would not follow the drafter's law any more.
+    """
+
+    name: ClassVar[str] = "confidence"
+    usual: ClassVar[int] = 20
+    Options: ClassVar[type[Any]] = ConfidenceOptions
+
+    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Tensor, Tensor], Tensor]:
+        threshold = self.options.threshold
+        return lambda law, token: of(law, token) < threshold
+
+
+def of(law: Tensor, token: Tensor) -> Tensor:
+    """Returns ``[B]``: each token's probability. law: ``[B, V]``; token: ``[B]``."""
+    return law.gather(-1, token[:, None])[:, 0]

@@ -1,0 +1,31 @@
+"""The same number of tokens in every round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from outpace.core.tree_shape import TreeShape
+from outpace.policy.lengths.base import LengthPolicy, NoLengthOptions
+from outpace.policy.row import DraftingRow
+
+
+class Constant(LengthPolicy):
+    """The same number for every round. shape: of what is drafted, if the drafter leaves it open."""
+
+    name: ClassVar[str] = "constant"
+    usual: ClassVar[int] = 5
+
+    def __init__(
+        self,
+        count: int,
+        options: object = None,
+        invariant: bool = False,
+        *,
+        shape: TreeShape | None = None,
+    ) -> None:
+        super().__init__(count, options or NoLengthOptions(), invariant)
+        self.shape = shape
+
+    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+        return [self.count] * len(requests)

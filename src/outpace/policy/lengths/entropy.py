@@ -1,0 +1,56 @@
+"""A chain ends before a token of which the drafter knows too little.
+
+Agrawal et al. 2024, "AdaEDL: early draft stopping by an entropy-based lower bound on token
+acceptance probability" (arXiv 2410.18351).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import DraftingTerms
+from outpace.draft.options import option
+from outpace.policy.lengths.base import LengthPolicy, check_number
+from outpace.policy.row import DraftingRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyOptions:
+    """What a user may set."""
+
+    threshold: float = option(
+        2.0, "The entropy of the drafter's next law, in nats, above which nothing more is drafted."
+    )
+
+    def __post_init__(self) -> None:
+        check_number("entropy", "threshold", self.threshold, 0, 100)
+
+
+class Entropy(LengthPolicy):
+    """Ends a chain before drawing from a law with an entropy above ``threshold``.
+
+    Since the law alone decides, before anything is drawn from it, all tokens that were drawn follow
+    their laws.
+    """
+
+    name: ClassVar[str] = "entropy"
+    stops: ClassVar[bool] = True
+    usual: ClassVar[int] = 20
+    Options: ClassVar[type[Any]] = EntropyOptions
+
+    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+        return [self.count] * len(requests)
+
+    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+        of_rule = terms.keeps_drafting
+
+        def keeps_drafting(law: Tensor) -> Tensor:
+            on = torch.special.entr(law).sum(-1) <= self.options.threshold
+            return on if of_rule is None else on.logical_and(of_rule(law))
+
+        return replace(terms, keeps_drafting=keeps_drafting)

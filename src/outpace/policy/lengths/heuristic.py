@@ -1,0 +1,50 @@
+"""Two more after a full acceptance, one less otherwise: transformers' schedules.
+
+``num_assistant_tokens_schedule`` of assisted generation in transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from outpace.policy.base import Outcome
+from outpace.policy.lengths.base import LONGEST, ByRequest, LengthPolicy
+from outpace.policy.row import DraftingRow
+
+MORE, LESS = 2, 1
+
+
+class Heuristic(LengthPolicy):
+    """Drafts `MORE` tokens more once all of a draft were accepted, else `LESS` fewer, at least one.
+
+    A new request goes on where the others are.
+    """
+
+    name: ClassVar[str] = "heuristic"
+    usual: ClassVar[int] = 5
+    afresh: ClassVar[bool] = False
+
+    def __init__(self, count: int, options: object, invariant: bool) -> None:
+        super().__init__(count, options, invariant)
+        self._lengths = ByRequest(count, invariant, afresh=self.afresh)
+
+    @property
+    def most(self) -> int:
+        return max(LONGEST, self.count)
+
+    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+        return [self._lengths.of(request) for request in requests]
+
+    def learn(self, request: DraftingRow, outcome: Outcome) -> None:
+        length = self._lengths.of(request)
+        full = outcome.accepted == outcome.depth
+        length = min(self.most, length + MORE) if full else max(1, length - LESS)
+        self._lengths.put(request, length)
+
+
+class TransientHeuristic(Heuristic):
+    """The same, and every request begins anew."""
+
+    name: ClassVar[str] = "heuristic_transient"
+    afresh: ClassVar[bool] = True

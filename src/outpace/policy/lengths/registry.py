@@ -1,0 +1,54 @@
+"""Length policies by name, ours and those that other packages register."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from outpace.core.lazy import LazyRegistry
+from outpace.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from outpace.policy.lengths.base import LengthPolicy
+
+GROUP = "outpace.lengths"
+"""Entry-point group in which other packages name their `LengthPolicy` subclasses."""
+
+REGISTRY = LazyRegistry(
+    "length",
+    GROUP,
+    {
+        "constant": "outpace.policy.lengths.constant:Constant",
+        "heuristic": "outpace.policy.lengths.heuristic:Heuristic",
+        "heuristic_transient": "outpace.policy.lengths.heuristic:TransientHeuristic",
+        "confidence": "outpace.policy.lengths.confidence:Confidence",
+        "entropy": "outpace.policy.lengths.entropy:Entropy",
+        "draft_exit": "outpace.policy.lengths.draft_exit:DraftExit",
+        "risk": "outpace.policy.lengths.risk:Risk",
+        "batch": "outpace.policy.lengths.batch:Batch",
+    },
+)
+
+
+def length_names() -> list[str]:
+    """Returns the names of all length policies; imports none of them."""
+    return REGISTRY.names()
+
+
+def find_length(name: str) -> type[LengthPolicy]:
+    """Returns the policy of this name; ``ConfigError`` with a suggestion if there is none."""
+    found: type[LengthPolicy] = REGISTRY.find(name)
+    return found
+
+
+def length_options(name: str, given: Mapping[str, Any]) -> Any:
+    """Returns the policy's options; ``ConfigError`` for an unknown policy, option or bad value."""
+    kind = find_length(name)
+    known = [one.name for one in dataclasses.fields(kind.Options)]
+    for each in given:
+        if each not in known:
+            if not known:
+                raise ConfigError(f"length={name!r} has no options, and {each!r} was given.")
+            raise ConfigError(f"length={name!r} has no option {each!r}{did_you_mean(each, known)}.")
+    return kind.Options(**given)

@@ -1,0 +1,73 @@
+"""From ``speculative_config`` to a controller."""
+
+from __future__ import annotations
+
+from outpace.config import SpeculativeConfig
+from outpace.core.tree_shape import TreeShape
+from outpace.draft.base import Drafter
+from outpace.errors import ConfigError
+from outpace.policy.base import Controller
+from outpace.policy.controller import Auto
+from outpace.policy.growing import Growing
+from outpace.policy.ladder import Ladder
+from outpace.policy.lengths.constant import Constant
+from outpace.policy.lengths.registry import find_length, length_names, length_options
+from outpace.policy.prices import Prices
+from outpace.policy.routing import Routing
+from outpace.targets.base import Target
+
+
+def make_controller(
+    config: SpeculativeConfig, drafter: Drafter, invariant: bool, target: Target
+) -> Controller:
+    """Returns the controller that ``num_speculative_tokens`` and ``length`` ask for.
+
+    invariant: the texts of the rule do not depend on what is drafted. Raises ``ConfigError`` for a
+    length policy that does not go with the drafter.
+    """
+    count = config.num_speculative_tokens
+    prices = Prices.nominal(drafter.pass_bytes, target.pass_bytes, target.device.type)
+    if config.length is not None:
+        return _by_name(config, drafter, invariant, prices)
+    if not drafter.longest:
+        return Constant(0)
+    if count != "auto":
+        return Constant(count, shape=_shape(drafter, prices, count))
+    if drafter.choices:
+        children = drafter.choices.items()
+        autos = {name: _auto(child, name, invariant, target) for name, child in children}
+        free = [name for name, child in children if not child.pass_bytes]
+        return Routing(autos, free, invariant)
+    return _auto(drafter, drafter.name, invariant, target)
+
+
+def _auto(drafter: Drafter, name: str, invariant: bool, target: Target) -> Auto:
+    prices = Prices.nominal(drafter.pass_bytes, target.pass_bytes, target.device.type)
+    if drafter.any_shape:
+        return Auto(Growing(prices), invariant, prices, name)
+    shape = drafter.shape
+    ladder = Ladder.chains(drafter.longest) if shape is None else Ladder.by_level(shape)
+    return Auto(ladder, invariant, prices, name)
+
+
+def _by_name(
+    config: SpeculativeConfig, drafter: Drafter, invariant: bool, prices: Prices
+) -> Controller:
+    name = config.length_name or ""
+    options, kind = length_options(name, config.length_options), find_length(name)
+    if not drafter.longest:
+        raise ConfigError(f"length={name!r} has nothing to choose: plain decoding drafts nothing.")
+    if kind.stops and not drafter.ends_chains:
+        others = ", ".join(repr(n) for n in length_names() if not find_length(n).stops)
+        raise ConfigError(
+            f"length={name!r} ends chains by the drafter's laws, and method={drafter.name!r} has "
+            f"no chains with laws: choose another length ({others}) or 'draft_model'."
+        )
+    count = config.num_speculative_tokens
+    policy = kind(kind.usual if count == "auto" else count, options, invariant)
+    return policy.shaped(_shape(drafter, prices, policy.most))
+
+
+def _shape(drafter: Drafter, prices: Prices, most: int) -> TreeShape | None:
+    """The tree of which drafts are the first nodes, if the drafter leaves that open."""
+    return Growing(prices, most).static.shape if drafter.any_shape else None

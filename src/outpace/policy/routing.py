@@ -1,0 +1,284 @@
+"""Which of several drafters drafts in each row, and how much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from outpace.core.stats import Seconds
+from outpace.core.tree_shape import Trail, chain_trail
+from outpace.draft.base import Choosing, Pick
+from outpace.policy.base import Controller, Outcome, is_pure, wish
+from outpace.policy.controller import CLOSE, LOOK_ASIDE, Auto
+from outpace.policy.row import DraftingRow
+
+Found = Mapping[str, Sequence[Sequence[int]]]
+"""What each look-up would draft, by name and row."""
+
+
+@dataclass
+class _Plan:
+    """What might be drafted in the coming round, and what it promises."""
+
+    picks: dict[DraftingRow, Pick]
+    players: set[str]
+    rate: float | None  # tokens per second of all rows; None while it is not known
+
+
+class Routing(Controller):
+    """Chooses among plain decoding, look-ups and a draft model by what each brings per second.
+
+    Look-ups cost nothing to ask, so that what they found is known when the choice is made. What
+    they would have brought is known, too, whoever drafts: the committed tokens are compared with
+    what they found. A draft model is tried as `Auto` tries drafts, and only its own rounds tell
+    what it brings. Of rows whose text must repeat itself (`is_pure`) each chooses by its own
+    history and at nominal prices.
+    """
+
+    def __init__(self, autos: Mapping[str, Auto], free: Sequence[str], invariant: bool) -> None:
+        """autos: what is known of each drafter, by name; free: the look-ups among them."""
+        self._autos, self._invariant = dict(autos), invariant
+        self._free = [name for name in autos if name in free]
+        self._models = [name for name in autos if name not in free]
+        self._found: list[tuple[DraftingRow, Found, int]] = []
+        self._since_second = 0
+
+    def __getitem__(self, name: str) -> Auto:
+        """Returns what is known of one drafter."""
+        return self._autos[name]
+
+    # -- choosing ------------------------------------------------------------------------------
+
+    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+        # How much is drafted is settled when it is known what look-ups have found (`route`).
+        self._found = []
+        self.shape = None
+        most = max(auto.most for auto in self._autos.values())
+        wishes = [wish(request) for request in requests]
+        return [most if wished is None else wished for wished in wishes]
+
+    def route(self, requests: Sequence[DraftingRow]) -> Choosing:
+        for name in self._models:
+            shaped = self._autos[name].prepare(requests)
+            self.shape = shaped if shaped is not None else self.shape
+
+        def choose(found: Found, budgets: Sequence[int]) -> list[Pick]:
+            return self._pick(requests, found, budgets)
+
+        return choose
+
+    def _pick(
+        self, requests: Sequence[DraftingRow], found: Found, budgets: Sequence[int]
+    ) -> list[Pick]:
+        drafts = {
+            request: {name: found[name][row] for name in self._free if found[name][row]}
+            for row, request in enumerate(requests)
+        }
+        self._found = [
+            (request, {name: [draft] for name, draft in drafts[request].items()}, request.length)
+            for request in requests
+        ]
+        picks: dict[DraftingRow, Pick] = {}
+        free = []
+        for request, budget in zip(requests, budgets, strict=True):
+            if not budget:
+                picks[request] = Pick()
+            elif wish(request) is not None:
+                picks[request] = self._wished(drafts[request], budget)
+            elif is_pure(request, self._invariant):
+                picks[request] = self._alone(request, drafts[request])
+            else:
+                free.append(request)
+        floor = max((pick.budget for pick in picks.values()), default=0)
+        picks |= self._together(requests, free, drafts, floor)
+        return [
+            Pick(picks[request].name, min(picks[request].budget, budget))
+            for request, budget in zip(requests, budgets, strict=True)
+        ]
+
+    def _wished(self, drafts: Mapping[str, Sequence[int]], budget: int) -> Pick:
+        """For a row that says how much: the first look-up that found something, or the model."""
+        return Pick(next(iter([*drafts, *self._models]), ""), budget)
+
+    def _alone(self, request: DraftingRow, drafts: Mapping[str, Sequence[int]]) -> Pick:
+        """By the row's own history and nominal prices."""
+        best, promise = Pick(), 1.0
+        for name in [*drafts, *self._models]:
+            ledger = self._autos[name].ledger(request)
+            width = ledger.width(request.remaining)
+            if name in drafts:
+                width = min(width, len(drafts[name]))
+            gain = ledger.gain(width, request.remaining) if width else 0.0
+            # A draft that is tried although plain decoding seems best promises less than 1.
+            if width and (gain > promise or not best.budget):
+                best, promise = Pick(name, width), max(gain, promise)
+        return best
+
+    def _together(
+        self,
+        requests: Sequence[DraftingRow],
+        free: Sequence[DraftingRow],
+        drafts: Mapping[DraftingRow, Mapping[str, Sequence[int]]],
+        floor: int,
+    ) -> dict[DraftingRow, Pick]:
+        """For the rows that are not seeded, one choice by measured rounds."""
+        if not free:
+            return {}
+        nothing = {request: Pick() for request in free}
+        plans = [_Plan(nothing, set(), None)]
+        looked_up = self._looked_up(requests, free, drafts, floor)
+        if looked_up is not None:
+            plans.append(looked_up)
+        for name in self._models:
+            plan = self._modelled(name, requests, free, looked_up, floor)
+            if plan is not None:
+                plans.append(plan)
+        best = self._best(plans[1:]) if plans[1:] else plans[0]
+        for name, auto in self._autos.items():
+            if best.players and name not in best.players:
+                auto.stand_aside()
+        return best.picks
+
+    def _looked_up(
+        self,
+        requests: Sequence[DraftingRow],
+        free: Sequence[DraftingRow],
+        drafts: Mapping[DraftingRow, Mapping[str, Sequence[int]]],
+        floor: int,
+    ) -> _Plan | None:
+        """What look-ups found, in the rows where they found anything; None if that does not pay."""
+        chosen: dict[DraftingRow, str] = {}
+        for request in free:
+            worth = {
+                name: self._autos[name].tokens(request, len(draft))
+                for name, draft in drafts[request].items()
+            }
+            if worth:
+                chosen[request] = max(worth, key=worth.__getitem__)
+        picks = {request: Pick() for request in free}
+        tokens, seconds, known = float(len(free)), 0.0, True
+        for name in dict.fromkeys(chosen.values()):
+            rows = [request for request, each in chosen.items() if each == name]
+            auto = self._autos[name]
+            widths = auto.choose(requests, rows, floor)
+            widths = [
+                min(width, len(drafts[request][name]))
+                for request, width in zip(rows, widths, strict=True)
+            ]
+            if not any(widths):
+                continue
+            picks |= {
+                request: Pick(name, width) for request, width in zip(rows, widths, strict=True)
+            }
+            expected = auto.expected(requests, rows, widths)
+            if expected is None:
+                known = False
+            else:
+                tokens += expected[0] - len(rows)
+                seconds = max(seconds, expected[1])
+        players = {pick.name for pick in picks.values() if pick.budget}
+        if not players:
+            return None
+        return _Plan(picks, players, tokens / seconds if known else None)
+
+    def _modelled(
+        self,
+        name: str,
+        requests: Sequence[DraftingRow],
+        free: Sequence[DraftingRow],
+        looked_up: _Plan | None,
+        floor: int,
+    ) -> _Plan | None:
+        """A draft model in all rows, or in those for which no look-up found anything if that is
+        better; None if that does not pay."""
+        auto = self._autos[name]
+        widths = auto.choose(requests, free, floor)
+        if not any(widths):
+            return None
+        picks = {r: Pick(name, width) for r, width in zip(free, widths, strict=True)}
+        whole = _Plan(picks, {name}, _rate(auto.expected(requests, free, widths)))
+        if looked_up is None or whole.rate is None:
+            return whole
+        tokens, width = 0.0, max(widths)
+        mixed = dict(picks)
+        for request in free:
+            pick = looked_up.picks[request]
+            by_model = auto.tokens(request, picks[request].budget)
+            by_look_up = self._autos[pick.name].tokens(request, pick.budget) if pick.budget else 0.0
+            if by_look_up > by_model:
+                mixed[request] = Pick(pick.name, min(pick.budget, width))
+            tokens += max(by_model, by_look_up)
+        expected = auto.expected(requests, free, widths)
+        players = {pick.name for pick in mixed.values() if pick.budget}
+        if expected is None or name not in players or players == {name}:
+            return whole
+        return _Plan(mixed, players, tokens / expected[1])
+
+    def _best(self, plans: Sequence[_Plan]) -> _Plan:
+        """The plan that promises most; now and then the second, if that comes close. One of which
+        nothing is known comes first: `Auto` sees to it that such trials are few."""
+        unknown = [plan for plan in plans if plan.rate is None]
+        if unknown:
+            return unknown[-1]
+        ranked = sorted(plans, key=lambda plan: plan.rate or 0.0, reverse=True)
+        if len(ranked) > 1 and (ranked[1].rate or 0) * CLOSE > (ranked[0].rate or 0):
+            self._since_second += 1
+            if self._since_second >= LOOK_ASIDE:
+                self._since_second = 0
+                return ranked[1]
+        return ranked[0]
+
+    # -- learning ------------------------------------------------------------------------------
+
+    def record(
+        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
+    ) -> None:
+        widest = {name: 0 for name in self._autos}
+        for outcome in outcomes:
+            if outcome.drafted:
+                widest[outcome.method] = max(widest[outcome.method], outcome.drafted)
+        # The time of a round with several drafters is that of the one that costs most, if it is
+        # also the one that drafted most; otherwise it is nobody's.
+        last = next((name for name in reversed(list(widest)) if widest[name]), None)
+        for name, auto in self._autos.items():
+            own = [_own(outcome, name) for outcome in outcomes]
+            alone = last is None or (name == last and widest[name] == max(widest.values()))
+            auto.record(requests, own, seconds if alone else None)
+        self._compare(outcomes)
+
+    def _compare(self, outcomes: Sequence[Outcome]) -> None:
+        """Tells look-ups what would have become of what they found where another one drafted."""
+        for (request, found, length), outcome in zip(self._found, outcomes, strict=False):
+            committed = request.output_ids[-outcome.emitted :] if outcome.emitted else ()
+            if request.finished or request.length != length + outcome.emitted:
+                continue
+            for name, (draft,) in found.items():
+                if not (outcome.drafted and outcome.method == name):
+                    self._autos[name].learn(request, would_be(draft, committed))
+        self._found = []
+
+
+def _own(outcome: Outcome, name: str) -> Outcome:
+    """A row's outcome as one drafter sees it: empty where another one drafted."""
+    if outcome.drafted and outcome.method == name:
+        return outcome
+    return Outcome(0, 0, 0, outcome.emitted, (), name)
+
+
+def _rate(expected: tuple[float, float] | None) -> float | None:
+    return None if expected is None else expected[0] / expected[1]
+
+
+def would_be(draft: Sequence[int], committed: Sequence[int]) -> Trail:
+    """Returns what would have become of a chain, as far as the committed tokens tell.
+
+    >>> would_be([1, 2, 3], [1, 5])
+    [(1, 0), (1, None)]
+    >>> would_be([1, 2, 3], [1, 2])
+    [(1, 0), (1, 0)]
+    """
+    pairs = zip(draft, committed, strict=False)
+    same = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+    if same is None:
+        return [(1, 0)] * min(len(draft), len(committed))
+    return chain_trail(len(draft), same)

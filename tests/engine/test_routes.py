@@ -1,0 +1,232 @@
+"""Several drafters in one: exact, each row as it is alone, each child told what it must know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+from outpace import LLM, SamplingParams
+from outpace.audit.letters import LetterTokenizer, letter_model
+from outpace.audit.model import AuditPlan, audit_model
+from outpace.core.proposal import Sampled
+from outpace.draft.models.specimen import noisy_copy
+from outpace.draft.route.joining import Node, nodes_of
+from outpace.engine.trace import RoundTrace
+from outpace.errors import ConfigError
+from targets.families import CONTEXT, PROMPTS, plain, target
+from targets.generating import greedy, ids
+
+LENGTH = 16
+EXPECTED = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=LENGTH, ignore_eos=True, seed=11)
+NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
+
+
+def model_of(noise: float, seed: int = 2) -> dict[str, Any]:
+    return {"model": other(noise, seed)}
+
+
+@lru_cache
+def other(noise: float, seed: int) -> Any:
+    return noisy_copy(target("llama"), noise, seed)
+
+
+NEAR, FAR = model_of(0.2), model_of(0.6, seed=3)
+CONFIGS: dict[str, dict[str, Any]] = {
+    "precedence": {"drafters": [NGRAM, NEAR]},
+    "precedence of trees": {"drafters": [NGRAM, {"method": "draft_tree", **NEAR}]},
+    "merge": {"drafters": [NGRAM, NEAR, FAR], "combine": "merge"},
+    "merge of one law": {"drafters": [NEAR, NEAR, NEAR], "combine": "merge"},
+    "vote": {"drafters": [NEAR, FAR, NGRAM], "combine": "vote"},
+    "staged": {"method": "staged", "lookup": NGRAM, **NEAR},
+}
+
+
+def decoder(name: str, model: Any = None, **options: Any) -> LLM:
+    config = {"method": "ensemble", "num_speculative_tokens": 6, **CONFIGS[name]}
+    engine = {"max_num_seqs": 4, "max_model_len": CONTEXT, **options}
+    return LLM(model or target("llama"), speculative_config=config, **engine)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_texts_are_those_of_generate(name: str) -> None:
+    llm = decoder(name)
+    outputs = llm.generate(PROMPTS, greedy(LENGTH))
+    assert ids(outputs) == EXPECTED
+    assert sum(output.metrics.num_accepted_tokens for output in outputs) > 5
+    assert ids(llm.generate([PROMPTS[2]], greedy(LENGTH))) == [EXPECTED[2]]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_seeded_row_is_what_it_is_alone(name: str) -> None:
+    llm = decoder(name)
+    params = [SAMPLED, greedy(LENGTH), SAMPLED, SAMPLED]
+    together = ids(llm.generate(PROMPTS[:4], params))
+    alone = [ids(llm.generate([PROMPTS[row]], params[row]))[0] for row in (0, 2)]
+    assert alone == [together[0], together[2]]
+
+
+def letters(config: dict[str, Any]) -> LLM:
+    return LLM(
+        letter_model(),
+        tokenizer=LetterTokenizer(),
+        speculative_config={"num_speculative_tokens": 4, **config},
+        max_num_seqs=40,
+        generation_config="none",
+    )
+
+
+def letter_configs() -> dict[str, dict[str, Any]]:
+    near, far = ({"model": noisy_copy(letter_model(), noise)} for noise in (0.5, 1.5))
+    return {
+        "precedence": {"method": "ensemble", "drafters": [NGRAM, near]},
+        "merge": {"method": "ensemble", "drafters": [near, far], "combine": "merge"},
+        "one law": {"method": "ensemble", "drafters": [far, far], "combine": "merge"},
+        "one law, kseq": {
+            "method": "ensemble", "drafters": [far, far], "combine": "merge", "verify": "kseq"
+        },
+        "vote": {"method": "ensemble", "drafters": [near, far, far], "combine": "vote"},
+        "staged": {"method": "staged", "lookup": NGRAM, **near, "verify": "block"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", letter_configs())
+def test_sampled_texts_follow_the_law(name: str) -> None:
+    plan = AuditPlan([[1, 2, 3], [4], [5, 6, 5, 6]], samples=300, tokens=5, power=False)
+    report = audit_model(letters(letter_configs()[name]), plan, SamplingParams(temperature=1.0))
+    assert report.ok, report
+    assert report.acceptance > 0.05
+
+
+def test_staged_drafts_what_the_model_drafts_alone_in_fewer_passes() -> None:
+    text = [5, 6, 7, 8, 9, 10] * 4
+    seen: dict[str, list[Any]] = {}
+    passes = {}
+    for name, config in {"alone": NEAR, "staged": CONFIGS["staged"]}.items():
+        config = {"num_speculative_tokens": 6, **config}
+        llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
+        found: list[Any] = []
+        with llm.engine.observing(lambda trace, to=found: to.append(trace.proposal)):
+            llm.generate([text], SamplingParams(temperature=0.2, seed=1, max_tokens=40))
+        seen[name] = found
+        passes[name] = llm.engine.drafter.runner.passes  # type: ignore[attr-defined]
+    for one, two in zip(*seen.values(), strict=True):
+        assert torch.equal(one.tokens, two.tokens)
+        assert isinstance(one.law, Sampled) == isinstance(two.law, Sampled)
+        if isinstance(one.law, Sampled) and one.tree.size:
+            assert torch.allclose(one.law.q, two.law.q, atol=1e-9)
+    assert passes["staged"] < passes["alone"]
+
+
+def test_a_child_reads_each_token_once_whoever_drafted_it() -> None:
+    """A model that was not asked, or whose draft was not taken, feeds what was committed since."""
+    llm = decoder("vote")
+    child: Any = llm.engine.drafter.children[0]  # type: ignore[attr-defined]
+    fed: list[int] = []
+    real = child.runner.forward
+
+    def counting(tokens: Any, *args: Any, **options: Any) -> Any:
+        fed.append(tokens.shape[1])
+        return real(tokens, *args, **options)
+
+    child.runner.forward = counting
+    output = llm.generate([PROMPTS[0]], greedy(40))[0]
+    rounds = output.metrics.num_target_passes
+    assert sum(fed) <= len(PROMPTS[0]) + 40 + 7 * rounds
+
+
+def test_rows_may_be_drafted_for_by_different_children() -> None:
+    llm = decoder("precedence")
+    mixed = []
+
+    def watch(trace: RoundTrace) -> None:
+        mixed.append(set(trace.proposal.methods))
+        law = trace.proposal.law
+        if isinstance(law, Sampled) and law.given is not None:
+            certain = law.q.gather(-1, trace.proposal.tokens[..., None])[..., 0]
+            assert bool((certain[law.given] == 1).all())
+
+    with llm.engine.observing(watch):
+        llm.generate([[5, 6, 5, 6, 5, 6], [9, 8, 7]], [SAMPLED, SAMPLED])
+    assert {"ngram", "draft_model"} in mixed
+
+
+def test_the_nodes_of_a_ragged_tree() -> None:
+    llm = decoder("merge")
+    trees: list[Sequence[Sequence[Node]]] = []
+    with llm.engine.observing(lambda trace: trees.append(nodes_of(trace.proposal))):
+        llm.generate(PROMPTS, greedy(LENGTH))
+    rows = [row for tree in trees for row in tree]
+    assert any(node.parent != place for row in rows for place, node in enumerate(row))
+    for row in rows:
+        assert len(row) <= 6
+        assert all(node.parent <= place for place, node in enumerate(row))
+        assert len({(node.parent, node.token) for node in row}) == len(row)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"drafters": [NGRAM]}, "two drafters or more"),
+        ({"drafters": [NGRAM, {"method": "ngam"}]}, "did you mean 'ngram'"),
+        ({"drafters": [NGRAM, NGRAM], "combine": "vot"}, "did you mean 'vote'"),
+        ({"drafters": [NGRAM, {**NEAR, "verify": "token"}]}, "'verify' cannot be set"),
+        ({"drafters": [NGRAM, {**NEAR, "num_speculative_tokens": 2}]}, "set it beside it"),
+        ({"drafters": "ngram"}, "must list"),
+    ],
+)
+def test_mistakes_are_named(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(target("llama"), speculative_config={"method": "ensemble", **config})
+
+
+def test_a_model_that_is_named_twice_is_there_once() -> None:
+    llm = LLM(
+        speculative_config={
+            "method": "ensemble",
+            "drafters": [{"method": "draft_model", "model": str(drafter_path())}] * 2,
+            "combine": "merge",
+        }
+    )
+    one, two = llm.engine.drafter.children  # type: ignore[attr-defined]
+    assert one.loaded.model is two.loaded.model
+    assert one.lane != two.lane
+
+
+def drafter_path() -> Any:
+    from outpace.api import BUNDLED
+
+    return BUNDLED / "drafter"
+
+
+AUTO = {
+    "look-ups": {"method": "auto", "lookups": [NGRAM]},
+    "a model": {"method": "auto", "lookups": [NGRAM], **NEAR},
+    "trees": {"method": "auto", "lookups": [NGRAM], "trees": True, **NEAR},
+    "fixed": {"method": "auto", "lookups": [NGRAM], "num_speculative_tokens": 4, **NEAR},
+}
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_texts_are_the_same_whoever_is_chosen(name: str) -> None:
+    llm = LLM(target("llama"), speculative_config=AUTO[name], max_model_len=CONTEXT)
+    expected = plain("llama", 40, tuple(map(tuple, PROMPTS)))
+    for _ in range(2):
+        assert ids(llm.generate(PROMPTS, greedy(40))) == expected
+    sampled = SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
+    together = ids(llm.generate(PROMPTS, sampled))
+    assert [ids(llm.generate([prompt], sampled))[0] for prompt in PROMPTS] == together
+
+
+def test_auto_without_a_model_or_with_mistakes() -> None:
+    for config, words in (
+        ({"dtype": "float32"}, "give 'model', too"),
+        ({"trees": "no"}, "trees must be"),
+        ({"lookups": [NGRAM, NGRAM]}, "twice"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            LLM(target("llama"), speculative_config={"method": "auto", **config})

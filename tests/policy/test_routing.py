@@ -1,0 +1,230 @@
+"""The choice among drafters, against simulated clocks and simulated texts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from outpace.core.stats import Seconds
+from outpace.engine.request import Request
+from outpace.policy.base import Outcome, affordable
+from outpace.policy.controller import Auto
+from outpace.policy.ladder import Ladder
+from outpace.policy.prices import Prices
+from outpace.policy.routing import Routing, would_be
+
+from .test_controller import request
+
+MOST = 10
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a kind of text gives each drafter."""
+
+    hits: float  # chance that the look-up finds anything
+    copied: float  # chance of each token of what it found
+    model: float  # chance of each token of the model
+    draft: float = 0.1  # what a drafted token of the model costs
+    slope: float = 0.02  # what a scored token costs
+
+
+COPYING = Task(hits=0.9, copied=0.95, model=0.6)
+PROSE = Task(hits=0.1, copied=0.3, model=0.85)
+NOTHING = Task(hits=0.2, copied=0.05, model=0.05, draft=0.3)
+TASKS = {"copying": COPYING, "prose": PROSE, "nothing": NOTHING}
+
+
+def routing(model: bool = True, invariant: bool = False) -> Routing:
+    autos = {"look-up": Auto(Ladder.chains(MOST), invariant, Prices(node=0.02), "look-up")}
+    if model:
+        prices = Prices(level=0.1, node=0.02)
+        autos["model"] = Auto(Ladder.chains(MOST), invariant, prices, "model")
+    return Routing(autos, ["look-up"], invariant)
+
+
+class Simulation:
+    """Plays rounds of a pretended engine."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = random.Random(seed)
+        self.seconds, self.tokens = 0.0, 0
+        self.played: list[set[str]] = []
+
+    def play(
+        self,
+        rounds: int,
+        rows: Sequence[Request],
+        task: Task,
+        choose: Callable[[Sequence[Request], list[list[int]]], list[tuple[str, int]]],
+        record: Callable[[Sequence[Request], list[Outcome], Seconds], None] | None = None,
+    ) -> Simulation:
+        for _ in range(rounds):
+            found, agreed = [], []
+            for _ in rows:
+                hit = self.random.random() < task.hits
+                length = self.run(task.copied, MOST) if hit else 0
+                found.append([2] * length + [3] * (MOST - length) if hit else [])
+                agreed.append({"look-up": length, "model": self.run(task.model, MOST), "": 0})
+            picks = choose(rows, found)
+            outcomes, levels, width = [], 0, 0
+            for row, (name, budget), known in zip(rows, picks, agreed, strict=True):
+                accepted = min(budget, known[name])
+                committed = max(known["look-up"], known["model"]) + 1
+                text = [2] * known["look-up"] + [4] * (committed - known["look-up"])
+                taken = row.extend(text[: accepted + 1] if name == "look-up" else
+                                   self.as_model(text, accepted, known))  # fmt: skip
+                outcomes.append(Outcome(budget, budget, accepted, taken, method=name))
+                width = max(width, budget)
+                levels = max(levels, budget if name == "model" else 0)
+            self.played.append({name for name, budget in picks if budget})
+            seconds = Seconds(levels * task.draft, 1 + task.slope * width, 0)
+            self.seconds += seconds.total
+            self.tokens += sum(outcome.emitted for outcome in outcomes)
+            if record is not None:
+                noise = self.random.uniform(0.97, 1.03)
+                record(rows, outcomes, Seconds(seconds.draft * noise, seconds.score * noise, 0))
+        return self
+
+    @staticmethod
+    def as_model(text: list[int], accepted: int, known: dict[str, int]) -> list[int]:
+        """The committed tokens where the look-up's are 2 as far as it is right, 4 afterwards."""
+        return [2 if place < known["look-up"] else 4 for place in range(accepted + 1)]
+
+    def run(self, chance: float, most: int) -> int:
+        length = 0
+        while length < most and self.random.random() < chance:
+            length += 1
+        return length
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+def automatic(
+    of: Routing,
+) -> Callable[[Sequence[Request], list[list[int]]], list[tuple[str, int]]]:
+    def choose(rows: Sequence[Request], found: list[list[int]]) -> list[tuple[str, int]]:
+        budgets = affordable(rows, of.budgets(rows))
+        picks = of.route(rows)({"look-up": found}, budgets)
+        kept = [
+            min(pick.budget, len(each)) if pick.name == "look-up" else pick.budget
+            for pick, each in zip(picks, found, strict=True)
+        ]
+        pairs = zip(picks, kept, strict=True)
+        return [(pick.name if count else "", count) for pick, count in pairs]
+
+    return choose
+
+
+def fixed(name: str, width: int) -> Callable[..., list[tuple[str, int]]]:
+    def choose(rows: Sequence[Request], found: list[list[int]]) -> list[tuple[str, int]]:
+        if name != "look-up":
+            return [(name, width)] * len(rows)
+        return [("look-up", width) if each else ("", 0) for each in found]
+
+    return choose
+
+
+def best_single(task: Task, rounds: int = 1500) -> float:
+    """Tokens per second of the best drafter alone, at its best constant width."""
+    singles = [("", 0), *((name, w) for name in ("look-up", "model") for w in range(1, MOST + 1))]
+    speeds = [
+        Simulation(seed=1).play(rounds, [request()], task, fixed(name, width)).speed
+        for name, width in singles
+    ]
+    return max(speeds)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_never_far_from_the_best_single_drafter(name: str) -> None:
+    task, of = TASKS[name], routing()
+    play = Simulation().play(1500, [request()], task, automatic(of), of.record)
+    assert play.speed > 0.95 * best_single(task)
+
+
+def test_better_than_each_single_one_where_rounds_differ() -> None:
+    task, of = Task(hits=0.5, copied=0.9, model=0.85, draft=0.05), routing()
+    play = Simulation().play(2000, [request()], task, automatic(of), of.record)
+    assert play.speed > 1.05 * best_single(task)
+
+
+def test_a_stream_that_switches_task_is_followed() -> None:
+    of = routing()
+    choose = automatic(of)
+    Simulation().play(400, [request()], PROSE, choose, of.record)
+    for task in (COPYING, PROSE, COPYING):
+        row = request()
+        play = Simulation(seed=3).play(800, [row], task, choose, of.record)
+        assert play.speed > 0.93 * best_single(task)
+
+
+def test_what_a_look_up_would_have_brought_is_learned_while_the_model_drafts() -> None:
+    of, row = routing(), request()
+    play = Simulation()
+    # A look-up that is always right, in a text where it is never let play.
+    task = Task(hits=1.0, copied=1.0, model=1.0)
+
+    def model_only(rows: Sequence[Request], found: list[list[int]]) -> list[tuple[str, int]]:
+        of.route(rows)({"look-up": found}, of.budgets(rows))
+        return [("model", 4)] * len(rows)
+
+    play.play(60, [row], task, model_only, of.record)
+    assert of["look-up"].tokens(row, 4) > 4.5
+    assert would_be([1, 2], [1, 2, 3]) == [(1, 0), (1, 0)]
+
+
+def test_look_ups_alone_lose_nothing_where_they_find_nothing() -> None:
+    of = routing(model=False)
+    task = Task(hits=0.3, copied=0.02, model=0.0)
+    play = Simulation().play(800, [request()], task, automatic(of), of.record)
+    assert play.speed > 0.97
+    of = routing(model=False)
+    play = Simulation().play(500, [request()], COPYING, automatic(of), of.record)
+    assert play.speed > 0.93 * best_single(COPYING)
+
+
+def test_a_batch_may_be_drafted_for_by_both() -> None:
+    of, rows = routing(), [request() for _ in range(4)]
+    task = Task(hits=0.5, copied=0.97, model=0.8)
+    play = Simulation().play(400, rows, task, automatic(of), of.record)
+    assert {"look-up", "model"} in play.played
+    singles = [fixed("model", width) for width in (3, 5, 7)]
+    alone = max(Simulation().play(400, rows, task, each).speed for each in singles)
+    assert play.speed > alone
+
+
+def picks_of_a_seeded_row(company: int) -> list[tuple[str, int]]:
+    """What is picked for the first row, whose look-ups and luck are the same in any company."""
+    of, seen = routing(), []
+    Simulation(seed=5).play(200, [request()], PROSE, automatic(of), of.record)
+    rows = [request(temperature=1.0, seed=7), *(request() for _ in range(company))]
+    same = [[2] * 6 if n % 3 else [] for n in range(60)]
+
+    def watched(given: Sequence[Request], found: list[list[int]]) -> list[tuple[str, int]]:
+        chosen = automatic(of)(given, [same.pop(0), *found[1:]])
+        seen.append(chosen[0])
+        return chosen
+
+    task = Task(hits=1.0, copied=1.0, model=1.0)
+    Simulation(seed=9 + company).play(50, rows, task, watched, of.record)
+    return seen
+
+
+def test_a_seeded_row_goes_by_its_own_history() -> None:
+    alone, among = picks_of_a_seeded_row(0), picks_of_a_seeded_row(3)
+    assert alone == among
+    assert len({name for name, _ in alone}) > 1
+
+
+def test_wishes_bind() -> None:
+    of = routing()
+    rows = [request(speculative="off"), request(speculative=3), request(tokens=2)]
+    budgets = affordable(rows, of.budgets(rows))
+    picks = of.route(rows)({"look-up": [[1, 2], [1, 2, 3, 4], []]}, budgets)
+    assert [(pick.name, pick.budget) for pick in picks[:2]] == [("", 0), ("look-up", 3)]
+    assert picks[2].budget <= 1
