@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-import outpace.api
 import outpace.engine.verifier as judging
+import outpace.intake
 import outpace.targets.hf.runner as running
 from outpace import LLM
 from outpace.core.law import Branches, LawMaker
@@ -166,7 +166,7 @@ def reused_draft_stream(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 
 def one_seed_for_n(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    monkeypatch.setattr(outpace.api, "SEED_STEP", 0)
+    monkeypatch.setattr(outpace.intake, "SEED_STEP", 0)
 
 
 def noise_by_round(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:

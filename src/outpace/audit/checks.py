@@ -16,7 +16,6 @@ from outpace.core.law import Branches, History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.rng import gumbel
 from outpace.outputs import CompletionOutput, RequestOutput
-from outpace.targets.hf.load import Loaded
 
 Kind = Literal["law", "ends", "goes on", "length", "text", "logprobs", "seed", "n", "drafting"]
 EXACT = 1e-12
@@ -44,6 +43,7 @@ class Bench:
         self.tokens = tokens
         self.plain = LLM(target, tokenizer=tokenizer, generation_config="none")
         self._texts: dict[tuple[int, bool, int, bool], list[int]] = {}
+        self._logits: dict[tuple[int, ...], Tensor] = {}
 
     def params(self, case: Case, on: bool, seed: int, greedy: bool = False) -> SamplingParams:
         """Returns the params of a case with its option, or without."""
@@ -59,7 +59,7 @@ class Bench:
 
     def ending(self, params: SamplingParams) -> Ending:
         """Returns where texts under these params end."""
-        loaded: Loaded = self.plain.target
+        loaded = self.plain.target
         resolved = self.plain.resolve(params)
         return Ending(resolved, loaded.eos_ids, loaded.vocabulary, loaded.tokenizer)
 
@@ -81,7 +81,7 @@ class Bench:
 
     def _looped(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
         resolved, ending = self.plain.resolve(params), self.ending(params)
-        options = self.plain._row_options(resolved)
+        options = self.plain.intake.row_options(resolved)
         tokens: list[int] = []
         while not tokens or not ending.ends(tokens):
             law = self.laws([list(prompt)], [tokens], [options])[0]
@@ -90,7 +90,6 @@ class Bench:
             tokens.append(int((law.log() + noise).argmax()))
         return tokens
 
-    @torch.inference_mode()
     def laws(
         self,
         prompts: Sequence[Sequence[int]],
@@ -98,14 +97,18 @@ class Bench:
         options: Sequence[RowOptions],
     ) -> Tensor:
         """Returns ``[R, V]``: what plain decoding draws the next token of each text from."""
-        texts = [[*prompt, *output] for prompt, output in zip(prompts, outputs, strict=True)]
-        width = max(map(len, texts))
-        padded = torch.tensor([[*text, *[0] * (width - len(text))] for text in texts])
-        logits = self.target(input_ids=padded, use_cache=False).logits
-        last = torch.tensor([len(text) - 1 for text in texts])
-        chosen = logits[torch.arange(len(texts)), last][:, None]
+        texts = [(*prompt, *output) for prompt, output in zip(prompts, outputs, strict=True)]
+        for text in sorted(texts, key=len, reverse=True):
+            self._read(text)
+        logits = torch.stack([self._logits[text] for text in texts])[:, None]
         maker = LawMaker(options, self.plain.target.vocabulary)
-        return maker(chosen, Branches.root(len(texts)), History(prompts, outputs))[:, 0]
+        return maker(logits, Branches.root(len(texts)), History(prompts, outputs))[:, 0]
+
+    def _read(self, text: tuple[int, ...]) -> None:
+        """Keeps the logits after each token of a text, from one plain forward of all of it."""
+        if text not in self._logits:
+            for end, logits in enumerate(self.plain.engine.target.plain(text), 1):
+                self._logits.setdefault(text[:end], logits)
 
 
 class Trial:
@@ -238,7 +241,7 @@ class Trial:
     def _logprobs(self, case: Case, on: list[RequestOutput]) -> Iterator[str]:
         for output in on:
             made: CompletionOutput = output.outputs[0]
-            options = self.bench.plain._row_options(
+            options = self.bench.plain.intake.row_options(
                 self.bench.plain.resolve(self.bench.params(case, True, 0))
             )
             for place, entry in enumerate(made.logprobs or []):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from outpace.audit.play import places
 from outpace.audit.sequential import Echoes, SequentialTest, Tilts
+from outpace.audit.text_test import places
 from outpace.core.proposal import Proposal, Sampled
 from outpace.draft.base import Rows
 from outpace.engine.trace import RoundTrace

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from outpace.api import LLM
-from outpace.audit.noise import Noise, measure, read_plainly, score_as_drafted
+from outpace.audit.noise import Noise, measure, score_as_drafted
 from outpace.core.law import Branches, History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.rng import gumbel
@@ -174,7 +174,7 @@ def _noise(llm: LLM, prompts: Sequence[Sequence[int]], tolerance: float | None) 
     wanted = SamplingParams(temperature=0.0, max_tokens=2 * drafted(llm) + 2, speculative="off")
     outputs = llm.generate([list(prompt) for prompt in prompts], wanted)
     texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts, outputs, strict=True)]
-    noise = measure(llm.target.model, texts, drafted(llm), llm.engine.drafter.trees)
+    noise = measure(llm.engine.target, texts, drafted(llm), llm.engine.drafter.trees)
     return noise if tolerance is None else replace(noise, tolerance=tolerance)
 
 
@@ -224,10 +224,10 @@ class _Triage:
 
     def _rows(self, common: list[int]) -> tuple[Tensor, Tensor]:
         """Both rows of logits ``[V']`` after the common text."""
-        model, ids = self.llm.target.model, [*self.prompt, *common]
+        target, ids = self.llm.engine.target, [*self.prompt, *common]
         chain = min(drafted(self.llm), len(common), len(ids) - 1)
-        scored = score_as_drafted(model, ids, chain, self.llm.engine.drafter.trees)
-        return read_plainly(model, ids, 1)[-1].double(), scored[-1].double()
+        scored = score_as_drafted(target, ids, chain, self.llm.engine.drafter.trees)
+        return target.plain(ids, last=1)[-1].double(), scored[-1].double()
 
     def _gap(
         self, logits: Tensor, common: list[int], wanted: int | None, got: int | None
@@ -257,7 +257,7 @@ class _Triage:
         return logits[None, None].cpu(), Branches.root(1), history
 
     def _maker(self, params: SamplingParams) -> LawMaker:
-        options: RowOptions = self.llm._row_options(params)
+        options: RowOptions = self.llm.intake.row_options(params)
         return LawMaker([options], self.llm.target.vocabulary)
 
     def _decode(self, token: int | None) -> str:

@@ -27,7 +27,6 @@ from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model
 from outpace.core.params import SamplingParams
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import IncompatibleRule, OutpaceError
-from outpace.targets.hf.load import Loaded
 from outpace.verify.lossy.judge import JudgeHead
 from outpace.verify.registry import find_rule, rules
 
@@ -183,7 +182,7 @@ def _judged(bench: Bench, method: str, rule: str, trials: list[Trial]) -> Iterat
 def build(target: Any, method: str, rule: str) -> LLM:
     """Returns an engine with this drafter and rule on the letters."""
     name = "draft_tree" if method == REPLACING else method
-    loaded = Loaded(target, LetterTokenizer(), "letters")
+    loaded = LLM(target, tokenizer=LetterTokenizer(), generation_config="none").target
     config = {"method": name, **find_drafter(name).specimen(loaded)}
     config["num_speculative_tokens"] = 6 if find_drafter(name).trees else 3
     if method == REPLACING:
