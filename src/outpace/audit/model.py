@@ -143,7 +143,8 @@ class _Session:
         self._laws = PlainLaws(llm.engine.target, options, llm.target.vocabulary)
         self._ending = Ending(params, llm.target.eos_ids, llm.target.vocabulary, llm.tokenizer)
         self.text = TextTest(plan.alpha / 2, params.max_tokens or 1, noise.tolerance / temperature)
-        self.claims = ClaimTest(plan.alpha / 2)
+        own = llm.engine.drafter.loaded
+        self.claims = ClaimTest(plan.alpha / 2, own.max_length if own is not None else None)
         self.samples = 0
         self._breaches: dict[str, int] = defaultdict(int)
         self._drafted = self._accepted = 0
@@ -198,7 +199,10 @@ class _Session:
             noise=self._noise,
             detectable=self._detectable(),
             acceptance=self._accepted / max(1, self._drafted),
-            breaches=[f"{count} texts: {what}" for what, count in self._breaches.items()],
+            breaches=[
+                *(f"{count} texts: {what}" for what, count in self._breaches.items()),
+                *(f"{count} times: {what}" for what, count in self.claims.breaches.items()),
+            ],
             seconds=seconds,
         )
 
