@@ -354,7 +354,7 @@ class LawMaker:
         if self._softmax_alone:
             law = scores.softmax(-1)
             # Where a score is not finite, softmax makes every probability NaN: one of them tells.
-            return law, law[..., 0]
+            return law, law[..., 0].clone()  # not a view, which would keep the law alive
         highest = scores.amax(-1)
         if self._top_k is not None:
             scores = keep_top_k(scores, self._top_k, self._largest_k, self._waits)
