@@ -19,7 +19,7 @@ ROOT = Path(outpace.__file__).parent
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "draft", "policy"}
 _ARGUMENTS = {"arguments", "chats", "config", "prompts"}
-_API = {*_ENGINE, *_ARGUMENTS, "engine", "outputs", "progress", "bundled"}
+_API = {*_ENGINE, *_ARGUMENTS, "engine", "intake", "outputs", "progress", "bundled"}
 _FACE = {*_API, "api"}
 _TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "train", "tune"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prompts": {"core"},
     "chats": {"core", "prompts"},
     "arguments": {*_ENGINE, "config"},
+    "intake": {*_ENGINE, *_ARGUMENTS, "engine"},
     "progress": set(),
     "outputs": {*_ENGINE, "engine"},
     "bundled": {"targets"},
@@ -117,6 +118,20 @@ def test_the_table_has_no_cycle_below_the_tools() -> None:
         if high in MAY_IMPORT[low]
     ]
     assert not upward, upward
+
+
+def test_the_engine_the_rules_and_the_audit_know_models_through_the_protocol_only() -> None:
+    """What a pass is made of is the business of targets, and of drafters with models of their own.
+    The one other thing that the engine gets from there is how passes are recorded."""
+    wrong = [
+        where(path, line, name)
+        for path, line, name in IMPORTS
+        if room_of(module_of(path)) in ("verify", "policy", "engine", "audit")
+        and name.startswith("outpace.targets")
+        and name != "outpace.targets.base"
+        and (module_of(path), name) != ("outpace.engine.capture", "outpace.targets.hf.fixed")
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
 
 
 def test_core_imports_torch_numpy_and_the_standard_library_only() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -17,7 +15,6 @@ from outpace import arguments, chats
 from outpace.arguments import Params
 from outpace.chats import Conversation
 from outpace.config import SpeculativeConfig
-from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.draft.base import Drafter, Setup
 from outpace.draft.registry import find_drafter
@@ -32,17 +29,16 @@ from outpace.errors import (
     UnknownArgument,
     names_checked,
 )
+from outpace.intake import Intake
 from outpace.outputs import Chunk, CompletionOutput, RequestOutput
 from outpace.policy.lengths.registry import length_options
 from outpace.policy.making import make_controller
 from outpace.progress import with_bar
-from outpace.prompts import Prompt, check_characters, listed, unwrapped
-from outpace.targets.base import Target
+from outpace.prompts import Prompt, listed
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.quantize import Quantization
 from outpace.targets.cpu.threads import use_threads
 from outpace.targets.describe import Description, describe
-from outpace.targets.hf import generation, processors
 from outpace.targets.hf.load import Loaded, Progress, load
 from outpace.targets.hf.source import check_path
 from outpace.targets.hf.target import HFTarget
@@ -135,37 +131,42 @@ class LLM:
             progress=progress,
         )
         self.max_model_len = arguments.context(max_model_len, self.target)
-        own: Any = self.target.model.generation_config if generation_config == "auto" else None
-        if own is not None:
-            generation.check(own)
-        self._own = own
+        self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")
         self._request_ids = itertools.count()
-        self._defaults = {} if own is None else self.target.defaults
-        arguments.check_defaults(self._defaults)
-        self._tokenizing = threading.Lock()
+        self.engine = self._engine(
+            drafter, options, rule, cpu_kernels, compile, max_num_seqs, max_num_batched_tokens
+        )
+        if compile:
+            self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
+
+    def _engine(
+        self,
+        drafter: type[Drafter],
+        options: Any,
+        rule: Rule,
+        cpu_kernels: Kernels,
+        compile: bool,
+        rows: int,
+        max_batched_tokens: int,
+    ) -> Engine:
+        """Builds the engine of the loaded target. options: an instance of ``drafter.Options``."""
         capture = capture_for if compile else None
         fixed = None if capture is None else capture(self.target.model)
-        decoder = HFTarget(self.target.model, max_num_seqs, self.max_model_len, fixed)
+        target = HFTarget(self.target.model, rows, self.max_model_len, fixed)
         setup = Setup(
             loaded=self.target,
-            target=decoder,
-            rows=max_num_seqs,
+            target=target,
+            rows=rows,
             max_length=self.max_model_len,
             options=options,
             capture=capture,
             cpu_kernels=cpu_kernels,
         )
-        verifier = Verifier(rule, self._second_text(rule))
-        self.engine = _engine(
-            decoder,
-            drafter.build(setup),
-            verifier,
-            self.config,
-            self.target.vocabulary,
-            max_num_batched_tokens,
-        )
-        if compile:
-            self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
+        verifier = Verifier(rule, self.intake.second_text(rule))
+        built = drafter.build(setup)
+        controller = make_controller(self.config, built, verifier.coupled, target)
+        vocabulary = self.target.vocabulary
+        return Engine(target, built, verifier, controller, vocabulary, max_batched_tokens)
 
     @property
     def tokenizer(self) -> Any:
@@ -247,20 +248,20 @@ class LLM:
         groups = []
         for number, (prompt, options) in enumerate(zip(given, params, strict=True), 1):
             try:
-                groups.append(self._requests(prompt, options))
+                groups.append(self.intake.requests(prompt, options))
             except PromptError as error:
                 if len(given) == 1:
                     raise
                 raise PromptError(f"prompt {number} of {len(given)}: {error}") from error
-        self._check_processors(params, groups)
+        self.intake.check_processors(params, groups)
         return self._play(given, groups)
 
     def stream(self, prompt: Prompt, sampling_params: Params | None = None) -> Iterator[Chunk]:
         """Yields pieces of the text as soon as they are safe: whole characters, and nothing that a
         stop string may still swallow. The last piece carries the finish reason."""
         (params,) = arguments.paired(sampling_params, 1)
-        requests = self._requests(prompt, params, streaming=True)
-        self._check_processors([params], [requests])
+        requests = self.intake.requests(prompt, params, streaming=True)
+        self.intake.check_processors([params], [requests])
         return self._stream(requests)
 
     @overload
@@ -300,16 +301,16 @@ class LLM:
 
     def chat_ids(self, messages: Conversation) -> list[int]:
         """Returns the prompt's token ids for one conversation."""
-        tokenizer = self._needs_tokenizer("a chat")
-        with self._tokenizing:
-            text = chats.rendered(tokenizer, self.target.name, messages)
-            ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-        return ids
+        return self.intake.chat_ids(messages)
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued."""
+        return self.intake.prompt_ids(prompt)
 
     def resolve(self, sampling_params: Params | None = None) -> SamplingParams:
         """Returns the params with each unset option as the model's generation_config says."""
         (params,) = arguments.paired(sampling_params, 1)
-        return params.resolve(self._defaults)
+        return params.resolve(self.intake.defaults)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -352,120 +353,6 @@ class LLM:
         for request in requests:
             if not request.finished:
                 self.engine.remove(request)
-
-    def _requests(
-        self, prompt: Prompt, params: SamplingParams, streaming: bool = False
-    ) -> list[Request]:
-        ids = self._prompt_ids(prompt)
-        resolved = self.resolve(params)
-        room = self.max_model_len - len(ids)
-        if self._own is not None:
-            ends, device = self.target.eos_ids, self.target.device
-            resolved = generation.completed(self._own, params, resolved, ids, ends, room, device)
-        options = self._row_options(resolved)
-        group = object() if params.n > 1 else None
-        seed = secrets.randbits(63) if params.seed is None else params.seed
-        return [
-            Request(
-                prompt_ids=ids,
-                options=options,
-                seed=(seed + index * SEED_STEP) % (1 << 63),
-                max_tokens=min(resolved.max_tokens or room, room),
-                eos_ids=self.target.eos_ids,
-                tokenizer=self.tokenizer,
-                streaming=streaming,
-                group=group,
-                seeded=params.seed is not None and not resolved.greedy,
-            )
-            for index in range(params.n)
-        ]
-
-    def _check_processors(
-        self, params: Sequence[SamplingParams], groups: Sequence[Sequence[Request]]
-    ) -> None:
-        """Raises ``ConfigError`` for a logits processor with a memory. Params that several prompts
-        share are tried out with the first of them."""
-        pairs = {
-            id(options): (options, group) for options, group in zip(params, groups, strict=True)
-        }
-        for options, group in pairs.values():
-            prompt = torch.tensor([group[0].prompt_ids], device=self.target.device)
-            processors.check(options.logits_processors, prompt, self.target.vocabulary)
-
-    def _second_text(self, rule: Rule) -> list[int]:
-        """The tokens of the text between the two copies of the draft, for a rule that has the draft
-        scored twice."""
-        text = rule.needs.second_pass
-        if text is None:
-            return []
-        tokenizer = self._needs_tokenizer(f"verify={rule.name!r}")
-        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-        return ids
-
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        prompt = unwrapped(prompt)
-        if isinstance(prompt, str):
-            tokenizer = self._needs_tokenizer("a text prompt")
-            check_characters(prompt)
-            with self._tokenizing:  # tokenizers are not made for several threads
-                ids: list[int] = tokenizer(prompt).input_ids
-        else:
-            ids = prompt
-        if not ids:
-            raise PromptError("the prompt is empty: give at least one token.")
-        top = self.target.config.vocab_size
-        if any(not 0 <= i < top for i in ids):
-            raise PromptError(f"prompt token ids must be whole numbers in [0, {top}).")
-        if len(ids) >= self.max_model_len:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens and the context holds {self.max_model_len}, of "
-                "which one must be left for the text: shorten the prompt."
-            )
-        return ids
-
-    def _row_options(self, params: SamplingParams) -> RowOptions:
-        if params.stop_strings:
-            self._needs_tokenizer("a stop string")
-        words = {tuple(word) for word in params.bad_words_ids or ()}
-        if params.bad_words:
-            tokenizer = self._needs_tokenizer("bad_words")
-            for word in params.bad_words:
-                for text in (word, " " + word):
-                    words.add(tuple(tokenizer(text, add_special_tokens=False).input_ids))
-        named = {
-            "logit_bias": params.logit_bias or (),
-            "allowed_token_ids": params.allowed_token_ids or (),
-            "bad_words_ids": [token for word in words for token in word],
-            "stop_token_ids": params.stop_token_ids,
-        }
-        for name, tokens in named.items():
-            arguments.check_ids(name, tokens, self.target.vocabulary)
-        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else {*self.target.eos_ids})
-        return RowOptions(params, tuple(sorted(words)), tuple(sorted(ends)))
-
-    def _needs_tokenizer(self, what: str) -> Any:
-        if self.tokenizer is None:
-            raise PromptError(
-                f"{self.target.name} came without a tokenizer, which {what} needs: pass "
-                "tokenizer=, or give token ids."
-            )
-        return self.tokenizer
-
-
-SEED_STEP = 0x9E3779B97F4A7C15
-"""Between the seeds of the n texts of one request (any odd constant; streams hash the seed)."""
-
-
-def _engine(
-    target: Target,
-    drafter: Drafter,
-    verifier: Verifier,
-    config: SpeculativeConfig,
-    vocabulary: int,
-    max_batched_tokens: int,
-) -> Engine:
-    controller = make_controller(config, drafter, verifier.coupled, target)
-    return Engine(target, drafter, verifier, controller, vocabulary, max_batched_tokens)
 
 
 def _raise_errors(requests: Iterable[Request]) -> None:

@@ -18,7 +18,10 @@ def conversations(messages: Conversation | Sequence[Conversation]) -> tuple[list
     """Returns the conversations, and whether several were given; ``PromptError`` for neither."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
         raise PromptError(f"{_FORM}, not {shown(messages)}.")
-    found = list(messages)
+    try:
+        found = list(messages)
+    except TypeError as error:  # a tensor of one number says that it can be iterated over
+        raise PromptError(f"{_FORM}, not {shown(messages)}.") from error
     if not found:
         raise PromptError("the chat is empty: give at least one message.")
     if all(isinstance(message, Mapping) for message in found):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-import outpace.api
 import outpace.engine.verifier as judging
+import outpace.intake
 import outpace.targets.hf.runner as running
 from outpace import LLM
-from outpace.core.law import Branches, LawMaker
+from outpace.core.law import Branches, History, LawMaker
 from outpace.core.proposal import Proposal, Sampled
 from outpace.core.rng import Role, inverse_cdf, uniform
 from outpace.draft.base import Rows
@@ -166,7 +167,7 @@ def reused_draft_stream(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 
 def one_seed_for_n(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    monkeypatch.setattr(outpace.api, "SEED_STEP", 0)
+    monkeypatch.setattr(outpace.intake, "SEED_STEP", 0)
 
 
 def noise_by_round(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -229,6 +230,52 @@ def min_p_ignored(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
         self._min_p = None
 
     monkeypatch.setattr(LawMaker, "__init__", without)
+
+
+def second_best(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """Greedy rows take the second-best token, with speculation and without."""
+
+    def second(self, logits, branches, history):
+        return self.adjusted(logits, branches, history).topk(2).indices[..., 1]
+
+    monkeypatch.setattr(LawMaker, "best", second)
+
+
+def neighbours_history(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """Options that look back see the text of another row, with speculation and without."""
+    rows = Engine._rows
+
+    def shifted(self, played):
+        right = rows(self, played)
+        prompts, outputs = right.history.prompts, right.history.outputs
+        other = History([*prompts[1:], prompts[0]], [*outputs[1:], outputs[0]])
+        looking = copy.copy(right.law)
+        for name in ("__call__", "best", "adjusted", "soft", "reported"):
+            real = getattr(right.law, name)
+            looking.__dict__[name] = lambda logits, branches, _, real=real: real(
+                logits, branches, other
+            )
+        return replace(right, law=looking)
+
+    monkeypatch.setattr(Engine, "_rows", shifted)
+
+
+def dead_ends_unseen(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    monkeypatch.setattr(LawMaker, "dead_ends", property(lambda self: {}))
+
+
+def any_dead_end_ends(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """A text ends if any node of its draft has no law, whether the text comes there or not."""
+    emit = Engine._emit
+
+    def ending(self, played, decisions, reported, dead_ends):
+        emitted = emit(self, played, decisions, reported, dead_ends)
+        for row, nodes in dead_ends.items():
+            if not played[row].finished:
+                played[row].fail(next(iter(nodes.values())))
+        return emitted
+
+    monkeypatch.setattr(Engine, "_emit", ending)
 
 
 def next_position(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -357,6 +404,16 @@ def draft_cache_not_rolled_back(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> No
 def not_rewound(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     """After a round that came to nothing the drafter keeps what it drafted in that round."""
     monkeypatch.setattr(DraftModel, "rewind", lambda self, rows: None)
+
+
+def beyond_its_budget(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """One node more than was asked for."""
+    propose = DraftModel.propose
+    monkeypatch.setattr(
+        DraftModel,
+        "propose",
+        lambda self, rows, budgets: propose(self, rows, [budget + 1 for budget in budgets]),
+    )
 
 
 def beyond_its_context(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 import torch
-from tests.audit_engine.pairs import PROMPTS, pair_llm
+from rich.console import Console
+from tests.audit_engine.mutations import Patch, neighbours_history, second_best
+from tests.audit_engine.pairs import PROMPTS, gives_up_after, pair_llm
 
 from outpace import LLM, SamplingParams
+from outpace.audit.choice import Choice
 from outpace.audit.diff import Difference, DiffReport, Mode, audit_diff
 from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model
+from outpace.audit.report import diff_findings
+from outpace.core.law import RowFault
 from outpace.engine.engine import Engine
+from outpace.engine.request import Request
 
 SETUPS = {
     "chain": {},
@@ -31,11 +38,18 @@ def diff_of(params: SamplingParams = PARAMS, **setup: object) -> DiffReport:
     return audit_diff(engines, PROMPTS, params)
 
 
+def printed(report: DiffReport) -> str:
+    console = Console(width=200, file=StringIO())
+    console.print(diff_findings(report))
+    return console.file.getvalue()
+
+
 @pytest.mark.parametrize("setup", SETUPS)
 def test_in_float64_there_is_no_difference(setup: str) -> None:
     report = diff_of(**SETUPS[setup])
     assert report.ok
     assert report.differences == []
+    assert report.deviations == []
     assert report.tokens == {"greedy": 168, "coupled": 168}
     assert report.noise.tolerance < 1e-9
 
@@ -82,6 +96,49 @@ def test_a_tie_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.differences
     assert all("near-tie" in found.verdict for found in report.differences)
     assert report.ok
+
+
+@pytest.mark.parametrize("mutation", [second_best, neighbours_history])
+def test_texts_that_are_wrong_in_the_same_way_are_found(
+    mutation: Patch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both texts agree: only the plain forward of a text tells."""
+    llm = pair_llm(method="ngram", prompt_lookup_min=1)
+    mutation(monkeypatch, llm)
+    report = audit_diff({"greedy": llm}, PROMPTS, PARAMS)
+    assert any(found.bug for found in report.deviations)
+    assert not report.ok
+    assert "one plain forward of the text chooses" in printed(report)
+
+
+def test_a_text_that_ends_for_no_reason_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every text is cut after five tokens, with speculation and without."""
+    extend = Request.extend
+
+    def cut(self, tokens):
+        self.max_tokens = min(self.max_tokens, 5)
+        return extend(self, tokens)
+
+    monkeypatch.setattr(Request, "extend", cut)
+    report = diff_of()
+    assert report.differences == []
+    assert {found.reason for found in report.deviations} == {"stops after 5 tokens for no reason"}
+
+
+def test_an_error_needs_a_contradiction(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(PARAMS, logits_processors=(gives_up_after(9),))
+    assert diff_of(broken).ok
+    best = Choice.best
+
+    def never_stuck(self, logits, past):
+        try:
+            return best(self, logits, past)
+        except RowFault:
+            return 0
+
+    monkeypatch.setattr(Choice, "best", never_stuck)
+    reasons = {found.reason for found in diff_of(broken).deviations}
+    assert any(reason.startswith("ends with an error where") for reason in reasons)
 
 
 def test_a_text_that_ends_elsewhere_is_a_bug() -> None:

@@ -10,6 +10,7 @@ from outpace.audit.letters import letter_model
 from outpace.audit.noise import measure
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.extents import GRAIN
+from outpace.targets.hf.target import HFTarget
 
 TEXTS = ([1, 2, 3, 4, 5], [6], [7, 8, 7, 8])
 
@@ -26,13 +27,12 @@ def test_a_text_longer_than_the_first_buffers_is_always_measured(
         reserve(self, first, needed)
 
     monkeypatch.setattr(SlotCache, "reserve", watched)
-    noise = measure(letter_model(), TEXTS, 3, tree=tree)
+    noise = measure(HFTarget(letter_model(), 1, 512), TEXTS, 3, tree=tree)
     assert max(asked) > GRAIN
     assert not noise.excessive
 
 
 @pytest.mark.parametrize("tree", [False, True])
 def test_a_model_with_a_short_context_is_measured_within_it(tree: bool) -> None:
-    model = letter_model()
-    model.config.max_position_embeddings = 12
-    assert not measure(model, TEXTS, 3, tree=tree).excessive
+    target = HFTarget(letter_model(), rows=1, max_length=12)
+    assert not measure(target, TEXTS, 3, tree=tree).excessive

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.utils import GenerationMixin
 
-from outpace.core.law import Branches, History, LawMaker, RowOptions
+from outpace.core.law import Branches, History, LawMaker, RowFault, RowOptions
 from outpace.core.params import LogitsProcessor, SamplingParams
 from outpace.errors import ParamsError
 
@@ -541,3 +541,22 @@ def test_rows_with_and_without_looking_back_do_not_mix() -> None:
     penalised = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64).softmax(-1)
     assert laws[0].unique().numel() == 1
     torch.testing.assert_close(laws[1, 1], penalised)
+
+
+@pytest.mark.parametrize("damage", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 5, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_that_are_no_law_are_found_from_the_law(
+    damage: float, place: int, dtype: torch.dtype
+) -> None:
+    """Without truncation nobody looks at the scores themselves."""
+    maker = LawMaker([RowOptions(SamplingParams(temperature=0.8).resolve({}))], vocabulary=10)
+    logits = torch.zeros(1, 1, 10, dtype=dtype)
+    if damage == -math.inf:
+        logits.fill_(damage)
+    logits[0, 0, place] = damage
+    with pytest.raises(RowFault, match="not finite numbers"):
+        maker(logits, Branches.root(1), History([[1]], [[]]))
+    logits[0, 0] = -math.inf
+    logits[0, 0, place] = 1.0  # one token is enough for a law
+    assert float(maker(logits, Branches.root(1), History([[1]], [[]]))[0, 0, place]) == 1.0

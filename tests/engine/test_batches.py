@@ -88,7 +88,7 @@ def test_fewer_rows_than_requests() -> None:
 def test_requests_that_join_later_change_nobody(method: str) -> None:
     llm = decoder("mistral", method, 3, rows=5)
     expected = alone(llm)
-    waiting = [llm._requests(prompt, options)[0] for prompt, options in ALL]
+    waiting = [llm.intake.requests(prompt, options)[0] for prompt, options in ALL]
     started: list[Request] = []
     while waiting or llm.engine.busy:
         for request in waiting[:1]:
@@ -101,8 +101,8 @@ def test_requests_that_join_later_change_nobody(method: str) -> None:
 def test_a_request_that_is_removed_changes_nobody() -> None:
     llm = decoder("llama", "draft_model", 3, rows=4)
     expected = alone(llm)
-    kept = [llm._requests(*ALL[i])[0] for i in (0, 1, 2)]
-    lost = llm._requests(*ALL[3])[0]
+    kept = [llm.intake.requests(*ALL[i])[0] for i in (0, 1, 2)]
+    lost = llm.intake.requests(*ALL[3])[0]
     for request in (kept[0], lost, *kept[1:]):
         llm.engine.add(request)
     llm.engine.step()

@@ -134,7 +134,7 @@ def test_an_error_in_the_reader_of_a_stream_leaves_the_engine_usable() -> None:
 def test_a_stop_condition_that_raises_ends_its_own_text() -> None:
     llm = decoder("draft_model")
     expected = ids(llm.generate(PROMPTS, greedy(LENGTH)))
-    requests = [llm._requests(prompt, greedy(LENGTH))[0] for prompt in PROMPTS]
+    requests = [llm.intake.requests(prompt, greedy(LENGTH))[0] for prompt in PROMPTS]
 
     def fails(tokens: list[int]) -> bool:
         if len(tokens) > len(PROMPTS[2]) + 3:
@@ -161,11 +161,11 @@ def test_a_stop_condition_that_raises_ends_its_own_text() -> None:
 def test_an_interrupted_token_is_still_looked_at() -> None:
     """A stop string whose last token was appended when the interruption came ends the text."""
     llm = text_decoder("none", k=0)
-    request = llm._requests("a", SamplingParams(max_tokens=9, stop="xy", temperature=0))[0]
+    request = llm.intake.requests("a", SamplingParams(max_tokens=9, stop="xy", temperature=0))[0]
     request.extend(ids_of("x"))
     request.output_ids += ids_of("y")  # as an interruption leaves it
     request.settle()
-    whole = llm._requests("a", SamplingParams(max_tokens=9, stop="xy", temperature=0))[0]
+    whole = llm.intake.requests("a", SamplingParams(max_tokens=9, stop="xy", temperature=0))[0]
     whole.extend(ids_of("xy"))
     assert whole.finish_reason == "stop"
     assert (request.finish_reason, request.text) == (whole.finish_reason, whole.text)

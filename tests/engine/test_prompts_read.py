@@ -82,8 +82,8 @@ def test_the_samples_of_one_prompt_read_it_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_running_rows_go_on_while_a_long_prompt_is_read() -> None:
     llm = LLM(target("llama"), max_num_seqs=2, max_num_batched_tokens=8)
-    first = llm._requests(text(4), greedy(30))[0]
-    second = llm._requests(text(60), greedy(5))[0]
+    first = llm.intake.requests(text(4), greedy(30))[0]
+    second = llm.intake.requests(text(60), greedy(5))[0]
     llm.engine.add(first)
     llm.engine.step()
     llm.engine.add(second)
@@ -119,7 +119,7 @@ def test_a_budget_of_nothing_is_refused() -> None:
 def test_the_prompt_of_a_request_is_not_changed_by_what_is_generated() -> None:
     llm = LLM(target("llama"))
     prompt = text(5)
-    request = llm._requests(prompt, greedy(4))[0]
+    request = llm.intake.requests(prompt, greedy(4))[0]
     llm.engine.add(request)
     while llm.engine.busy:
         llm.engine.step()

@@ -44,3 +44,16 @@ def test_a_function_around_it_loses_no_token(name: str) -> None:
     generated(custom=WRAPPERS[name](faster()), streamer=ours)
     assert ours.ended == 1
     assert [piece.tolist() for piece in ours.pieces] == [piece.tolist() for piece in plain.pieces]
+
+
+def test_transformers_keeps_the_streamer_to_itself() -> None:
+    """The day it does not, `arguments_of_generate` can go."""
+    seen: dict[str, Any] = {}
+
+    def custom(model: Any, input_ids: Any, **options: Any) -> Any:
+        seen.update(options)
+        return input_ids
+
+    generated(custom=custom, streamer=Recorder())
+    assert "generation_config" in seen
+    assert seen.get("streamer") is None

@@ -1,14 +1,15 @@
-"""Is a drafted token drawn from the law that the drafter states? A bet on every sampled node."""
+"""Does a drafter keep to what it says and was told? Its laws, its budgets and its own context."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from outpace.audit.play import places
 from outpace.audit.sequential import Echoes, SequentialTest, Tilts
+from outpace.audit.text_test import places
 from outpace.core.proposal import Proposal, Sampled
 from outpace.draft.base import Rows
 from outpace.engine.trace import RoundTrace
@@ -18,12 +19,19 @@ DEPTHS = 8
 
 
 class ClaimTest:
-    """An observer of an engine that plays sampled nodes against their row of q: which tokens, at
+    """An observer of an engine that bets on sampled nodes against their row of q: which tokens, at
     which depth, and whether a draw is an earlier one of the same text again (a stream that was used
-    before)."""
+    before).
 
-    def __init__(self, alpha: float) -> None:
+    ``breaches`` counts, by what is wrong in words, the proposals of more nodes than the row's
+    budget, or deeper than the drafter's own context reaches.
+    """
+
+    def __init__(self, alpha: float, context: int | None = None) -> None:
+        """context: positions that the drafter's model has, if it runs one."""
         self.test = SequentialTest(alpha)
+        self.breaches: Counter[str] = Counter()
+        self._context = context
         self._ranks = self.test.stake("which drafted tokens", 0.4, Tilts())
         self._depths = [
             self.test.stake(f"drafted tokens at depth {depth + 1}", 0.3 / DEPTHS, Tilts())
@@ -33,10 +41,22 @@ class ClaimTest:
         self._earlier: dict[tuple[int, int], float] = {}
 
     def __call__(self, trace: RoundTrace) -> None:
+        self.breaches.update(self._too_much(trace))
         self.observe(trace.rows, trace.proposal)
 
+    def _too_much(self, trace: RoundTrace) -> Iterator[str]:
+        proposal = trace.proposal
+        depths = torch.where(proposal.valid, proposal.tree.depth[:, 1:], 0)
+        for row, nodes in enumerate(proposal.counts.tolist()):
+            if nodes > trace.budgets[row]:
+                yield f"proposals of {nodes} nodes where {trace.budgets[row]} are allowed"
+            last = trace.rows.length(row) + max(depths[row].tolist(), default=0)
+            end = self._context
+            if nodes and end is not None and last > end:
+                yield f"drafts to position {last} where the drafter's context ends at {end}"
+
     def observe(self, rows: Rows, proposal: Proposal) -> None:
-        """Plays one round's proposal; point proposals claim nothing."""
+        """Bets on one round's proposal; point proposals claim nothing."""
         if not isinstance(proposal.law, Sampled):
             return
         q = _given_elders(proposal).double()

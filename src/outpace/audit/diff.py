@@ -7,6 +7,9 @@ are computed again, read plainly and scored as drafted, and the gap between the 
 measured in what was compared when they were chosen (logits after all options; for the coupled rule
 log p plus noise). Below a stated tolerance the two texts are equally right; above it there is a
 bug.
+
+That both texts are wrong in the same way is ruled out by `forced`: each text without speculation is
+checked against one plain forward of itself.
 """
 
 from __future__ import annotations
@@ -17,14 +20,14 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from outpace.api import LLM
-from outpace.audit.noise import Noise, measure, read_plainly, score_as_drafted
-from outpace.core.law import Branches, History, LawMaker, RowOptions
+from outpace.audit.choice import Choice
+from outpace.audit.contract import Ending
+from outpace.audit.forced import Deviation, deviations
+from outpace.audit.noise import Noise, measure, score_as_drafted
 from outpace.core.params import SamplingParams
-from outpace.core.rng import gumbel
 from outpace.outputs import CompletionOutput
 
 Mode = Literal["greedy", "coupled"]
@@ -84,13 +87,16 @@ class DiffReport:
     """Texts compared in each mode."""
     tokens: dict[str, int]
     differences: list[Difference] = field(default_factory=list)
+    deviations: list[Deviation] = field(default_factory=list)
+    """Where a text without speculation is not what one plain forward of it chooses."""
     skipped: str | None = None
     """Why one mode could not be run."""
 
     @property
     def ok(self) -> bool:
         """Whether every difference is a near-tie, and scoring is within rounding."""
-        return not self.noise.excessive and not any(found.bug for found in self.differences)
+        bugs = [one.bug for one in self.differences] + [one.bug for one in self.deviations]
+        return not self.noise.excessive and not any(bugs)
 
 
 def audit_diff(
@@ -112,19 +118,21 @@ def audit_diff(
     texts: dict[str, int] = {}
     tokens: dict[str, int] = {}
     found: list[Difference] = []
+    deviating: list[Deviation] = []
     for mode, engine in engines.items():
         asked = [_params(mode, params, number) for number in range(len(prompts))]
         plain, speculative = _both(engine, prompts, asked)
         texts[mode] = len(prompts)
         tokens[mode] = sum(len(output.token_ids) for output in plain)
         for number, pair in enumerate(zip(plain, speculative, strict=True)):
-            triage = _Triage(engine, mode, prompts[number], asked[number], noise.tolerance)
+            triage = _Triage.of(engine, mode, prompts[number], asked[number], noise.tolerance)
             difference = triage.first_difference(number, *pair)
             if difference is not None:
                 found.append(difference)
+            deviating += triage.deviations(number, pair[0])
     rule = llm.engine.verifier.rule
     return DiffReport(
-        llm.config.method, rule.name, rule.lossless, noise, texts, tokens, found, skipped
+        llm.config.method, rule.name, rule.lossless, noise, texts, tokens, found, deviating, skipped
     )
 
 
@@ -174,7 +182,7 @@ def _noise(llm: LLM, prompts: Sequence[Sequence[int]], tolerance: float | None) 
     wanted = SamplingParams(temperature=0.0, max_tokens=2 * drafted(llm) + 2, speculative="off")
     outputs = llm.generate([list(prompt) for prompt in prompts], wanted)
     texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts, outputs, strict=True)]
-    noise = measure(llm.target.model, texts, drafted(llm), llm.engine.drafter.trees)
+    noise = measure(llm.engine.target, texts, drafted(llm), llm.engine.drafter.trees)
     return noise if tolerance is None else replace(noise, tolerance=tolerance)
 
 
@@ -186,13 +194,31 @@ def drafted(llm: LLM) -> int:
 
 @dataclass(frozen=True)
 class _Triage:
-    """One pair of texts, and what is needed to choose its tokens again."""
+    """One pair of texts, and what is needed to choose their tokens again."""
 
     llm: LLM
-    mode: Mode
-    prompt: Sequence[int]
-    params: SamplingParams
-    tolerance: float
+    choice: Choice
+    ending: Ending
+
+    @classmethod
+    def of(
+        cls, llm: LLM, mode: Mode, prompt: Sequence[int], params: SamplingParams, tolerance: float
+    ) -> _Triage:
+        """Returns the triage of the texts that an engine makes of one prompt."""
+        resolved = llm.resolve(params)
+        options, vocabulary = llm.intake.row_options(resolved), llm.target.vocabulary
+        room = llm.max_model_len - len(prompt)
+        cut = replace(resolved, max_tokens=min(resolved.max_tokens or room, room))
+        return cls(
+            llm,
+            Choice(mode == "coupled", prompt, options, vocabulary, tolerance),
+            Ending(cut, llm.target.eos_ids, vocabulary, llm.tokenizer),
+        )
+
+    def deviations(self, number: int, plain: CompletionOutput) -> list[Deviation]:
+        """Returns what is wrong with the text without speculation."""
+        target = self.llm.engine.target
+        return list(deviations(target, self.choice, self.ending, number, plain))
 
     def first_difference(
         self, number: int, plain: CompletionOutput, speculative: CompletionOutput
@@ -207,15 +233,17 @@ class _Triage:
         wanted = ours[at] if at < len(ours) else None
         got = theirs[at] if at < len(theirs) else None
         rows = self._rows(common)
-        gap, tolerance = self._gap(rows[0], common, wanted, got)
+        gap = float("inf")
+        if wanted is not None and got is not None:
+            gap = self.choice.gap(rows[0], common, wanted, got)
         return Difference(
-            mode=self.mode,
+            mode="coupled" if self.choice.coupled else "greedy",
             prompt=number,
             position=at,
             plain=wanted,
             speculative=got,
             gap=gap,
-            tolerance=tolerance,
+            tolerance=self.choice.allowance,
             scoring=float((rows[0] - rows[1]).abs().max()),
             plain_text=self._decode(wanted),
             speculative_text=self._decode(got),
@@ -224,52 +252,11 @@ class _Triage:
 
     def _rows(self, common: list[int]) -> tuple[Tensor, Tensor]:
         """Both rows of logits ``[V']`` after the common text."""
-        model, ids = self.llm.target.model, [*self.prompt, *common]
+        target, ids = self.llm.engine.target, [*self.choice.prompt, *common]
         chain = min(drafted(self.llm), len(common), len(ids) - 1)
-        scored = score_as_drafted(model, ids, chain, self.llm.engine.drafter.trees)
-        return read_plainly(model, ids, 1)[-1].double(), scored[-1].double()
-
-    def _gap(
-        self, logits: Tensor, common: list[int], wanted: int | None, got: int | None
-    ) -> tuple[float, float]:
-        """By how much ``wanted`` is better than ``got``, and what rounding may make of that."""
-        if wanted is None or got is None or got >= self.llm.target.vocabulary:
-            return float("inf"), self.tolerance
-        params = self.llm.resolve(self.params)
-        if self.mode == "greedy":
-            scores = self._maker(params).adjusted(*self._inputs(logits, common))[0, 0]
-            # A penalty multiplies what rounding does to a logit.
-            worst = max(params.repetition_penalty or 1.0, 1.0)
-            return float(scores[wanted] - scores[got]), self.tolerance * worst
-        tolerance = 2 * self.tolerance * max(params.repetition_penalty or 1.0, 1.0)
-        tolerance /= params.temperature or 1.0
-        # What the options cut off by less than rounding may be in the other way's law.
-        lifted = logits.clone()
-        lifted[got] += 2 * self.tolerance
-        law = self._maker(_relaxed(params, tolerance))(*self._inputs(lifted, common))[0, 0]
-        position = torch.tensor(len(self.prompt) + len(common))
-        noise = gumbel(torch.tensor(params.seed or 0), position, law.shape[-1])
-        scores = law.log() + noise
-        return float(scores[wanted] - scores[got]), 2 * tolerance
-
-    def _inputs(self, logits: Tensor, common: list[int]) -> tuple[Tensor, Branches, History]:
-        history = History([self.prompt], [common])
-        return logits[None, None].cpu(), Branches.root(1), history
-
-    def _maker(self, params: SamplingParams) -> LawMaker:
-        options: RowOptions = self.llm._row_options(params)
-        return LawMaker([options], self.llm.target.vocabulary)
+        scored = score_as_drafted(target, ids, chain, self.llm.engine.drafter.trees)
+        return target.plain(ids, last=1)[-1].double(), scored[-1].double()
 
     def _decode(self, token: int | None) -> str:
         tokenizer: Any = self.llm.tokenizer
         return "" if tokenizer is None or token is None else str(tokenizer.decode([token]))
-
-
-def _relaxed(params: SamplingParams, slack: float) -> SamplingParams:
-    """Returns the params with truncation that lets a little more through."""
-    return replace(
-        params,
-        top_p=min(1.0, (params.top_p or 1.0) + slack),
-        min_p=max(0.0, (params.min_p or 0.0) - slack),
-        typical_p=min(1.0, (params.typical_p or 1.0) + slack),
-    )

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outpace.core.law import Branches, History, LawMaker, RowOptions
+from outpace.targets.base import Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,27 +26,17 @@ class Step:
 class PlainLaws:
     """What plain decoding draws each token from, under one request's resolved options."""
 
-    model: nn.Module
+    target: Target
     options: RowOptions
     vocabulary: int
 
     def __call__(self, prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> Iterator[Step]:
         """Yields the laws of the texts' tokens, position by position."""
-        length = max(len(text) for text in texts)
-        logits = self._logits(prompt, texts, length)
-        for position in range(length):
+        logits = [self.target.plain([*prompt, *text[:-1]], last=len(text)) for text in texts]
+        for position in range(max(len(text) for text in texts)):
             rows = [row for row, text in enumerate(texts) if len(text) > position]
-            yield self._step(position, rows, logits[rows, position][:, None], prompt, texts)
-
-    @torch.inference_mode()
-    def _logits(self, prompt: Sequence[int], texts: Sequence[Sequence[int]], length: int) -> Tensor:
-        # Padding stands behind a text, where causal attention never looks from.
-        padded = [[*prompt, *text, *[0] * (length - len(text))][:-1] for text in texts]
-        device = next(self.model.parameters()).device
-        tokens = torch.tensor(padded, device=device)
-        output = self.model(input_ids=tokens, use_cache=False, logits_to_keep=length)
-        logits: Tensor = output.logits[:, -length:]  # some models give the logits of all tokens
-        return logits
+            here = torch.stack([logits[row][position] for row in rows])[:, None]
+            yield self._step(position, rows, here, prompt, texts)
 
     def _step(
         self,

@@ -1,11 +1,11 @@
 """Does this model, speculating as configured, still draw from the law that it draws from plainly?
 
 The law of plain decoding is no secret: one forward of a text gives p(. | prefix) at each of its
-positions. So texts are sampled with speculation on, each under a seed of its own, and every token
-is played against the law that plain decoding would have drawn it from (`sequential`). If every
-rule, mask, cache and stream is right, the token at position t of a text follows p(. | what stands
-before it) whatever the engine did to find it, so that the bets are fair and lose; first tokens,
-accepted ones, replacements and bonus tokens all pass through the same positions.
+positions. So texts are sampled with speculation on, each under a seed of its own, and there is a
+bet on every token, settled by the law that plain decoding would have drawn it from (`sequential`).
+If every rule, mask, cache and stream is right, the token at position t of a text follows p(. | what
+stands before it) whatever the engine did to find it, so that the bets are fair and lose; first
+tokens, accepted ones, replacements and bonus tokens all pass through the same positions.
 
 What must not be done is to sort tokens by how they came about: of the tokens that were *accepted*,
 few follow p, and under block verification not even those at a given depth do. Only the position in
@@ -31,9 +31,9 @@ from outpace.audit.claims import ClaimTest
 from outpace.audit.contract import Ending
 from outpace.audit.laws import PlainLaws
 from outpace.audit.noise import Noise, measure
-from outpace.audit.play import TextTest
 from outpace.audit.power import detectable
 from outpace.audit.sequential import SequentialTest
+from outpace.audit.text_test import TextTest
 from outpace.core.params import SamplingParams
 from outpace.errors import ParamsError
 from outpace.outputs import CompletionOutput
@@ -109,12 +109,12 @@ def audit_model(llm: LLM, plan: AuditPlan, params: SamplingParams | None = None)
     drafted = llm.config.num_speculative_tokens
     depth = drafted if isinstance(drafted, int) else 5
     trees = llm.engine.drafter.trees
-    noise = measure(llm.target.model, plan.prompts, depth, tree=trees)
+    noise = measure(llm.engine.target, plan.prompts, depth, tree=trees)
     session = _Session(llm, plan, params, noise)
     with llm.engine.observing(session.claims):
         for first in range(0, plan.samples, CHUNK * llm.engine.target.rows):
             last = min(plan.samples, first + CHUNK * llm.engine.target.rows)
-            session.play(range(first, last))
+            session.sample(range(first, last))
             if session.text.test.alarm:  # a lying drafter is worth the rest: is the text wrong?
                 break
     return session.report(tokens, perf_counter() - begin)
@@ -138,18 +138,19 @@ class _Session:
 
     def __init__(self, llm: LLM, plan: AuditPlan, params: SamplingParams, noise: Noise) -> None:
         self._llm, self._plan, self._params, self._noise = llm, plan, params, noise
-        options = llm._row_options(params)
+        options = llm.intake.row_options(params)
         temperature = params.temperature or 1.0
-        self._laws = PlainLaws(llm.target.model, options, llm.target.vocabulary)
+        self._laws = PlainLaws(llm.engine.target, options, llm.target.vocabulary)
         self._ending = Ending(params, llm.target.eos_ids, llm.target.vocabulary, llm.tokenizer)
         self.text = TextTest(plan.alpha / 2, params.max_tokens or 1, noise.tolerance / temperature)
-        self.claims = ClaimTest(plan.alpha / 2)
+        own = llm.engine.drafter.loaded
+        self.claims = ClaimTest(plan.alpha / 2, own.max_length if own is not None else None)
         self.samples = 0
         self._breaches: dict[str, int] = defaultdict(int)
         self._drafted = self._accepted = 0
 
-    def play(self, numbers: range) -> None:
-        """Samples texts and plays their tokens, prompt by prompt.
+    def sample(self, numbers: range) -> None:
+        """Samples texts and bets on their tokens, prompt by prompt.
 
         Every other time all texts continue the same prompt: rows of one length read the end of
         their prompts in the pass of their first round, and others do not.
@@ -168,7 +169,7 @@ class _Session:
             rows = self._llm.engine.target.rows
             for begin in range(0, len(group), rows):
                 part = group[begin : begin + rows]
-                self.text.play(index, prompts[index], part, self._laws)
+                self.text.bet_on(index, prompts[index], part, self._laws)
         self.samples += len(numbers)
 
     def _look(self, output: CompletionOutput) -> None:
@@ -198,7 +199,10 @@ class _Session:
             noise=self._noise,
             detectable=self._detectable(),
             acceptance=self._accepted / max(1, self._drafted),
-            breaches=[f"{count} texts: {what}" for what, count in self._breaches.items()],
+            breaches=[
+                *(f"{count} texts: {what}" for what, count in self._breaches.items()),
+                *(f"{count} times: {what}" for what, count in self.claims.breaches.items()),
+            ],
             seconds=seconds,
         )
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outpace.core.tree import Tree
-from outpace.targets.hf.extents import GRAIN
-from outpace.targets.hf.runner import Runner
+from outpace.targets.base import Plan, PromptInputs, Target
 
 _CAPS = {torch.float64: 1e-7, torch.float32: 2e-3}
 _NARROW_CAP = 0.3
@@ -28,9 +26,9 @@ measured on far fewer texts than are decoded."""
 _PIECE = 64
 """Tokens that are read at a time, so that the cache grows while it holds something, as it does
 when a text is generated."""
-_LONG = GRAIN + 2 * _PIECE
-"""Tokens of the one long text that is always measured: more than the cache's first buffers hold,
-and enough to be read in several pieces before and after they grow."""
+_LONG = 384
+"""Tokens of the one long text that is always measured: more than a cache's first buffers hold, and
+enough to be read in several pieces before and after they grow."""
 
 
 @dataclass(frozen=True)
@@ -52,73 +50,67 @@ class Noise:
 
 
 @torch.inference_mode()
-def read_plainly(model: nn.Module, ids: Sequence[int], keep: int) -> Tensor:
-    """Returns ``[keep, V]``: the logits after each of the last ``keep`` tokens."""
-    tokens = torch.tensor([list(ids)], device=_device(model))
-    output = model(input_ids=tokens, use_cache=False, logits_to_keep=keep)
-    logits: Tensor = output.logits[0, -keep:]  # some models give the logits of all tokens
-    return logits
-
-
 def score_as_drafted(
-    model: nn.Module, ids: Sequence[int], drafted: int, tree: bool = False
+    target: Target, ids: Sequence[int], drafted: int, tree: bool = False
 ) -> Tensor:
     """Returns ``[drafted + 1, V]``: the logits after each of the last ``drafted + 1`` tokens, the
     first of them the root of a draft and the others its nodes.
 
     tree: give every node a sibling (another token) that must not make a difference.
     """
-    runner = Runner(model, rows=1, max_length=max(len(ids), 2) + 2 * drafted)
-    runner.admit(1)
+    reader = target.another(rows=1)
     start = len(ids) - drafted - 1
-    for begin in range(0, start, _PIECE):
-        runner.prefill(0, [list(ids[begin : min(start, begin + _PIECE)])])
-    root, chain = ids[start], list(ids[start + 1 :])
-    size = runner.config.vocab_size
-    if not tree or not chain:
-        tokens = torch.tensor([[root, *chain]], device=runner.device)
-        return _logits(runner.forward(tokens, keep=len(chain) + 1))
-    nodes = [node for token in chain for node in (token, (token + 1) % size)]
-    parents = [max(0, 2 * (node // 2) - 1) for node in range(len(nodes))]
-    path = [0, *range(1, len(nodes) + 1, 2)]
-    shape = Tree.uniform(parents, 1, runner.device)
-    tokens = torch.tensor([[root, *nodes]], device=runner.device)
-    return _logits(runner.forward(tokens, keep=len(nodes) + 1, tree=shape))[path]
+    _read(reader, ids[: start + 1])
+    nodes, parents = list(ids[start + 1 :]), list(range(drafted))
+    path = list(range(drafted + 1))
+    if tree:
+        # Siblings side by side: 1 and 2 below the root, 3 and 4 below node 1, 5 and 6 below 3.
+        nodes = [node for token in nodes for node in (token, 0 if token else 1)]
+        parents = [max(0, 2 * (node // 2) - 1) for node in range(len(nodes))]
+        path = [0, *range(1, len(nodes) + 1, 2)]
+    shape = Tree.uniform(parents, 1, target.device)
+    return reader.score(Plan([[ids[start]]], _row(nodes, target), shape)).logits[0, path]
+
+
+def _read(reader: Target, text: Sequence[int]) -> None:
+    """Reads all but the last token of a text into a target's only row, piece by piece."""
+    reader.admit(PromptInputs(text[:1]))
+    while reader.ready < reader.active:
+        reader.fill(_PIECE)
+    end, nothing = len(text) - 1, Tree.chain(1, 0, reader.device)
+    for begin in range(0, end, _PIECE):
+        piece = list(text[begin : min(end, begin + _PIECE)])
+        reader.score(Plan([piece], _row([], reader), nothing))
+        reader.commit([[]])
+
+
+def _row(tokens: Sequence[int], target: Target) -> Tensor:
+    """``[1, N]``: the tokens as those of one row."""
+    return torch.tensor([list(tokens)], dtype=torch.long, device=target.device)
 
 
 def measure(
-    model: nn.Module, texts: Sequence[Sequence[int]], drafted: int, tree: bool = False
+    target: Target, texts: Sequence[Sequence[int]], drafted: int, tree: bool = False
 ) -> Noise:
     """Returns how far the two ways are apart on these texts and on one long text made of them.
 
     drafted: how many of the last tokens are scored as a draft. tree: with a sibling beside each.
     """
     measured, spread = 0.0, 0.0
-    for ids in [*texts, _long(model, texts, drafted)]:
+    for ids in [*texts, _long(target, texts, drafted)]:
         count = min(drafted, len(ids) - 1)
-        plain = read_plainly(model, ids, count + 1).double()
-        scored = score_as_drafted(model, ids, count, tree).double()
+        plain = target.plain(ids, last=count + 1).double()
+        scored = score_as_drafted(target, ids, count, tree).double()
         measured = max(measured, float((plain - scored).abs().max()))
         spread = max(spread, float(plain.std()))
-    dtype = next(model.parameters()).dtype
-    cap = _CAPS.get(dtype, _NARROW_CAP) * spread
-    floor = 4 * torch.finfo(dtype).eps * spread
+    cap = _CAPS.get(target.dtype, _NARROW_CAP) * spread
+    floor = 4 * torch.finfo(target.dtype).eps * spread
     return Noise(measured, cap, min(max(_MARGIN * measured, floor), cap))
 
 
-def _long(model: Any, texts: Sequence[Sequence[int]], drafted: int) -> list[int]:
+def _long(target: Target, texts: Sequence[Sequence[int]], drafted: int) -> list[int]:
     """Returns the texts one after another, again and again, up to `_LONG` tokens or as many as the
     model's context and the siblings of a drafted tree leave room for."""
-    limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", _LONG))
     joined = [token for ids in texts for token in ids]
-    length = max(1, min(_LONG, limit - 2 * drafted))
+    length = max(1, min(_LONG, target.max_length - 2 * drafted))
     return (joined * (length // max(1, len(joined)) + 1))[:length]
-
-
-def _logits(output: Any) -> Tensor:
-    logits: Tensor = output.logits[0]
-    return logits
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

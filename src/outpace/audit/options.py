@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 from outpace.api import LLM
-from outpace.audit.checks import Bench, Case, Trial
+from outpace.audit.checks import Trial
 from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model
+from outpace.audit.reference import Case, Reference
 from outpace.core.params import SamplingParams
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import IncompatibleRule, OutpaceError
-from outpace.targets.hf.load import Loaded
 from outpace.verify.lossy.judge import JudgeHead
 from outpace.verify.registry import find_rule, rules
 
@@ -46,8 +46,17 @@ def other_than_last(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return scores.scatter(1, ids[:, -1:], float("-inf"))
 
 
+def nothing_after(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """A logits processor that forbids every token after some letters, as a grammar does in a state
+    that no text should reach. Prompts end with such letters, too."""
+    dead = torch.isin(ids[:, -1:], torch.tensor([3, 5, 7]))
+    return scores.masked_fill(dead, float("-inf"))
+
+
 def cases() -> list[Case]:
     """Returns at least one case for each field of `SamplingParams`."""
+    four_letters = (0, 2, 4, 6)
+    every_pair = [[i, j] for i in four_letters for j in four_letters]
     every_third = [[i, j] for i in range(len(LETTERS)) for j in (1, 4, 7)]
     return [
         Case("temperature", {"temperature": 0.5}, "law"),
@@ -79,6 +88,10 @@ def cases() -> list[Case]:
         Case("n", {"n": 3}, "n"),
         Case("speculative", {"speculative": "off"}, "drafting"),
         Case("speculative", {"speculative": 1}, "drafting"),
+        Case("logits_processors", {"logits_processors": (nothing_after,)}, "dead end"),
+        # After the first letter, the second option forbids what the first allows.
+        Case("bad_words_ids", {"bad_words_ids": every_pair, "allowed_token_ids": four_letters},
+             "dead end"),
     ]  # fmt: skip
 
 
@@ -139,38 +152,38 @@ def audit_options(
     for rule in named:
         find_rule(rule)
     target = letter_model(family)
-    bench = Bench(target, LetterTokenizer(), cases(), TOKENS)
+    reference = Reference(target, LetterTokenizer(), cases(), TOKENS)
     cells: list[Cell] = []
     trials: list[Trial] = []
     for method in chosen:
         for rule in named:
-            cells += _judged(bench, method, rule, trials)
+            cells += _judged(reference, method, rule, trials)
     return OptionsReport(
         cells,
         nodes=sum(trial.nodes for trial in trials),
         worst=max((trial.worst for trial in trials), default=0.0),
         drafted=sum(trial.drafted for trial in trials),
         accepted=sum(trial.accepted for trial in trials),
-        missing=sorted({*uncovered(), *bench.without_effect()}),
+        missing=sorted({*uncovered(), *reference.without_effect()}),
     )
 
 
-def _judged(bench: Bench, method: str, rule: str, trials: list[Trial]) -> Iterator[Cell]:
+def _judged(reference: Reference, method: str, rule: str, trials: list[Trial]) -> Iterator[Cell]:
     """Yields the cells of one drafter and one rule.
 
     A pair counts as refused only where the rule says that it does not take what the drafter
     proposes; that something could not be built for another reason is a fault.
     """
-    named = sorted({case.option for case in bench.cases})
+    named = sorted({case.option for case in reference.cases})
     try:
-        llm = build(bench.target, method, rule)
+        llm = build(reference.target, method, rule)
     except IncompatibleRule as refusal:
         yield from (Cell(name, method, rule, "refused", str(refusal)) for name in named)
         return
     except OutpaceError as error:
         yield from (Cell(name, method, rule, "BROKEN", f"not built: {error}") for name in named)
         return
-    trial = Trial(bench, llm)
+    trial = Trial(reference, llm)
     trials.append(trial)
     failures, proofs = trial.run()
     for name in named:
@@ -183,7 +196,7 @@ def _judged(bench: Bench, method: str, rule: str, trials: list[Trial]) -> Iterat
 def build(target: Any, method: str, rule: str) -> LLM:
     """Returns an engine with this drafter and rule on the letters."""
     name = "draft_tree" if method == REPLACING else method
-    loaded = Loaded(target, LetterTokenizer(), "letters")
+    loaded = LLM(target, tokenizer=LetterTokenizer(), generation_config="none").target
     config = {"method": name, **find_drafter(name).specimen(loaded)}
     config["num_speculative_tokens"] = 6 if find_drafter(name).trees else 3
     if method == REPLACING:

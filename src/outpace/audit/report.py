@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -42,7 +43,8 @@ def _plain(value: Any) -> Any:
 
 def law_findings(report: LawReport) -> Group:
     """Returns what `audit law` prints."""
-    table = Table(title=f"joint law of the next tokens, exact to {report.tolerance:g}")
+    title = f"joint law of the next tokens, exact to {report.tolerance:g}"
+    table = Table(title=title, box=SIMPLE_HEAD)  # without lines it fits into 80 columns
     names = ("rule", "drafts", "shape", "worst TV", "accepted", "one step", "optimum", "verdict")
     for name in names:
         table.add_column(name)
@@ -56,7 +58,7 @@ def law_findings(report: LawReport) -> Group:
             f"{row.accepted:.3f}",
             f"{row.one_step:.3f}",
             f"{row.optimum:.3f}",
-            "exact" if exact else "lossy, as declared" if row.passed else "FAILED",
+            "exact" if exact else "lossy" if row.passed else "FAILED",
         )
     return Group(table, Text("OK" if report.passed else "FAILED"))
 
@@ -142,8 +144,20 @@ def diff_findings(report: DiffReport) -> Group:
             _token(found.speculative, found.speculative_text),
             found.verdict,
         )
-    body = [table] if report.differences else []
-    return Group(*body, *map(Text, [*lines, "OK" if report.ok else "FAILED"]))
+    tables = [table] if report.differences else []
+    lines += _deviations(report)
+    return Group(*tables, *map(Text, [*lines, "OK" if report.ok else "FAILED"]))
+
+
+def _deviations(report: DiffReport) -> list[str]:
+    found = [
+        f"{one.mode}, prompt {one.prompt}, position {one.position}: plain decoding has token "
+        f"{one.token}, one plain forward of the text chooses {one.best}: {one.verdict}"
+        for one in report.deviations
+    ]
+    if not found:
+        return ["without speculation, every token is what one plain forward chooses there"]
+    return [*found[:10], *([f"and {len(found) - 10} more"] if len(found) > 10 else [])]
 
 
 def _token(token: int | None, text: str) -> str:

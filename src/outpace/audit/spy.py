@@ -12,16 +12,26 @@ from outpace.engine.trace import RoundTrace
 from outpace.engine.verifier import branches_of
 
 
+@dataclass(frozen=True)
+class DeadEnd:
+    """A drafted node that has no law."""
+
+    prompt: list[int]
+    output: list[int]
+    options: RowOptions
+
+
 @dataclass(frozen=True, eq=False)
 class SeenLaws:
-    """The laws of one round, a line per row and node: the root and all drafted nodes but
-    padding."""
+    """The laws of one round, a line per row and node: the root and all drafted nodes but padding
+    and dead ends."""
 
     laws: Tensor  # [R, V]
     prompts: list[list[int]]
     outputs: list[list[int]]  # committed, then drafted up to the node
     drafted: list[int]  # how many of them are drafted
     options: list[RowOptions]
+    dead_ends: list[DeadEnd]
 
 
 class Spy:
@@ -33,24 +43,28 @@ class Spy:
     def __call__(self, trace: RoundTrace) -> None:
         if trace.laws is None:
             return
-        proposal, history = trace.proposal, trace.rows.history
+        proposal = trace.proposal
         branches = branches_of(proposal)
         root = proposal.valid.new_ones(proposal.tree.rows, 1)
-        real = torch.cat([root, proposal.valid], 1).nonzero().tolist()
-        paths = [
-            branches.tokens[row, node][branches.valid[row, node]].tolist() for row, node in real
-        ]
-        lengths = trace.rows.lengths
-        prompts = [list(history.prompts[row]) for row, _ in real]
-        committed = [
-            trace.rows.since(row, len(history.prompts[row])) for row in range(len(lengths))
-        ]
+        prompts = trace.rows.history.prompts
+        committed = [trace.rows.since(row, len(prompt)) for row, prompt in enumerate(prompts)]
+        lawful: list[tuple[int, int, list[int]]] = []  # row, node, drafted tokens
+        dead_ends = []
+        for row, node in torch.cat([root, proposal.valid], 1).nonzero().tolist():
+            path = branches.tokens[row, node][branches.valid[row, node]].tolist()
+            if node in trace.dead_ends.get(row, {}):
+                options = trace.requests[row].options
+                output = [*committed[row], *path]
+                dead_ends.append(DeadEnd(list(prompts[row]), output, options))
+            else:
+                lawful.append((row, node, path))
         self.rounds.append(
             SeenLaws(
-                torch.stack([trace.laws[row, node] for row, node in real]).clone(),
-                prompts,
-                [[*committed[row], *path] for (row, _), path in zip(real, paths, strict=True)],
-                [len(path) for path in paths],
-                [trace.requests[row].options for row, _ in real],
+                torch.stack([trace.laws[row, node] for row, node, _ in lawful]).clone(),
+                [list(prompts[row]) for row, _, _ in lawful],
+                [[*committed[row], *path] for row, _, path in lawful],
+                [len(path) for _, _, path in lawful],
+                [trace.requests[row].options for row, _, _ in lawful],
+                dead_ends,
             )
         )

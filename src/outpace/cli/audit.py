@@ -216,7 +216,7 @@ def prompt_ids(llm: Any, file: str | None) -> list[list[int]]:
     if not texts:
         raise PromptError(f"prompt file {file!r} is empty: give one prompt per line.")
     found = [parsed(text, file) for text in texts] if file.endswith(".jsonl") else texts
-    return [llm._prompt_ids(prompt) for prompt in found]
+    return [llm.prompt_ids(prompt) for prompt in found]
 
 
 def parsed(line: str, file: str) -> str | list[int]:

@@ -85,6 +85,13 @@ class LawMaker:
             or self._presence is not None
             or self._frequency is not None
         )
+        self._leaves_scores_alone = self._bias is None and not (
+            self._looks_back or self._constraints
+        )
+        """Whether no option changes the scores before temperature and truncation."""
+        truncations = (self._top_k, self._top_p, self._min_p, self._typical_p)
+        self._softmax_alone = self._leaves_scores_alone and all(one is None for one in truncations)
+        """Whether no option does more than to divide the scores by a temperature."""
         self._dead_ends: dict[int, dict[int, RowFault]] = {}
         self._unread: list[tuple[Tensor, Tensor, Branches]] = []
         """Of laws that nobody has looked at: the highest scores, the logits and the nodes."""
@@ -261,11 +268,6 @@ class LawMaker:
                     self._dead_ends.setdefault(row, {})[part.start + node] = fault
             yield scores
 
-    @property
-    def _leaves_scores_alone(self) -> bool:
-        """Whether no option changes the scores before temperature and truncation."""
-        return self._bias is None and not (self._looks_back or self._constraints)
-
     def _is_small(self, logits: Tensor) -> bool:
         """Whether all nodes are one piece of work, in a type that laws are made in."""
         whole = logits.shape[0] * logits.shape[1] * self.vocabulary <= LARGEST
@@ -304,9 +306,9 @@ class LawMaker:
     ) -> Tensor:
         """Returns ``[B, M, V]``: the laws that ``law_of`` makes of all nodes' scores.
 
-        law_of: scores ``[B, m, V]`` to laws of the same shape, and the highest score of each node
-        ``[B, m]``. Few nodes are handed over at a time, so that all that is ever held of the size
-        of the laws are the laws.
+        law_of: scores ``[B, m, V]`` to laws of the same shape, and for each node ``[B, m]`` its
+        highest score, or any number that is finite just where that is. Few nodes are handed over
+        at a time, so that all that is ever held of the size of the laws are the laws.
         """
         rows, nodes = logits.shape[:2]
         if self._leaves_scores_alone and self._is_small(logits):
@@ -329,7 +331,7 @@ class LawMaker:
     def _checked(self, made: Tensor, peaks: Tensor, logits: Tensor, branches: Branches) -> Tensor:
         """The laws ``made`` [B, M, V], even ones at drafted nodes that have none.
 
-        peaks: ``[B, M]``, the highest score of each node.
+        peaks: ``[B, M]``, as ``law_of`` gives them in `_laws`.
         """
         if self._check(peaks, logits, branches):
             lawless = ~peaks.isfinite()[..., None]
@@ -349,6 +351,10 @@ class LawMaker:
     def _soft(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         if self._temperature is not None:
             scores = scores / self._temperature.to(scores.dtype)
+        if self._softmax_alone:
+            law = scores.softmax(-1)
+            # Where a score is not finite, softmax makes every probability NaN: one of them tells.
+            return law, law[..., 0].clone()  # not a view, which would keep the law alive
         highest = scores.amax(-1)
         if self._top_k is not None:
             scores = keep_top_k(scores, self._top_k, self._largest_k, self._waits)

@@ -284,11 +284,13 @@ class Engine:
                 RoundTrace(
                     requests=played,
                     rows=rows,
+                    budgets=budgets,
                     proposal=proposal,
                     decisions=decisions,
                     emitted=emitted,
                     rule=judgement.rule,
                     laws=judgement.laws,
+                    dead_ends=dead_ends,
                     seconds=seconds,
                 )
             )

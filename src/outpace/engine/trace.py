@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from outpace.core.faults import RowFault
 from outpace.core.proposal import Proposal
 from outpace.core.stats import Seconds
 from outpace.draft.base import Rows
@@ -23,6 +24,8 @@ class RoundTrace:
     """The requests of the rows, as the round left them."""
     rows: Rows
     """The batch as it was when the round began."""
+    budgets: Sequence[int]
+    """How many nodes each row was allowed to draft."""
     proposal: Proposal
     decisions: Sequence[Decision]
     emitted: Sequence[int]
@@ -32,6 +35,8 @@ class RoundTrace:
     laws: Tensor | None
     """``[B, M, V]``: the laws that entered the rule; None where it was not asked
     (`Judgement.laws`)."""
+    dead_ends: Mapping[int, Mapping[int, RowFault]]
+    """By row, the drafted nodes that have no law, each with the reason (`LawMaker.dead_ends`)."""
     seconds: Seconds
 
 

@@ -1,4 +1,4 @@
-"""How likely the next drafted tokens are to be accepted, learned from what was."""
+"""How likely the next drafted tokens are to be accepted, learned from earlier rounds."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from outpace.core.tree_shape import Trail
 
 PRIOR = 0.7
 PRIOR_WEIGHT = 6.0
-"""What a drafter is worth before anything is known of it: a guess with the weight of six tokens."""
+"""The assumed chance of acceptance before anything is known of a drafter, with the weight of six
+observed tokens."""
 
 YOUNGER = 0.5
-"""Of its elder sibling's worth, that of a node."""
+"""Before anything is known, a node's chance as a share of its elder sibling's."""
 
 DRAFTER_MEMORY = 0.998
 REQUEST_MEMORY = 0.98
-"""Kept of the counts at each new observation: some 500 rounds of all requests, 50 of one."""
+"""The share of the old counts that remains at each new observation. They remember some 500 rounds
+of all requests, and 50 of a single one."""
 
 SHARED_WEIGHT = 10.0
-"""Weight, in tokens, of the drafter's estimate in that of a single request."""
+"""In the estimate for one request, the estimate over all requests weighs as many tokens."""
 
 
 def prior(rank: int) -> float:
@@ -70,7 +72,7 @@ class Counts:
 
     def chances(self, depths: int, siblings: int = 1) -> list[list[float]]:
         """Returns the chance at each depth 1..depths for each rank, given that it is tested. A
-        depth that was hardly tried takes after the one before it."""
+        depth that was hardly tried is estimated from the one before it."""
         found: list[list[float]] = [[] for _ in range(depths)]
         for rank in range(siblings):
             counts, guess = self.rank(rank), prior(rank)
@@ -83,7 +85,8 @@ class Counts:
 class Acceptance:
     """Chances by depth and rank of one drafter, over all requests and for each.
 
-    A request takes after the others, moved by as much as it differs from them at lesser depths.
+    A request is expected to be like the others, corrected by how much it differed from them at
+    lesser depths.
     """
 
     def __init__(self) -> None:

@@ -31,8 +31,8 @@ class Controller(ABC):
     """Chooses each row's budget before a round and learns from what it brought."""
 
     shape: TreeShape | None = None
-    """Of which the budgets that were chosen last are the first nodes, if that is not the drafter's
-    to say."""
+    """The tree to draft, where the drafter leaves that open: a row's budget says how many of its
+    first nodes are drafted."""
 
     @abstractmethod
     def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:

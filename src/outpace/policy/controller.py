@@ -20,29 +20,31 @@ from outpace.policy.prices import Prices
 from outpace.policy.row import DraftingRow
 
 FIRST = 4
-"""Nodes of the first draft, before anything is known, over the rows that are padded to it."""
+"""Nodes of the very first draft in all rows together, before anything is known."""
 
 SHARE = 0.015
-"""Of all time, what may be lost on trying drafts where plain decoding seems best."""
+"""The share of all time that may be lost by trying drafts where plain decoding seems best."""
 
 CREDIT = 2.0
-"""Plain rounds' worth of such loss that is granted before that."""
+"""So much may be lost in addition, at the beginning; in plain rounds."""
 
 DISTURBED = 4.0
-"""Plain rounds' worth that one trial can be charged with, should something else hold it up."""
+"""The most that one trial counts as lost, in plain rounds: another process may have held it up."""
 
 MARGIN = 1.04
-"""What drafting must promise over plain decoding: measurements are off by as much, and the luckier
-of two is believed."""
+"""Drafting must promise so many times the speed of plain decoding. Measurements are off by as much,
+and of two equal choices the one that was measured luckily looks better."""
 
 CLOSE = 1.25
-"""Promises below this are looked into by playing plain rounds, too."""
+"""Where drafting promises less than this, plain rounds are measured now and then, too."""
 
 HORIZON = 128
-"""Tokens, at most, within which what a drafter has to read first must pay: texts end early."""
+"""What a drafter has to read before its first draft must be repaid within so many tokens at most,
+because texts may end early."""
 
 LOOK_ASIDE = 24
-"""Rounds after which a width beside the best one is played, lest one bad measurement hide it."""
+"""After so many rounds a width next to the best one is tried, because one bad measurement might
+hide that it is better."""
 
 PLAIN = 2
 """Plain rounds before the first draft at a batch and context: one may have been disturbed."""
@@ -51,7 +53,7 @@ ALONG = 16
 """Tokens that a drafter reads in its first pass of a round."""
 
 TRUSTED = 3
-"""Measurements from which a median is one; a width with fewer is looked at four times as soon."""
+"""Measurements that make a median trustworthy; a width with fewer is tried four times as soon."""
 
 
 @dataclass
@@ -72,18 +74,19 @@ class _Row:
 
 
 class Auto(Controller):
-    """Drafts as much as brings the most tokens per second, by measured times and acceptance.
+    """Drafts as much as promises the most tokens per second, by measured times and acceptance.
 
     For every width w the round is expected to take T(w) seconds, the median of such rounds at this
-    batch and context, and to bring 1 + a_1 + a_1 a_2 + ... tokens in each row. The same width suits
-    all rows, since narrower rows are padded to the widest: they only stop where they end.
+    batch and context, and to bring 1 + a_1 + a_1 a_2 + ... tokens in each row. All rows get the
+    same width, since narrower rows are padded to the widest; a row gets less only where its text is
+    about to end.
 
-    Where plain decoding is best a draft is tried now and then, in one row, as long as all that such
-    trials lost stays under ``SHARE`` of the time: one is enough to see what a round takes, and the
-    drafter has but one prompt to read. Times differ from run to run, and what is drafted changes
-    which random numbers a sampled text meets: rows with a seed of their own go by their own
-    history alone (`Ledger`), unless ``invariant`` says that the rule's texts do not depend on the
-    draft.
+    Where plain decoding is best a draft is tried now and then, as long as all such trials together
+    lose less than ``SHARE`` of the time. It is tried in one row: that shows what a round takes, and
+    the drafter has only one prompt to read. Times differ from run to run, and what is drafted
+    changes which random numbers a sampled text meets. So the drafts of a row with a seed of its own
+    depend on nothing but its own history (`Ledger`), unless ``invariant`` says that the rule's
+    texts do not depend on what is drafted.
     """
 
     def __init__(
@@ -102,14 +105,14 @@ class Auto(Controller):
         self._prices = prices or Prices()
         self._invariant = invariant
         self._rows: WeakKeyDictionary[DraftingRow, _Row] = WeakKeyDictionary()
-        self._ours = True  # whether a row of the present round is ours to choose for
+        self._ours = True  # whether the budget of some row of this round is chosen here
         self._trial = False  # whether it tries a draft where plain decoding seems best
         self._since_aside = 0
         self._total = self._loss = 0.0
 
     @property
     def costs(self) -> CostModel:
-        """What rounds with the present drafter take."""
+        """How long rounds with the present drafter take."""
         return self._known[self.method].costs
 
     @property
@@ -145,7 +148,8 @@ class Auto(Controller):
         """Returns the tree that the coming round's drafts are parts of, if the drafter leaves it
         open."""
         if self._growing is not None:
-            # A batch drafts parts of one tree. What a seeded text meets must not be learned.
+            # All rows draft parts of one tree. For a seeded text it must not depend on what was
+            # learned.
             learned = not any(map(self._is_seeded, requests))
             self._ladder = self._growing.learned if learned else self._static
             self.shape = self._ladder.shape
@@ -197,7 +201,7 @@ class Auto(Controller):
         return self._row(row).unread(row, self.method)
 
     def _fixed(self, request: DraftingRow) -> int | None:
-        """A row's own budget, whatever the others do; None if it is ours to choose."""
+        """A row's own budget, whatever the others do; None if this controller chooses it."""
         wished = wish(request)
         if wished is not None:
             return wished
@@ -230,7 +234,7 @@ class Auto(Controller):
         if curve is None:
             return self._try(self._at_most(FIRST // len(requests)), reading, plain)
         tokens = self._tokens(free)
-        # The rows whose width is not ours bring the same whatever we choose.
+        # Rows whose budget is not chosen here bring the same whatever is chosen.
         others = len(requests) - len(free)
         # No leap to where the machine may be another: a kernel's limit, a full cache.
         widest = max(widths[1], 2 * self.costs.widest(place))
@@ -245,7 +249,7 @@ class Auto(Controller):
         return self._try(narrow, max(0.0, longer - more * plain), plain)
 
     def _pays(self, free: Sequence[DraftingRow], drafting: float, plain: float) -> bool:
-        """Whether what the drafter has to read first is made up for before the texts end.
+        """Whether drafting repays what the drafter has to read first, before the texts end.
 
         drafting, plain: tokens per second.
         """
@@ -265,7 +269,7 @@ class Auto(Controller):
         return totals
 
     def _try(self, width: int, loss: float, plain: float) -> int:
-        """The width, as a trial, if its expected loss can be borne; 0 otherwise."""
+        """The width, as a trial, if its expected loss is allowed for; 0 otherwise."""
         self._trial = self._loss + loss <= SHARE * self._total + CREDIT * plain
         return width if self._trial else 0
 
@@ -301,7 +305,7 @@ class Auto(Controller):
             if outcome.drafted:
                 own.read = request.length
             row.ledger.enter(outcome.drafted, outcome.depth, outcome.emitted)
-            # A text that has ended was cut somewhere in its draft.
+            # Of a text that has ended, part of the draft was cut off and says nothing.
             if outcome.depth and not request.finished:
                 self._known[method].acceptance.learn(own.counts, self._trail(outcome))
 
@@ -325,7 +329,7 @@ class Auto(Controller):
         if begun and not unread:
             self._add_round(method, place, width, seconds, levels)
         elif begun and self._trial and known.costs.times_measured(place, width) < TRUSTED:
-            # At best drafting takes nothing, and often that is too much already.
+            # Even if drafting took no time at all, scoring may already cost more than it brings.
             known.costs.add(place, width, replace(seconds, draft=0.0), levels)
         if unread:
             steady = known.costs.split(place, width)
@@ -334,7 +338,7 @@ class Auto(Controller):
         plain = known.costs.measured(place).get(0)
         if self._trial and width and plain is not None:
             more = sum(outcome.emitted for outcome in outcomes) / len(outcomes) - 1
-            # Where plain rounds were slower just before, drafting took its time all the same.
+            # Plain rounds that were slow just before do not make the time of drafting disappear.
             longer = max(seconds.total - plain, seconds.draft)
             loss = min(longer, (DISTURBED - 1) * plain) - plain * more
             self._loss = max(0.0, self._loss + loss)
@@ -367,6 +371,7 @@ class Auto(Controller):
 
 
 def _place(requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> Place:
-    """Where a round was played, whose outcomes the requests have already been given."""
+    """The batch and context of a round that has just ended: its tokens are already in the
+    requests."""
     pairs = zip(requests, outcomes, strict=True)
     return Place.of(len(requests), max(row.length - outcome.emitted for row, outcome in pairs))

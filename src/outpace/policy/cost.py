@@ -1,10 +1,10 @@
-"""What a round takes, by batch, context and width of the draft: measured, not modelled.
+"""How long a round takes, by batch, context and width of the draft: measured, not modelled.
 
 round(B, w) = draft(B, w) + score(B, w + 1 tokens) + everything else
 
-Every round that is played is a measurement. A cell keeps the last few and answers with their
-median, which neither a page fault nor another process moves. Between measured widths the time is
-interpolated, beyond them it goes on as it rose before.
+Every round that is played is a measurement. The last few of one batch, context and width are kept,
+and their median is used, which single disturbances do not change. Between measured widths the time
+is interpolated; beyond the last it is extrapolated from a plain round.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from statistics import median, median_low
 from outpace.core.stats import Seconds
 
 KEPT = 15
-"""Measurements per cell: enough for a median, few enough to follow a machine that changes."""
+"""Measurements kept of one kind of round: enough for a median, few enough to follow a machine
+whose speed changes."""
 
 SHORTEST_CONTEXT = 512
 """Contexts up to this share a bucket; longer ones have one per doubling."""
@@ -39,8 +40,8 @@ class _Cell:
 
 
 class ReadingCost:
-    """What it takes a drafter to read a token that it has not seen yet: a prompt, or what was
-    generated without it."""
+    """How long a drafter takes to read a token that it has not seen yet: of a prompt, or of what
+    was generated without it."""
 
     def __init__(self) -> None:
         self._seen: deque[float] = deque(maxlen=KEPT)
@@ -56,7 +57,7 @@ class ReadingCost:
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Which rounds cost alike, at equal width."""
+    """The batch and context of a round: rounds of one place and width take equally long."""
 
     batch: int
     context: int
@@ -141,8 +142,8 @@ class CostModel:
 
     def curve(self, place: Place, levels: Sequence[int]) -> list[float] | None:
         """Returns the seconds of a round for each width 0..W, never falling, and never below a
-        plain round and what drafting itself took: a machine that was faster while a draft was
-        tried must not make it look free.
+        plain round and what drafting itself took: the machine may have been faster while a draft
+        was tried, and drafting must not look free.
 
         levels: passes of the drafter for each width. What was not measured is put together from
         what so many passes, and the rest of a round with so many nodes, take.
@@ -198,7 +199,7 @@ class CostModel:
 
 @dataclass(frozen=True)
 class _Known:
-    """A round, as far as it is known."""
+    """The median seconds of a round's parts."""
 
     levels: int
     total: float
@@ -206,7 +207,8 @@ class _Known:
 
 
 def _at(known: Mapping[int, float], width: int) -> float:
-    """Linear between measured widths; beyond the last, on along the line from a plain round."""
+    """Linear between measured widths; beyond the last, along the line from a plain round through
+    it."""
     if width in known:
         return known[width]
     widths = list(known)

@@ -13,19 +13,19 @@ DEEPEST = 8
 """Levels at most."""
 
 SIBLINGS = 4
-"""Children of a node at most: a fifth one is accepted too seldom."""
+"""Children of a node at most, because a fifth one is hardly ever accepted."""
 
 REGROWN = 64
 """Rounds after which the tree is grown anew from what has been learned since."""
 
 CHEAPEST = 0.005
-"""Plain rounds that a level or a node costs at least: noise makes some of them look free."""
+"""What a level or a node costs at least, in plain rounds, because noise makes some look free."""
 
 
 class Growing:
-    """The trees to choose from: by nominal prices and typical chances, the same in every run, and
-    by those that were measured and learned. A chain is the tree without siblings, and cheaper by
-    what comparing siblings takes.
+    """The trees to choose from: one by nominal prices and typical chances, which is the same in
+    every run, and one by measured times and learned chances. A chain is a tree without siblings; it
+    is cheaper, because no siblings have to be compared.
     """
 
     def __init__(self, prices: Prices, most: int = LENGTHS[-1]) -> None:
@@ -37,7 +37,7 @@ class Growing:
         self._since = 0
 
     def due(self) -> bool:
-        """Is told of one more round; returns whether the tree should be grown anew."""
+        """Counts one more round; returns whether the tree should be grown anew."""
         self._since += 1
         return self._since >= REGROWN
 
@@ -54,7 +54,7 @@ class Growing:
         self.learned = self._best(acceptance.typical(DEEPEST, SIBLINGS), prices)
 
     def _best(self, chances: Chances, prices: Prices) -> Ladder:
-        """Of chains and of trees those that promise most."""
+        """Returns chains or trees, whichever promise more."""
         only_eldest = [siblings[:1] for siblings in chances]
         shapes = [
             TreeShape.grown(self._most, known, prices.level, prices.node)

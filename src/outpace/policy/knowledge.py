@@ -10,8 +10,8 @@ from outpace.policy.cost import CostModel, ReadingCost
 
 @dataclass
 class Knowledge:
-    """Of one drafter, over all requests. Several may draft for one request over time, and what one
-    costs and brings says nothing about another."""
+    """What is known of one drafter, over all requests. Several may draft for one request over time,
+    and what one costs and brings says nothing about another."""
 
     costs: CostModel = field(default_factory=CostModel)
     reading: ReadingCost = field(default_factory=ReadingCost)
@@ -20,7 +20,7 @@ class Knowledge:
 
 @dataclass
 class RowKnowledge:
-    """Of one drafter and one request."""
+    """What is known of one drafter in one request."""
 
     counts: Counts
     read: int = 0

@@ -14,7 +14,7 @@ LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 
 @dataclass(frozen=True)
 class Ladder:
-    """Drafts of which each is a part of the next: the first nodes of one shape.
+    """Drafts that contain each other: the first nodes of one tree, by their number.
 
     widths: the numbers of nodes to choose from, ascending from 0.
     """
@@ -38,7 +38,8 @@ class Ladder:
 
     @classmethod
     def by_node(cls, shape: TreeShape) -> Ladder:
-        """Returns trees of the first nodes of a shape whose order is that of their worth."""
+        """Returns trees of the first nodes of a shape whose nodes stand in the order of their
+        worth."""
         return cls(shape, tuple(length for length in LENGTHS if length <= shape.size))
 
     @cached_property
@@ -48,8 +49,8 @@ class Ladder:
         return {width: heights[width] for width in self.widths}
 
     def heights(self, widest: int) -> list[int]:
-        """Returns the levels of each number of nodes 0..widest; beyond the shape each node is
-        taken for another level."""
+        """Returns the levels of each number of nodes 0..widest; beyond the end of the shape each
+        node counts as one more level."""
         inside = list(accumulate(self.shape.depth, max))
         return [*inside, *range(inside[-1] + 1, inside[-1] + 1 + widest)][: widest + 1]
 

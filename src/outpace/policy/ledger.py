@@ -1,4 +1,4 @@
-"""What drafting costs and brings one request, by prices that no clock changes."""
+"""What drafting costs and brings one request, at fixed prices instead of measured times."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from outpace.policy.ladder import Ladder
 from outpace.policy.prices import Prices
 
 SHARE = 0.01
-"""Of all that was spent, what drafting may have lost."""
+"""The share of all that was spent that drafting may have lost."""
 
 CREDIT = 0.6
-"""Passes of the target that it may have lost beyond that."""
+"""So much may be lost in addition; in passes of the target."""
 
 RESERVE = 4.0
-"""Passes of the target that it may have gained to be set against what is lost later."""
+"""At most so much gain is kept to make up for later losses; in passes of the target."""
 
 
 class Ledger:
@@ -21,14 +21,15 @@ class Ledger:
 
     The width that brings the most tokens for its price is drafted, with the acceptance by depth
     that the request has seen (Leviathan et al. 2022, section 3.3, without the assumption that all
-    depths are alike). Every draft's loss against plain decoding, price less tokens, is entered, and
-    its gain, as far as ``RESERVE``. While the loss is above ``CREDIT`` and ``SHARE`` of what was
-    spent nothing is drafted, and where nothing seems best the narrowest draft is tried as often as
-    that allows. So drafting loses no more than that and one draft, whatever the drafter is.
+    depths are alike). Every draft is entered with what it lost against plain decoding (its price
+    less its tokens), or gained, up to ``RESERVE``. While the loss is above ``CREDIT`` and ``SHARE``
+    of what was spent, nothing is drafted. Where plain decoding seems best, the narrowest draft is
+    tried as often as the loss allows. So drafting never loses more than this limit and one draft,
+    however bad the drafter is.
     """
 
     def __init__(self, ladder: Ladder, prices: Prices, counts: Counts) -> None:
-        """counts: what the request has seen, kept by somebody else."""
+        """counts: of the request's own drafts; somebody else keeps them up to date."""
         self._ladder, self._prices, self._counts = ladder, prices, counts
         self._spent = self._loss = 0.0
 

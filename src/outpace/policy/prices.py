@@ -1,25 +1,25 @@
-"""What a round costs in passes of the target: nominal prices, that no clock changes."""
+"""What a round costs in passes of the target, at nominal prices that do not depend on any clock."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 HOST = 30e9
-"""Bytes of weights that a pass reads in the second that other work takes. That work weighs on
+"""Bytes of weights that a pass reads in the time that its other work takes. That work weighs on
 small models, and hardly on others. What all these were chosen from is in
 docs/decisions/0004-static-prices.md."""
 
 PASS = 0.3e-3 * HOST
-"""Bytes that any pass of the target amounts to, besides those that it reads."""
+"""The fixed cost of a pass of the target beside reading its weights, expressed in bytes."""
 
 STARTED = 0.4e-3 * HOST
-"""Bytes that drafting at all amounts to: catching up, masks, weighing the draft."""
+"""The fixed cost of drafting in a round (catching up, masks, the verdict), expressed in bytes."""
 
 DRAWN = 0.3e-3 * HOST
-"""Bytes that a pass of the drafter amounts to, besides those that it reads."""
+"""The fixed cost of a pass of the drafter beside reading its weights, expressed in bytes."""
 
 FORKED = 1.5e-3 * HOST
-"""Bytes that a tree amounts to, over a chain."""
+"""What a tree costs more than a chain, expressed in bytes."""
 
 SCORED = {"cpu": 0.07}
 """Passes that scoring one more token costs, by kind of device."""
@@ -45,7 +45,7 @@ class Prices:
         """Returns the prices for bytes of weights that a pass of each reads; drafter: 0 for one
         that is no model. device: its kind.
 
-        A clock would say something else on every machine and in every run.
+        A measured time would be another one on every machine and in every run.
         """
         whole = target + PASS
         return cls(

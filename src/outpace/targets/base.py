@@ -81,6 +81,8 @@ class Target(ABC):
     """
 
     device: torch.device
+    dtype: torch.dtype
+    """Of the weights, as far as they are not quantised, and of what passes compute."""
     rows: int
     """How many rows there can be at once."""
     max_length: int
@@ -177,9 +179,14 @@ class Target(ABC):
         and slots, so that the target's own pass can go on from where they ended."""
         raise NotImplementedError(f"{type(self).__name__} cannot stop after some layers.")
 
-    def plain(self, token_ids: Sequence[int]) -> Tensor:
-        """Returns the logits ``[T, V]`` of a text that is read without any cache."""
+    def plain(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
+        """Returns the logits ``[T, V]`` after each token of a text, or ``[last, V]`` after each of
+        its last tokens. The text is read in one forward, without any cache."""
         raise NotImplementedError(f"{type(self).__name__} cannot read a text plainly.")
+
+    def another(self, rows: int) -> Target:
+        """Returns a target of the same model, as long, with so many rows of its own."""
+        raise NotImplementedError(f"{type(self).__name__} has no more rows to give.")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from outpace.core.values import shown
 from outpace.errors import ConfigError, did_you_mean
 from outpace.targets.cpu import packed
 from outpace.targets.cpu.layers import exchange, linear_layers, matrix_of
@@ -60,6 +61,8 @@ class Kernel:
 
 def check(kernels: str) -> None:
     """Raises ``ConfigError`` for a kernel that does not exist."""
+    if not isinstance(kernels, str):
+        raise ConfigError(f"cpu_kernels must be {' or '.join(KERNELS)}, not {shown(kernels)}.")
     if kernels not in KERNELS:
         raise ConfigError(f"unknown cpu_kernels {kernels!r}{did_you_mean(kernels, KERNELS)}.")
 

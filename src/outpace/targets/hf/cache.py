@@ -234,11 +234,10 @@ class SlotCache(Cache):
         """Makes sure that the rows from ``first`` on have at least so many slots; what is cached
         stays. It is called before each pass, never in one: buffers may be exchanged."""
         extents = self._extents
-        growing = {
-            row: grown(extents[row].size, slots)
-            for row, slots in enumerate(needed, first)
-            if slots > extents[row].size
-        }
+        growing = {}
+        for row, slots in enumerate(needed, first):
+            if slots > extents[row].size:
+                growing[row] = grown(extents[row].size, slots)
         if growing or self._rows_left:
             self._rows_left = False
             self._rearrange(growing)

@@ -23,9 +23,10 @@ def arguments_of_generate() -> Mapping[str, Any]:
     """Returns the arguments of the ``generate`` call that the caller is part of, or nothing.
 
     transformers 5.23 hands a ``custom_generate`` function neither the streamer, to which it has
-    shown the prompt by then, nor the assistant model (``_extract_generation_mode_kwargs`` drops
-    both). They stand nowhere but in the variables of ``generate`` itself, and without them a
-    streamer would be left waiting in silence.
+    shown the prompt by then, nor the assistant model. ``_extract_generation_mode_kwargs`` drops
+    both, and passes on only arguments that ``generate`` itself does not have. So they stand nowhere
+    but in the variables of ``generate``, and they are read there: without them a streamer would be
+    left waiting in silence. A test fails once transformers hands over the streamer.
     """
     generate = inspect.unwrap(GenerationMixin.generate).__code__
     frame = inspect.currentframe()

@@ -144,8 +144,9 @@ class Runner:
         width = None if eager or first or through else self._fixed_width(columns, tree, options)
         if width is not None:
             return self._forward_fixed(tokens, keep, tree, width)
-        self._reserve(first, rows, columns)
-        slots = self._slots(first, rows, columns)
+        lengths = self.lengths[first : first + rows]
+        self.reserve(first, [length + columns for length in lengths])
+        slots = self._slots(first, lengths, columns)
         self.cache.slots = slots
         positions, mask = self._placed(slots, tree)
         if slots.view > self.max_length:
@@ -167,17 +168,12 @@ class Runner:
         states = getattr(output, "hidden_states", None)
         return CausalLMOutputWithPast(logits=output.logits[:, -keep:], hidden_states=states)
 
-    def _reserve(self, first: int, rows: int, columns: int) -> None:
-        """Gives each of the rows slots for so many columns behind what it has cached."""
-        lengths = self.lengths[first : first + rows]
-        self.reserve(first, [length + columns for length in lengths])
-
     # -- passes of fixed shapes ----------------------------------------------------------------
 
     def _fixed_view(self, rows: int, width: int) -> FixedView:
         """What a pass of a fixed shape over the first rows sees of the cache."""
         assert self.fixed is not None
-        self._reserve(0, rows, width)
+        self.reserve(0, [length + width for length in self.lengths[:rows]])
         slots = self.fixed.slots(max(self.lengths[:rows]) + width, self.cache.longest)
         return FixedView(slots, self.cache.placement(0, rows).spaced(slots))
 
@@ -245,11 +241,10 @@ class Runner:
 
     # -- plans ---------------------------------------------------------------------------------
 
-    def _slots(self, first: int, rows: int, columns: int) -> PassSlots:
-        lengths = self.lengths[first : first + rows]
+    def _slots(self, first: int, lengths: Sequence[int], columns: int) -> PassSlots:
         longest = max(lengths)
         return PassSlots(
-            self.cache.placement(first, rows),
+            self.cache.placement(first, len(lengths)),
             starts=to_device(lengths, self.device),
             uniform_start=longest if min(lengths) == longest else None,
             columns=columns,

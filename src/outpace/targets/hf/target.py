@@ -40,7 +40,7 @@ class HFTarget(Target):
         """fixed: how passes of shapes that come again are run, if they are compiled or recorded."""
         self.runner = Runner(model, rows, max_length, fixed)
         self.model: Any = model
-        self.device = self.runner.device
+        self.device, self.dtype = self.runner.device, self.runner.dtype
         self.rows, self.max_length = rows, max_length
         self._prompts: list[Sequence[int]] = []
         self._ready = 0
@@ -233,10 +233,14 @@ class HFTarget(Target):
         return LowerLayersView(self.runner, lambda: self._ready, lower)
 
     @torch.inference_mode()
-    def plain(self, token_ids: Sequence[int]) -> Tensor:
+    def plain(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
         ids = torch.tensor([list(token_ids)], device=self.device)
-        logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
-        return logits[0]
+        wanted = {} if last is None else {"logits_to_keep": last}
+        logits: Tensor = self.model(input_ids=ids, use_cache=False, **wanted).logits
+        return logits[0, -(last or 0) :]  # some models give the logits of all tokens
+
+    def another(self, rows: int) -> HFTarget:
+        return HFTarget(self.model, rows, self.max_length)
 
 
 def _asking_for(layers: Iterable[int]) -> dict[str, Any]:

@@ -24,10 +24,10 @@ class BildRule(Rule):
         x passes if -log p(x) <= rollback or x = argmax p
         next = p (which is the argmax in greedy rows)
 
-    Lossy, and greedy in the paper: p above is the law before the argmax, which greedy rows must
-    bring as evidence (without it they are decoded exactly). rollback 0 is plain greedy decoding.
-    The other half of BiLD is the drafter's: its chain ends, without that token, where max q <
-    ``fallback`` (q before the argmax, too). Look-up has no q, and is taken to be sure.
+    Lossy, and greedy in the paper: p is the law before the argmax. The engine hands it over for
+    greedy rows, too; without it they are decoded exactly. rollback 0 is plain greedy decoding. The
+    other half of BiLD happens while drafting: a chain ends before a token whose law has max q <
+    ``fallback`` (q before the argmax, too). A drafter without q, such as look-up, never stops.
     """
 
     rollback: float = 5.0

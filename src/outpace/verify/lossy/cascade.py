@@ -30,8 +30,8 @@ class CascadeRule(Rule):
                  redrawn from p
         stop, next = those of the token rule with the mixture for p
 
-    Samples exactly from the mixture, which is not p: lossy by design. After the last drafted token
-    there is no q, and the law is p. Needs a sampled draft.
+    Samples exactly from the mixture. Since that is not p, the rule is lossy. After the last drafted
+    token there is no q, and the law is p. Needs a sampled draft.
     """
 
     defer: str = "opt"
@@ -66,7 +66,7 @@ class CascadeRule(Rule):
         return residual(here, proposal, node)
 
     def mixture(self, p: Tensor, q: Tensor) -> Tensor:
-        """Returns the law that is sampled from, in place of p. All: ``[..., V]``."""
+        """Returns the mixture, which is sampled from in place of p. All: ``[..., V]``."""
         return _MIXTURES[self.defer](p, q.to(p.dtype), self.alpha)
 
 

@@ -21,15 +21,16 @@ from outpace.verify.options import require
 
 @dataclass(frozen=True)
 class ConfidenceRule(Rule):
-    """Accept a token if the target gives it enough, where "enough" is less for a sure drafter.
+    """Accepts a token whose probability under the target is above a threshold, which is lower where
+    the drafter is confident.
 
         C = mean of 1 - H(q) / log V, max q, and the margin between the two largest of q
         x passes if p(x) >= strict + (loose - strict) C
         next = p
 
-    Lossy. Greedy decoding stays exact for strict > 0. The paper gives the three signals and that
-    the threshold is monotone in them; the mean and the line are ours. A point without the
-    drafter's law counts as sure (C = 1).
+    Lossy. Greedy decoding stays exact for strict > 0. The paper names the three signals and asks
+    for a threshold that is monotone in them; that it is a linear function of their mean is our
+    choice. A point without the drafter's law counts as sure (C = 1).
     """
 
     strict: float = 0.3

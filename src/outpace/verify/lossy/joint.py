@@ -32,10 +32,10 @@ class JointRule(Rule):
         stop at the largest i with (p_1(x_1) ... p_i(x_i)) / (q_1(x_1) ... q_i(x_i)) > threshold
         next = p
 
-    Shorter prefixes need not pass. Lossy, with no residual: meant for drafts of high joint
-    probability (beams), where it raises the likelihood of the text. q is the drafter's law also
-    where the draft is a point, if the engine has it, else 1; p is the law before the argmax in
-    greedy rows, if the engine has it.
+    A longer prefix may pass where a shorter one does not. Lossy, and nothing is drawn from a
+    residual. It is meant for drafts of high joint probability (beams), where it makes texts
+    likelier. For points, q is the drafter's law if the engine has it, else 1; p is the law before
+    the argmax in greedy rows, if the engine has it.
     """
 
     threshold: float = 0.5

@@ -52,7 +52,8 @@ class JudgeHead:
     def fit(
         cls, embeddings: Tensor, right: Tensor, ridge: float = 1e-3, steps: int = 100
     ) -> JudgeHead:
-        """Returns the head that separates right from wrong tokens, both weighing the same in all.
+        """Returns the head that separates right from wrong tokens, each kind weighing one half,
+        however many there are of it.
 
         embeddings: ``[T, H]``; right: ``[T]`` bool. Logistic regression by Newton's method.
         """
@@ -82,8 +83,9 @@ class JudgeRule(Rule):
         next = norm([p - q]_+) after a failure, p after the last token
 
     h_i is the target's last hidden state at the drafted token (the paper takes it before the final
-    norm, transformers gives it after). Lossy; exact where the judge never speaks (threshold 1). The
-    head is fitted by `JudgeHead.fit`, and may be given as a file that `JudgeHead.save` wrote.
+    norm, transformers gives it after). Lossy; exact with threshold 1, because the judge then
+    accepts nothing. `JudgeHead.fit` makes the head; it may also be given as a file that
+    `JudgeHead.save` wrote.
     """
 
     head: JudgeHead | str | None = None

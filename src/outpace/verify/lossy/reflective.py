@@ -22,7 +22,7 @@ from outpace.verify.options import require
 
 @dataclass(frozen=True)
 class ReflectiveRule(Rule):
-    """The token rule against a law that also knows what the target thinks after reading the draft.
+    """The token rule against a law that also uses what the target says after it has read the draft.
 
         fused = norm(p^(1 - weight) p_2^weight), that is, (1 - weight) l_1 + weight l_2 in logits
         stop, next = those of the token rule with fused for p

@@ -26,8 +26,9 @@ class TypicalRule(Rule):
         stop at the deepest node whose whole path passes, of several at the likeliest
         next = p
 
-    Lossy, and blind to q. Greedy decoding stays exact. Medusa's paper and vLLM have .09 and .3; a
-    helper of Medusa's code has them swapped, which accepts more and errs more.
+    Lossy; q plays no part. Greedy decoding stays exact. The defaults .09 and .3 are those of
+    Medusa's paper and of vLLM. A function in Medusa's code has them swapped, which accepts more
+    tokens and deviates more.
     """
 
     posterior_threshold: float = 0.09

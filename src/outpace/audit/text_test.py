@@ -64,7 +64,7 @@ class TextTest:
         self._cut = stake("tokens that the options cut off", 0.05, Chances(0.0, RARE))
         self._last: dict[int, float] = {}
 
-    def play(
+    def bet_on(
         self, number: int, prompt: Sequence[int], texts: Sequence[Sequence[int]], laws: PlainLaws
     ) -> None:
         """Bets on all tokens of texts that continue the prompt with this number."""

@@ -1,0 +1,156 @@
+"""What callers give (prompts, conversations, params) becomes the requests of an engine."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from outpace import arguments, chats
+from outpace.chats import Conversation
+from outpace.core.law import RowOptions
+from outpace.core.params import SamplingParams
+from outpace.engine.request import Request
+from outpace.errors import PromptError
+from outpace.prompts import Prompt, check_characters, unwrapped
+from outpace.targets.hf import generation, processors
+from outpace.targets.hf.load import Loaded
+from outpace.verify.base import Rule
+
+SEED_STEP = 0x9E3779B97F4A7C15
+"""Between the seeds of the n texts of one request (any odd constant; streams hash the seed)."""
+
+
+class Intake:
+    """Makes requests for one loaded model, and refuses what it cannot serve.
+
+    defaults: what unset options of a request mean, by the model's own generation_config.
+    """
+
+    def __init__(self, loaded: Loaded, max_length: int, own_config: bool) -> None:
+        """max_length: tokens of a prompt and its text together. own_config: whether the model's
+        generation_config is asked."""
+        self._loaded = loaded
+        self._max_length = max_length
+        model: Any = loaded.model
+        self._own: Any = model.generation_config if own_config else None
+        if self._own is not None:
+            generation.check(self._own)
+        self.defaults = {} if self._own is None else loaded.defaults
+        arguments.check_defaults(self.defaults)
+        self._tokenizing = threading.Lock()  # tokenizers are not made for several threads
+
+    def chat_ids(self, messages: Conversation) -> list[int]:
+        """Returns the prompt's token ids for one conversation."""
+        tokenizer = self._needs_tokenizer("a chat")
+        with self._tokenizing:
+            text = chats.rendered(tokenizer, self._loaded.name, messages)
+            ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    def requests(
+        self, prompt: Prompt, params: SamplingParams, streaming: bool = False
+    ) -> list[Request]:
+        """Returns the ``n`` requests of one prompt. streaming: pieces of their texts are wanted
+        while they grow."""
+        ids = self.prompt_ids(prompt)
+        resolved = params.resolve(self.defaults)
+        room = self._max_length - len(ids)
+        if self._own is not None:
+            ends, device = self._loaded.eos_ids, self._loaded.device
+            resolved = generation.completed(self._own, params, resolved, ids, ends, room, device)
+        options = self.row_options(resolved)
+        group = object() if params.n > 1 else None
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        return [
+            Request(
+                prompt_ids=ids,
+                options=options,
+                seed=(seed + index * SEED_STEP) % (1 << 63),
+                max_tokens=min(resolved.max_tokens or room, room),
+                eos_ids=self._loaded.eos_ids,
+                tokenizer=self._loaded.tokenizer,
+                streaming=streaming,
+                group=group,
+                seeded=params.seed is not None and not resolved.greedy,
+            )
+            for index in range(params.n)
+        ]
+
+    def check_processors(
+        self, params: Sequence[SamplingParams], groups: Sequence[Sequence[Request]]
+    ) -> None:
+        """Raises ``ConfigError`` for a logits processor with a memory. Params that several prompts
+        share are tried out with the first of them."""
+        pairs = {
+            id(options): (options, group) for options, group in zip(params, groups, strict=True)
+        }
+        for options, group in pairs.values():
+            prompt = torch.tensor([group[0].prompt_ids], device=self._loaded.device)
+            processors.check(options.logits_processors, prompt, self._loaded.vocabulary)
+
+    def second_text(self, rule: Rule) -> list[int]:
+        """Returns the tokens of the text between the two copies of the draft, for a rule that has
+        the draft scored twice."""
+        text = rule.needs.second_pass
+        if text is None:
+            return []
+        tokenizer = self._needs_tokenizer(f"verify={rule.name!r}")
+        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued."""
+        prompt = unwrapped(prompt)
+        if isinstance(prompt, str):
+            tokenizer = self._needs_tokenizer("a text prompt")
+            check_characters(prompt)
+            with self._tokenizing:
+                ids: list[int] = tokenizer(prompt).input_ids
+        else:
+            ids = prompt
+        if not ids:
+            raise PromptError("the prompt is empty: give at least one token.")
+        top = self._loaded.config.vocab_size
+        if any(not 0 <= i < top for i in ids):
+            raise PromptError(f"prompt token ids must be whole numbers in [0, {top}).")
+        if len(ids) >= self._max_length:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and the context holds {self._max_length}, of "
+                "which one must be left for the text: shorten the prompt."
+            )
+        return ids
+
+    def row_options(self, params: SamplingParams) -> RowOptions:
+        """Returns resolved params as laws are made from them, with every word as token ids."""
+        if params.stop_strings:
+            self._needs_tokenizer("a stop string")
+        words = {tuple(word) for word in params.bad_words_ids or ()}
+        if params.bad_words:
+            tokenizer = self._needs_tokenizer("bad_words")
+            for word in params.bad_words:
+                for text in (word, " " + word):
+                    words.add(tuple(tokenizer(text, add_special_tokens=False).input_ids))
+        named = {
+            "logit_bias": params.logit_bias or (),
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "bad_words_ids": [token for word in words for token in word],
+            "stop_token_ids": params.stop_token_ids,
+        }
+        for name, tokens in named.items():
+            arguments.check_ids(name, tokens, self._loaded.vocabulary)
+        ends = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends.update(self._loaded.eos_ids)
+        return RowOptions(params, tuple(sorted(words)), tuple(sorted(ends)))
+
+    def _needs_tokenizer(self, what: str) -> Any:
+        if self._loaded.tokenizer is None:
+            raise PromptError(
+                f"{self._loaded.name} came without a tokenizer, which {what} needs: pass "
+                "tokenizer=, or give token ids."
+            )
+        return self._loaded.tokenizer
