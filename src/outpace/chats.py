@@ -18,10 +18,7 @@ def conversations(messages: Conversation | Sequence[Conversation]) -> tuple[list
     """Returns the conversations, and whether several were given; ``PromptError`` for neither."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
         raise PromptError(f"{_FORM}, not {shown(messages)}.")
-    try:
-        found = list(messages)
-    except TypeError as error:  # a tensor of one number says that it can be iterated over
-        raise PromptError(f"{_FORM}, not {shown(messages)}.") from error
+    found = _listed(messages, messages)
     if not found:
         raise PromptError("the chat is empty: give at least one message.")
     if all(isinstance(message, Mapping) for message in found):
@@ -30,7 +27,14 @@ def conversations(messages: Conversation | Sequence[Conversation]) -> tuple[list
         isinstance(chat, (str, bytes, Mapping)) or not isinstance(chat, Iterable) for chat in found
     ):
         raise PromptError(f"{_FORM}, or a list of such lists, not {shown(messages)}.")
-    return [list(chat) for chat in found], True
+    return [_listed(chat, messages) for chat in found], True
+
+
+def _listed(chat: Any, given: Any) -> list[Any]:
+    try:
+        return list(chat)
+    except TypeError as error:  # a tensor of one number says that it can be iterated over
+        raise PromptError(f"{_FORM}, not {shown(given)}.") from error
 
 
 def rendered(tokenizer: Any, name: str, messages: Conversation) -> str:

@@ -21,7 +21,8 @@ LONG = os.environ.get("OUTPACE_FUZZ") == "long"
 """Set by ``make audit``: more examples, and other ones in each run."""
 MORE = 10
 PATIENCE = 60
-"""Seconds after which a call counts as hung; each takes a fraction of one."""
+"""Seconds of processor time after which a call counts as hung; each takes a fraction of one. Ten
+times as much may pass on a clock: other programs may be running."""
 
 
 def examples(count: int) -> settings:
@@ -67,13 +68,17 @@ def _watched() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Hung(f"no answer after {PATIENCE} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(PATIENCE)
+    timers = {signal.ITIMER_PROF: PATIENCE, signal.ITIMER_REAL: 10 * PATIENCE}
+    before = [(kind, signal.signal(kind, stop)) for kind in (signal.SIGPROF, signal.SIGALRM)]
+    for timer, seconds in timers.items():
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        for timer in timers:
+            signal.setitimer(timer, 0)
+        for kind, handler in before:
+            signal.signal(kind, handler)
 
 
 class Odd:

@@ -49,7 +49,7 @@ def other_than_last(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 def nothing_after(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """A logits processor that forbids every token after some letters, as a grammar does in a state
     that no text should reach. Prompts end with such letters, too."""
-    dead = torch.isin(ids[:, -1:], torch.tensor([3, 5, 7]))
+    dead = torch.isin(ids[:, -1:], torch.tensor([3, 4, 5, 7]))
     return scores.masked_fill(dead, float("-inf"))
 
 

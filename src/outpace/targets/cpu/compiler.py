@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outpace.targets.cpu.prebuilt import FLAGS
 from outpace.targets.cpu.processor import this_processor
 
 COMPILERS = ("c++", "g++", "clang++")
 """Names that are looked up where ``CXX`` names none."""
 
-FLAGS = (
-    *("-O3", "-std=c++17", "-shared", "-fPIC", "-fno-exceptions", "-fno-rtti"),
-    "-ffp-contract=off",  # else the bits of a result depend on how a loop was unrolled
-)
 PATIENCE = 120.0
 """Seconds after which a compiler is stopped; compiling takes about ten."""
 

@@ -1,8 +1,8 @@
 """Our own code for passes over a few tokens (`native.cpp`), and how Python calls it.
 
-The source is compiled on the machine that uses it, once, and the library is kept in the user's
-cache folder (`library_cache`). Where there is no compiler there is no library, and models are
-computed by torch alone.
+The library may come with the wheel (`prebuilt`). Otherwise the source is compiled on the machine
+that uses it, once, and kept in the user's cache folder (`library_cache`). Where there is no
+compiler either there is no library, and models are computed by torch alone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ import torch
 from torch import Tensor
 
 from outpace.errors import ConfigError
+from outpace.targets.cpu import prebuilt
 from outpace.targets.cpu.blocks import KINDS as BLOCK_KINDS
 from outpace.targets.cpu.blocks import Blocks
 from outpace.targets.cpu.compiler import PATIENCE, CompilerError, find_compiler
 from outpace.targets.cpu.contention import ThreadLimit
+from outpace.targets.cpu.processor import this_processor
 
 LOGGER = logging.getLogger("outpace")
 
@@ -320,15 +322,21 @@ def slow_because(problem: str) -> str:
 
 
 def _loaded() -> Native:
-    """Returns the library from the first folder that can keep it, or, where none can, compiled for
-    this process only."""
+    """Returns the library that came with the wheel, if one for this processor did. Otherwise it is
+    compiled, and taken from the first folder that can keep it; where none can, it is for this
+    process only."""
     if os.name != "posix":
         raise CompilerError("they are made for Linux and macOS")
     from outpace.targets.cpu.library_cache import LibraryCache, cache_folders  # locks of POSIX
 
+    carried = prebuilt.find(this_processor().flags)
+    if carried is not None:
+        try:
+            return Native(carried)
+        except OSError as error:  # made for another system
+            LOGGER.info("%s cannot be loaded: %s", carried, error)
     compiler = find_compiler()
-    sources = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
-    texts = (source.name.encode() + b"\0" + source.read_bytes() for source in sources)
+    texts = (each.name.encode() + b"\0" + each.read_bytes() for each in prebuilt.sources())
     digest = hashlib.sha256(b"\0".join((compiler.identity, *texts)))
     key = f"native-{digest.hexdigest()[:24]}"
 

@@ -395,7 +395,7 @@ def _why(error: Exception, config: Any) -> str:
         return f"its type {config.model_type!r} is no causal language model."
     if "ignore_mismatched_sizes" in text:
         return "the shapes of its weights are not those that its config.json calls for."
-    return _reason(error)
+    return f"{_reason(error).rstrip('.')}: {AGAIN}"
 
 
 def _attention(config: Any) -> str | None:

@@ -1,0 +1,53 @@
+"""Kernels that come compiled with a wheel: how they are compiled and named, and which one fits.
+
+Nothing but the standard library is imported here, because building a wheel runs this file by
+itself (`hatch_build.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "native.cpp"
+
+FLAGS = (
+    *("-O3", "-std=c++17", "-shared", "-fPIC", "-fno-exceptions", "-fno-rtti"),
+    "-ffp-contract=off",  # else the bits of a result depend on how a loop was unrolled
+)
+"""What every compiler is told, on the user's machine too."""
+
+_V3 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+_V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+
+LEVELS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
+    "x86-64-v4-vnni": (("-march=x86-64-v4", "-mavx512vnni"), _V4 | {"avx512_vnni"}),
+    "x86-64-v4": (("-march=x86-64-v4",), _V4),
+    "x86-64-v3": (("-march=x86-64-v3",), _V3),
+}
+"""The kinds of x86-64 that a wheel has kernels for, the strongest first: what the compiler is told,
+and the features that a processor of this kind has, by the names that Linux gives them."""
+
+
+def sources() -> list[Path]:
+    """Returns the files that the kernels are compiled from."""
+    return [SOURCE, *sorted(FOLDER.glob("*.h"))]
+
+
+def file_name(level: str) -> str:
+    """Returns the name of the library of a level. It changes with the sources, so that a library
+    of other sources is never loaded."""
+    texts = b"\0".join(source.name.encode() + b"\0" + source.read_bytes() for source in sources())
+    return f"native-{level}-{hashlib.sha256(texts).hexdigest()[:24]}.so"
+
+
+def find(features: Collection[str], folder: Path = FOLDER) -> Path | None:
+    """Returns the library of the strongest level that a processor with these features has, or None
+    where this installation has none for it."""
+    for level, (_, needed) in LEVELS.items():
+        path = folder / file_name(level)
+        if needed <= set(features) and path.is_file():
+            return path
+    return None
