@@ -36,6 +36,7 @@ run()
         ["bench", "run"],
         ["bench", "cost"],
         ["bench", "pair", "make", "--out", "unused"],
+        ["datastore", "build", "a.txt", "--out", "unused"],
         ["audit", "law"],
         ["audit", "model"],
         ["audit", "diff"],

@@ -52,8 +52,8 @@ def build(
         from outpace.draft.lookup.corpus import tokenised
         from outpace.draft.lookup.datastore import Datastore, fingerprint_of
 
-    name, known = _tokenizer(model, tokenizer, trust_remote_code)
     _check(files, out)
+    name, known = _tokenizer(model, tokenizer, trust_remote_code)
     console = Console()
     with _bar(Console(stderr=True)) as bar:
         reading = bar.add_task("reading", total=sum(file.stat().st_size for file in files))

@@ -45,15 +45,11 @@ class NgramPool:
     @property
     def nbytes(self) -> int:
         """Bytes in memory."""
-        lists = sum(map(sys.getsizeof, self._found.values()))
+        lists = list(self._found.values())  # a copy, because another thread may be writing
         number = sys.getsizeof(0)
         one = sys.getsizeof((0,) * (self._size - 1)) + number * (self._size - 1)
-        return (
-            sys.getsizeof(self._found)
-            + number * len(self._found)
-            + lists
-            + one * sum(map(len, self._found.values()))
-        )
+        inside = sum(sys.getsizeof(found) + one * len(found) for found in lists)
+        return sys.getsizeof(self._found) + number * len(lists) + inside
 
 
 def merged(chains: Iterable[Sequence[int]], nodes: int) -> Guess:

@@ -110,7 +110,8 @@ class Occurrences:
     @property
     def nbytes(self) -> int:
         """Bytes in memory."""
-        places = sum(sys.getsizeof(each) + sys.getsizeof(0) for each in self._places.values())
+        # A copy of the list, because another thread may be writing.
+        places = sum(sys.getsizeof(each) + sys.getsizeof(0) for each in list(self._places.values()))
         return self._buffer.nbytes + sys.getsizeof(self._places) + places
 
     def _make_room(self, count: int) -> None:

@@ -86,7 +86,8 @@ class _OwnText:
 
     @property
     def nbytes(self) -> int:
-        lists = sum(map(sys.getsizeof, self._after.values()))
+        # A copy of the list, because another thread may be writing.
+        lists = sum(map(sys.getsizeof, list(self._after.values())))
         return sys.getsizeof(self._after) + lists + sys.getsizeof(0) * len(self._after)
 
 

@@ -19,7 +19,7 @@ def suffix_order(
     work that is done.
 
     >>> suffix_order(np.array([3, 1, 3, 1, 2]), depth=2).tolist()
-    [1, 3, 4, 0, 2]
+    [3, 1, 4, 0, 2]
     """
     rank, order = _ranked(tokens.astype(np.int64))
     known, rounds = 1, max(1, (depth - 1).bit_length())
