@@ -183,8 +183,11 @@ def test_weights_that_are_not_there_are_not_made_up(copy_of_target: Path) -> Non
 
 
 def test_a_drafter_with_another_tokenizer(generate: Run, stranger: Path) -> None:
-    result = generate("w1", "--draft", stranger)
+    config = {"method": "draft_model", "model": str(stranger), "vocabulary": "same"}
+    result = generate("w1", "--speculative-config", json.dumps(config))
     assert_one_sentence(result, "drafter and target have different tokenizers")
+    drafted = generate("w1", "--draft", stranger, "--max-tokens", 4)
+    assert drafted.exit_code == 0, drafted.stderr
 
 
 def test_what_only_a_loaded_model_can_tell(generate: Run) -> None:
@@ -260,7 +263,9 @@ def test_bad_configuration_in_python(target: Path, drafter: Path, stranger: Path
     assert_told(ModelLoadError, "there is no folder", lambda: LLM("/nonexist"))
     assert_told(ModelLoadError, "there is no folder", lambda: LLM("nobody/nothing"))
     assert_told(ModelLoadError, "there is no folder", made(model="/nonexist"))
-    assert_told(VocabularyMismatch, "different tokenizers", made(model=str(stranger)))
+    assert_told(
+        VocabularyMismatch, "different tokenizers", made(model=str(stranger), vocabulary="same")
+    )
     assert_told(ConfigError, "unknown key 'foo'", made(model=str(drafter), foo=1))
     assert_told(ConfigError, "did you mean 'ngram'?", made(method="nngram"))
     assert_told(ConfigError, "did you mean 'coupled'?", made(method="ngram", verify="coupld"))

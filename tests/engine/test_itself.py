@@ -223,6 +223,8 @@ def test_a_part_that_a_model_cannot_miss_is_refused_by_name(family: str) -> None
 
 
 def test_the_guess_leaves_the_first_and_last_layers_alone() -> None:
+    assert evenly(1) == SubLayers()
+    assert evenly(2) == SubLayers(frozenset({1}))
     for count in (8, 12, 28, 80):
         guess = evenly(count)
         numbers = guess.attention | guess.mlp

@@ -145,7 +145,7 @@ def test_vocabularies_padded_differently_make_no_difference(
     assert all(token < SIZE for output in plain for token in output.token_ids)
 
 
-def test_a_drafter_with_a_shorter_context_stops_drafting() -> None:
+def test_a_drafter_with_a_shorter_context_reads_the_end_of_the_text() -> None:
     small = noised(writer(), 0.05)
     small.config.max_position_embeddings = 20
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
@@ -154,8 +154,7 @@ def test_a_drafter_with_a_shorter_context_stops_drafting() -> None:
     llm = text_decoder(model=small, tokenizer=tokenizer())
     drafted = llm.generate(prompts, params)
     assert [o.token_ids for o in drafted] == [o.token_ids for o in plain]
-    assert drafted[0].metrics.num_draft_tokens == 0
-    assert 0 < drafted[1].metrics.num_draft_tokens < 40
+    assert all(output.metrics.num_draft_tokens > 60 for output in drafted)
 
 
 def test_a_drafter_of_another_family_changes_nothing() -> None:

@@ -1,7 +1,8 @@
 """The map between a drafter's tokens and the target's.
 
-A draft head may know only the most frequent of the target's tokens (EAGLE-3's ``d2t``), and a
-draft model's head may be padded to another width. What a drafter cannot say has probability 0.
+A draft head may know only the most frequent of the target's tokens (EAGLE-3's ``d2t``), a draft
+model's head may be padded to another width, and a draft model with another tokenizer shares only
+some tokens with the target. What a drafter cannot say has probability 0.
 """
 
 from __future__ import annotations
@@ -22,24 +23,40 @@ class Vocabulary:
     [-inf, 3.0, -inf, -inf, 2.0]
     """
 
-    def __init__(self, target_ids: Tensor, size: int) -> None:
-        """target_ids: ``[V']``, each at most once; size: tokens of the target, V."""
+    def __init__(self, target_ids: Tensor, size: int, own_ids: Tensor | None = None) -> None:
+        """target_ids: ``[V']``, each at most once; size: tokens of the target, V. own_ids: ``[V']``
+        which of the drafter's own tokens these are, each at most once; unset: 0, 1, 2, ..."""
         if len(set(target_ids.tolist())) != len(target_ids) or not bool((target_ids < size).all()):
             raise ValueError("each token of a drafter has to be another one of the target")
         self.size = size
         self._target_ids = target_ids
+        self._own_ids = own_ids
+        own = torch.arange(len(target_ids)).to(target_ids) if own_ids is None else own_ids
         self._own = target_ids.new_full((size,), -1)
-        self._own[target_ids] = torch.arange(len(target_ids), device=target_ids.device)
-        self._same = torch.equal(target_ids, torch.arange(len(target_ids)).to(target_ids))
+        self._own[target_ids] = own
+        self._target = target_ids.new_full((int(own.max()) + 1 if len(own) else 1,), -1)
+        self._target[own] = target_ids
+        self._same = own_ids is None and torch.equal(target_ids, own)
 
     @classmethod
     def shared(cls, own: int, size: int, device: torch.device | str = "cpu") -> Vocabulary:
         """Returns the map for a drafter with the target's tokens and a head of its own width."""
         return cls(torch.arange(min(own, size), device=device), size)
 
+    @property
+    def device(self) -> torch.device:
+        """Where tokens are mapped."""
+        return self._own.device
+
+    def __len__(self) -> int:
+        """How many tokens both know."""
+        return len(self._target_ids)
+
     def to_target(self, tokens: Tensor) -> Tensor:
-        """Returns the target's tokens for the drafter's own, of any shape."""
-        return self._target_ids[tokens]
+        """Returns the target's tokens for the drafter's own, of any shape; -1 where it has none."""
+        known = tokens < len(self._target)
+        found = self._target[tokens.where(known, torch.zeros_like(tokens))]
+        return found.where(known, torch.full_like(found, -1))
 
     def to_own(self, tokens: Tensor) -> Tensor:
         """Returns the drafter's own tokens for the target's, of any shape; -1 where it has none."""
@@ -54,5 +71,6 @@ class Vocabulary:
             cut = own[..., :known]
             return torch.nn.functional.pad(cut, (0, missing), value=NEVER) if missing else cut
         found = own.new_full((*own.shape[:-1], self.size), NEVER)
-        found[..., self._target_ids] = own[..., :known]
+        spoken = own[..., :known] if self._own_ids is None else own[..., self._own_ids]
+        found[..., self._target_ids] = spoken
         return found

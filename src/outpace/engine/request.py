@@ -6,10 +6,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from outpace.core.detokenizer import Detokenizer
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
-from outpace.engine.text import Detokenizer, StopStrings
+from outpace.engine.text import StopStrings
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

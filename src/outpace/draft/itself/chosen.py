@@ -149,5 +149,5 @@ def evenly(count: int) -> SubLayers:
     """Returns a guess for a model of so many layers: every second attention part behind the first
     quarter, and every fourth MLP. Attention can be missed sooner than MLPs, and later layers sooner
     than early ones (Draft & Verify, figure 4)."""
-    later = range(max(1, count // 4), max(2, count - 1))
+    later = range(max(1, count // 4), min(count, max(2, count - 1)))
     return SubLayers(frozenset(later[::2]), frozenset(later[1::4]))

@@ -1,4 +1,4 @@
-"""A smaller causal LM with the same tokenizer drafts a chain.
+"""A smaller causal LM drafts a chain.
 
 Leviathan et al. 2022; Chen et al. 2023.
 """
@@ -21,7 +21,7 @@ from outpace.draft.chains import Chains
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.options import option
 from outpace.draft.vocabulary import Vocabulary
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.targets.hf.load import Loaded, check_same_vocabulary, load_drafter
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.source import check_path
@@ -29,6 +29,10 @@ from outpace.targets.hf.weights import pass_bytes
 
 CATCH_UP = 16
 """Unseen tokens that are fed beside other rows' in one pass; more are cached row by row first."""
+
+
+AUTO, SAME, INTERSECTION, TEXT = VOCABULARIES = ("auto", "same", "intersection", "text")
+"""What ``vocabulary`` may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +48,17 @@ class DraftModelOptions:
     )
 
     trust_remote_code: bool = option(False, "Whether code that comes with the model may run.")
+    vocabulary: str = option(
+        AUTO,
+        "With another tokenizer: 'intersection' drafts the tokens that both have, 'text' compares "
+        "texts, 'same' refuses it; 'auto': as much as is needed.",
+    )
 
     def __post_init__(self) -> None:
+        if self.vocabulary not in VOCABULARIES:
+            raise ConfigError(
+                f"vocabulary must be one of {', '.join(VOCABULARIES)}, not {self.vocabulary!r}."
+            )
         if self.model is None:
             raise ConfigError("a draft model needs 'model': its folder or hub name.")
         if isinstance(self.model, (str, os.PathLike)):
@@ -57,7 +70,8 @@ class DraftModel(Drafter):
 
     Nothing leaves the device while it drafts, unless the rule ends chains early. Its cache is fed
     whatever the row has that it has not seen, so that nothing special happens after a full
-    acceptance, a rejection or rounds without it. Rows beyond its context propose nothing.
+    acceptance, a rejection or rounds without it. Of a text that is longer than its context it reads
+    the last part: when the context is full, the second half of it is read anew from position 0.
     """
 
     name: ClassVar[str] = "draft_model"
@@ -71,20 +85,32 @@ class DraftModel(Drafter):
         self.runner = runner
         own = int(drafter.config.vocab_size)
         self._vocabulary = Vocabulary.shared(own, vocabulary, runner.device)
+        self._begins: list[int] = []  # by row: the first token of the text that it reads
         self.weight_bytes = drafter.nbytes
         self.pass_bytes = pass_bytes(runner.model)
         self._trees: dict[tuple[int, int], Tree] = {}
 
     @classmethod
     def build(cls, setup: Setup) -> DraftModel:
-        """Loads ``model``; see `load_drafter`."""
+        """Loads ``model``; see `load_drafter`. One with another tokenizer drafts in another way."""
         loaded = cls._load(setup)
-        return cls(loaded, cls._runner(setup, loaded), setup.loaded.vocabulary)
+        wanted, runner = setup.options.vocabulary, cls._runner(setup, loaded)
+        if wanted in (AUTO, SAME):
+            try:
+                check_same_vocabulary(setup.loaded, loaded)
+                return cls(loaded, runner, setup.loaded.vocabulary)
+            except VocabularyMismatch:
+                if wanted == SAME or None in (setup.loaded.tokenizer, loaded.tokenizer):
+                    raise
+        # Not imported above: what it returns is a draft model itself.
+        from outpace.draft.models.foreign import foreign_drafter
+
+        return foreign_drafter(wanted, setup.loaded, loaded, runner)
 
     @staticmethod
     def _load(setup: Setup) -> Loaded:
         target, options = setup.loaded, setup.options
-        drafter = load_drafter(
+        return load_drafter(
             options.model,
             target,
             tokenizer=options.tokenizer,
@@ -94,8 +120,6 @@ class DraftModel(Drafter):
             quantization=options.quantization,
             trust_remote_code=options.trust_remote_code,
         )
-        check_same_vocabulary(target, drafter)
-        return drafter
 
     @staticmethod
     def _runner(setup: Setup, drafter: Loaded) -> Runner:
@@ -118,16 +142,23 @@ class DraftModel(Drafter):
         for info in rows:
             read = len(info.prompt) - 1
             source = info.forked_from
-            if source is not None and self.runner.lengths[source] >= read:
+            if (
+                source is not None
+                and not self._begins[source]
+                and (self.runner.lengths[source] >= read)
+            ):
                 self.runner.fork(source, read)
             else:
                 self.runner.admit(1)
+            self._begins.append(0)
 
     def reset(self) -> None:
         self.runner.reset()
+        self._begins = []
 
     def retain(self, rows: Sequence[int]) -> None:
         self.runner.retain(rows)
+        self._begins = [self._begins[row] for row in rows]
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         counts = self._affordable(rows, budgets)
@@ -147,12 +178,13 @@ class DraftModel(Drafter):
         # never fed, and of trees nothing counts as cached.
         lengths = self.runner.lengths
         for row, accepted in enumerate(round.verdict.nodes):
-            lengths[row] = min(lengths[row], rows.length(row) + accepted)
+            lengths[row] = min(lengths[row], rows.length(row) - self._begins[row] + accepted)
 
     def rewind(self, rows: Rows) -> None:
         # The last committed token is fed once more: its logits are gone.
         for row in range(len(rows)):
-            self.runner.lengths[row] = min(self.runner.lengths[row], rows.length(row) - 1)
+            read = rows.length(row) - self._begins[row]
+            self.runner.lengths[row] = min(self.runner.lengths[row], read - 1)
 
     def _tree(self, rows: int, nodes: int) -> Tree:
         """The first nodes of a draft: few shapes come again and again, with all that a tree
@@ -165,8 +197,23 @@ class DraftModel(Drafter):
         return Tree.chain(rows, nodes, self.runner.device)
 
     def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
-        room = [self.runner.max_length - rows.length(row) for row in range(len(rows))]
-        return [max(0, min(pair)) for pair in zip(budgets, room, strict=True)]
+        """How many tokens each row drafts: as many as its budget, but for a tiny context."""
+        counts = [min(budget, self.runner.max_length // 2) for budget in budgets]
+        for row, count in enumerate(counts):
+            if count:
+                self._make_room(row, rows.length(row), count)
+        return counts
+
+    def _make_room(self, row: int, length: int, depth: int) -> None:
+        """Moves the window of a row, if its context is too short for a text of this length and a
+        draft of this depth behind it. Positions count from the window's beginning."""
+        if length - self._begins[row] + depth > self.runner.max_length:
+            self._begins[row] = length - self.runner.max_length // 2
+            self.runner.lengths[row] = 0
+
+    def _unread(self, rows: Rows, row: int) -> list[int]:
+        """The tokens that a row has and the cache has not."""
+        return rows.since(row, self._begins[row] + self.runner.lengths[row])
 
     def _catch_up(self, rows: Rows, live: Sequence[bool]) -> Tensor:
         """Feeds what each live row has committed since; returns the logits after it, ``[B, V]``."""
@@ -176,10 +223,7 @@ class DraftModel(Drafter):
         """Feeds what each live row has committed since, and guesses behind it; returns the logits
         ``[B, 1 + L, V]`` after the text and after each of up to L guessed tokens. These are fed,
         and do not count as cached."""
-        lengths = self.runner.lengths
-        pending = [
-            rows.since(row, lengths[row]) if drafting else [] for row, drafting in enumerate(live)
-        ]
+        pending = [self._unread(rows, row) if drafting else [] for row, drafting in enumerate(live)]
         alike = len({len(unseen) for unseen in pending}) == 1
         most = PREFILL_CHUNK if alike else CATCH_UP
         for row, unseen in enumerate(pending):

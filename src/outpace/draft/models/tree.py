@@ -18,11 +18,11 @@ from outpace.core.tree import Tree
 from outpace.core.tree_shape import TreeShape
 from outpace.draft.base import Rows, Setup
 from outpace.draft.branching import BRANCHING_HELP, shape_of
-from outpace.draft.models.chain import DraftModel, DraftModelOptions
+from outpace.draft.models.chain import AUTO, SAME, DraftModel, DraftModelOptions
 from outpace.draft.options import option
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.errors import ConfigError
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.load import Loaded, check_same_vocabulary
 from outpace.targets.hf.runner import Runner
 
 
@@ -35,6 +35,11 @@ class DraftTreeOptions(DraftModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.vocabulary not in (AUTO, SAME):
+            raise ConfigError(
+                f"draft_tree drafts with the target's own tokens: vocabulary {self.vocabulary!r} "
+                "needs method 'draft_model'."
+            )
         shape_of(self.branching)
         if not isinstance(self.with_replacement, bool):
             given = self.with_replacement
@@ -76,6 +81,7 @@ class DraftTree(DraftModel):
         """Loads ``model``; ``branching`` is the number of children at each depth or "auto", drawn
         ``with_replacement`` or not."""
         options, loaded = setup.options, cls._load(setup)
+        check_same_vocabulary(setup.loaded, loaded)
         return cls(
             loaded,
             cls._runner(setup, loaded),
@@ -90,12 +96,11 @@ class DraftTree(DraftModel):
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
-        counts = [
-            min(budget, shape.size)
-            if rows.length(row) + shape.height <= self.runner.max_length
-            else 0
-            for row, budget in enumerate(budgets)
-        ]
+        room = self.runner.max_length // 2 >= shape.height
+        counts = [min(budget, shape.size) if room else 0 for budget in budgets]
+        for row, count in enumerate(counts):
+            if count:
+                self._make_room(row, rows.length(row), shape.height)
         shape = shape.first(max(counts))
         if shape.is_chain:
             return self._as_siblings(super().propose(rows, counts))

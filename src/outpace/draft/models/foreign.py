@@ -1,0 +1,128 @@
+"""A draft model with another tokenizer than the target's.
+
+Timor et al. 2025, "Accelerating LLM inference with lossless speculative decoding algorithms for
+heterogeneous vocabularies" (arXiv 2502.05202).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from outpace.draft.base import Round, RowInfo, Rows
+from outpace.draft.models.chain import AUTO, INTERSECTION, DraftModel
+from outpace.draft.models.spelling import coverage, shared_tokens
+from outpace.draft.models.translation import Translation, in_common
+from outpace.errors import VocabularyMismatch
+from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.runner import Runner
+
+ENOUGH = 0.8
+"""Share of a text's tokens, about, that have to be shared ones for `coverage` to suffice: each
+drafted token is one of these, and where the target's is another the chain ends."""
+
+
+class ForeignModel(DraftModel):
+    """Reads each text in its own tokens.
+
+    These are made from the text anew in every round, and its cache is kept as far as they begin as
+    before.
+    """
+
+    def __init__(self, target: Loaded, drafter: Loaded, runner: Runner) -> None:
+        super().__init__(drafter, runner, target.vocabulary)
+        self._target = target
+        self._texts: list[Translation] = []  # by row
+        self._own: list[list[int]] = []  # what each row's text is, or the window of it
+        self._cached: list[list[int]] = []  # what each row's slots hold
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        for info in rows:
+            source = info.forked_from
+            if source is None:
+                self.runner.admit(1)
+            else:
+                self.runner.fork(source, self.runner.lengths[source])
+            self._begins.append(0 if source is None else self._begins[source])
+            self._cached.append([] if source is None else list(self._cached[source]))
+            self._texts.append(Translation(self._target.tokenizer, self._own_tokenizer))
+            self._own.append([])
+
+    def retain(self, rows: Sequence[int]) -> None:
+        super().retain(rows)
+        self._texts = [self._texts[row] for row in rows]
+        self._own = [self._own[row] for row in rows]
+        self._cached = [self._cached[row] for row in rows]
+
+    def reset(self) -> None:
+        super().reset()
+        self._texts, self._own, self._cached = [], [], []
+
+    def observe(self, rows: Rows, round: Round) -> None:
+        """Has nothing to do: the next round compares what is cached with the text."""
+
+    def rewind(self, rows: Rows) -> None:
+        """The same."""
+
+    @property
+    def _own_tokenizer(self) -> object:
+        assert self.loaded is not None
+        return self.loaded.tokenizer
+
+    def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
+        """How many tokens each row drafts; their texts are translated."""
+        most = self.runner.max_length // 2
+        return [
+            min(budget, most) if budget and self._translate(rows, row, min(budget, most)) else 0
+            for row, budget in enumerate(budgets)
+        ]
+
+    def _translate(self, rows: Rows, row: int, depth: int) -> bool:
+        """Finds a row's text in the drafter's tokens, and how much of it is cached; returns whether
+        a draft can follow."""
+        text = self._texts[row]
+        ids = text.extend(rows.since(row, text.read))
+        if text.unfinished or not ids:
+            return False
+        self._make_room(row, len(ids), depth)
+        own, lengths = ids[self._begins[row] :], self.runner.lengths
+        same = in_common(self._cached[row][: lengths[row]], own)
+        lengths[row] = min(same, len(own) - 1)
+        self._own[row] = own
+        return True
+
+    def _unread(self, rows: Rows, row: int) -> list[int]:
+        return self._own[row][self.runner.lengths[row] :]
+
+    def _note_cached(self, live: Sequence[bool], fed: Tensor) -> None:
+        """Remembers what the slots hold after drafts ``fed`` [B, T], in own tokens."""
+        for row, tokens in enumerate(fed.tolist()):
+            if live[row]:
+                self._cached[row] = [*self._own[row], *tokens]
+
+
+def foreign_drafter(wanted: str, target: Loaded, drafter: Loaded, runner: Runner) -> ForeignModel:
+    """Returns the drafter that ``vocabulary`` asks for; with "auto" the intersection of both
+    vocabularies if it covers `ENOUGH`, else texts.
+
+    Raises ``VocabularyMismatch`` where a tokenizer is missing, or nothing is shared.
+    """
+    from outpace.draft.models.intersection import IntersectionModel
+    from outpace.draft.models.text import TextModel
+
+    if target.tokenizer is None or drafter.tokenizer is None:
+        missing = "target" if target.tokenizer is None else "drafter"
+        raise VocabularyMismatch(
+            f"drafting with another tokenizer needs both, and the {missing} has none: give it as "
+            "'tokenizer', or use a drafter with the target's vocabulary."
+        )
+    shared = shared_tokens(target, drafter, runner.device)
+    enough = len(shared) > 0 and (wanted == INTERSECTION or coverage(target, shared) >= ENOUGH)
+    if wanted in (AUTO, INTERSECTION) and enough:
+        return IntersectionModel(target, drafter, runner, shared)
+    if wanted == INTERSECTION:
+        raise VocabularyMismatch(
+            "drafter and target have no token in common: use vocabulary 'text', or another drafter."
+        )
+    return TextModel(target, drafter, runner)

@@ -1,0 +1,64 @@
+"""Drafts the tokens that two vocabularies have in common (TLI, token-level intersection).
+
+Timor et al. 2025 (arXiv 2502.05202), algorithm 4: the draft model's law is restricted to the shared
+tokens and made to sum to 1. From then on it is ordinary speculative sampling with that law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outpace.core.law import RowFault
+from outpace.core.proposal import Proposal
+from outpace.draft.base import Rows
+from outpace.draft.chains import Chains
+from outpace.draft.models.foreign import ForeignModel
+from outpace.draft.vocabulary import Vocabulary
+from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.runner import Runner
+
+
+class IntersectionModel(ForeignModel):
+    """Draws each token from the model's law over the shared tokens, under the request's own
+    options."""
+
+    def __init__(self, target: Loaded, drafter: Loaded, runner: Runner, shared: Vocabulary) -> None:
+        super().__init__(target, drafter, runner)
+        self._vocabulary = shared
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        counts = self._affordable(rows, budgets)
+        if not any(counts):
+            return Proposal.empty(len(rows), rows.seeds.device)
+        live = [count > 0 for count in counts]
+        logits = self._catch_up(rows, live)  # [B, V]
+        chains, fed = Chains(rows, counts, self.lane), [rows.seeds.new_empty(len(rows), 0)]
+        while _grown(chains, logits):
+            # Rows without a draft may have drawn anything.
+            fed.append(self._vocabulary.to_own(chains.tokens[:, -1:]).clamp(min=0))
+            output = self.runner.forward(fed[-1], keep=1)
+            self.runner.advance([int(row) for row in live])
+            logits = self._vocabulary.logits(output.logits[:, -1])
+        self._note_cached(live, torch.cat(fed, 1))
+        return chains.proposal(self._tree(len(rows), chains.length))
+
+
+def _grown(chains: Chains, logits: Tensor) -> bool:
+    """Draws a token more; returns whether another is due.
+
+    A row whose options leave it none of the shared tokens drafts nothing. logits: ``[B, V]``.
+    """
+    silent: set[int] = set()
+    while any(chains.counts):
+        try:
+            return chains.grow(logits)
+        except RowFault as fault:
+            if fault.row in silent:
+                raise
+            silent.add(fault.row)
+            chains.counts[fault.row] = 0
+            logits[fault.row] = 0.0
+    return False

@@ -1,0 +1,115 @@
+"""What the tokens of a tokenizer spell, byte by byte, so that two tokenizers can be compared.
+
+Byte-level vocabularies write bytes as printable characters ("Ġthe"), those in the manner of
+SentencePiece mark spaces ("▁the") and name single bytes ("<0x0A>"). Others are taken as written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from outpace.draft.vocabulary import Vocabulary
+from outpace.targets.hf.load import Loaded
+
+BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+SPACE_OF_BYTES = "\u0120"
+SPACE_OF_PIECES = "\u2581"
+MARKED = 0.02
+"""Share of the tokens that carry a mark for the space, from which it is taken to be one."""
+
+OFFSET = 2.7
+"""Of Zipf's law in Mandelbrot's form: the token of rank r is met about 1 / (r + OFFSET) times."""
+
+
+def spellings(tokenizer: Any) -> dict[int, bytes]:
+    """Returns what each ordinary token spells. Special tokens spell nothing."""
+    written: Mapping[str, int] = tokenizer.get_vocab()
+    special = special_ids(tokenizer)
+    spell = _speller(written)
+    ordinary = ((number, text) for text, number in written.items() if number not in special)
+    return {number: spell(text) for number, text in sorted(ordinary)}
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Returns the tokens that stand for something else than text."""
+    return frozenset(getattr(tokenizer, "all_special_ids", None) or ())
+
+
+def _speller(written: Iterable[str]) -> Any:
+    """How tokens are spelt in a vocabulary, told by how it marks spaces."""
+    tokens = list(written)
+    least = max(1, int(MARKED * len(tokens)))
+    if sum(token.startswith(SPACE_OF_BYTES) for token in tokens) >= least:
+        return _of_bytes
+    if sum(token.startswith(SPACE_OF_PIECES) for token in tokens) >= least:
+        return _of_pieces
+    return str.encode
+
+
+def _of_bytes(token: str) -> bytes:
+    table = _printable_bytes()
+    if all(character in table for character in token):
+        return bytes(table[character] for character in token)
+    return token.encode()  # added beside the vocabulary, as it is
+
+
+def _of_pieces(token: str) -> bytes:
+    named = BYTE.match(token)
+    if named:
+        return bytes([int(named[1], 16)])
+    return token.replace(SPACE_OF_PIECES, " ").encode()
+
+
+@cache
+def _printable_bytes() -> Mapping[str, int]:
+    """The characters that byte-level vocabularies write for bytes (GPT-2's table)."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {
+        **{chr(byte): byte for byte in plain},
+        **{chr(0x100 + at): byte for at, byte in enumerate(others)},
+    }
+
+
+def shared_tokens(target: Loaded, drafter: Loaded, device: torch.device) -> Vocabulary:
+    """Returns the map between the tokens that spell the same, and those that end a text.
+
+    Of several that spell the same in one vocabulary, the first counts that is not the name of a
+    byte.
+    """
+    ours, theirs = _by_spelling(target), _by_spelling(drafter)
+    pairs = {theirs[spelt]: number for spelt, number in ours.items() if spelt in theirs}
+    ends = target.eos_ids[:1], drafter.eos_ids[:1]
+    if all(ends) and ends[0][0] < target.vocabulary:
+        pairs = {own: number for own, number in pairs.items() if number != ends[0][0]}
+        pairs[ends[1][0]] = ends[0][0]
+    own_ids = torch.tensor(list(pairs), dtype=torch.long, device=device)
+    target_ids = torch.tensor(list(pairs.values()), dtype=torch.long, device=device)
+    return Vocabulary(target_ids, target.vocabulary, own_ids)
+
+
+def _by_spelling(model: Loaded) -> dict[bytes, int]:
+    written = {number: text for text, number in model.tokenizer.get_vocab().items()}
+    found: dict[bytes, int] = {}
+    for number, spelt in spellings(model.tokenizer).items():
+        better = spelt not in found or BYTE.match(written[found[spelt]])
+        if number < model.vocabulary and spelt and better:
+            found[spelt] = number
+    return found
+
+
+def coverage(target: Loaded, shared: Vocabulary) -> float:
+    """Returns about which share of a text's tokens are shared ones.
+
+    Tokenizers number their tokens by how frequent they were in training. So the tokens of two
+    characters or more are weighed by Zipf's law, in the order of their numbers.
+    """
+    ordinary = [n for n, spelt in spellings(target.tokenizer).items() if len(spelt) > 1]
+    known = shared.to_own(torch.tensor(ordinary, device=shared.device)) >= 0
+    weights = 1 / (torch.arange(len(ordinary), dtype=torch.float64) + OFFSET)
+    return float(weights[known.cpu()].sum() / weights.sum()) if ordinary else 0.0
