@@ -375,6 +375,7 @@ class LLM:
                 tokenizer=self.tokenizer,
                 streaming=streaming,
                 group=group,
+                tag=params.tag,
                 seeded=params.seed is not None and not resolved.greedy,
             )
             for index in range(params.n)

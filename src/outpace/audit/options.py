@@ -79,6 +79,7 @@ def cases() -> list[Case]:
         Case("n", {"n": 3}, "n"),
         Case("speculative", {"speculative": "off"}, "drafting"),
         Case("speculative", {"speculative": 1}, "drafting"),
+        Case("tag", {"tag": "copying"}, "drafting"),
     ]  # fmt: skip
 
 

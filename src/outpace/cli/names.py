@@ -14,9 +14,13 @@ METHODS: Mapping[str, str] = {
     "draft_model": "a smaller model with the same tokenizer (--draft)",
     "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
     "ensemble": "several drafters at once: the first that proposes, one tree of all, or a vote",
+    "hedge": "of several drafters the one that would have done best lately",
     "ngram": "what followed the same tokens earlier in the text",
     "none": "nothing: plain decoding",
     "staged": "a smaller model, for which a look-up drafts (--draft)",
+    "tagged": "a drafter for each tag of requests",
+    "task": "a drafter for each task, as a classifier tells it (`outpace tune router`)",
+    "ucb": "a bandit over several drafters",
 }
 
 LOSSLESS: Mapping[str, str] = {

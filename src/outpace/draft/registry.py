@@ -22,6 +22,10 @@ REGISTRY = LazyRegistry(
         "draft_tree": "outpace.draft.models.tree:DraftTree",
         "auto": "outpace.draft.route.auto:AutoDrafter",
         "ensemble": "outpace.draft.route.ensemble:Ensemble",
+        "hedge": "outpace.draft.route.hedge:Hedge",
+        "ucb": "outpace.draft.route.ucb:Ucb",
+        "tagged": "outpace.draft.route.tagged:Tagged",
+        "task": "outpace.draft.route.task:Task",
         "staged": "outpace.draft.route.staged:Staged",
     },
 )
