@@ -77,7 +77,7 @@ def test_hedge_drafts_with_the_better_model_and_finds_it_by_laws() -> None:
         llm.generate([PROMPTS[0]], SamplingParams(temperature=1.0, max_tokens=40))
     gains = llm.engine.drafter.gains  # type: ignore[attr-defined]
     assert gains["draft_model 2"] > gains["draft_model 1"]
-    assert methods[-2:] == [("draft_model 2",)] * 2
+    assert [who for who in methods if who][-2:] == [("draft_model 2",)] * 2
 
 
 def test_a_seeded_row_has_a_leader_of_its_own() -> None:

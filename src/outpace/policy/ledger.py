@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outpace.policy.acceptance import Counts
+from outpace.policy.acceptance import REQUEST_MEMORY, Counts, Slimness
 from outpace.policy.ladder import Ladder
 from outpace.policy.prices import Prices
 
@@ -31,6 +31,7 @@ class Ledger:
         """counts: what the request has seen, kept by somebody else."""
         self._ladder, self._prices, self._counts = ladder, prices, counts
         self._spent = self._loss = 0.0
+        self._slim = Slimness(REQUEST_MEMORY)
 
     def width(self, remaining: int) -> int:
         """Returns how many nodes to draft where ``remaining`` tokens may still be generated."""
@@ -40,7 +41,7 @@ class Ledger:
         chances = self._counts.chances(ladder.shape.height, ladder.shape.width)
         gains = {
             width: tokens / self._prices.round(width, ladder.levels[width])
-            for width, tokens in ladder.tokens(chances, room).items()
+            for width, tokens in ladder.tokens(chances, room, self._slim.levels_per_node).items()
         }
         best = max(ladder.widths, key=gains.__getitem__)
         width = best or ladder.widths[1]
@@ -53,7 +54,8 @@ class Ledger:
         """Returns the tokens per pass of the target that a draft of so many nodes promises."""
         ladder = self._ladder
         chances = self._counts.chances(ladder.shape.height, ladder.shape.width)
-        found = ladder.tokens(chances, max(0, remaining - 1))
+        room = max(0, remaining - 1)
+        found = ladder.tokens(chances, room, self._slim.levels_per_node)
         width = max(width for width in ladder.widths if width <= nodes)
         return found[width] / self._prices.round(nodes, ladder.levels[width])
 
@@ -62,4 +64,6 @@ class Ledger:
         price = self._prices.round(nodes, levels)
         self._spent += price
         if nodes:
+            if self._ladder.shape.is_chain:  # which stands for any tree
+                self._slim.add(nodes, levels)
             self._loss = max(-RESERVE, self._loss + price - emitted)
