@@ -75,6 +75,7 @@ class Intake:
                 tokenizer=self._loaded.tokenizer,
                 streaming=streaming,
                 group=group,
+                tag=params.tag,
                 seeded=params.seed is not None and not resolved.greedy,
             )
             for index in range(params.n)

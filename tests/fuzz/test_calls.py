@@ -39,6 +39,7 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     "logprobs": st.integers(0, 80),
     "skip_special_tokens": st.booleans(),
     "speculative": st.one_of(st.sampled_from(["auto", "off"]), st.integers(0, 40)),
+    "tag": st.text(min_size=1, max_size=5),
 }
 """What each option is meant to take."""
 

@@ -202,6 +202,31 @@ def test_a_miss_teaches_nothing() -> None:
     assert max(play.widths) == 6
 
 
+def test_trees_of_any_shape_promise_what_their_levels_bring() -> None:
+    """Ten nodes of a look-up's tree are two levels here, of which each is accepted in 9 of 10
+    rounds: that is not what ten levels would bring, and two more nodes for one level cost much."""
+    dice = random.Random(0)
+
+    def outcome(row: Request, width: int) -> Outcome:
+        levels = -(-width // 5)
+        accepted = next((n for n in range(levels) if dice.random() > 0.9), levels)
+        return Outcome(width, levels, accepted, row.extend([2] * (accepted + 1)))
+
+    auto, row = Auto(CHAINS), request()
+    for _ in range(300):
+        result = outcome(row, affordable([row], auto.budgets([row]))[0])
+        auto.record([row], [result], Seconds(0, 1 + 0.02 * result.drafted, 0))
+    assert auto.tokens(row, 10) == pytest.approx(1 + 0.9 + 0.81, rel=0.1)
+    assert auto.expected([row], [row], [10]) is not None
+
+
+def test_rounds_without_a_find_do_not_lower_what_finds_are_worth() -> None:
+    auto, row = Auto(CHAINS), request()
+    play = Simulation(auto, flat(0.0), lambda *_: 0.9)
+    play.play([row], 300, found=lambda: play.random.choice([0, 0, 0, 0, 8]))
+    assert auto.tokens(row, 8) == pytest.approx(sum(0.9**k for k in range(9)), rel=0.12)
+
+
 def test_an_ended_text_teaches_nothing() -> None:
     auto = Auto(CHAINS)
     row = request(tokens=3)

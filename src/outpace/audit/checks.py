@@ -230,6 +230,8 @@ class Trial:
                     yield "one of n texts is not that of its seed alone"
 
     def _drafting(self, case: Case, on: list[RequestOutput]) -> Iterator[str]:
+        if "speculative" not in case.values:
+            return  # who drafts is no law, and all laws are compared in every case
         limit = 0 if case.values["speculative"] == "off" else int(case.values["speculative"])
         for output in on:
             if output.metrics.num_draft_tokens > limit * output.metrics.num_target_passes:

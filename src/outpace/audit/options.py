@@ -92,6 +92,7 @@ def cases() -> list[Case]:
         # After the first letter, the second option forbids what the first allows.
         Case("bad_words_ids", {"bad_words_ids": every_pair, "allowed_token_ids": four_letters},
              "dead end"),
+        Case("tag", {"tag": "copying"}, "drafting"),
     ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ METHODS: Mapping[str, str] = {
     "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
     "early_exit": "the model's first layers, for models that were trained for it",
     "ensemble": "several drafters at once: the first that proposes, one tree of all, or a vote",
+    "hedge": "of several drafters the one that would have done best lately",
     "hydra": "a trained head that sees the state and the tokens drafted so far",
     "layer_skip": "the model itself with some layers left out (`outpace tune layers`)",
     "lookahead": "n-grams that the target writes ahead in the same pass",
@@ -26,6 +27,9 @@ METHODS: Mapping[str, str] = {
     "retrieval": "what followed the longest match in a corpus (outpace datastore build)",
     "staged": "a smaller model, for which a look-up drafts (--draft)",
     "suffix": "what most often followed the longest match in this and earlier texts",
+    "tagged": "a drafter for each tag of requests",
+    "task": "a drafter for each task, as a classifier tells it (`outpace tune router`)",
+    "ucb": "a bandit over several drafters",
 }
 
 LOSSLESS: Mapping[str, str] = {

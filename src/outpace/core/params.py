@@ -89,6 +89,9 @@ class SamplingParams:
     speculative: Literal["auto", "off"] | int | None = None
     """For this request: "off" decodes plainly, K drafts exactly K, "auto" lets the engine choose.
     Unset: as the engine was configured."""
+    tag: str | None = None
+    """What the request is about, such as its task or language, for drafters that go by it (methods
+    "tagged" and "task"). It changes no law."""
 
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):
@@ -230,6 +233,12 @@ def _speculative(name: str, value: Any) -> Literal["auto", "off"] | int:
     return int(value)
 
 
+def _tag(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ParamsError(f"{name} must be a word, not {shown(value)}.")
+    return value
+
+
 _SHARE = partial(number, low=0.0, high=1.0, closed=False)
 _PENALTY = partial(number, low=-2.0, high=2.0, closed=True)
 _COUNT = partial(whole, least=0)
@@ -259,5 +268,6 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "logprobs": _COUNT,
     "skip_special_tokens": flag,
     "speculative": _speculative,
+    "tag": _tag,
 }
 """Makes of each option what the engine works with; raises ``ParamsError`` for what is none."""

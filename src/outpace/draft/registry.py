@@ -31,6 +31,10 @@ REGISTRY = LazyRegistry(
         "early_exit": "outpace.draft.itself.early_exit:EarlyExit",
         "auto": "outpace.draft.route.auto:AutoDrafter",
         "ensemble": "outpace.draft.route.ensemble:Ensemble",
+        "hedge": "outpace.draft.route.hedge:Hedge",
+        "ucb": "outpace.draft.route.ucb:Ucb",
+        "tagged": "outpace.draft.route.tagged:Tagged",
+        "task": "outpace.draft.route.task:Task",
         "staged": "outpace.draft.route.staged:Staged",
     },
 )

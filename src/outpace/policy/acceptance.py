@@ -82,6 +82,25 @@ class Counts:
         return found
 
 
+@dataclass
+class Slimness:
+    """How many levels the drafts of a drafter have for each node: 1 for chains, less for trees."""
+
+    memory: float
+    nodes: float = 0.0
+    levels: float = 0.0
+
+    def add(self, nodes: int, levels: int) -> None:
+        """Adds a draft."""
+        self.nodes = self.nodes * self.memory + nodes
+        self.levels = self.levels * self.memory + levels
+
+    @property
+    def levels_per_node(self) -> float:
+        """1 before anything was drafted."""
+        return self.levels / self.nodes if self.nodes else 1.0
+
+
 class Acceptance:
     """Chances by depth and rank of one drafter, over all requests and for each.
 

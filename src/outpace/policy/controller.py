@@ -104,6 +104,7 @@ class Auto(Controller):
         self._static = self._ladder = static
         self._prices = prices or Prices()
         self._invariant = invariant
+        self._loose = self._growing is None and static.shape.is_chain
         self._rows: WeakKeyDictionary[DraftingRow, _Row] = WeakKeyDictionary()
         self._ours = True  # whether the budget of some row of this round is chosen here
         self._trial = False  # whether it tries a draft where plain decoding seems best
@@ -119,6 +120,12 @@ class Auto(Controller):
     def acceptance(self) -> Acceptance:
         """How likely the drafts of the present drafter are to be accepted."""
         return self._known[self.method].acceptance
+
+    @property
+    def _slim(self) -> float:
+        """Levels per node of drafts whose shape is not known beforehand; 1 where the ladder's own
+        shape says it."""
+        return self._known[self.method].slimness.levels_per_node if self._loose else 1.0
 
     @property
     def _reading(self) -> ReadingCost:
@@ -181,7 +188,7 @@ class Auto(Controller):
         ladder = self._ladder
         counts = self._row(request).by_method[self.method].counts
         chances = self.acceptance.chances(counts, ladder.shape.height, ladder.shape.width)
-        found = ladder.tokens(chances, request.remaining - 1)
+        found = ladder.tokens(chances, request.remaining - 1, self._slim)
         return max((found[width] for width in found if width <= nodes), default=1.0)
 
     def ledger(self, request: DraftingRow) -> Ledger:
@@ -264,7 +271,7 @@ class Auto(Controller):
         for request in free:
             counts = self._row(request).by_method[self.method].counts
             chances = self.acceptance.chances(counts, ladder.shape.height, ladder.shape.width)
-            for width, tokens in ladder.tokens(chances, request.remaining - 1).items():
+            for width, tokens in ladder.tokens(chances, request.remaining - 1, self._slim).items():
                 totals[width] += tokens
         return totals
 
@@ -305,6 +312,8 @@ class Auto(Controller):
             if outcome.drafted:
                 own.read = request.length
             row.ledger.enter(outcome.drafted, outcome.depth, outcome.emitted)
+            if outcome.drafted and self._loose:
+                self._known[method].slimness.add(outcome.drafted, outcome.depth)
             # Of a text that has ended, part of the draft was cut off and says nothing.
             if outcome.depth and not request.finished:
                 self._known[method].acceptance.learn(own.counts, self._trail(outcome))

@@ -170,7 +170,8 @@ class CostModel:
     def widest(self, place: Place) -> int:
         """Returns the greatest width that was measured, here or at the place that `curve` takes
         what drafting adds from."""
-        return max(self._known(place) or {0: None})
+        known = self._known(place)
+        return max(known) if known else 0
 
     def _known(self, place: Place) -> dict[int, _Known] | None:
         """What was measured, by width; beside a plain round what drafting added to one elsewhere,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outpace.policy.acceptance import Acceptance, Counts
+from outpace.policy.acceptance import DRAFTER_MEMORY, Acceptance, Counts, Slimness
 from outpace.policy.cost import CostModel, ReadingCost
 
 
@@ -16,6 +16,7 @@ class Knowledge:
     costs: CostModel = field(default_factory=CostModel)
     reading: ReadingCost = field(default_factory=ReadingCost)
     acceptance: Acceptance = field(default_factory=Acceptance)
+    slimness: Slimness = field(default_factory=lambda: Slimness(DRAFTER_MEMORY))
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -54,9 +55,11 @@ class Ladder:
         inside = list(accumulate(self.shape.depth, max))
         return [*inside, *range(inside[-1] + 1, inside[-1] + 1 + widest)][: widest + 1]
 
-    def tokens(self, chances: Chances, room: int) -> dict[int, float]:
+    def tokens(self, chances: Chances, room: int, levels_per_node: float = 1.0) -> dict[int, float]:
         """Returns the expected tokens of a round for each width, with the one that every round
-        brings. room: levels that may be used before the text ends.
+        brings. room: levels that may be used before the text ends. levels_per_node: of a chain's
+        nodes, those that make a level, where they stand for trees whose shape is not known
+        beforehand.
 
         >>> Ladder.chains(2).tokens([[0.5], [0.5]], room=9)
         {0: 1.0, 1: 1.5, 2: 1.75}
@@ -64,4 +67,13 @@ class Ladder:
         depth = self.shape.depth[1:]
         reached = zip(self.shape.reached(chances), depth, strict=True)
         total = list(accumulate((c if d <= room else 0.0 for c, d in reached), initial=1.0))
-        return {width: total[width] for width in self.widths}
+        if levels_per_node == 1:
+            return {width: total[width] for width in self.widths}
+        return {width: _between(total, width * levels_per_node) for width in self.widths}
+
+
+def _between(values: Sequence[float], place: float) -> float:
+    """The value at a place between two of a list, on the line between them."""
+    low = min(int(place), len(values) - 1)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (place - low) * (values[high] - values[low])

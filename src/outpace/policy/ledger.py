@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outpace.policy.acceptance import Counts
+from outpace.policy.acceptance import REQUEST_MEMORY, Counts, Slimness
 from outpace.policy.ladder import Ladder
 from outpace.policy.prices import Prices
 
@@ -32,6 +32,7 @@ class Ledger:
         """counts: of the request's own drafts; somebody else keeps them up to date."""
         self._ladder, self._prices, self._counts = ladder, prices, counts
         self._spent = self._loss = 0.0
+        self._slim = Slimness(REQUEST_MEMORY)
 
     def width(self, remaining: int) -> int:
         """Returns how many nodes to draft where ``remaining`` tokens may still be generated."""
@@ -41,7 +42,7 @@ class Ledger:
         chances = self._counts.chances(ladder.shape.height, ladder.shape.width)
         gains = {
             width: tokens / self._prices.round(width, ladder.levels[width])
-            for width, tokens in ladder.tokens(chances, room).items()
+            for width, tokens in ladder.tokens(chances, room, self._slim.levels_per_node).items()
         }
         best = max(ladder.widths, key=gains.__getitem__)
         width = best or ladder.widths[1]
@@ -54,7 +55,8 @@ class Ledger:
         """Returns the tokens per pass of the target that a draft of so many nodes promises."""
         ladder = self._ladder
         chances = self._counts.chances(ladder.shape.height, ladder.shape.width)
-        found = ladder.tokens(chances, max(0, remaining - 1))
+        room = max(0, remaining - 1)
+        found = ladder.tokens(chances, room, self._slim.levels_per_node)
         width = max(width for width in ladder.widths if width <= nodes)
         return found[width] / self._prices.round(nodes, ladder.levels[width])
 
@@ -63,4 +65,6 @@ class Ledger:
         price = self._prices.round(nodes, levels)
         self._spent += price
         if nodes:
+            if self._ladder.shape.is_chain:  # which stands for any tree
+                self._slim.add(nodes, levels)
             self._loss = max(-RESERVE, self._loss + price - emitted)

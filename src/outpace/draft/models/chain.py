@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.law import Branches
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
@@ -172,6 +173,24 @@ class DraftModel(Drafter):
             self.runner.advance([int(row) for row in live])
             logits = self._vocabulary.logits(output.logits[:, -1])
         return chains.proposal(self._tree(len(rows), chains.length))
+
+    def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
+        """Returns the laws before any argmax, ``[B, T, V]``, from one pass that reads what was
+        committed since, too. Rows that reach beyond the context have laws that mean nothing."""
+        count = tokens.shape[1]
+        live = [rows.length(row) + count <= self.runner.max_length for row in range(len(rows))]
+        if not any(live):
+            return None
+        self.rewind(rows)
+        listed = zip(tokens[:, :-1].tolist(), live, strict=True)
+        logits = self._read(rows, live, [row if on else [] for row, on in listed])
+        self.rewind(rows)  # whoever drafts next wants the logits after the text, too
+        if logits.shape[1] < count:
+            return None
+        steps = torch.arange(count, device=tokens.device)
+        before = (steps[:, None] > steps).expand(len(rows), -1, -1)
+        branches = Branches(tokens[:, None].expand(-1, count, -1), before)
+        return rows.law.soft(logits, branches, rows.history)
 
     def observe(self, rows: Rows, round: Round) -> None:
         # What is cached of a draft stays as far as it was accepted. The last token of a chain was

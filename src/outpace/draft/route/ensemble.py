@@ -149,7 +149,7 @@ class Ensemble(Several):
     # -- merge ---------------------------------------------------------------------------------
 
     def _merged(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        asked = []
+        asked: list[Asked] = []
         for number in range(len(self.children)):
             left = len(self.children) - number
             # What a drafter leaves of its share, the next ones may have.

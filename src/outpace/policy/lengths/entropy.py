@@ -50,7 +50,7 @@ class Entropy(LengthPolicy):
         of_rule = terms.keeps_drafting
 
         def keeps_drafting(law: Tensor) -> Tensor:
-            on = torch.special.entr(law).sum(-1) <= self.options.threshold
+            on = torch.le(torch.special.entr(law).sum(-1), self.options.threshold)
             return on if of_rule is None else on.logical_and(of_rule(law))
 
         return replace(terms, keeps_drafting=keeps_drafting)

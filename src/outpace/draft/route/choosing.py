@@ -1,0 +1,48 @@
+"""Drafters that choose one child for each row."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outpace.core.proposal import Proposal
+from outpace.draft.base import Rows
+from outpace.draft.options import option
+from outpace.draft.route.base import Several, check_configs, specimen_configs
+from outpace.targets.hf.load import Loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftersOptions:
+    """What a user may set."""
+
+    drafters: Any = option(None, "The drafters to choose from, each as a speculative_config.")
+
+    def __post_init__(self) -> None:
+        check_configs("this one", "drafters", self.drafters, least=2)
+
+
+class Choosing(Several):
+    """Lets one child draft for each row. What it goes by is known before the child draws anything,
+    so that what the child draws keeps its law."""
+
+    @abstractmethod
+    def choice(self, rows: Rows) -> list[int]:
+        """Returns the number of each row's child."""
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        return {"drafters": specimen_configs(loaded, "draft_model", "ngram")}
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        chosen = self.choice(rows)
+        numbers = sorted(set(chosen))
+        asked = [
+            self.ask(number, rows, [
+                budget if who == number else 0 for who, budget in zip(chosen, budgets, strict=True)
+            ])
+            for number in numbers
+        ]  # fmt: skip
+        return self.join(asked, [numbers.index(number) for number in chosen])

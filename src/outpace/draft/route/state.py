@@ -1,0 +1,59 @@
+"""What a router has learned, in a file: plain JSON, which can be looked at and never runs code."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outpace.errors import ConfigError
+
+
+class StateFile:
+    """Numbers by drafter, kept between runs."""
+
+    def __init__(self, path: str | os.PathLike[str], method: str, drafters: Sequence[str]) -> None:
+        """method, drafters: whose numbers these are; a file of others is refused."""
+        self._path = Path(path)
+        self._whose = {"method": method, "drafters": list(drafters)}
+
+    def load(self) -> Mapping[str, Any] | None:
+        """Returns what was saved, None if there is no file yet; ``ConfigError`` for another
+        one's."""
+        if not self._path.exists():
+            if not self._path.parent.is_dir():
+                raise ConfigError(f"state: there is no folder {str(self._path.parent)!r}.")
+            return None
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            whose = {key: found[key] for key in self._whose}
+            state: Mapping[str, Any] = found["state"]
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise ConfigError(
+                f"{self._path} is not the state of a router ({error}): name another file."
+            ) from error
+        if whose != self._whose:
+            raise ConfigError(
+                f"{self._path} is the state of method {whose['method']!r} with the drafters "
+                f"{whose['drafters']}, not of {self._whose['method']!r} with "
+                f"{self._whose['drafters']}: name another file."
+            )
+        return state
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Replaces the file, whole or not at all."""
+        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        beside.write_text(json.dumps({**self._whose, "state": dict(state)}), encoding="utf-8")
+        os.replace(beside, self._path)
+
+
+def numbers(state: Mapping[str, Any], name: str, count: int) -> list[float]:
+    """Returns one entry of a saved state: so many numbers; ``ConfigError`` for anything else."""
+    found = state.get(name)
+    if not isinstance(found, list) or len(found) != count:
+        raise ConfigError(f"the saved state has no {name} for {count} drafters: remove the file.")
+    if not all(isinstance(value, (int, float)) for value in found):
+        raise ConfigError(f"the saved state's {name} are not numbers: remove the file.")
+    return [float(value) for value in found]

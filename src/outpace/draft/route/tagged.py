@@ -1,0 +1,101 @@
+"""A drafter for each kind of request: by task, by language, by whatever the request says of itself.
+
+Yi et al. 2024, "Towards fast multilingual LLM inference: speculative decoding and specialized
+drafters" (arXiv 2406.16758), has one drafter per language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from outpace.core.proposal import Drawn
+from outpace.core.values import shown
+from outpace.draft.base import Drafter, RowInfo, Rows, Setup
+from outpace.draft.options import option
+from outpace.draft.route.base import (
+    build_children,
+    check_config,
+    names_of,
+    rule_of,
+    specimen_configs,
+)
+from outpace.draft.route.choosing import Choosing
+from outpace.errors import ConfigError
+from outpace.targets.hf.load import Loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutesOptions:
+    """What a user may set."""
+
+    routes: Any = option(None, "A drafter for each tag, as {tag: speculative_config}.")
+    default: Any = option(None, "The drafter of all other requests, as a speculative_config.")
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.routes, Mapping) and len(self.routes) > 0
+        if not named or not all(isinstance(tag, str) for tag in self.routes):
+            raise ConfigError(
+                "routes must name a drafter for each tag, such as {'code': {'model': 'a/model'}}, "
+                f"not {shown(self.routes)}."
+            )
+        for config in self.configs:
+            check_config("tagged", config)
+
+    @property
+    def configs(self) -> list[Any]:
+        """The config of the default, then those of the tags in their order."""
+        default = {"method": "none"} if self.default is None else self.default
+        return [default, *self.routes.values()]
+
+
+class Tagged(Choosing):
+    """Drafts for each row with the child of its tag (`SamplingParams.tag`)."""
+
+    name: ClassVar[str] = "tagged"
+    Options: ClassVar[type[Any]] = RoutesOptions
+    draws: frozenset[Drawn] = frozenset({Drawn.POINT, Drawn.IID})
+
+    def __init__(
+        self,
+        children: Sequence[Drafter],
+        names: Sequence[str],
+        vocabulary: int,
+        tags: Sequence[str],
+    ) -> None:
+        """children: that of the default, then those of the tags."""
+        super().__init__(children, names, vocabulary)
+        self._numbers = {tag: number for number, tag in enumerate(tags, 1)}
+        self._rows: list[int] = []
+
+    @classmethod
+    def usual_rule(cls, options: Any) -> str:
+        return rule_of(options.configs)
+
+    @classmethod
+    def build(cls, setup: Setup) -> Tagged:
+        configs = setup.options.configs
+        children = build_children(setup, configs)
+        tags = list(setup.options.routes)
+        return cls(children, names_of(configs), setup.loaded.vocabulary, tags)
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        model, ngram = specimen_configs(loaded, "draft_model", "ngram")
+        return {"routes": {"copying": ngram}, "default": model}
+
+    def route(self, info: RowInfo) -> int:
+        """Returns the number of the child that drafts for a new row."""
+        return self._numbers.get(info.tag or "", 0)
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        super().admit(rows)
+        self._rows += map(self.route, rows)
+
+    def retain(self, rows: Sequence[int]) -> None:
+        super().retain(rows)
+        self._rows = [self._rows[row] for row in rows]
+
+    def choice(self, rows: Rows) -> list[int]:
+        return self._rows[: len(rows)]

@@ -1,0 +1,122 @@
+"""A drafter for each kind of prompt, as a small classifier tells them apart.
+
+Ge et al. 2025, "Automatic task detection and heterogeneous LLM speculative decoding"
+(arXiv 2505.08600).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from outpace.core.values import shown
+from outpace.draft.base import Drafter, RowInfo, Setup
+from outpace.draft.options import option
+from outpace.draft.route.base import build_children, names_of, specimen_configs
+from outpace.draft.route.classifier import TaskClassifier
+from outpace.draft.route.tagged import RoutesOptions, Tagged
+from outpace.errors import ConfigError
+from outpace.targets.hf.load import Loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(RoutesOptions):
+    """What a user may set."""
+
+    routes: Any = option(None, "A drafter for each task of the router, {task: speculative_config}.")
+    router: Any = option(
+        None,
+        "The file that `outpace tune router` has written; in Python also a function from a "
+        "prompt's token ids to a task and its probability.",
+    )
+    threshold: float = option(0.5, "A task less probable than this is taken for unknown.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.router is None:
+            raise ConfigError("method 'task' needs 'router': make one with `outpace tune router`.")
+        if not (isinstance(self.threshold, (int, float)) and 0 <= self.threshold <= 1):
+            raise ConfigError(f"threshold must be in [0, 1], not {shown(self.threshold)}.")
+        if not callable(self.router):
+            known = TaskClassifier.load(self.router).tasks
+            for task in self.routes:
+                if task not in known:
+                    raise ConfigError(
+                        f"routes names {task!r}, and {self.router} knows {', '.join(known)}."
+                    )
+
+
+Router = Callable[[Sequence[int]], tuple[str, float]]
+"""From a prompt's token ids to its task and the probability of that."""
+
+
+class Task(Tagged):
+    """Drafts for each row with the child of its prompt's task; an unknown one has the default.
+
+    The prompt's text is classified once, when the request joins the batch. A request's own tag
+    (`SamplingParams.tag`) goes first where it names a route.
+    """
+
+    name: ClassVar[str] = "task"
+    Options: ClassVar[type[Any]] = TaskOptions
+
+    def __init__(
+        self,
+        children: Sequence[Drafter],
+        names: Sequence[str],
+        vocabulary: int,
+        tags: Sequence[str],
+        router: Router,
+        threshold: float,
+    ) -> None:
+        super().__init__(children, names, vocabulary, tags)
+        self._router, self._threshold = router, threshold
+
+    @classmethod
+    def build(cls, setup: Setup) -> Task:
+        options, loaded = setup.options, setup.loaded
+        router = options.router
+        if not callable(router):
+            router = _reader(TaskClassifier.load(router), loaded)
+        configs = options.configs
+        return cls(
+            build_children(setup, configs),
+            names_of(configs),
+            loaded.vocabulary,
+            list(options.routes),
+            router,
+            options.threshold,
+        )
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        model, ngram = specimen_configs(loaded, "draft_model", "ngram")
+        routes = {"copying": ngram, "else": model}
+        return {"routes": routes, "default": ngram, "router": _by_repetition}
+
+    def route(self, info: RowInfo) -> int:
+        if info.tag in self._numbers:
+            return super().route(info)
+        task, chance = self._router(info.prompt)
+        return self._numbers.get(task, 0) if chance >= self._threshold else 0
+
+
+def _reader(classifier: TaskClassifier, loaded: Loaded) -> Router:
+    """A router that decodes a prompt and classifies its text."""
+    tokenizer = loaded.tokenizer
+    if tokenizer is None:
+        raise ConfigError(
+            f"method 'task' reads the prompt's text, and {loaded.name} came without a tokenizer: "
+            "pass tokenizer=."
+        )
+
+    def route(prompt: Sequence[int]) -> tuple[str, float]:
+        return classifier.task_of(tokenizer.decode(list(prompt), skip_special_tokens=True))
+
+    return route
+
+
+def _by_repetition(prompt: Sequence[int]) -> tuple[str, float]:
+    """The router of the specimen."""
+    return ("copying" if len(set(prompt)) < len(prompt) else "else"), 1.0

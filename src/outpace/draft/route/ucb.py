@@ -1,0 +1,148 @@
+"""A bandit over drafters: the one with the greatest upper confidence bound drafts.
+
+Kim, Jung and Yun 2026, "MetaSD" (arXiv 2604.05417).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from outpace.core.proposal import Drawn, Needs
+from outpace.core.values import shown
+from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.options import option
+from outpace.draft.route.base import Asked, Learned, build_children, names_of, rule_of
+from outpace.draft.route.choosing import Choosing, DraftersOptions
+from outpace.draft.route.feedback import Committed
+from outpace.draft.route.state import StateFile, numbers
+from outpace.errors import ConfigError
+
+
+class Bandit:
+    """Means of rewards in [0, 1], and how often each arm was pulled.
+
+    >>> bandit = Bandit(2, exploration=0.5)
+    >>> bandit.choice, bandit.add(0, 0.9), bandit.choice
+    (0, None, 1)
+    """
+
+    def __init__(self, arms: int, exploration: float) -> None:
+        """exploration: beta, the width of the confidence bound."""
+        self.sums, self.pulls = [0.0] * arms, [0.0] * arms
+        self._exploration = exploration
+
+    @property
+    def choice(self) -> int:
+        """The arm with the greatest mean + beta sqrt(2 ln t / n); one never pulled comes first."""
+        if 0 in self.pulls:
+            return self.pulls.index(0)
+        total = math.log(max(2.0, sum(self.pulls)))
+
+        def bound(arm: int) -> float:
+            width = math.sqrt(2 * total / self.pulls[arm])
+            return self.sums[arm] / self.pulls[arm] + self._exploration * width
+
+        return max(range(len(self.pulls)), key=bound)
+
+    def add(self, arm: int, reward: float) -> None:
+        """Adds what an arm brought."""
+        self.sums[arm] += reward
+        self.pulls[arm] += 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class UcbOptions(DraftersOptions):
+    """What a user may set."""
+
+    exploration: float = option(0.1, "Width of the confidence bounds (beta).")
+    state: Any = option(None, "A file in which what is learned is kept between runs.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.exploration, (int, float)) and self.exploration >= 0):
+            raise ConfigError(f"exploration must be at least 0, not {shown(self.exploration)}.")
+
+
+class Ucb(Choosing):
+    """Drafts with one child and learns about that one only: for drafters of like cost of which
+    others cannot be asked what they would have done.
+
+    The reward of a round is its block divergence: the mean, over the drafted tokens that were
+    tested, of 1 minus the total variation of drafter and target, which varies less than what was
+    accepted. Rows of a batch have one bandit; a sampled row with a seed of its own has its own.
+    """
+
+    name: ClassVar[str] = "ucb"
+    Options: ClassVar[type[Any]] = UcbOptions
+    draws: frozenset[Drawn] = frozenset({Drawn.POINT, Drawn.IID})
+    needs: Needs = Needs(laws=True)
+
+    def __init__(
+        self,
+        children: Sequence[Drafter],
+        names: Sequence[str],
+        vocabulary: int,
+        options: UcbOptions,
+    ) -> None:
+        super().__init__(children, names, vocabulary)
+        self.needs = Needs(self.needs.states, laws=True)
+        self._learned = Learned(lambda: Bandit(len(children), options.exploration))
+        self._chosen: list[int] = []
+        self._file = None
+        if options.state is not None:
+            self._file = StateFile(options.state, self.name, names)
+            self._load()
+
+    @classmethod
+    def usual_rule(cls, options: Any) -> str:
+        return rule_of(options.drafters)
+
+    @classmethod
+    def build(cls, setup: Setup) -> Ucb:
+        configs = list(setup.options.drafters)
+        children = build_children(setup, configs)
+        return cls(children, names_of(configs), setup.loaded.vocabulary, setup.options)
+
+    @property
+    def pulls(self) -> dict[str, float]:
+        """How many drafts of each drafter were played."""
+        return dict(zip(self.names, self._learned.shared.pulls, strict=True))
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        super().admit(rows)
+        self._learned.admit(len(rows))
+
+    def retain(self, rows: Sequence[int]) -> None:
+        super().retain(rows)
+        self._learned.retain(rows)
+        if self._file is not None:
+            shared = self._learned.shared
+            self._file.save({"sums": shared.sums, "pulls": shared.pulls})
+
+    def choice(self, rows: Rows) -> list[int]:
+        self._chosen = [self._learned.of(rows, row).choice for row in range(len(rows))]
+        return self._chosen
+
+    def observe(self, rows: Rows, round: Round) -> None:
+        asked: dict[int, Asked] = {each.child: each for each in self._asked}
+        drafted = bool(self._asked) or bool(self._chosen)
+        super().observe(rows, round)
+        if not drafted:
+            return
+        committed = Committed.of(rows, round)
+        for row, arm in enumerate(self._chosen[: len(rows)]):
+            own = asked.get(arm)
+            chances = committed.of_draft(own, row) if own is not None else [0.0]
+            length = len(own.nodes[row]) if own is not None else 0
+            tested = chances[: max(1, min(length, len(chances)))]
+            self._learned.of(rows, row).add(arm, sum(tested) / len(tested))
+        self._chosen = []
+
+    def _load(self) -> None:
+        saved = self._file.load() if self._file is not None else None
+        if saved is not None:
+            shared, arms = self._learned.shared, len(self.children)
+            shared.sums, shared.pulls = (numbers(saved, n, arms) for n in ("sums", "pulls"))

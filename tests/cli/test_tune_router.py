@@ -1,0 +1,38 @@
+"""``outpace tune router``: from example prompts to a file that method "task" takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from outpace.draft.route.classifier import TaskClassifier
+
+Run = Callable[..., Any]
+
+
+def test_a_router_is_trained_from_files(run: Run, tmp_path: Path) -> None:
+    sums, tales = tmp_path / "sums.txt", tmp_path / "tales.jsonl"
+    sums.write_text("\n".join(f"what is {n} + {n}?" for n in range(8)))
+    lines = (json.dumps({"prompt": f"a tale of {n} foxes"}) for n in range(8))
+    tales.write_text("\n".join(lines))
+    out = tmp_path / "router.npz"
+    data = ("--data", f"maths={sums}", "--data", f"tales={tales}")
+    result = run("tune", "router", *data, "--out", str(out))
+    assert result.exit_code == 0, result.stderr
+    assert "2 tasks (maths, tales)" in result.stdout
+    assert TaskClassifier.load(out).task_of("what is 3 + 9?")[0] == "maths"
+
+
+def test_mistakes_are_told_in_a_sentence(run: Run, tmp_path: Path) -> None:
+    few = tmp_path / "few.txt"
+    few.write_text("one prompt")
+    for words, data in (
+        ("TASK=FILE", ["--data", "maths"]),
+        ("two tasks or more", ["--data", f"a={few}", "--data", f"b={few}"]),
+        ("cannot read", ["--data", f"a={tmp_path / 'none.txt'}"]),
+    ):
+        result = run("tune", "router", *data)
+        assert result.exit_code == 2
+        assert words in result.stderr
