@@ -122,7 +122,7 @@ VALUES = st.one_of(
 )
 
 
-@examples(150)
+@examples(60)
 @given(
     model=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=2),
     tokenizer=st.dictionaries(st.sampled_from(TOKENIZER), VALUES, max_size=2),

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from outpace.targets.cpu.blocks import BlockEmbedding, BlockLinear
 from outpace.targets.hf.load import load
 from targets.gguf.files import FAMILIES, tiny, write
 
