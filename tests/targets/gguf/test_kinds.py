@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from outpace import LLM
+from outpace.draft.models.specimen import noisy_copy
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.cpu.blocks import (
     KINDS,
@@ -150,3 +151,10 @@ def test_without_blocks_it_is_a_model_like_others(tmp_path: Path) -> None:
     loaded = load(path, dtype="bfloat16")
     assert (loaded.dtype, loaded.packed) == (torch.bfloat16, False)
     assert load(path, quantization="int8").quantization == "int8"
+
+
+def test_a_noisy_copy_is_off(path: Path) -> None:
+    """The draft model of the audit's specimens differs from its target in blocks too."""
+    model: Any = load(path).model
+    with torch.no_grad():
+        assert not torch.allclose(noisy_copy(model)(IDS).logits, model(IDS).logits, atol=1e-2)
