@@ -121,7 +121,7 @@ def _blocks(loaded: Loaded) -> str | None:
 
 
 def _slow(loaded: Loaded, kinds: list[str]) -> str | None:
-    if "widening" in kinds:
+    if "widening" in kinds and loaded.cpu_kernels != "off":
         return (
             "several times slower than with our own products of blocks, because these are not "
             "there for this dtype, these kinds of blocks, or this machine"

@@ -41,7 +41,10 @@ def filled(model: GGUFModel, built: nn.Module, dtype: torch.dtype, packed: bool)
     """
     arrangement = arrangement_of(model, built)
     packable = _packable(built) if packed else {}
-    weights: Weights = dict(arrangement.weights(model, packable))
+    weights: Weights = {
+        name: weight.to(dtype) if isinstance(weight, Tensor) else weight
+        for name, weight in arrangement.weights(model, packable)
+    }
     _check(model, built, weights)
     head = _tied_head(built, weights)
     for name, weight in weights.items():
@@ -52,7 +55,7 @@ def filled(model: GGUFModel, built: nn.Module, dtype: torch.dtype, packed: bool)
         whole: Any = built
         whole.config.tie_word_embeddings = False  # to transformers they are two layers now
     numbers = {
-        name: nn.Parameter(weight.to(dtype), requires_grad=False)
+        name: nn.Parameter(weight, requires_grad=False)
         for name, weight in weights.items()
         if isinstance(weight, Tensor)
     }
@@ -125,7 +128,7 @@ def _place_blocks(
         return
     bias = weights.get(f"{name}.bias")
     assert bias is None or isinstance(bias, Tensor)
-    built.set_submodule(name, BlockLinear(blocks, None if bias is None else bias.to(dtype)))
+    built.set_submodule(name, BlockLinear(blocks, bias))
 
 
 def _make_buffers(built: nn.Module) -> None:
