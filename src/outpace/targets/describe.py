@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from outpace.targets.cpu.blocks import BlockEmbedding, BlockLinear, blocks_of
+from outpace.targets.cpu.blocks import BlockLinear, block_bytes, embedding_dtype
 from outpace.targets.cpu.kernels import NATIVE
 from outpace.targets.cpu.linear import RowLinear
 from outpace.targets.cpu.native import build, slow_because
@@ -25,7 +25,7 @@ KERNELS = {
     "packed": PackedLinear,
     "blocked": RowLinear,
     "packed int8": Int8Linear,
-    "widening": BlockLinear,
+    "widened": BlockLinear,
 }
 """The layers by which each kernel shows itself."""
 
@@ -44,8 +44,7 @@ class Description:
     "Q4_K 71 %, Q6_K 29 %" """
     kernels: str
     """Which products its linear layers use: "native" (our own), "packed", "blocked", "packed int8",
-    "widening" (torch's, of weights that are widened from blocks in each pass), or "plain"
-    (torch's)."""
+    "widened" (torch's, of weights in blocks), or "plain" (torch's)."""
     tuned: bool
     """Whether the kernels were chosen by a race instead of by the fixed rule."""
     layers: int
@@ -105,23 +104,19 @@ def describe(loaded: Loaded, drafter: Loaded | None = None) -> Description:
 
 def _activations(loaded: Loaded) -> torch.dtype:
     model: Any = loaded.model  # its weights may be held in a narrower dtype
-    table = model.get_input_embeddings()
-    dtype: torch.dtype = table.dtype if isinstance(table, BlockEmbedding) else table.weight.dtype
-    return dtype
+    return embedding_dtype(model.get_input_embeddings())
 
 
 def _blocks(loaded: Loaded) -> str | None:
     """Returns the kinds of blocks of a model's weights, the largest share first."""
-    sizes: dict[str, int] = {}
-    for blocks in blocks_of(loaded.model):
-        sizes[blocks.kind] = sizes.get(blocks.kind, 0) + blocks.nbytes
+    sizes = block_bytes(loaded.model)
     whole = sum(sizes.values())
     order = sorted(sizes, key=lambda kind: -sizes[kind])
     return ", ".join(f"{kind} {100 * sizes[kind] / whole:.0f} %" for kind in order) or None
 
 
 def _slow(loaded: Loaded, kinds: list[str]) -> str | None:
-    if "widening" in kinds and loaded.cpu_kernels != "off":
+    if "widened" in kinds and loaded.cpu_kernels != "off":
         return (
             "several times slower than with our own products of blocks, because these are not "
             "there for this dtype, these kinds of blocks, or this machine"

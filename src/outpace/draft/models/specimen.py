@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outpace.targets.cpu.blocks import blocks_of
+from outpace.targets.cpu.blocks import block_bytes
 
 NOISE = 0.3
 """Standard deviation of the noise, in those of the weights: a good part of such a model's drafts is
@@ -23,7 +23,7 @@ def noisy_copy(model: nn.Module, noise: float = NOISE, seed: int = 2) -> Any:
     """
     generator = torch.Generator().manual_seed(seed)
     other = copy.deepcopy(model)
-    packed = bool(blocks_of(model))
+    packed = bool(block_bytes(model))
     with torch.no_grad():
         for weight in other.parameters():
             if weight.dim() > 1 or packed:
