@@ -46,14 +46,7 @@ def filled(model: GGUFModel, built: nn.Module, dtype: torch.dtype, packed: bool)
         for name, weight in arrangement.weights(model, packable)
     }
     _check(model, built, weights)
-    head = _tied_head(built, weights)
-    for name, weight in weights.items():
-        if isinstance(weight, Blocks):
-            _place_blocks(built, name.removesuffix(".weight"), weight, weights, dtype)
-    if head is not None:
-        built.set_submodule(*head)
-        whole: Any = built
-        whole.config.tie_word_embeddings = False  # to transformers they are two layers now
+    _replace_layers(built, weights, dtype)
     numbers = {
         name: nn.Parameter(weight, requires_grad=False)
         for name, weight in weights.items()
@@ -104,6 +97,18 @@ def _check(model: GGUFModel, built: nn.Module, weights: Weights) -> None:
                 f"the weight {name!r} in {model.path} has the shape {shape}, and what the file "
                 f"says of its model calls for {wanted}: download it again."
             )
+
+
+def _replace_layers(built: nn.Module, weights: Weights, dtype: torch.dtype) -> None:
+    """Puts layers that hold blocks where there are blocks."""
+    head = _tied_head(built, weights)
+    for name, weight in weights.items():
+        if isinstance(weight, Blocks):
+            _place_blocks(built, name.removesuffix(".weight"), weight, weights, dtype)
+    if head is not None:
+        built.set_submodule(*head)
+        whole: Any = built
+        whole.config.tie_word_embeddings = False  # to transformers they are two layers now
 
 
 def _tied_head(built: nn.Module, weights: Weights) -> tuple[str, nn.Module] | None:
