@@ -67,7 +67,7 @@ def header_of(data: bytes) -> int:
     return data.rindex(b"blk.0.") + 100
 
 
-@examples(250)
+@examples(150)
 @given(changes=st.lists(st.tuples(st.floats(0, 1), NUMBERS), min_size=1, max_size=3))
 def test_changed_bytes_of_the_header(whole: bytes, changes: list[tuple[float, bytes]]) -> None:
     data = bytearray(whole)
@@ -77,13 +77,13 @@ def test_changed_bytes_of_the_header(whole: bytes, changes: list[tuple[float, by
     attempt(bytes(data))
 
 
-@examples(60)
+@examples(40)
 @given(share=st.floats(0, 1), garbage=st.binary(max_size=16))
 def test_files_cut_short(whole: bytes, share: float, garbage: bytes) -> None:
     attempt(whole[: int(share * header_of(whole))] + garbage)
 
 
-@examples(60)
+@examples(40)
 @given(share=st.floats(0, 1), new=st.binary(min_size=1, max_size=64))
 def test_changed_weights(whole: bytes, share: float, new: bytes) -> None:
     begin = header_of(whole)
@@ -122,7 +122,7 @@ VALUES = st.one_of(
 )
 
 
-@examples(150)
+@examples(40)
 @given(
     model=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=2),
     tokenizer=st.dictionaries(st.sampled_from(TOKENIZER), VALUES, max_size=2),

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.targets.hf import source, support
 from outpace.targets.hf.load import load, load_drafter, read_tokenizer
-from outpace.targets.hf.source import check_path, locate
+from outpace.targets.hf.source import locate
 
 
 @pytest.fixture
@@ -69,14 +69,6 @@ def test_pickled_weights_that_are_more_than_weights(folder: Path) -> None:
 # -- places ------------------------------------------------------------------------------------
 
 
-def test_gguf_is_called_by_its_name(tmp_path: Path) -> None:
-    file = tmp_path / "model-Q4.gguf"
-    file.write_bytes(b"GGUF")
-    for place in (file, tmp_path):
-        with pytest.raises(ModelLoadError, match="GGUF weights, which cannot be read yet: name"):
-            check_path(place)
-
-
 class Hub:
     """What the hub answers, and how often it was asked."""
 
@@ -114,7 +106,7 @@ def _said(kind: Any) -> Exception:
         (_said(RepositoryNotFoundError), "nor a model of this name on the hub: check the spelling"),
         (_said(GatedRepoError), "accept them on https://huggingface.co/some/model, then log in"),
         (OSError("Name or service not known"), "cannot be reached .*Name or service not known"),
-        (["README.md", "q4.gguf"], "GGUF weights"),
+        (["README.md", "q4.gguf"], "holds GGUF files only: name one of them, as 'some/model:FILE'"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused_at_once(hub: Hub, answer: Any, reason: str) -> None:

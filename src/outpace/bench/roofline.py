@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import nn
 
 from outpace.api import LLM
 from outpace.bench.library import transformers
+from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.weights import pass_bytes
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,7 @@ def _numbers(model: nn.Module) -> int:
 
 def target_traffic(llm: LLM) -> Traffic:
     """Returns the traffic of an engine's target."""
-    model = llm.target.model
-    return traffic_of(model.config, llm.target.dtype.itemsize, llm.target.quantization)
+    return _traffic(llm.target)
 
 
 def drafter_traffic(llm: LLM) -> Traffic | None:
@@ -74,7 +75,12 @@ def drafter_traffic(llm: LLM) -> Traffic | None:
     loaded = drafter.loaded
     if loaded is None or drafter.trees:
         return None
-    return traffic_of(loaded.model.config, loaded.dtype.itemsize, loaded.quantization)
+    return _traffic(loaded)
+
+
+def _traffic(loaded: Loaded) -> Traffic:
+    found = traffic_of(loaded.model.config, loaded.dtype.itemsize, loaded.quantization)
+    return replace(found, weights=pass_bytes(loaded.model)) if loaded.packed else found
 
 
 def bound_seconds(

@@ -58,7 +58,7 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="ID_OR_PATH",
-        help="Folder or hub name of a causal language model. Unset: the bundled pair.",
+        help="Folder, GGUF file or hub name of a language model. Unset: the bundled pair.",
         rich_help_panel=MODEL,
     ),
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from outpace.targets.cpu.blocks import BlockLinear, blocks_of, embedding_dtype
+from outpace.targets.cpu.blocks import BlockLinear, block_bytes, embedding_dtype
 from outpace.targets.cpu.kernels import NATIVE
 from outpace.targets.cpu.linear import RowLinear
 from outpace.targets.cpu.native import build, slow_because
@@ -27,7 +27,7 @@ KERNELS = {
     "blocked": RowLinear,
     "packed int8": Int8Linear,
     "integer": NativeBlockLinear,
-    "widening": BlockLinear,
+    "widened": BlockLinear,
 }
 """The layers by which each kernel shows itself."""
 
@@ -46,7 +46,7 @@ class Description:
     "Q4_K 71 %, Q6_K 29 %" """
     kernels: str
     """Which products its linear layers use: "native" (our own), "integer" (our own, of weights in
-    blocks), "packed", "blocked", "packed int8", "widening" (torch's, of weights that are widened
+    blocks), "packed", "blocked", "packed int8", "widened" (torch's, of weights that are widened
     from blocks in each pass), or "plain" (torch's)."""
     tuned: bool
     """Whether the kernels were chosen by a race instead of by the fixed rule."""
@@ -112,26 +112,20 @@ def _activations(loaded: Loaded) -> torch.dtype:
 
 def _blocks(loaded: Loaded) -> str | None:
     """Returns the kinds of blocks of a model's weights, the largest share first."""
-    held = {(blocks.kind, id(blocks)): blocks.nbytes for blocks in blocks_of(loaded.model)}
-    for layer in loaded.model.modules():
-        if isinstance(layer, NativeBlockLinear):
-            held[layer.shape.kind, id(layer)] = layer.packed_bytes
-    sizes: dict[str, int] = {}
-    for (kind, _), size in held.items():
-        sizes[kind] = sizes.get(kind, 0) + size
+    sizes = block_bytes(loaded.model)
     whole = sum(sizes.values())
     order = sorted(sizes, key=lambda kind: -sizes[kind])
     return ", ".join(f"{kind} {100 * sizes[kind] / whole:.0f} %" for kind in order) or None
 
 
 def _slow(loaded: Loaded, kinds: list[str]) -> str | None:
-    if "widening" in kinds:
+    if "widened" in kinds and loaded.cpu_kernels != "off":
         return (
             "several times slower than with our own products of blocks, because these are not "
             "there for this dtype, these kinds of blocks, or this machine"
         )
     takes = loaded.device.type == "cpu" and _activations(loaded) in NATIVE_DTYPES
-    if not takes or ("widening" not in kinds and {"native", "integer"} & set(kinds)):
+    if not takes or ("widened" not in kinds and {"native", "integer"} & set(kinds)):
         return None
     if loaded.cpu_kernels is None:
         return (

@@ -79,7 +79,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2moe": Family(
         "Qwen2MoeConfig", {**EXPERTS, "shared_expert_intermediate_size": 64}, _experts
     ),
-    "qwen3moe": Family("Qwen3MoeConfig", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True}, _experts),
+    "qwen3moe": Family(
+        "Qwen3MoeConfig", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True}, _experts
+    ),
     "falcon": Family(
         "FalconConfig", {"multi_query": True, "ffn_hidden_size": 96, "bias": False}, rms=False
     ),
@@ -102,14 +104,22 @@ def tiny(arch: str, **changes: Any) -> Any:
 
 
 def write(
-    path: Path, arch: str, model: Any, kind: str = "F32", changes: Mapping[str, Any] | None = None,
-    tensors: Mapping[str, Any] | None = None, tokens: bool = True, alignment: int | None = None, **options: Any,
-) -> Path:  # fmt: skip
+    path: Path,
+    arch: str,
+    model: Any,
+    kind: str = "F32",
+    *,
+    changes: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    tokens: bool = True,
+    alignment: int | None = None,
+) -> Path:
     """Writes a model to a file; matrices in the kind, where blocks of it divide them.
 
-    changes: other values, None for those to leave out. tensors: more of them, as arrays.
+    changes: other values, None for those to leave out. tensors: more of them, as arrays. tokens:
+    whether it holds a tokenizer. alignment: of its tensors, in bytes.
     """
-    writer = gguf.GGUFWriter(path, arch, **options)
+    writer = gguf.GGUFWriter(path, arch)
     if alignment is not None:
         writer.add_custom_alignment(alignment)
     found = {**_values(arch, model.config), **(_vocabulary() if tokens else {}), **(changes or {})}

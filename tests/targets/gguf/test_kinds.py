@@ -13,12 +13,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from outpace import LLM
+from outpace.draft.models.specimen import noisy_copy
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.cpu.blocks import (
     KINDS,
     BlockEmbedding,
     BlockLinear,
-    blocks_of,
+    block_bytes,
     in_blocks,
 )
 from outpace.targets.hf.load import load
@@ -36,8 +37,7 @@ def test_every_kind_is_read(kind: str, tmp_path: Path) -> None:
     expected = widened(path, tiny("llama", **K)).double()
     with torch.no_grad():
         assert torch.allclose(loaded.model(IDS).logits, expected(IDS).logits, rtol=1e-9, atol=1e-9)
-    kinds = {blocks.kind for blocks in blocks_of(loaded.model)}
-    assert kinds == ({kind} if kind in KINDS else set())
+    assert set(block_bytes(loaded.model)) == ({kind} if kind in KINDS else set())
     assert loaded.packed == (kind in KINDS)
 
 
@@ -88,7 +88,7 @@ def test_blocks_are_a_view_of_the_file(path: Path) -> None:
     """What is loaded takes the memory of the file, and a tied head none of its own."""
     model: Any = load(path).model
     assert model.lm_head.blocks is model.model.embed_tokens.blocks
-    packed = sum(blocks.nbytes for blocks in blocks_of(model))
+    packed = sum(block_bytes(model).values())
     assert path.stat().st_size > weight_bytes(model) > packed > path.stat().st_size // 2
     table = model.model.embed_tokens.blocks.nbytes
     assert pass_bytes(model) == weight_bytes(model), "the head is read, the embedding is not"
@@ -150,3 +150,10 @@ def test_without_blocks_it_is_a_model_like_others(tmp_path: Path) -> None:
     loaded = load(path, dtype="bfloat16")
     assert (loaded.dtype, loaded.packed) == (torch.bfloat16, False)
     assert load(path, quantization="int8").quantization == "int8"
+
+
+def test_a_noisy_copy_is_off(path: Path) -> None:
+    """The draft model of the audit's specimens differs from its target in blocks too."""
+    model: Any = load(path).model
+    with torch.no_grad():
+        assert not torch.allclose(noisy_copy(model)(IDS).logits, model(IDS).logits, atol=1e-2)

@@ -46,10 +46,18 @@ class Blocks:
     def nbytes(self) -> int:
         return self.raw.nbytes
 
-    def dense(self, rows: Tensor | slice | None = None) -> Tensor:
-        """Returns the matrix, or some of its rows ``[R]``, as float32 ``[R, K]``."""
+    def dense(self, rows: slice | None = None) -> Tensor:
+        """Returns the matrix, or some of its rows, as float32 ``[R, K]``."""
         raw = self.raw if rows is None else self.raw[rows]
         return torch.from_numpy(gguf.quants.dequantize(raw.numpy(), self._type))
+
+    def rows(self, ids: Tensor) -> Blocks:
+        """Returns some rows ``[R]`` of the matrix, copied. Raises ``IndexError`` beyond it."""
+        return Blocks(self.kind, self.raw[ids])
+
+    def __deepcopy__(self, _: Any) -> Blocks:
+        """Returns the blocks themselves: nothing changes them, and they may be a mapped file."""
+        return self
 
     def product(self, x: Tensor) -> Tensor:
         """Returns x ``[..., K]`` times the matrix, ``[..., N]``, in the dtype of x."""
@@ -59,14 +67,6 @@ class Blocks:
             some = slice(begin, begin + step)
             y[..., some] = functional.linear(x, self.dense(some).to(x.dtype))
         return y
-
-    def rows(self, ids: Tensor) -> Blocks:
-        """Returns some rows ``[R]`` of the matrix, copied. Raises ``IndexError`` beyond it."""
-        return Blocks(self.kind, self.raw[ids])
-
-    def __deepcopy__(self, _: Any) -> Blocks:
-        """Returns the blocks themselves: nothing changes them, and they may be a mapped file."""
-        return self
 
     @property
     def _type(self) -> gguf.GGMLQuantizationType:
@@ -80,18 +80,26 @@ def in_blocks(matrix: Tensor, kind: str) -> Blocks:
     return Blocks(kind, torch.from_numpy(np.ascontiguousarray(raw)))
 
 
-def blocks_of(model: nn.Module) -> list[Blocks]:
-    """Returns all blocks that a model's layers hold, those that several share once."""
-    held = (getattr(module, "blocks", None) for module in model.modules())
-    return list({id(one): one for one in held if isinstance(one, Blocks)}.values())
-
-
 def embedding_dtype(embedding: Any) -> torch.dtype:
     """Returns the dtype of what an embedding gives, without widening a table in blocks."""
     if isinstance(embedding, BlockEmbedding):
         return embedding.dtype
     found: torch.dtype = embedding.weight.dtype
     return found
+
+
+def block_bytes(model: nn.Module) -> dict[str, int]:
+    """Returns how many bytes of a model's weights are in blocks of each kind.
+
+    Counted are layers that say their ``kind`` and ``packed_bytes``, ours for blocks whatever
+    computes them. Blocks that several layers share (``blocks``) count once.
+    """
+    layers: list[Any] = [m for m in model.modules() if getattr(m, "kind", None) in KINDS]
+    distinct = {id(getattr(layer, "blocks", layer)): layer for layer in layers}
+    sizes: dict[str, int] = {}
+    for layer in distinct.values():
+        sizes[layer.kind] = sizes.get(layer.kind, 0) + layer.packed_bytes
+    return sizes
 
 
 class BlockLinear(nn.Module):
@@ -115,6 +123,11 @@ class BlockLinear(nn.Module):
     def weight(self) -> Tensor:
         """float32 ``[N, K]``: a copy."""
         return self.blocks.dense()
+
+    @property
+    def kind(self) -> str:
+        """Of the blocks."""
+        return self.blocks.kind
 
     @property
     def packed_bytes(self) -> int:
@@ -143,20 +156,6 @@ class BlockEmbedding(nn.Module):
         self.dtype, self.scale = dtype, scale
         self.num_embeddings, self.embedding_dim = blocks.outputs, blocks.inputs
 
-    @property
-    def weight(self) -> Tensor:
-        """The table ``[V, K]``, not scaled: a copy that is made at each look."""
-        return self.blocks.dense().to(self.dtype)
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of the blocks, which are no parameter."""
-        return self.blocks.nbytes
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.weight
-
     def forward(self, ids: Tensor) -> Tensor:
         """ids: ``[...]`` -> ``[..., K]``."""
         dense = self.widened(self.blocks.rows(ids.reshape(-1))).to(self.dtype)
@@ -168,5 +167,24 @@ class BlockEmbedding(nn.Module):
         """Returns what a few rows of blocks stand for, float32 ``[R, K]``."""
         return rows.dense()
 
+    @property
+    def weight(self) -> Tensor:
+        """The table ``[V, K]``, not scaled: a copy."""
+        return self.blocks.dense().to(self.dtype)
+
+    @property
+    def kind(self) -> str:
+        """Of the blocks."""
+        return self.blocks.kind
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the blocks, which are no parameter."""
+        return self.blocks.nbytes
+
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.blocks.kind}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight

@@ -39,6 +39,11 @@ class NativeBlockLinear(NativeProduct):
         self.loaded_bytes = blocks.nbytes
 
     @property
+    def kind(self) -> str:
+        """Of the blocks."""
+        return self.shape.kind
+
+    @property
     def read(self) -> Tensor:
         """The tensor that products read."""
         return self.panels

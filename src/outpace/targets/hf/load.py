@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
-from outpace.targets.cpu.blocks import blocks_of, embedding_dtype
+from outpace.targets.cpu.blocks import BlockLinear, block_bytes, embedding_dtype
 from outpace.targets.cpu.kernels import ASKED, NATIVE, Kernels, speed_up
 from outpace.targets.cpu.kernels import check as check_kernels
 from outpace.targets.cpu.native_blocks import use_block_kernels
@@ -189,7 +189,10 @@ def _prepare(loaded: Loaded, report: Progress) -> None:
         support.probe(model)
     rounded = _replace_layers(loaded, kernels) or rounded
     report("checking that drafts are scored as plain text is", 0.7)
-    support.probe(model, coarse=rounded)
+    if any(isinstance(module, BlockLinear) for module in model.modules()):
+        support.check_numbers(model)  # Each pass takes seconds; the rest was tried on a likeness.
+    else:
+        support.probe(model, coarse=rounded)
     if kernels in NATIVE:
         report("trying whole layers in native code", 0.85)
         share_products(model)
@@ -310,7 +313,7 @@ def _from_gguf(
     report: Progress,
 ) -> Loaded:
     model, known = load_gguf(source, tokenizer, dtype, device, _attention, report)
-    packed = bool(blocks_of(model))
+    packed = bool(block_bytes(model))
     if packed and quantization is not None:
         raise ConfigError(
             f"the weights in {name} are quantised already: leave quantization out, or name the "

@@ -139,15 +139,24 @@ def _difference(model: nn.Module) -> float:
     text, nodes = some_tokens(model, prefix), some_tokens(model, len(_PARENTS), first=9)
     with setting:
         expected = _read_as_text(model, text, nodes)
-        if not bool(expected.isfinite().all()):
-            raise UnsupportedModel(
-                f"{type(model).__name__} gives NaN or infinite logits for a plain text: its "
-                f"weights are damaged, or numbers overflow in {_dtype(model)}: download the model "
-                "again, or load it in a wider dtype."
-            )
+        _check_finite(model, expected)
         scored = _score_as_draft(model, text, nodes)
     spread = expected.std(-1).clamp(min=1e-12)
     return float(((scored - expected).square().mean(-1).sqrt() / spread).max())
+
+
+def check_numbers(model: nn.Module) -> None:
+    """Raises ``UnsupportedModel`` for a model whose logits are no numbers, after one pass."""
+    _check_finite(model, read_plainly(model, some_tokens(model, 1)))
+
+
+def _check_finite(model: nn.Module, logits: Tensor) -> None:
+    if not bool(logits.isfinite().all()):
+        raise UnsupportedModel(
+            f"{type(model).__name__} gives NaN or infinite logits for a plain text: its weights "
+            f"are damaged, or numbers overflow in {_dtype(model)}: download the model again, or "
+            "load it in a wider dtype."
+        )
 
 
 def _with_short_window(model: nn.Module) -> tuple[AbstractContextManager[None], int]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.integrations import ggml
 
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.hf.gguf.file import GGUFModel
+from outpace.targets.hf.gguf.rotary import rotary_options
 
 TABLES: Any = ggml.GGUF_CONFIG_MAPPING
 """transformers' names for llama.cpp's values, by type of model."""
@@ -41,12 +41,6 @@ MODEL_TYPES = {
 TABLE_NAMES = {"gemma3_text": "gemma3"}
 """Types that transformers' tables call otherwise."""
 
-SAME = {
-    "attention.layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
-    "attention.layer_norm_rms_epsilon": "attention.layer_norm_epsilon",
-}
-"""Values that files hold under either of two names."""
-
 NEEDED = ("context_length", "embedding_length", "block_count", "attention.head_count")
 """Values without which a configuration would be a guess."""
 
@@ -58,9 +52,6 @@ MORE = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 """Values that transformers' tables leave out."""
-
-LOCAL_THETA = 10000.0
-"""Base of the rotary angles in Gemma 3's windowed layers."""
 
 
 def check_architecture(model: GGUFModel) -> None:
@@ -115,7 +106,7 @@ def _options(model: GGUFModel, model_type: str) -> dict[str, Any]:
     table = TABLE_NAMES.get(model_type, model_type)
     options: dict[str, Any] = dict(DEFAULTS.get(table, {}))
     for theirs, ours in TABLES[table].items():
-        value = _value(model, theirs)
+        value = model.number(theirs)
         if ours is not None and value is not None:
             options[ours] = value
         elif value is None and (theirs in NEEDED or theirs.endswith("epsilon")):
@@ -123,44 +114,27 @@ def _options(model: GGUFModel, model_type: str) -> dict[str, Any]:
                 f"{model.path} does not say what its {theirs} is: download it again."
             )
     for theirs, ours in MORE.items():
-        value = _value(model, theirs)
+        value = model.number(theirs)
         if value and ours in defaults:
             options[ours] = value
     options |= _heads(model, defaults) | _tokens(model)
-    options |= _rotary(model, model_type, defaults, options)
+    options.pop("rope_theta", None)
+    options |= rotary_options(model, defaults)
     options |= FURTHER.get(model.architecture, _nothing)(model, options)
     _check_layers(model)
     return options
 
 
-def _value(model: GGUFModel, name: str) -> Any:
-    """Returns one number of the model's family, None if the file has none."""
-    value = model.of_family(name)
-    if value is None and name in SAME:
-        value = model.of_family(SAME[name])
-    if isinstance(value, np.ndarray):
-        if len(value) == 0 or not (value == value[0]).all():
-            raise UnsupportedModel(
-                f"{model.path} has another {name} in each layer, which is not read: use the "
-                "model's Hugging Face folder instead."
-            )
-        value = value[0].item()
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
-        return value
-    raise ModelLoadError(f"{model.path} says that its {name} is {str(value)[:40]!r}, not a number.")
-
-
 def _heads(model: GGUFModel, defaults: dict[str, Any]) -> dict[str, Any]:
     """Sizes of the heads, which a configuration may take from another model otherwise."""
-    heads = _value(model, "attention.head_count")
-    size = _value(model, "attention.key_length") or _value(model, "embedding_length") // heads
-    values = _value(model, "attention.value_length")
+    size, heads = model.head_size, model.number("attention.head_count")
+    values = model.number("attention.value_length")
     if values not in (None, size):
         raise UnsupportedModel(
             f"{model.path} has keys of {size} numbers and values of {values}, which is not read: "
             "use the model's Hugging Face folder instead."
         )
-    keys = _value(model, "attention.head_count_kv") or heads
+    keys = model.number("attention.head_count_kv") or heads
     found = {"num_key_value_heads": keys, "head_dim": size}
     return {name: value for name, value in found.items() if name in defaults}
 
@@ -181,96 +155,11 @@ def _tokens(model: GGUFModel) -> dict[str, Any]:
     }
 
 
-def _rotary(
-    model: GGUFModel, model_type: str, defaults: dict[str, Any], options: dict[str, Any]
-) -> dict[str, Any]:
-    """How positions turn the heads."""
-    usual = defaults.get("rope_parameters")
-    if usual is None:
-        return {}
-    options.pop("rope_theta", None)
-    rope: dict[str, Any] = {
-        "rope_type": "default",
-        "rope_theta": float(_value(model, "rope.freq_base") or LOCAL_THETA),
-    }
-    heads = _value(model, "attention.head_count")
-    size = _value(model, "attention.key_length") or _value(model, "embedding_length") // heads
-    turned = _value(model, "rope.dimension_count")
-    partly = "partial_rotary_factor" in usual
-    if turned not in (None, size) and not (partly and 0 < turned < size):
-        raise UnsupportedModel(
-            f"{model.path} turns {turned} of the {size} numbers of a head, which is not read for "
-            f"the architecture {model.architecture}: use the model's Hugging Face folder."
-        )
-    if partly:
-        rope["partial_rotary_factor"] = (turned or size) / size
-    rope |= _scaling(model)
-    if model_type == "gemma3_text":
-        theta = float(_value(model, "rope.freq_base_swa") or LOCAL_THETA)
-        local = {"rope_type": "default", "rope_theta": theta}
-        return {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
-    original = "original_max_position_embeddings"  # in Phi 3's configuration it stands beside
-    beside = {original: rope[original]} if original in rope and original in defaults else {}
-    return {"rope_parameters": rope, **beside}
-
-
-def _scaling(model: GGUFModel) -> dict[str, Any]:
-    """How the angles are stretched for texts that are longer than those of the training."""
-    long = model.tensors.get("rope_factors_long.weight")
-    short = model.tensors.get("rope_factors_short.weight")
-    if long is not None and short is not None:
-        return _long_rope(model, long, short)
-    kind = model.of_family("rope.scaling.type")
-    factor = _value(model, "rope.scaling.factor") or _value(model, "rope.scale_linear")
-    if kind in (None, "none") and not (kind is None and factor):
-        return {}
-    if factor is None or factor == 1:
-        return {}
-    if kind in (None, "linear"):
-        return {"rope_type": "linear", "factor": float(factor)}
-    original = _value(model, "rope.scaling.original_context_length")
-    odd = [name for name in YARN if _value(model, f"rope.scaling.{name}") is not None]
-    if kind != "yarn" or original is None or odd:
-        raise UnsupportedModel(
-            f"{model.path} stretches its positions in a way that is not read here ({kind}"
-            f"{' with ' + ', '.join(odd) if odd else ''}): use the model's Hugging Face folder."
-        )
-    return {
-        "rope_type": "yarn",
-        "factor": float(factor),
-        "original_max_position_embeddings": original,
-    }
-
-
-YARN = (
-    "attn_factor", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow",
-    "yarn_log_multiplier",
-)  # fmt: skip
-"""Options of YaRN that files rarely hold."""
-
-
-def _long_rope(model: GGUFModel, long: Any, short: Any) -> dict[str, Any]:
-    original = _value(model, "rope.scaling.original_context_length")
-    if original is None or long.kind != "F32" or short.kind != "F32":
-        raise ModelLoadError(
-            f"{model.path} holds factors for long texts (rope_factors_long), but not the length "
-            "from which on they count: download it again."
-        )
-    found: dict[str, Any] = {
-        "rope_type": "longrope",
-        "long_factor": long.raw.numpy().view("<f4").tolist(),
-        "short_factor": short.raw.numpy().view("<f4").tolist(),
-        "original_max_position_embeddings": original,
-    }
-    stretch = _value(model, "rope.scaling.attn_factor")
-    return found if stretch is None else {**found, "attention_factor": float(stretch)}
-
-
 def _check_layers(model: GGUFModel) -> None:
     """Raises unless the file holds as many layers as it says: a model is built before its weights
     are looked at."""
     numbers = {name.split(".")[1] for name in model.tensors if name.startswith("blk.")}
-    said = _value(model, "block_count")
+    said = model.number("block_count")
     if said != len(numbers):
         raise ModelLoadError(
             f"{model.path} says that it has {said} layers, and holds {len(numbers)}: download it "

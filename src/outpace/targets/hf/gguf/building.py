@@ -41,18 +41,14 @@ def filled(model: GGUFModel, built: nn.Module, dtype: torch.dtype, packed: bool)
     """
     arrangement = arrangement_of(model, built)
     packable = _packable(built) if packed else {}
-    weights: Weights = dict(arrangement.weights(model, packable))
+    weights: Weights = {
+        name: weight.to(dtype) if isinstance(weight, Tensor) else weight
+        for name, weight in arrangement.weights(model, packable)
+    }
     _check(model, built, weights)
-    head = _tied_head(built, weights)
-    for name, weight in weights.items():
-        if isinstance(weight, Blocks):
-            _place_blocks(built, name.removesuffix(".weight"), weight, weights, dtype)
-    if head is not None:
-        built.set_submodule(*head)
-        whole: Any = built
-        whole.config.tie_word_embeddings = False  # to transformers they are two layers now
+    _replace_layers(built, weights, dtype)
     numbers = {
-        name: nn.Parameter(weight.to(dtype), requires_grad=False)
+        name: nn.Parameter(weight, requires_grad=False)
         for name, weight in weights.items()
         if isinstance(weight, Tensor)
     }
@@ -103,6 +99,18 @@ def _check(model: GGUFModel, built: nn.Module, weights: Weights) -> None:
             )
 
 
+def _replace_layers(built: nn.Module, weights: Weights, dtype: torch.dtype) -> None:
+    """Puts layers that hold blocks where there are blocks."""
+    head = _tied_head(built, weights)
+    for name, weight in weights.items():
+        if isinstance(weight, Blocks):
+            _place_blocks(built, name.removesuffix(".weight"), weight, weights, dtype)
+    if head is not None:
+        built.set_submodule(*head)
+        whole: Any = built
+        whole.config.tie_word_embeddings = False  # to transformers they are two layers now
+
+
 def _tied_head(built: nn.Module, weights: Weights) -> tuple[str, nn.Module] | None:
     """Returns name and layer of a head that shares the blocks of the embedding, None if the head
     is another one."""
@@ -125,7 +133,7 @@ def _place_blocks(
         return
     bias = weights.get(f"{name}.bias")
     assert bias is None or isinstance(bias, Tensor)
-    built.set_submodule(name, BlockLinear(blocks, None if bias is None else bias.to(dtype)))
+    built.set_submodule(name, BlockLinear(blocks, bias))
 
 
 def _make_buffers(built: nn.Module) -> None:

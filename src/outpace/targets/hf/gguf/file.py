@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.cpu.blocks import KINDS
 from outpace.targets.hf.gguf.header import Stored, begins_as_gguf, read_header
@@ -23,6 +25,13 @@ NO_MODEL = {
     "imatrix": "an importance matrix",
 }
 """Files that `general.type` calls something else than a model."""
+
+
+SAME = {
+    "attention.layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
+    "attention.layer_norm_rms_epsilon": "attention.layer_norm_epsilon",
+}
+"""Values that files hold under either of two names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +51,35 @@ class GGUFModel:
     def of_family(self, name: str) -> Any:
         """Returns a value of the model's own family, such as "block_count", None if it has none."""
         return self.values.get(f"{self.architecture}.{name}")
+
+    def number(self, name: str) -> Any:
+        """Returns one number of the model's family, None if the file has none.
+
+        A list of the same number for each layer counts as that number. Raises ``ModelLoadError``
+        for what is no number, ``UnsupportedModel`` for another one in each layer.
+        """
+        value = self.of_family(name)
+        if value is None and name in SAME:
+            value = self.of_family(SAME[name])
+        if isinstance(value, np.ndarray):
+            if len(value) == 0 or not (value == value[0]).all():
+                raise UnsupportedModel(
+                    f"{self.path} has another {name} in each layer, which is not read: use the "
+                    "model's Hugging Face folder instead."
+                )
+            value = value[0].item()
+        if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+            return value
+        raise ModelLoadError(
+            f"{self.path} says that its {name} is {str(value)[:40]!r}, not a number."
+        )
+
+    @property
+    def head_size(self) -> int:
+        """Numbers of a head of attention."""
+        heads = self.number("attention.head_count")
+        size = self.number("attention.key_length") or self.number("embedding_length") // heads
+        return int(size)
 
     @property
     def packed(self) -> bool:

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from outpace.errors import ConfigError, OutpaceError
-from outpace.targets.cpu.blocks import KINDS, blocks_of
+from outpace.targets.cpu.blocks import KINDS, block_bytes
 from outpace.targets.hf import support
 from outpace.targets.hf.gguf.architecture import config_of, no_such_model
 from outpace.targets.hf.gguf.building import empty_model, filled
 from outpace.targets.hf.gguf.file import GGUFModel, read_model
+from outpace.targets.hf.gguf.likeness import likeness_of
 from outpace.targets.hf.gguf.vocabulary import generation_config_of, tokenizer_of
 
 LOGGER = logging.getLogger("outpace")
@@ -60,9 +61,22 @@ def load_gguf(
         raise
     except Exception as error:  # models raise all sorts over configurations that make no sense
         raise no_such_model(model, error) from error
+    if packed and model.packed:  # and now that its sizes are known to be those of its weights
+        _try_likeness(model, config, kind, attention(config))
     if model.packed:
         _say_what_is_widened(model, built, packed)
     return built.to(device), known
+
+
+def _try_likeness(model: GGUFModel, config: Any, dtype: torch.dtype, attention: str | None) -> None:
+    """Raises ``UnsupportedModel`` unless a small model of the same kind scores drafts as it reads
+    plain texts."""
+    try:
+        likeness = likeness_of(config, dtype, attention)
+    except Exception as error:  # as for the model itself
+        raise no_such_model(model, error) from error
+    support.check(likeness)
+    support.probe(likeness)
 
 
 def _dtype(model: GGUFModel, dtype: torch.dtype | str, device: torch.device) -> torch.dtype:
@@ -79,7 +93,7 @@ def _dtype(model: GGUFModel, dtype: torch.dtype | str, device: torch.device) -> 
 def _say_what_is_widened(model: GGUFModel, built: nn.Module, packed: bool) -> None:
     """Warns where weights in blocks take several times the memory of the file."""
     inside = sum(tensor.raw.nbytes for tensor in model.tensors.values() if tensor.kind in KINDS)
-    held = sum(blocks.nbytes for blocks in blocks_of(built))
+    held = sum(block_bytes(built).values())
     if packed and held >= inside:
         return
     numbers = sum(p.nbytes for p in built.parameters())

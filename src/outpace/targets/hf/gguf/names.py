@@ -98,15 +98,11 @@ class Arrangement:
 
     def _processed(self, name: str, numbers: Any, merged: dict[str, Any]) -> Any:
         """Returns numbers in the layout of the model, None if they went into ``merged``."""
-        parts = {
-            theirs.removesuffix(".weight"): ours
-            for theirs, ours in self.names.items()
-            if theirs == name and "_exps." in name
-        }
         result = self.processor.process(
             weights=numbers,
             name=name,
-            tensor_key_mapping=self.names | parts,
+            # Experts are looked up without their suffix.
+            tensor_key_mapping={name.removesuffix(".weight"): self.names[name]},
             parsed_parameters=merged,
         )
         return result.weights if result.name is not None else None

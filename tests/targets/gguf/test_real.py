@@ -1,0 +1,49 @@
+"""Real files, where they are: the numbers of transformers, and the same text with a drafter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outpace import LLM, SamplingParams
+from outpace.targets.hf.gguf.architecture import config_of
+from outpace.targets.hf.gguf.file import read_model
+from outpace.targets.hf.load import load
+from targets.gguf.test_families import widened
+
+FOLDER = Path("~/.cache/outpace-models").expanduser()
+SMALL = FOLDER / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+LARGE = FOLDER / "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+CHAT = [{"role": "user", "content": "Write a Python function that reverses a list."}]
+
+
+def needs(*files: Path) -> Any:
+    missing = [file.name for file in files if not file.exists()]
+    return pytest.mark.skipif(bool(missing), reason=f"{FOLDER} lacks {', '.join(missing)}")
+
+
+@pytest.mark.slow
+@needs(SMALL)
+def test_logits_of_a_real_file() -> None:
+    loaded = load(SMALL)
+    ids = loaded.tokenizer("def fib(n):\n    return", return_tensors="pt").input_ids
+    expected: Any = AutoModelForCausalLM.from_config(config_of(read_model(SMALL)))
+    expected = widened(SMALL, expected)
+    with torch.no_grad():
+        assert torch.allclose(loaded.model(ids).logits, expected(ids).logits, atol=1e-3)
+
+
+@pytest.mark.slow
+@needs(SMALL, LARGE)
+def test_a_drafter_changes_no_word_of_a_real_chat() -> None:
+    params = SamplingParams(temperature=0, max_tokens=20)
+    config = {"model": str(SMALL), "num_speculative_tokens": 4}
+    llm = LLM(LARGE, speculative_config=config)
+    drafted = llm.chat(CHAT, params)
+    params = SamplingParams(temperature=0, max_tokens=20, speculative="off")
+    assert llm.chat(CHAT, params).token_ids == drafted.token_ids
+    assert drafted.outputs[0].metrics.num_accepted_tokens > 0
