@@ -77,7 +77,9 @@ class LayerStack:
         self._norm: Any = norm
         self._head = head if takes_head(head) else None
         rounds = any(
-            isinstance(linear, NativeBlockLinear) for each in self._layers for linear in each.linears
+            isinstance(linear, NativeBlockLinear)
+            for each in self._layers
+            for linear in each.linears
         )
         self.most = MANY if rounds else FEW
         """Tokens of a pass, at most."""

@@ -99,7 +99,11 @@ class NativeModel:
 
     def _takes(self, tokens: Any, mask: Any, cache: Any) -> bool:
         boolean = mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool)
-        plain = tokens.device.type == "cpu" and not torch.is_grad_enabled() and few(tokens, self._stack.most)
+        plain = (
+            tokens.device.type == "cpu"
+            and not torch.is_grad_enabled()
+            and few(tokens, self._stack.most)
+        )
         return boolean and plain and isinstance(cache, SlotCache) and self._is_as_it_was()
 
     def _is_as_it_was(self) -> bool:
