@@ -55,7 +55,8 @@ def _rounded(rows: Tensor) -> Tensor:
 
 
 def _tried(weights: Tensor, middle: Tensor, width: Tensor) -> tuple[Tensor, ...]:
-    """Returns the square error of blocks ``[R, B, 32]`` rounded within a range, and the rounding."""
+    """Returns the square error of blocks ``[R, B, 32]`` rounded within a range, the codes, the
+    scales and the smallest values."""
     scale = (width / LEVELS).clamp_min(1e-7)
     codes = _codes(weights, scale, middle - width / 2)
     # The scale and the smallest value that suit these codes best.

@@ -4,8 +4,8 @@ original.
 On a CPU, "int8" holds the weights of each output as 8-bit integers with one scale. Our own products
 (`targets.cpu.native`) widen them in registers; activations stay float32. "int4" holds blocks of 32
 weights as 4-bit integers with a scale and a smallest value, and multiplies them as integers with
-activations rounded to 8 bits (`targets.cpu.native_blocks`). It is for models all of whose passes are
-our own code's, because only there the same token always meets the same roundings.
+activations rounded to 8 bits (`targets.cpu.native_blocks`). It is for models all of whose passes
+are our own code's, because only there the same token always meets the same roundings.
 
 Without a C++ compiler the products are oneDNN's. They multiply integers exactly, so the activations
 must be integers too (`Int8Linear`). Eight bits would not do: attention adds up in another order
@@ -176,8 +176,8 @@ def _check_cpu(quantization: str, dtype: torch.dtype | str) -> None:
         )
     if quantization == "int4" and native() is None:
         raise ConfigError(
-            f"quantization 'int4' on a CPU needs a C++ compiler, and {build().problem}: install one "
-            "(such as g++), or use 'int8'."
+            f"quantization 'int4' on a CPU needs a C++ compiler, and {build().problem}: install "
+            "one (such as g++), or use 'int8'."
         )
     if native() is None and int8_levels() == 0:
         raise ConfigError(
@@ -224,8 +224,8 @@ def check_quantized(model: nn.Module, quantization: str | None) -> None:
     on_cpu = next(model.parameters()).device.type == "cpu"
     if quantization == "int4" and on_cpu and not isinstance(model.forward, NativeModel):
         raise UnsupportedModel(
-            f"{type(model).__name__} cannot be quantised to 'int4' on a CPU, because its passes are "
-            "not computed by our own code alone: that takes layers of the Llama kind, and "
+            f"{type(model).__name__} cannot be quantised to 'int4' on a CPU, because its passes "
+            "are not computed by our own code alone: that takes layers of the Llama kind, and "
             "cpu_kernels 'auto'. Use 'int8', or leave quantization out."
         )
 
