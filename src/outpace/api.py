@@ -69,7 +69,7 @@ class LLM:
     progress: called with each step of loading the model, and how much of it is done (0 to 1).
     compile: plays the short passes of target and drafter compiled (CPU) or as CUDA graphs (GPU);
     loading then takes minutes, or seconds where torch has kept what it compiled.
-    quantization: "int8", or "int4" on a GPU: quantises the linear layers of a model loaded here,
+    quantization: "int8" or "int4": quantises the linear layers of a model loaded here,
     which then is another model, a little off the original, and speculation exact with respect to
     it. A drafter is quantised by its own "quantization" in speculative_config.
     max_num_batched_tokens: prompt tokens that are read between two rounds, so that a long prompt

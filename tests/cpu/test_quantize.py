@@ -21,6 +21,8 @@ from transformers.pytorch_utils import Conv1D
 from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.cpu import quantize as quantising
+from outpace.targets.cpu.blocks import in_blocks
+from outpace.targets.cpu.four_bits import to_four_bits
 from outpace.targets.cpu.layers import linear_layers
 from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_linear import NativeLinear, native_int8
@@ -129,6 +131,56 @@ def test_gpt2_layers_are_quantised_as_they_are_laid_out() -> None:
     assert type(model.transformer.wte) is nn.Embedding
 
 
+@pytest.mark.skipif(native() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("drafted", ["int4", "int8", None])
+def test_speculation_leaves_a_text_in_4_bits_alone(
+    pair: tuple[str, str], drafted: str | None
+) -> None:
+    target, drafter = pair
+    params = SamplingParams(temperature=0, max_tokens=80)
+    prompts = [[1, 2, 3], [7], [50, 60, 70, 80, 90] * 4]
+    texts = []
+    config = {"model": drafter, "quantization": drafted, "num_speculative_tokens": 4}
+    for method in (None, config, {"method": "ngram", "num_speculative_tokens": 3}):
+        llm = LLM(target, quantization="int4", speculative_config=method)  # type: ignore[arg-type]
+        texts.append([out.token_ids for out in llm.generate(prompts, params)])
+        texts.append([llm.generate(prompt, params)[0].token_ids for prompt in prompts])
+    assert all(text == texts[0] for text in texts)
+
+
+@torch.inference_mode()
+def test_four_bits_are_finer_than_plain_rounding() -> None:
+    torch.manual_seed(0)
+    for weight in (torch.randn(40, 96), torch.zeros(3, 64), torch.rand(5, 50) + 3):
+        blocks = to_four_bits(weight)
+        filled = torch.nn.functional.pad(weight, (0, -weight.shape[1] % 32))
+        ours = (blocks.dense() - filled).square().mean()
+        plain = (in_blocks(filled, "Q4_1").dense() - filled).square().mean()
+        assert ours <= plain
+        ranges = filled.view(len(weight), -1, 32)
+        width = ranges.amax(-1, keepdim=True) - ranges.amin(-1, keepdim=True)
+        assert bool(
+            ((blocks.dense() - filled).view(ranges.shape).abs() <= 0.2 * width + 2e-3).all()
+        )
+
+
+@pytest.mark.skipif(native() is None, reason="needs a C++ compiler")
+def test_four_bits_are_for_models_that_our_own_code_computes(tmp_path: Path) -> None:
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, **ends))
+    gpt2.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="Use 'int8'"):
+        load(tmp_path, quantization="int4")
+
+
+def test_four_bits_without_a_compiler_are_refused(
+    pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantising, "native", lambda: None)
+    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
+        load(pair[0], quantization="int4")
+
+
 @pytest.mark.parametrize("drafted", ["int8", None])
 @pytest.mark.parametrize("compiler", [True, False])
 def test_speculation_leaves_a_quantised_text_alone(
@@ -194,7 +246,7 @@ def test_torchao_tensors_count_what_they_hold() -> None:
     ("options", "told"),
     [
         ({"quantization": "int7"}, "did you mean 'int8'"),
-        ({"quantization": "int4"}, "on a GPU only: use 'int8'"),
+        ({"quantization": "int4", "dtype": "float64"}, "not in float64: use dtype 'float32'"),
         ({"quantization": "int8", "dtype": "float64"}, "not in float64: use dtype 'float32'"),
         ({"quantization": "int8", "dtype": "bfloat16"}, "not in bfloat16"),
     ],

@@ -93,7 +93,7 @@ Quantize = Annotated[
     typer.Option(
         "--quantization",
         metavar="KIND",
-        help="int8, or int4 on a GPU: quantise the model as it is loaded. Speculation is then "
+        help="int8 or int4: quantise the model as it is loaded. Speculation is then "
         "exact with respect to the quantised model. Unset: not at all.",
         rich_help_panel=MODEL,
     ),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from outpace.targets.base import NOTHING, SubLayers
 from outpace.targets.cpu.layers import hooks_of
 from outpace.targets.cpu.native import LINE, Native, Part, Weight, part
+from outpace.targets.cpu.native_blocks import NativeBlockLinear
 from outpace.targets.cpu.native_linear import FEW
 from outpace.targets.cpu.native_product import NativeProduct
 from outpace.targets.cpu.rotary import Angles
@@ -26,6 +27,12 @@ PARTS = (
 )
 NORMS = ("input_layernorm", "post_attention_layernorm")
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+
+
+MANY = 2048
+"""Tokens of a pass, at most, through layers whose activations are rounded. Elsewhere longer prompts
+than `FEW` are left to transformers' layers; here a last bit of theirs could decide which way one is
+rounded, and a token would not be the same alone and in a long prompt or a large batch."""
 
 
 class _Layer(ctypes.Structure):
@@ -72,6 +79,13 @@ class LayerStack:
         self._passes = passes
         self._norm: Any = norm
         self._head = head if takes_head(head) else None
+        rounds = any(
+            isinstance(linear, NativeBlockLinear)
+            for each in self._layers
+            for linear in each.linears
+        )
+        self.most = MANY if rounds else FEW
+        """Tokens of a pass, at most."""
         last: list[Any] = [module for module in (norm, self._head) if module is not None]
         modules = [module for layer in self._layers for module in layer.weighted]
         # Dictionaries of parameters: asking a module for one takes three times as long.
@@ -235,15 +249,15 @@ class _Modules:
         )
 
 
-def can_run(x: Tensor) -> bool:
+def can_run(x: Tensor, most: int = FEW) -> bool:
     """Whether a `LayerStack` takes these hidden states ``[A, T, hidden]``."""
     plain = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
-    return few(x) and plain
+    return few(x, most) and plain
 
 
-def few(tokens: Tensor) -> bool:
+def few(tokens: Tensor, most: int) -> bool:
     """Whether a pass over tokens ``[A, T, ...]`` is small enough for a `LayerStack`."""
-    return 0 < tokens.shape[0] * tokens.shape[1] <= FEW and not torch.compiler.is_compiling()
+    return 0 < tokens.shape[0] * tokens.shape[1] <= most and not torch.compiler.is_compiling()
 
 
 def takes_head(head: Any) -> bool:

@@ -579,8 +579,30 @@ struct Attention {
   float *result;
 };
 
-// The tokens of one row, for the query heads that share a key head.
-void attention_of(const Attention &job, int64_t row, int64_t group) {
+// Turns a head of token r to its position.
+void place(const Pass &pass, float *head, int64_t r) {
+  int64_t at = (pass.positions ? pass.positions[r] : r) * pass.rotary;
+  turn(head, pass.cosines + at, pass.sines + at, pass.rotary);
+}
+
+// Puts the keys and values of one row's tokens into the cache.
+void cache_tokens(const Attention &job, int64_t row, int64_t group) {
+  const Layer &layer = *job.layer;
+  const Pass &pass = *job.pass;
+  int64_t dim = layer.dim, offset = pass.firsts[row] * dim + group * pass.cache_head;
+  float *keys = job.key_cache + offset, *values = job.value_cache + offset;
+  for (int64_t t = 0; t < pass.columns; t++) {
+    int64_t r = row * pass.columns + t, at = (r * layer.groups + group) * dim;
+    int64_t slot = pass.starts[row] + t;
+    if (layer.key_norm) normalise(job.keys + at, layer.key_norm, layer.eps, dim, job.keys + at);
+    place(pass, job.keys + at, r);
+    std::memcpy(keys + slot * dim, job.keys + at, dim * sizeof(float));
+    std::memcpy(values + slot * dim, job.values + at, dim * sizeof(float));
+  }
+}
+
+// The tokens of one row from `first` up to `last`, for the query heads that share a key head.
+void attention_of(const Attention &job, int64_t row, int64_t group, int64_t first, int64_t last) {
   const Layer &layer = *job.layer;
   const Pass &pass = *job.pass;
   int64_t dim = layer.dim, each = layer.heads / layer.groups;
@@ -588,21 +610,9 @@ void attention_of(const Attention &job, int64_t row, int64_t group) {
   // What a short row is scored for does not depend on how long the others are.
   int64_t view = std::min(pass.view, pass.starts[row] + pass.columns);
   float *keys = job.key_cache + offset, *values = job.value_cache + offset;
-  auto placed = [&](float *head, int64_t r) {
-    int64_t at = (pass.positions ? pass.positions[r] : r) * pass.rotary;
-    turn(head, pass.cosines + at, pass.sines + at, pass.rotary);
-  };
-  for (int64_t t = 0; t < pass.columns; t++) {
-    int64_t r = row * pass.columns + t, at = (r * layer.groups + group) * dim;
-    int64_t slot = pass.starts[row] + t;
-    if (layer.key_norm) normalise(job.keys + at, layer.key_norm, layer.eps, dim, job.keys + at);
-    placed(job.keys + at, r);
-    std::memcpy(keys + slot * dim, job.keys + at, dim * sizeof(float));
-    std::memcpy(values + slot * dim, job.values + at, dim * sizeof(float));
-  }
   Seeing all[TOGETHER];
-  for (int64_t first = 0; first < pass.columns; first += TOGETHER) {
-    int64_t tokens = std::min<int64_t>(TOGETHER, pass.columns - first);
+  for (; first < last; first += TOGETHER) {
+    int64_t tokens = std::min<int64_t>(TOGETHER, last - first);
     for (int64_t t = 0; t < tokens; t++) {
       int64_t r = row * pass.columns + first + t;
       all[t].next = 0;
@@ -612,7 +622,7 @@ void attention_of(const Attention &job, int64_t row, int64_t group) {
         int64_t at = (r * layer.heads + group * each + h) * dim;
         float *head = job.queries + at;
         if (layer.query_norm) normalise(head, layer.query_norm, layer.eps, dim, head);
-        placed(head, r);
+        place(pass, head, r);
         all[t].queries[h] = {head, job.result + at, -1e30f, 0.f};
         std::memset(job.result + at, 0, dim * sizeof(float));
       }
@@ -733,6 +743,27 @@ struct Run {
     team.wait(size);
   }
 
+  // Attention over few tokens is shared out by rows and heads, over many by tokens too.
+  void attend_together(const Attention &job, int size) {
+    const int64_t heads = pass.rows * job.layer->groups, groups = job.layer->groups;
+    const bool many = pass.columns > TOGETHER;
+    const int64_t tiles = many ? (pass.columns + TOGETHER - 1) / TOGETHER : 1;
+    int64_t begin, end;
+    if (many) {
+      while (team.take(heads, 1, size, begin, end))
+        for (; begin < end; begin++) cache_tokens(job, begin / groups, begin % groups);
+      team.wait(size);
+    }
+    while (team.take(heads * tiles, 1, size, begin, end))
+      for (; begin < end; begin++) {
+        int64_t head = begin / tiles, first = begin % tiles * TOGETHER;
+        int64_t last = std::min(pass.columns, first + TOGETHER);
+        if (!many) cache_tokens(job, head / groups, head % groups);
+        attention_of(job, head / groups, head % groups, first, last);
+      }
+    team.wait(size);
+  }
+
   void layer(int64_t index, float *mine, float *normal, float *made, float *rest, int size) {
     if (layers[index].before) attention(index, mine, normal, made, rest, size);
     if (layers[index].after) mlp(layers[index], mine, normal, made, rest, size);
@@ -742,7 +773,6 @@ struct Run {
     const Layer &layer = layers[index];
     const int64_t tokens = pass.rows * pass.columns, hidden = layer.hidden;
     const int64_t wide = layer.heads * layer.dim, narrow = layer.groups * layer.dim;
-    int64_t begin, end;
 
     norms(mine, layer.before, layer.eps, normal);
     product(normal, rest, hidden, &layer.query, 3, size);
@@ -750,10 +780,7 @@ struct Run {
     float *seen = new_values + tokens * narrow;
     Attention attention{&layer,     &pass,       rest,          new_keys,
                         new_values, keys[index], values[index], seen};
-    while (team.take(pass.rows * layer.groups, 1, size, begin, end))
-      for (; begin < end; begin++)
-        attention_of(attention, begin / layer.groups, begin % layer.groups);
-    team.wait(size);
+    attend_together(attention, size);
     product(seen, made, wide, &layer.output, 1, size);
     add(mine, made, tokens * hidden);
   }

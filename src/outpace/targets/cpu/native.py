@@ -157,14 +157,8 @@ class Native:
         self.panel: int = library.outpace_panel()
         """Outputs whose weights make one panel (`laid_out`)."""
         self._products = library.outpace_products
-        self._products.argtypes = (
-            *(pointer,) * 2,
-            *(number,) * 2,
-            pointer,
-            number,
-            pointer,
-            *threads,
-        )
+        given = pointer, pointer, number, number, pointer, number, pointer
+        self._products.argtypes = (*given, *threads)
         self._rounded = library.outpace_rounded
         self._rounded.argtypes, self._rounded.restype = (number, number), number
         self._blocks_size = library.outpace_blocks_size

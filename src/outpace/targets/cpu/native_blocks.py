@@ -1,8 +1,8 @@
 """Linear layers and embeddings in quantised blocks, on our own integer products.
 
-A weight is laid out once, in panels of 16 outputs, and is read only so. Its codes and scales are the
-file's, without any loss. Activations are rounded to 8 bits, in blocks of 32 inputs of a row, and the
-sums within a block are exact (`block_products.h`): a row has the same bits in any company.
+A weight is laid out once, in panels of 16 outputs, and is read only so. Its codes and scales are
+the file's, without any loss. Activations are rounded to 8 bits, in blocks of 32 inputs of a row,
+and the sums within a block are exact (`block_products.h`): a row has the same bits in any company.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ class NativeLayer:
         mask = options.get("attention_mask")
         cached = isinstance(options.get("past_key_values"), SlotCache) and not args
         boolean = mask is None or mask.dtype == torch.bool
-        if not (cached and boolean and can_run(hidden_states)) or self._stack.watched:
+        fits = can_run(hidden_states, self._stack.most)
+        if not (cached and boolean and fits) or self._stack.watched:
             return self.plain(hidden_states, *args, **options)
         return self.compute(hidden_states, **options)
 

@@ -137,7 +137,11 @@ class NativeModel:
     def takes(self, tokens: Any, mask: Any, cache: Any) -> bool:
         """Whether it computes a pass over tokens ``[A, T]``, or the model's own code has to."""
         boolean = mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool)
-        plain = tokens.device.type == "cpu" and not torch.is_grad_enabled() and few(tokens)
+        plain = (
+            tokens.device.type == "cpu"
+            and not torch.is_grad_enabled()
+            and few(tokens, self._stack.most)
+        )
         return boolean and plain and isinstance(cache, SlotCache) and self._is_as_it_was()
 
     def _is_as_it_was(self) -> bool:

@@ -2,7 +2,10 @@
 original.
 
 On a CPU, "int8" holds the weights of each output as 8-bit integers with one scale. Our own products
-(`targets.cpu.native`) widen them in registers; activations stay float32.
+(`targets.cpu.native`) widen them in registers; activations stay float32. "int4" holds blocks of 32
+weights as 4-bit integers with a scale and a smallest value, and multiplies them as integers with
+activations rounded to 8 bits (`targets.cpu.native_blocks`). It is for models all of whose passes
+are our own code's, because only there the same token always meets the same roundings.
 
 Without a C++ compiler the products are oneDNN's. They multiply integers exactly, so the activations
 must be integers too (`Int8Linear`). Eight bits would not do: attention adds up in another order
@@ -25,10 +28,13 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ConfigError, UnsupportedModel, did_you_mean
+from outpace.targets.cpu.four_bits import to_four_bits
 from outpace.targets.cpu.layers import exchange, linear_layers, matrix_of
 from outpace.targets.cpu.narrow import SMALLEST_SCALE, to_int8
-from outpace.targets.cpu.native import native
+from outpace.targets.cpu.native import Native, build, native
+from outpace.targets.cpu.native_blocks import NativeBlockLinear
 from outpace.targets.cpu.native_linear import native_int8
+from outpace.targets.cpu.native_model import NativeModel
 from outpace.targets.cpu.opaque import opaque
 
 Quantization = Literal["int8", "int4"]
@@ -163,14 +169,15 @@ def check(quantization: str | None, device: torch.device, dtype: torch.dtype | s
 
 
 def _check_cpu(quantization: str, dtype: torch.dtype | str) -> None:
-    if quantization != "int8":
-        raise ConfigError(
-            f"quantization {quantization!r} is there on a GPU only: use 'int8' on a CPU."
-        )
     if dtype != torch.float32:
         raise ConfigError(
-            "quantization 'int8' on a CPU computes in float32, not in "
+            f"quantization {quantization!r} on a CPU computes in float32, not in "
             f"{str(dtype).removeprefix('torch.')}: use dtype 'float32'."
+        )
+    if quantization == "int4" and native() is None:
+        raise ConfigError(
+            f"quantization 'int4' on a CPU needs a C++ compiler, and {build().problem}: install "
+            "one (such as g++), or use 'int8'."
         )
     if native() is None and int8_levels() == 0:
         raise ConfigError(
@@ -194,13 +201,33 @@ def quantize(model: nn.Module, quantization: Quantization) -> None:
     if library is None:
         exchange(model, lambda layer: Int8Linear(layer, levels))
     else:
-        exchange(model, lambda layer: native_int8(library, layer))
+        make = native_int4 if quantization == "int4" else native_int8
+        exchange(model, lambda layer: make(library, layer))
 
 
-def rounds_activations(model: nn.Module) -> bool:
+def native_int4(library: Native, layer: Any) -> NativeBlockLinear:
+    """Returns a layer with a plain linear one's weight in blocks of 4 bits."""
+    matrix = matrix_of(layer)
+    return NativeBlockLinear(library, to_four_bits(matrix), layer.bias, matrix.shape[1])
+
+
+def rounds_activations(model: nn.Module, quantization: Quantization) -> bool:
     """Returns whether `quantize` makes a model's layers round their inputs too, and not only their
-    weights: all but our own products do."""
-    return next(model.parameters()).device.type != "cpu" or native() is None
+    weights: all but our own 8-bit products do."""
+    elsewhere = next(model.parameters()).device.type != "cpu" or native() is None
+    return elsewhere or quantization == "int4"
+
+
+def check_quantized(model: nn.Module, quantization: str | None) -> None:
+    """Raises ``UnsupportedModel`` where a token would not have the same numbers alone and among
+    drafts: asked when a model has been prepared."""
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if quantization == "int4" and on_cpu and not isinstance(model.forward, NativeModel):
+        raise UnsupportedModel(
+            f"{type(model).__name__} cannot be quantised to 'int4' on a CPU, because its passes "
+            "are not computed by our own code alone: that takes layers of the Llama kind, and "
+            "cpu_kernels 'auto'. Use 'int8', or leave quantization out."
+        )
 
 
 def pays(model: nn.Module) -> bool:

@@ -25,7 +25,13 @@ from outpace.targets.cpu.native_blocks import use_block_kernels
 from outpace.targets.cpu.native_layer import use_native_layers
 from outpace.targets.cpu.native_linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_model import use_native_model
-from outpace.targets.cpu.quantize import Quantization, pays, quantize, rounds_activations
+from outpace.targets.cpu.quantize import (
+    Quantization,
+    check_quantized,
+    pays,
+    quantize,
+    rounds_activations,
+)
 from outpace.targets.cpu.quantize import check as check_quantization
 from outpace.targets.hf import generation, support
 from outpace.targets.hf.attention import use_grouped
@@ -183,7 +189,8 @@ def _prepare(loaded: Loaded, report: Progress) -> None:
     use_grouped(model)
     support.check(model)
     report("arranging the weights for this processor", 0.4)
-    rounded = loaded.quantization is not None and rounds_activations(model)
+    quantization = loaded.quantization
+    rounded = quantization is not None and rounds_activations(model, quantization)
     if rounded:
         # Checked exactly before, because rounding cannot be told from an ignored mask afterwards.
         support.probe(model)
@@ -198,6 +205,7 @@ def _prepare(loaded: Loaded, report: Progress) -> None:
         share_products(model)
         use_native_layers(model)
         use_native_model(model)
+    check_quantized(model, quantization)
     report("ready", 1.0)
 
 

@@ -1,0 +1,348 @@
+"""Weights in quantised blocks: exact integer sums, and the same bits in any company."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import pickle
+import platform
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from outpace.core.tree import Tree
+from outpace.targets.cpu import native as building
+from outpace.targets.cpu.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks, in_blocks
+from outpace.targets.cpu.compiler import Compiler, find_compiler
+from outpace.targets.cpu.native import Native, native
+from outpace.targets.cpu.native_blocks import (
+    NativeBlockEmbedding,
+    NativeBlockLinear,
+    use_block_kernels,
+)
+from outpace.targets.cpu.native_layer import use_native_layers
+from outpace.targets.cpu.native_linear import share_products
+from outpace.targets.cpu.native_model import use_native_model
+from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.weights import pass_bytes
+
+FOUND = native()
+pytestmark = pytest.mark.skipif(FOUND is None, reason="no C++ compiler here")
+
+SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where a block of a kind holds its float16 numbers; those of all other kinds begin with one."""
+
+ROWS = 70
+
+
+def library() -> Native:
+    assert FOUND is not None
+    return FOUND
+
+
+def random_blocks(kind: str, outputs: int, inputs: int, seed: int = 0) -> Blocks:
+    """Any bytes, with scales of a decent size: every code and every small factor occurs."""
+    chance = np.random.default_rng(seed)
+    size, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    raw = chance.integers(0, 256, (outputs, inputs // size, nbytes), dtype=np.uint8)
+    for at in SCALES.get(kind, (0,)):
+        scales = chance.uniform(-1e-2, 1e-2, (*raw.shape[:2], 1)).astype(np.float16)
+        raw[..., at : at + 2] = scales.view(np.uint8)
+    return Blocks(kind, torch.from_numpy(raw.reshape(outputs, -1)))
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Activations ``[R, K]`` as products see them, in float64."""
+    blocks = x.view(len(x), -1, 32)
+    highest = blocks.abs().amax(-1, keepdim=True)
+    codes = torch.round(blocks * torch.where(highest > 0, 127 / highest, 0))
+    return (codes.double() * (highest / 127).double()).view(x.shape)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("outputs", "blocks"), [(16, 1), (37, 3), (1, 2), (100, 9)])
+@torch.inference_mode()
+def test_products_are_exact_and_a_row_keeps_its_bits(kind: str, outputs: int, blocks: int) -> None:
+    torch.manual_seed(0)
+    size = 256 if kind.endswith("K") else 32
+    weight = random_blocks(kind, outputs, size * blocks)
+    bias = nn.Parameter(torch.randn(outputs)) if blocks > 1 else None
+    layer = NativeBlockLinear(library(), weight, bias)
+    x = torch.randn(ROWS, weight.inputs) * torch.logspace(-3, 3, ROWS)[:, None]
+    x[3], x[5, 32:] = 0, 0
+    alone = torch.cat([layer(row[None]) for row in x])
+    dense = weight.dense().double()
+    added = torch.zeros(outputs).double() if bias is None else bias.double()
+    exact = rounded(x) @ dense.t() + added
+    allowed = 2e-6 * (rounded(x).abs() @ dense.abs().t() + added.abs()) + 1e-12
+    assert bool(((alone - exact).abs() <= allowed).all())
+    # Half a step of each activation, and never more.
+    steps = x.view(ROWS, -1, 32).abs().amax(-1) / 127 / 2
+    off = (steps.double().repeat_interleave(32, 1) * 1.001) @ dense.abs().t() + allowed
+    assert bool(((alone - (x.double() @ dense.t() + added)).abs() <= off).all())
+    for rows in range(1, ROWS + 1):
+        assert torch.equal(layer(x[:rows]), alone[:rows])
+        assert torch.equal(layer(x[-rows:].flip(0)), alone[-rows:].flip(0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_weights_are_widened_as_the_reference_does(kind: str) -> None:
+    weight = random_blocks(kind, 40, 768)
+    layer = NativeBlockLinear(library(), weight)
+    assert torch.equal(layer.weight, weight.dense())
+    assert torch.equal(library().widen_rows(weight), weight.dense())
+    assert layer.state_dict().keys() == {"weight"}
+    assert torch.equal(layer.state_dict()["weight"], weight.dense())
+    # As close to the file as whole bytes for small factors allow.
+    assert layer.panels.nbytes <= 1.03 * random_blocks(kind, 48, 768).nbytes
+    plain = BlockLinear(weight)
+    assert pass_bytes(layer) == pass_bytes(plain) == weight.nbytes
+
+
+@torch.inference_mode()
+def test_inputs_that_do_not_fill_a_block() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(20, 50)
+    padded = in_blocks(nn.functional.pad(weight, (0, 14)), "Q8_0")
+    layer = NativeBlockLinear(library(), padded, inputs=50)
+    x = torch.randn(5, 50)
+    assert layer.weight.shape == (20, 50)
+    torch.testing.assert_close(layer(x), x @ layer.weight.t(), rtol=0.02, atol=0.2)
+    filled = NativeBlockLinear(library(), padded)
+    assert torch.equal(layer(x), filled(nn.functional.pad(x, (0, 14))))
+
+
+@torch.inference_mode()
+def test_what_is_no_number_shows() -> None:
+    layer = NativeBlockLinear(library(), random_blocks("Q4_0", 16, 64))
+    x = torch.ones(3, 64)
+    x[0, 40], x[2, 3] = float("nan"), float("inf")
+    y = layer(x)
+    assert bool(y[0].isnan().all())
+    assert bool(y[1].isfinite().all())
+    assert not bool(y[2].isfinite().any())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_embeddings_are_looked_up_in_their_blocks(dtype: torch.dtype) -> None:
+    plain = BlockEmbedding(random_blocks("Q6_K", 50, 256), dtype)
+    ours = NativeBlockEmbedding(library(), plain)
+    ids = torch.tensor([[0, 49, 7], [7, 7, 1]])
+    assert torch.equal(ours(ids), plain(ids))
+    assert ours(ids).dtype == dtype
+    assert torch.equal(plain(ids), plain.weight[ids])
+    with pytest.raises(IndexError):
+        ours(torch.tensor([50]))
+
+
+@torch.inference_mode()
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    layer = NativeBlockLinear(library(), random_blocks("Q4_K", 300, 1024))
+    x, threads, found = torch.randn(9, 1024), torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(layer(x))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+# -- other processors ------------------------------------------------------------------------------
+
+PRODUCT = """
+#include "block_products.h"
+extern "C" void product(int kind, const float *x, long rows, long k, const uint8_t *panels,
+                        long outputs, float *y, Rounded *rounded) {
+  round_blocks(x, rows, k, 0, blocks_of(k), rounded);
+  compute({rounded, rows, blocks_of(k), panels, nullptr, outputs, y, FORMS[kind]}, 0,
+          (outputs + WIDTH - 1) / WIDTH);
+}
+"""
+
+
+def compiled_for(flags: str, folder: Path) -> Any:
+    """The products as another processor of the same family computes them."""
+    found = find_compiler()
+    kept = [word for word in found.command if not word.startswith(("-march", "-mcpu", "-O"))]
+    sources = f"-I{building.SOURCE.parent}"
+    compiler = Compiler((*kept, "-O1", sources, *flags.split()), found.version)
+    (folder / "product.cpp").write_text(PRODUCT)
+    compiler.compile(folder / "product.cpp", folder / "product.so")
+    return ctypes.CDLL(str(folder / "product.so")).product
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="for x86-64")
+@pytest.mark.parametrize(
+    ("flags", "needs", "same"),
+    [
+        ("-march=x86-64", "sse2", False),
+        ("-march=x86-64-v3", "avx2", True),
+        ("-march=x86-64-v3 -mavxvnni", "avx_vnni", True),
+        ("-march=x86-64-v4", "avx512bw", True),
+        ("-march=x86-64-v4 -mavx512vnni", "avx512_vnni", True),
+    ],
+)
+@torch.inference_mode()
+def test_processors_agree(flags: str, needs: str, same: bool, tmp_path: Path) -> None:
+    """To the last bit where they round a multiplication and addition once."""
+    if needs not in building.find_compiler().identity.decode(errors="replace"):
+        pytest.skip(f"this processor lacks {needs}")
+    product = compiled_for(flags, tmp_path)
+    x, y = torch.randn(7, 768), torch.empty(7, 37)
+    x[0] *= 1e30
+    room = torch.empty(7 * 24 * 64, dtype=torch.uint8)
+    assert room.data_ptr() % 64 == 0
+    for number, kind in enumerate(KINDS):
+        weight = random_blocks(kind, 37, 768)
+        layer = NativeBlockLinear(library(), weight)
+        product(
+            number,
+            *(ctypes.c_void_p(x.data_ptr()), ctypes.c_long(7), ctypes.c_long(768)),
+            *(ctypes.c_void_p(layer.panels.data_ptr()), ctypes.c_long(37)),
+            *(ctypes.c_void_p(y.data_ptr()), ctypes.c_void_p(room.data_ptr())),
+        )
+        terms = rounded(x).abs() @ weight.dense().double().abs().t()
+        assert bool(((layer(x) - y).abs() <= 2e-6 * terms).all())
+        assert torch.equal(layer(x), y) or not same
+
+
+# -- whole models ----------------------------------------------------------------------------------
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 256,
+    "intermediate_size": 320,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.06,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+}
+CYCLE = ("Q4_0", "Q8_0", "Q5_1", "Q4_1", "Q5_0")
+
+
+def made(family: str) -> Any:
+    """A model whose layers are in blocks of several kinds, as those of GGUF files are."""
+    torch.manual_seed(0)
+    config, kind = FAMILIES[family]
+    model = kind(config(**SIZES)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.3 * torch.randn_like(parameter)
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                blocks = in_blocks(child.weight, CYCLE[count % len(CYCLE)])
+                setattr(parent, name, BlockLinear(blocks, child.bias))
+                count += 1
+    model.model.embed_tokens = BlockEmbedding(in_blocks(model.model.embed_tokens.weight, "Q8_0"))
+    return model
+
+
+def played(family: str, whole: bool = True) -> Any:
+    model = made(family)
+    assert use_block_kernels(model) == 2 * 7 + 2
+    share_products(model)
+    assert use_native_layers(model) == 2
+    if whole:
+        assert use_native_model(model)
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_models_give_the_numbers_of_widened_weights(family: str) -> None:
+    runners = [Runner(which, rows=1, max_length=64) for which in (made(family), played(family))]
+    tokens, found = torch.randint(0, 101, (1, 12)), []
+    for runner in runners:
+        runner.admit(1)
+        found.append(runner.forward(tokens, keep=12).logits)
+    off = (found[0] - found[1]).std() / found[0].std()
+    assert 1e-4 < off < 0.05, "activations are rounded, and nothing else"
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str, whole: bool) -> None:
+    runner = Runner(played(family, whole), rows=3, max_length=128)
+    runner.admit(3)
+    torch.manual_seed(1)
+    text = torch.randint(0, 101, (60,)).tolist()
+    alone = []
+    for length, token in enumerate(text):  # one row, one token at a time
+        runner.lengths = [length]
+        alone.append(runner.forward(torch.tensor([[token]]), keep=1).logits[0, 0])
+    done = 0
+    while done < len(text) - 8:  # three rows; the right path lies at the end of a tree
+        nodes = [1, 2, *text[done + 1 : done + 4], 3]
+        tokens = torch.tensor([[text[done], *nodes]] * 3)
+        runner.lengths = [done] * 3
+        tree = Tree.uniform([0, 1, 0, 3, 4, 4], rows=3)
+        logits = runner.forward(tokens, keep=7, tree=tree).logits
+        for node, at in ((0, 0), (3, 1), (4, 2), (5, 3)):
+            for row in range(3):
+                assert torch.equal(logits[row, node], alone[done + at])
+        runner.lengths = [done] * 3
+        runner.advance_paths(1, [[3, 4, 5]] * 3)
+        done += 4
+    for rows in (1, 3):  # and in a prompt, however long
+        length = 60 // rows
+        runner.lengths = [0] * rows
+        logits = runner.forward(torch.tensor([text[:length]] * rows), keep=length).logits
+        assert torch.equal(logits, torch.stack(alone[:length]).expand(rows, -1, -1))
+
+
+@torch.inference_mode()
+def test_copies_and_pickles_compute_the_same() -> None:
+    model = played("qwen2")
+    tokens = torch.randint(0, 101, (1, 9))
+
+    def logits(which: Any) -> Tensor:
+        runner = Runner(which, rows=1, max_length=64)
+        runner.admit(1)
+        found: Tensor = runner.forward(tokens, keep=9).logits
+        return found
+
+    expected = logits(model)
+    again = copy.deepcopy(model)
+    read = pickle.loads(pickle.dumps(model))
+    del model
+    for which in (again, read):
+        assert torch.equal(logits(which), expected)
+        assert isinstance(which.lm_head, NativeBlockLinear)
+
+
+@torch.inference_mode()
+def test_what_is_saved_are_the_widened_weights() -> None:
+    plain, ours = made("llama"), played("llama")
+    expected, found = plain.state_dict(), ours.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    config, kind = FAMILIES["llama"]
+    kind(config(**SIZES)).load_state_dict(found)
+
+
+def test_gradients_still_flow() -> None:
+    layer = NativeBlockLinear(library(), random_blocks("Q4_K", 32, 256))
+    x = torch.randn(2, 256, requires_grad=True)
+    layer(x).sum().backward()
+    torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(2, -1))
