@@ -10,11 +10,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from outpace.bench.builtin import BUILT_IN
+from outpace.bench.builtin import BUILT_IN, CHATS
 from outpace.errors import PromptError, did_you_mean
 
 DATA = "OUTPACE_DATA"
 """Environment variable with the folder that named sets are read from."""
+
+BUILT_IN_SETS = {"builtin": BUILT_IN, "chat": CHATS}
 
 NAMES = {
     "specbench": "specbench_open",
@@ -40,13 +42,14 @@ class Prompt:
 
 
 def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
-    """Returns the prompts of a .jsonl file, of a named set in the data folder, or "builtin".
+    """Returns the prompts of a .jsonl file, of a named set in the data folder, or built-in ones:
+    "builtin", texts to continue, or "chat", questions for instruct models.
 
     data: the folder of the named sets; unset: the one that the variable OUTPACE_DATA names.
     Raises ``PromptError`` for a file or a set that is missing, unreadable or empty.
     """
-    if name == "builtin":
-        return [Prompt(*entry) for entry in BUILT_IN]
+    if name in BUILT_IN_SETS:
+        return [Prompt(*entry) for entry in BUILT_IN_SETS[name]]
     path = Path(name)
     if not path.suffix:
         path = _named(name, data)
@@ -80,7 +83,8 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 def _named(name: str, data: str | Path | None) -> Path:
     folder = data or os.environ.get(DATA)
     if name not in NAMES:
-        raise PromptError(f"unknown prompt set {name!r}{did_you_mean(name, [*NAMES, 'builtin'])}.")
+        known = did_you_mean(name, [*NAMES, *BUILT_IN_SETS])
+        raise PromptError(f"unknown prompt set {name!r}{known}.")
     if folder is None:
         raise PromptError(
             f"prompt set {name!r} needs a folder: give --data or set {DATA}, or use 'builtin'."
@@ -91,7 +95,7 @@ def _named(name: str, data: str | Path | None) -> Path:
 
 
 def _known() -> str:
-    return ", ".join(["builtin", *NAMES])
+    return ", ".join([*BUILT_IN_SETS, *NAMES])
 
 
 def _entry(path: Path, number: int, line: str) -> Prompt:
