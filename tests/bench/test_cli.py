@@ -142,6 +142,22 @@ def test_openvino_multiplies_by_the_same_integers(pair: Pair) -> None:
     assert (theirs - ours).std() < 0.1 * (plain - ours).std()
 
 
+def test_openvino_holds_four_bits_in_groups() -> None:
+    ov = pytest.importorskip("openvino")
+    from outpace.bench.ir import GROUP, four_bits
+
+    weight = torch.randn(3, 2 * GROUP, generator=torch.Generator().manual_seed(0))
+    node = four_bits(weight.numpy())
+    model = ov.Model([node.output(0)], [], "weight")
+    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found = torch.tensor(compiled([])[0])
+    largest = weight.reshape(3, 2, GROUP).abs().amax(2, keepdim=True) / 7
+    step = largest.expand(3, 2, GROUP).reshape(weight.shape)
+    assert found.shape == weight.shape
+    assert ((found - weight).abs() <= step * 0.5001).all()
+    assert len(found[0, :GROUP].unique()) <= 16
+
+
 def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:
     pytest.importorskip("openvino_genai")
     models = Models(pair.target, pair.drafter, "float32", "cpu")

@@ -114,7 +114,7 @@ def save_quantised(plain: Path, out: Path, kind: str) -> None:
         axis = 1 if node.get_attributes()["transpose_b"] else 0  # the dimension of the inputs
         inputs, outputs = weight.data.shape[axis], weight.data.shape[1 - axis]
         narrow = kind == "int4" and axis == 1 and inputs % GROUP == 0 and outputs != vocabulary
-        made = _four_bits(weight.data) if narrow else _eight_bits(weight.data, axis)
+        made = four_bits(weight.data) if narrow else _eight_bits(weight.data, axis)
         node.input(1).replace_source_output(made.output(0))
     shutil.copytree(plain, out, dirs_exist_ok=True)
     ov.save_model(graph, out / "openvino_model.xml", compress_to_fp16=False)
@@ -129,7 +129,7 @@ def _eight_bits(weight: Any, axis: int) -> Any:
     return ops.multiply(wide, ops.constant(scale.astype(np.float32)))
 
 
-def _four_bits(weight: Any) -> Any:
+def four_bits(weight: Any) -> Any:
     """Returns the node of a weight [outputs, inputs] in int4 times a scale for each group."""
     ov = extra("openvino", "the OpenVINO peer", INSTALL)
     ops = extra("openvino.opset13", "the OpenVINO peer", INSTALL)

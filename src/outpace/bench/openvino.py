@@ -56,7 +56,7 @@ class OpenVino(Contestant):
 def contestants(models: Models) -> list[Contestant]:
     """Returns plain decoding and, with a drafter, speculative decoding with each count."""
     _packages()
-    if models.device != "cpu" or not (models.gguf or models.dtype == "float32"):
+    if models.dtype != "float32" or models.device != "cpu":
         raise ConfigError(
             "the OpenVINO peer is converted in float32 for the CPU, and this run is "
             f"{models.dtype} on {models.device}: leave 'openvino' out of --vs."
@@ -89,17 +89,7 @@ def _pipeline(models: Models, speculative: bool) -> Any:
 
 
 def converted(model: str, quantization: str | None = None) -> str:
-    """Returns the folder of a model's IR, made on first use and kept among temporary files.
-
-    A GGUF file is its own IR: OpenVINO GenAI reads the blocks as they are.
-    """
-    if model.endswith(".gguf"):
-        if quantization is not None:
-            raise ConfigError(
-                f"OpenVINO reads the blocks of a GGUF file as they are, and this run quantises "
-                f"them to {quantization}: leave 'openvino' out of --vs."
-            )
-        return model
+    """Returns the folder of a model's IR, made on first use and kept among temporary files."""
     if quantization is not None:
         plain = converted(model)
         folder = Path(f"{plain}-{quantization}")

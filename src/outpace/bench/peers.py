@@ -12,7 +12,7 @@ from outpace.errors import ConfigError, did_you_mean
 QUANTISING = frozenset({"openvino"})
 """Peers that can quantise weights to 8 or 4 bits, if a run asks for it."""
 
-GGUF_READING = frozenset({"llamacpp", "openvino"})
+GGUF_READING = frozenset({"llamacpp"})
 """Peers that read the blocks of a GGUF file as they are."""
 
 
