@@ -59,10 +59,11 @@ def rendered(tokenizer: Any, name: str, messages: Conversation) -> str:
     return str(text)
 
 
-def check_template(tokenizer: Any, name: str) -> None:
-    """Raises ``PromptError`` for a tokenizer without a chat template. name: the model's."""
+def check_template(tokenizer: Any, name: str, remedy: str = "use generate() instead") -> None:
+    """Raises ``PromptError`` for a tokenizer without a chat template. name: the model's. remedy:
+    what the error's sentence tells to do."""
     if not getattr(tokenizer, "chat_template", None):
-        raise PromptError(f"the tokenizer of {name} has no chat template: use generate() instead.")
+        raise PromptError(f"the tokenizer of {name} has no chat template: {remedy}.")
 
 
 _FORM = 'a chat is a list of messages such as {"role": "user", "content": "a text"}'

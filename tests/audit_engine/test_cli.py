@@ -52,6 +52,13 @@ def test_a_lossy_rule_leaves_with_1(pair: Path) -> None:
     assert "lossy by declaration" in done.output
 
 
+def test_chats_are_audited_through_the_template() -> None:
+    asked = ["diff", "-k", "2", "--chat", "--max-tokens", "4", "--json"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["texts"]["greedy"] == 20  # ten, and the first tokens of each
+
+
 def test_diff_prints_its_tolerance(pair: Path) -> None:
     done = CliRunner().invoke(app, ["diff", *models(pair), "--max-tokens", "12"])
     assert done.exit_code == 0, done.output
@@ -99,7 +106,8 @@ def test_law_is_the_enumeration() -> None:
 def test_mistakes_are_named(pair: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n")
-    for options in (["--alpha", "2"], ["--prompts", str(empty)], ["--temperature", "0"]):
+    wrong = (["--alpha", "2"], ["--prompts", str(empty)], ["--temperature", "0"], ["--chat"])
+    for options in wrong:
         done = CliRunner().invoke(app, ["model", *models(pair), "--samples", "4", *options])
         assert done.exit_code != 0
         assert type(done.exception).__name__ in ("ConfigError", "PromptError", "ParamsError")

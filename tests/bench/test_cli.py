@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from outpace.bench.builtin import CHATS
 from outpace.bench.contest import BatchJob
 from outpace.bench.pair import Pair
 from outpace.bench.peers import Models, peers
+from outpace.bench.prompts import read_prompts
 from outpace.bench.results import Report
 from outpace.bench.specbench import read_answers
 from outpace.cli.bench import app
@@ -55,6 +58,30 @@ def test_a_run_writes_everything_it_is_asked_for(pair: Pair, tmp_path: Path) -> 
     answers = read_answers(tmp_path / "answers" / "draft_model-b1-t0.jsonl")
     assert [a.new_tokens for a in answers] == [24, 24]
     assert all(sum(a.accept_lengths) == 24 for a in answers)
+
+
+def test_chats_are_given_through_the_template(pair: Pair, tmp_path: Path) -> None:
+    target = Path(shutil.copytree(pair.target, tmp_path / "target"))
+    (target / "chat_template.jinja").write_text("<{{ messages[0]['content'] }}>")
+    wanted = ["run", "--model", str(target), "--draft", pair.drafter, "--prompts", "chat", "--chat"]
+    wanted += ["--num-prompts", "2", "--max-tokens", "4", "--json", str(tmp_path / "r.json")]
+    done = outpace(*wanted, "--verbose")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert f"{target} on cpu" in done.output  # by --verbose: how the models are computed
+    report = Report.from_json((tmp_path / "r.json").read_text())
+    tokenizer = load(str(target)).tokenizer
+    first_two = [text for _, task, text in CHATS if task != "text"][::3]
+    lengths = [len(tokenizer(f"<{text}>").input_ids) for text in first_two]
+    assert report.cells[0].prompt_tokens == sum(lengths) / 2
+    assert report.provenance["chat template"] == "applied"
+    short = outpace(*wanted, "--max-prompt-tokens", "20")
+    assert "a chat cannot be cut to 20" in str(short.exception)
+
+
+def test_ten_chats_come_with_the_package() -> None:
+    assert len(CHATS) == 10
+    assert {task for _, task, _ in CHATS} == {"code", "maths", "text"}
+    assert [prompt.text for prompt in read_prompts("chat")] == [text for *_, text in CHATS]
 
 
 def test_cost_prints_and_writes_its_curves(pair: Pair, tmp_path: Path) -> None:
@@ -115,6 +142,22 @@ def test_openvino_multiplies_by_the_same_integers(pair: Pair) -> None:
     assert (theirs - ours).std() < 0.1 * (plain - ours).std()
 
 
+def test_openvino_holds_four_bits_in_groups() -> None:
+    ov = pytest.importorskip("openvino")
+    from outpace.bench.ir import GROUP, four_bits
+
+    weight = torch.randn(3, 2 * GROUP, generator=torch.Generator().manual_seed(0))
+    node = four_bits(weight.numpy())
+    model = ov.Model([node.output(0)], [], "weight")
+    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found = torch.tensor(compiled([])[0])
+    largest = weight.reshape(3, 2, GROUP).abs().amax(2, keepdim=True) / 7
+    step = largest.expand(3, 2, GROUP).reshape(weight.shape)
+    assert found.shape == weight.shape
+    assert ((found - weight).abs() <= step * 0.5001).all()
+    assert len(found[0, :GROUP].unique()) <= 16
+
+
 def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:
     pytest.importorskip("openvino_genai")
     models = Models(pair.target, pair.drafter, "float32", "cpu")
@@ -131,6 +174,7 @@ def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:
         (["run", "--model", "TARGET", "--vs", "hg"], "unknown peer 'hg'"),
         (["run", "--model", "TARGET", "--vs", "hf-assisted"], "needs a draft model"),
         (["run", "--model", "TARGET", "--vs", "llama.cpp"], "unknown peer 'llama.cpp'"),
+        (["run", "--model", "TARGET", "--again", "--chat"], "leave --chat out"),
         (["run", "--prompts", "gsm9k"], "did you mean 'gsm8k'"),
         (["run", "--batch", "x"], "--batch must be numbers"),
         (["run", "--model", "TARGET", "--again", "--batch", "99"], "at least that many prompts"),

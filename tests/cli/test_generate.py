@@ -141,7 +141,7 @@ def test_every_sampling_flag_arrives(
     seen: dict[str, Any] = {}
 
     def load(
-        model: str, engine: dict[str, Any], sampling: dict[str, Any], texts: int, chat: bool
+        model: str, engine: dict[str, Any], sampling: dict[str, Any], texts: int, *more: Any
     ) -> None:
         seen.update(engine=engine, params=SamplingParams(**sampling), texts=texts)
         raise KeyboardInterrupt

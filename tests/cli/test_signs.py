@@ -33,6 +33,7 @@ run()
     "verb",
     [
         ["generate", "a prompt"],
+        ["chat", "--no-history"],
         ["bench", "run"],
         ["bench", "cost"],
         ["bench", "pair", "make", "--out", "unused"],

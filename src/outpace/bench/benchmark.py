@@ -78,6 +78,9 @@ class Benchmark:
     prompts: Sequence[Prompt]
     encode: Callable[[str], list[int]]
     contestants: Sequence[Contestant]
+    whole: bool = False
+    """Whether a prompt that is too long is refused, instead of cut at its beginning: a chat's
+    template must not lose its first tokens."""
     bandwidth: float | None = None
     """Bytes per second, None where it was not measured."""
     clock: Clock = perf_counter
@@ -140,10 +143,19 @@ class Benchmark:
         return MeasuredSetting(result, runs)
 
     def _job(self, prompts: Sequence[Prompt], temperature: float) -> BatchJob:
-        rows = tuple(tuple(self.encode(p.text)[-self.plan.max_prompt_tokens :]) for p in prompts)
+        rows = tuple(tuple(self._ids(p)) for p in prompts)
         if not all(rows):
             raise PromptError("a prompt is empty once it is tokenised.")
         return BatchJob(rows, self.plan.max_tokens, temperature, self.plan.seed)
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        ids, longest = self.encode(prompt.text), self.plan.max_prompt_tokens
+        if self.whole and len(ids) > longest:
+            raise PromptError(
+                f"prompt {prompt.id} has {len(ids)} tokens with its chat template, and a chat "
+                f"cannot be cut to {longest}: raise --max-prompt-tokens, or leave it out."
+            )
+        return ids[-longest:]
 
     def _lengths(self, contestant: Ours, job: BatchJob) -> set[int]:
         """The draft lengths that the rounds of a job have."""

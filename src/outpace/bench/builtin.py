@@ -1,4 +1,4 @@
-"""Prompts that come with the package, so that the benchmark runs without data: (id, task, text)."""
+"""Prompts that come with the package, so that benchmark and audits run without data."""
 
 from __future__ import annotations
 
@@ -78,3 +78,69 @@ BUILT_IN: tuple[tuple[str, str, str], ...] = (
         "five.\nIn one sentence:",
     ),
 )
+
+CHATS: tuple[tuple[str, str, str], ...] = (
+    (
+        "code/roman",
+        "code",
+        "Write a Python function that turns a Roman numeral such as MCMXCIV into a number, and "
+        "raises ValueError for text that is none. Add three short tests.",
+    ),
+    (
+        "code/bug",
+        "code",
+        "This function should return the second largest of several numbers, and fails for "
+        "[5, 5, 3]. Explain why, and correct it.\n\n"
+        "def second(values):\n    values.sort()\n    return values[-2]\n",
+    ),
+    (
+        "code/sql",
+        "code",
+        "There is a table orders(id, customer, placed_on, total). Write an SQL query for the three "
+        "customers who spent most in 2024, with the number of their orders.",
+    ),
+    (
+        "maths/tank",
+        "maths",
+        "A tank holds 900 litres. One pipe fills it in 45 minutes, and a leak would empty it in "
+        "three hours. How long does it take to fill with the leak open? Show each step.",
+    ),
+    (
+        "maths/shop",
+        "maths",
+        "A shop takes 20 % off a coat of 160 euros, and at the till another 15 % off that price. "
+        "What is paid, and what single discount would be the same?",
+    ),
+    (
+        "maths/dice",
+        "maths",
+        "Two dice are thrown. What is the chance that the larger number is exactly 4? Reason step "
+        "by step.",
+    ),
+    (
+        "text/letter",
+        "text",
+        "Write a short letter to a neighbour who feeds the pigeons on the balcony above mine. It "
+        "should be friendly, and clear about what I ask for.",
+    ),
+    (
+        "text/tides",
+        "text",
+        "Explain to a ten-year-old why the sea rises and falls twice a day.",
+    ),
+    (
+        "text/story",
+        "text",
+        "Tell the beginning of a story about a night train that stops at a station which is on no "
+        "map. About 150 words.",
+    ),
+    (
+        "text/summary",
+        "text",
+        "Summarise in two sentences: The bridge was closed in March after a diver found cracks in "
+        "two of its piers. Engineers first thought of steel collars, but the river bed proved too "
+        "soft. Since then lorries go round by the old ferry road, which costs them forty minutes, "
+        "and the bakers on the far bank have begun to sell bread from boats.",
+    ),
+)
+"""Questions for instruct models, to be given through their chat template: (id, task, text)."""

@@ -94,7 +94,7 @@ def converted(model: str, quantization: str | None = None) -> str:
         plain = converted(model)
         folder = Path(f"{plain}-{quantization}")
         if not (folder / "openvino_detokenizer.xml").exists():
-            save_quantised(Path(plain), folder)
+            save_quantised(Path(plain), folder, quantization)
         return str(folder)
     stamp = Path(model, "config.json").stat().st_mtime_ns if Path(model).is_dir() else 0
     key = hashlib.sha256(f"{Path(model).resolve()} {stamp}".encode()).hexdigest()[:16]

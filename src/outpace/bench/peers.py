@@ -10,7 +10,10 @@ from outpace.bench.contest import Contestant
 from outpace.errors import ConfigError, did_you_mean
 
 QUANTISING = frozenset({"openvino"})
-"""Peers that can quantise weights to 8 bits per output channel, if a run asks for it."""
+"""Peers that can quantise weights to 8 or 4 bits, if a run asks for it."""
+
+GGUF_READING = frozenset({"llamacpp"})
+"""Peers that read the blocks of a GGUF file as they are."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,17 @@ class Models:
     quantization: str | None = None
     drafter_quantization: str | None = None
 
+    @property
+    def gguf(self) -> bool:
+        """Whether the weights come from a GGUF file, whose blocks are used as they are."""
+        return self.target.endswith(".gguf")
+
 
 HOMES = {
     "hf": "outpace.bench.hf:plain",
     "hf-assisted": "outpace.bench.hf:assisted",
     "openvino": "outpace.bench.openvino:contestants",
+    "llamacpp": "outpace.bench.llamacpp:contestants",
 }
 
 
@@ -45,6 +54,11 @@ def peers(names: Sequence[str], models: Models) -> list[Contestant]:
             raise ConfigError(
                 f"peer {name!r} runs the weights as they are, and this run quantises them to "
                 f"{quantised}: leave {name!r} out of --vs."
+            )
+        if models.gguf and name not in GGUF_READING:
+            raise ConfigError(
+                f"peer {name!r} reads model folders, and this run's model is a GGUF file: leave "
+                f"{name!r} out of --vs, or give a folder."
             )
         module, _, function = HOMES[name].partition(":")
         make: Callable[[Models], list[Contestant]] = getattr(import_module(module), function)

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from outpace.bench.builtin import BUILT_IN
+from outpace.bench.builtin import BUILT_IN, CHATS
 from outpace.errors import PromptError, did_you_mean
 
 DATA = "OUTPACE_DATA"
@@ -20,6 +20,8 @@ SETS = Path(__file__).with_name("sets")
 """The folder of the sets that come with the package."""
 
 PACKAGED = ("editing",)
+
+BUILT_IN_SETS = {"builtin": BUILT_IN, "chat": CHATS}
 
 NAMES = {
     "specbench": "specbench_open",
@@ -46,13 +48,14 @@ class Prompt:
 
 def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
     """Returns the prompts of a .jsonl file, of a named set in the data folder, or of a set that
-    comes with the package: "builtin" or "editing".
+    comes with the package: "builtin", texts to continue; "chat", questions for instruct models;
+    "editing", changes to make in given code.
 
     data: the folder of the named sets; unset: the one that the variable OUTPACE_DATA names.
     Raises ``PromptError`` for a file or a set that is missing, unreadable or empty.
     """
-    if name == "builtin":
-        return [Prompt(*entry) for entry in BUILT_IN]
+    if name in BUILT_IN_SETS:
+        return [Prompt(*entry) for entry in BUILT_IN_SETS[name]]
     path = Path(name)
     if not path.suffix:
         path = _named(name, data)
@@ -88,8 +91,8 @@ def _named(name: str, data: str | Path | None) -> Path:
     if name in PACKAGED:
         return SETS / f"{name}.jsonl"
     if name not in NAMES:
-        known = ["builtin", *PACKAGED, *NAMES]
-        raise PromptError(f"unknown prompt set {name!r}{did_you_mean(name, known)}.")
+        known = did_you_mean(name, [*NAMES, *BUILT_IN_SETS, *PACKAGED])
+        raise PromptError(f"unknown prompt set {name!r}{known}.")
     if folder is None:
         raise PromptError(
             f"prompt set {name!r} needs a folder: give --data or set {DATA}, or use 'builtin' or "
@@ -101,7 +104,7 @@ def _named(name: str, data: str | Path | None) -> Path:
 
 
 def _known() -> str:
-    return ", ".join(["builtin", *PACKAGED, *NAMES])
+    return ", ".join([*BUILT_IN_SETS, *PACKAGED, *NAMES])
 
 
 def _entry(path: Path, number: int, line: str) -> Prompt:

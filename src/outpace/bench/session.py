@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from outpace import chats
 from outpace.api import LLM
 from outpace.bench.benchmark import BASELINE, Benchmark, BenchmarkPlan, MeasuredSetting
 from outpace.bench.contest import Contestant
@@ -101,7 +102,7 @@ def _models(engines: Engines, llm: LLM) -> Models:
         drafter=None if drafter is None else str(drafter),
         dtype=str(llm.target.dtype).removeprefix("torch."),
         device=str(llm.target.device),
-        quantization=llm.target.quantization,
+        quantization=engines.options.get("quantization"),
         drafter_quantization=llm.config.options.get("quantization"),
     )
 
@@ -115,33 +116,62 @@ class Finished:
     tokenizer: Any
 
 
-def run(
-    engines: Engines,
-    plan: BenchmarkPlan,
-    prompts: Sequence[Prompt],
-    progress: Callable[[int], Tick] = lambda total: ignore,
-) -> Finished:
-    """Runs a whole benchmark.
+@dataclass(frozen=True)
+class Given:
+    """The prompts, and how the models are given them."""
 
-    progress: is given the number of steps at most, and returns what to call after each.
-    """
+    prompts: Sequence[Prompt]
+    chat: bool = False
+    """Whether they are a user's messages, given through the target's chat template."""
+
+    def encoder(self, llm: LLM) -> Callable[[str], list[int]]:
+        """Returns what makes token ids of a prompt; ``PromptError`` where the model has none."""
+        if llm.tokenizer is None:
+            raise PromptError(f"{llm.target.name} came without a tokenizer, which prompts need.")
+        if not self.chat:
+            return lambda text: list(llm.tokenizer(text).input_ids)
+        chats.check_template(llm.tokenizer, llm.target.name, "leave --chat out")
+        return lambda text: llm.chat_ids([{"role": "user", "content": text}])
+
+
+def unheard(line: str) -> None:
+    """Takes a line about an engine and does nothing with it."""
+
+
+@dataclass(frozen=True)
+class Onlooker:
+    """Who is told about a run while it goes on."""
+
+    progress: Callable[[int], Tick] = lambda total: ignore
+    """Is given the number of steps at most, and returns what to call after each."""
+    tell: Callable[[str], None] = unheard
+    """Is given a line about each engine: how its models are computed, and what is slow and why."""
+
+
+def run(
+    engines: Engines, plan: BenchmarkPlan, given: Given, onlooker: Onlooker | None = None
+) -> Finished:
+    """Runs a whole benchmark."""
+    onlooker = onlooker or Onlooker()
     facts = provenance()  # before the run, so that the load recorded is not the benchmark's own
     competing = contestants(engines, max(plan.batches))
     llm = next(c.llm for c in competing if isinstance(c, Ours))
-    if llm.tokenizer is None:
-        raise PromptError(f"{llm.target.name} came without a tokenizer, which prompts need.")
+    for name, known in _engines_of(competing).items():
+        onlooker.tell(f"{name}: {known.describe()}")
     benchmark = Benchmark(
         plan=plan,
-        prompts=prompts,
-        encode=lambda text: list(llm.tokenizer(text).input_ids),
+        prompts=given.prompts,
+        encode=given.encoder(llm),
+        whole=given.chat,
         contestants=competing,
         bandwidth=read_bandwidth(llm.target.device),
     )
-    measured = replace(benchmark, tick=progress(benchmark.ticks())).run()
+    measured = replace(benchmark, tick=onlooker.progress(benchmark.ticks())).run()
     facts |= {
         "model": Path(llm.target.name).name,
         "dtype": str(llm.target.dtype).removeprefix("torch."),
         "quantization": llm.target.quantization or "none",
+        "chat template": "applied" if given.chat else "none",
         "repeats": str(plan.pace.repeats),
         "warmup": str(plan.pace.warmup),
         "seed": str(plan.seed),
@@ -150,6 +180,12 @@ def run(
     report = Report(facts, BASELINE, benchmark.bandwidth, results)
     report.check()
     return Finished(report, measured, llm.tokenizer)
+
+
+def _engines_of(competing: Sequence[Contestant]) -> dict[str, LLM]:
+    """Our own engines, each once, under the name of the last contestant that uses it."""
+    named = {id(c.llm): (c.name, c.llm) for c in competing if isinstance(c, Ours)}
+    return dict(named.values())
 
 
 def parse_config(text: str) -> dict[str, Any]:

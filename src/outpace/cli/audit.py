@@ -32,7 +32,15 @@ Prompts = Annotated[
         "--prompts",
         metavar="FILE",
         help='One prompt per line; *.jsonl: {"prompt": ...} or {"prompt_token_ids": [...]}. Unset: '
-        "a few built in.",
+        "a few built in; with --chat ten questions about code, maths and everyday things.",
+    ),
+]
+Chat = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="Prompts are a user's messages, given through the model's chat template, as instruct "
+        "models expect them.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
@@ -61,6 +69,7 @@ def model(
     num_speculative_tokens: opt.NumSpeculativeTokens = None,
     verify: opt.Verify = None,
     prompts: Prompts = None,
+    chat: Chat = False,
     samples: Annotated[int, typer.Option(min=1, help="Texts to sample.")] = 1000,
     tokens: Annotated[
         int | None,
@@ -108,7 +117,7 @@ def model(
         frequency_penalty=frequency_penalty,
     )
     llm = engine_of(model, config, rows, dtype, device, trust_remote_code)
-    listed = prompt_ids(llm, prompts) or built_in_prompts(llm)
+    listed = prompt_ids(llm, prompts, chat) or built_in_prompts(llm)
     report = audit_model(llm, AuditPlan(listed, samples, tokens, alpha, seed), params)
     conclude(report, "model_findings", as_json)
 
@@ -122,6 +131,7 @@ def diff(
     num_speculative_tokens: opt.NumSpeculativeTokens = None,
     verify: opt.Verify = None,
     prompts: Prompts = None,
+    chat: Chat = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest text.")] = 64,
     tolerance: Annotated[
         float | None,
@@ -152,7 +162,7 @@ def diff(
     except IncompatibleRule as error:
         skipped = f"coupled: {error}"
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    listed = prompt_ids(llm, prompts) or built_in_prompts(llm)
+    listed = prompt_ids(llm, prompts, chat) or built_in_prompts(llm)
     report = audit_diff(engines, listed, params, tolerance, skipped)
     conclude(report, "diff_findings", as_json)
 
@@ -202,10 +212,25 @@ def coupled_twin(llm: Any) -> Any:
     )
 
 
-def prompt_ids(llm: Any, file: str | None) -> list[list[int]]:
-    """Returns the prompts of a file as token ids; none without a file."""
-    if file is None:
+def prompt_ids(llm: Any, file: str | None, chat: bool) -> list[list[int]]:
+    """Returns the prompts of a file, or of the built-in chats, as token ids; none of neither."""
+    from outpace.bench.builtin import CHATS
+    from outpace.chats import check_template
+    from outpace.errors import PromptError
+
+    if file is None and not chat:
         return []
+    found = [text for *_, text in CHATS] if file is None else prompts_in(file)
+    if not chat:
+        return [llm.prompt_ids(prompt) for prompt in found]
+    check_template(llm.tokenizer, llm.target.name, "leave --chat out")
+    if not all(isinstance(prompt, str) for prompt in found):
+        raise PromptError("--chat needs texts, and the prompt file holds token ids: leave it out.")
+    return [llm.chat_ids([{"role": "user", "content": text}]) for text in found]
+
+
+def prompts_in(file: str) -> list[Any]:
+    """Returns the texts and lists of token ids of a prompt file."""
     from outpace.errors import PromptError
 
     try:
@@ -215,8 +240,7 @@ def prompt_ids(llm: Any, file: str | None) -> list[list[int]]:
         raise PromptError(f"cannot read prompt file {file!r}: {error}.") from error
     if not texts:
         raise PromptError(f"prompt file {file!r} is empty: give one prompt per line.")
-    found = [parsed(text, file) for text in texts] if file.endswith(".jsonl") else texts
-    return [llm.prompt_ids(prompt) for prompt in found]
+    return [parsed(text, file) for text in texts] if file.endswith(".jsonl") else texts
 
 
 def parsed(line: str, file: str) -> str | list[int]:

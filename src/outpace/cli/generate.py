@@ -2,56 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from outpace.cli import options as opt
-from outpace.cli.loading import load_llm
+from outpace.cli.grouped import grouped
+from outpace.cli.groups import EngineFlags, SamplingFlags, SpeculationFlags, StoppingFlags
+from outpace.cli.loading import ChatTemplate, load_llm
 from outpace.cli.prompts import read_prompts
-from outpace.cli.speculation import logit_bias, speculation
 from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError
 
 COMPARED_TOKENS = 128
 
 
+@dataclass(frozen=True, kw_only=True)
+class PromptFlags:
+    """Where the prompt comes from, and how it is meant."""
+
+    prompt_file: opt.PromptFile = None
+    chat: opt.Chat = False
+    system: opt.System = None
+    chat_template: opt.ChatTemplate = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags:
+    """How many texts there are, and how they are shown."""
+
+    n: opt.Number = 1
+    compare: opt.Compare = False
+    as_json: opt.Json = False
+    no_stream: opt.NoStream = False
+    logprobs: opt.Logprobs = None
+    verbose: opt.Verbose = False
+
+
+@grouped
 def generate(
+    *,
     prompt: opt.Prompt = None,
-    prompt_file: opt.PromptFile = None,
-    chat: opt.Chat = False,
-    system: opt.System = None,
-    model: opt.Model = None,
-    dtype: opt.Dtype = "auto",
-    device: opt.Device = "auto",
-    quantization: opt.Quantize = None,
-    max_model_len: opt.MaxModelLen = None,
-    generation_config: opt.GenerationConfig = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
-    threads: opt.Threads = None,
-    compile_passes: opt.Compile = False,
-    draft: opt.Draft = None,
-    method: opt.Method = None,
-    num_speculative_tokens: opt.NumSpeculativeTokens = None,
-    verify: opt.Verify = None,
-    speculative_config: opt.SpeculativeJson = None,
-    temperature: opt.Temperature = None,
-    top_p: opt.TopP = None,
-    top_k: opt.TopK = None,
-    min_p: opt.MinP = None,
-    typical_p: opt.TypicalP = None,
-    repetition_penalty: opt.RepetitionPenalty = None,
-    presence_penalty: opt.PresencePenalty = 0.0,
-    frequency_penalty: opt.FrequencyPenalty = 0.0,
-    logit_bias_json: opt.LogitBias = None,
-    seed: opt.Seed = None,
-    n: opt.Number = 1,
-    max_tokens: opt.MaxTokens = None,
-    min_tokens: opt.MinTokens = None,
-    stop: opt.Stop = None,
-    stop_token_id: opt.StopTokenId = None,
-    ignore_eos: opt.IgnoreEos = False,
-    compare: opt.Compare = False,
-    as_json: opt.Json = False,
-    no_stream: opt.NoStream = False,
-    logprobs: opt.Logprobs = None,
+    source: PromptFlags,
+    engine: EngineFlags,
+    speculation: SpeculationFlags,
+    sampling: SamplingFlags,
+    stopping: StoppingFlags,
+    output: OutputFlags,
 ) -> None:
     """Continue a prompt. The text goes to standard output, what it cost to standard error.
 
@@ -67,61 +62,38 @@ def generate(
 
     `outpace generate --chat "Tell me a story." --max-tokens 200`
     """
-    entries = read_prompts(prompt, prompt_file)
-    config = speculation(
-        speculative_config, draft, method, num_speculative_tokens, verify, bundled=model is None
-    )
-    if compare:
-        _check_compare(config, bundled=model is None)
-    _check_flags(chat, system, as_json, logprobs)
-    sampling: dict[str, Any] = {
-        "n": n,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "typical_p": typical_p,
-        "repetition_penalty": repetition_penalty,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "logit_bias": logit_bias(logit_bias_json),
-        "seed": seed,
-        "max_tokens": COMPARED_TOKENS if compare and max_tokens is None else max_tokens,
-        "min_tokens": min_tokens,
-        "stop": stop or None,
-        "stop_token_ids": stop_token_id or (),
-        "ignore_eos": ignore_eos,
-        "logprobs": logprobs,
-    }
-    engine: dict[str, Any] = {
-        "speculative_config": config,
-        "dtype": dtype,
-        "device": device,
-        "quantization": quantization,
-        "max_model_len": max_model_len,
-        "generation_config": generation_config,
-        "trust_remote_code": trust_remote_code,
-        "compile": compile_passes,
-        **({} if threads is None else {"threads": threads}),
-    }
+    entries = read_prompts(prompt, source.prompt_file)
+    config = speculation.config(engine.bundled)
+    _check(source, output, config, engine.bundled)
+    options = {**sampling.params(), **stopping.params(), "n": output.n, "logprobs": output.logprobs}
+    if output.compare and stopping.max_tokens is None:
+        options["max_tokens"] = COMPARED_TOKENS
+    arguments = {"speculative_config": config, **engine.arguments()}
+    texts = output.n * len(entries)
+    template = ChatTemplate(source.chat_template) if source.chat else None
 
-    llm, params = load_llm(model, engine, sampling, texts=n * len(entries), chat=chat)
+    llm, params = load_llm(engine.model, arguments, options, texts, template, output.verbose)
 
     from outpace.cli.playing import Job, play  # imports torch, which `load_llm` covers by a spinner
 
-    play(llm, params, Job(entries, chat, system, compare, as_json, stream=not no_stream))
+    stream = not output.no_stream
+    job = Job(entries, source.chat, source.system, output.compare, output.as_json, stream)
+    play(llm, params, job)
 
 
-def _check_compare(config: dict[str, Any] | None, bundled: bool) -> None:
-    if (config or {}).get("method") == "none" or (config is None and not bundled):
-        raise ConfigError("--compare needs a drafter to compare: add --draft or --method ngram.")
-
-
-def _check_flags(chat: bool, system: str | None, as_json: bool, logprobs: int | None) -> None:
+def _check(
+    source: PromptFlags, output: OutputFlags, config: dict[str, Any] | None, bundled: bool
+) -> None:
+    """Raises the error of flags that make no sense together."""
     error: OutpaceError | None = None
-    if system is not None and not chat:
+    plain = (config or {}).get("method") == "none" or (config is None and not bundled)
+    if output.compare and plain:
+        error = ConfigError("--compare needs a drafter to compare: add --draft or --method ngram.")
+    elif source.system is not None and not source.chat:
         error = PromptError("--system needs --chat: a plain prompt has no system message.")
-    elif logprobs is not None and not as_json:
+    elif source.chat_template is not None and not source.chat:
+        error = PromptError("--chat-template needs --chat: a plain prompt has no template.")
+    elif output.logprobs is not None and not output.as_json:
         error = ParamsError("--logprobs needs --json, which shows them.")
     if error:
         raise error

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
+
+from outpace.errors import PromptError
 
 if TYPE_CHECKING:
     from outpace.api import LLM
@@ -19,17 +23,42 @@ ROWS = 16
 """Texts decoded at once, at most."""
 
 
+@dataclass(frozen=True)
+class ChatTemplate:
+    """Where the chat template comes from."""
+
+    file: Path | None = None
+    """A Jinja template. Unset: the tokenizer's own."""
+    remedy: str = "leave --chat out, or give one with --chat-template FILE"
+    """What to do where there is none, for the error's sentence."""
+
+    def put(self, tokenizer: Any, model: str) -> None:
+        """Gives the tokenizer, if any, the template; ``PromptError`` where it then has none."""
+        from outpace.chats import check_template
+
+        if tokenizer is None:
+            return  # the chat itself says what to do without one
+        if self.file is not None:
+            try:
+                tokenizer.chat_template = self.file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise PromptError(f"cannot read {str(self.file)!r}: {error}.") from error
+        check_template(tokenizer, model, self.remedy)
+
+
 def load_llm(
     model: str | None,
     engine: dict[str, Any],
     sampling: dict[str, Any],
     texts: int,
-    chat: bool = False,
+    template: ChatTemplate | None = None,
+    verbose: bool = False,
 ) -> tuple[LLM, SamplingParams]:
     """Returns the engine and the checked options; these are checked before anything is loaded.
 
-    texts: how many will be asked for, so that no more rows than these are kept. chat: refuse a
-    model without a chat template before its weights are read.
+    texts: how many will be asked for, so that no more rows than these are kept. template: of a
+    chat; a model without one is refused before its weights are read. verbose: say on standard error
+    how the models are computed.
     """
     console = Console(stderr=True)
     with starting(console):
@@ -43,25 +72,29 @@ def load_llm(
     with working(console, f"loading {model or 'the bundled pair'}", shown=local) as report:
         hide_progress_bars(downloads=local or not console.is_terminal)
         engine = {"progress": report, **engine}
-        if chat and model is not None:
+        if template is not None and model is not None:
             trust = engine.get("trust_remote_code", False)
-            engine = {**engine, "tokenizer": chat_tokenizer(model, trust)}
-        return LLM(model, max_num_seqs=min(ROWS, max(1, texts)), **engine), params
+            engine = {**engine, "tokenizer": chat_tokenizer(model, trust, template)}
+        llm = LLM(model, max_num_seqs=min(ROWS, max(1, texts)), **engine)
+    if template is not None:
+        template.put(llm.tokenizer, model or "the bundled pair")
+    if verbose:
+        console.print(str(llm.describe()), highlight=False, markup=False, soft_wrap=True)
+    return llm, params
 
 
-def chat_tokenizer(model: str, trust_remote_code: bool) -> Any:
-    """Returns the model's tokenizer; ``PromptError`` if it has no chat template.
+def chat_tokenizer(model: str, trust_remote_code: bool, template: ChatTemplate) -> Any:
+    """Returns the model's tokenizer with its template; ``PromptError`` if there is none.
 
     None where there is no tokenizer: loading the model then says what is wrong with its name.
     """
-    from outpace.chats import check_template
     from outpace.targets.hf.load import read_tokenizer
     from outpace.targets.hf.source import check_path
 
     check_path(model)
     tokenizer = read_tokenizer(model, trust_remote_code)
     if tokenizer is not None:
-        check_template(tokenizer, model)
+        template.put(tokenizer, model)
     return tokenizer
 
 

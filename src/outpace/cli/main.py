@@ -15,6 +15,7 @@ from outpace.errors import OutpaceError, did_you_mean
 
 VERBS = {
     "generate": "outpace.cli.generate:generate",
+    "chat": "outpace.cli.chat:chat",
     "bench": "outpace.cli.bench:app",
     "audit": "outpace.cli.audit:app",
     "train": "outpace.cli.train:train",

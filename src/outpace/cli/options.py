@@ -50,6 +50,16 @@ System = Annotated[
     ),
 ]
 
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template",
+        metavar="FILE",
+        help="Jinja template of a chat, for a model whose tokenizer has none.",
+        rich_help_panel=PROMPTS,
+    ),
+]
+
 # -- model -------------------------------------------------------------------------------------
 
 Model = Annotated[
@@ -293,5 +303,14 @@ Logprobs = Annotated[
         "--logprobs",
         "With --json: each token's log-probability, and this many most probable ones.",
         OUTPUT,
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        help="Before the run, say how the models are computed (kernels, threads, quantisation), "
+        "and what is slow and why.",
+        rich_help_panel=OUTPUT,
     ),
 ]

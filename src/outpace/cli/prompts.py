@@ -55,16 +55,17 @@ def _from_file(file: Path) -> list[Entry]:
     except OSError as error:
         raise PromptError(f"cannot read prompt file {str(file)!r}: {error.strerror}.") from error
     if file.suffix == ".jsonl":
-        return _records(_decoded(data, str(file)), file)
+        return _records(decoded(data, str(file)), file)
     return [_whole(data, str(file))]
 
 
 def _whole(data: bytes, source: str) -> Entry:
     # Editors and echo end a text with a line break, which is no part of what is to be continued.
-    return _one(_decoded(data, source).removesuffix("\n").removesuffix("\r"), source)
+    return _one(decoded(data, source).removesuffix("\n").removesuffix("\r"), source)
 
 
-def _decoded(data: bytes, source: str) -> str:
+def decoded(data: bytes, source: str) -> str:
+    """Returns the text of a source; ``PromptError`` where it is not UTF-8."""
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:

@@ -6,7 +6,6 @@ REMEDIES = {
     "LLM(..., generation_config='none')": "--generation-config none",
     "as SamplingParams": "as flags",
     "trust_remote_code=True": "--trust-remote-code",
-    "use generate() instead": "leave --chat out",
     "pass tokenizer=, or give token ids": "name a model that has one",
     "leave compile out": "leave --compile out",
 }

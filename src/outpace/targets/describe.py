@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,11 +33,25 @@ KERNELS = {
 """The layers by which each kernel shows itself."""
 
 
+_BUNDLED = Path(__file__).parents[1] / "bundled"
+
+
+def short_name(name: str) -> str:
+    """Returns a model's name as a person wants to read it: without the path of the bundled ones.
+
+    >>> short_name("some/model")
+    'some/model'
+    """
+    path = Path(name)
+    return f"the bundled {path.name}" if path.parent == _BUNDLED else name
+
+
 @dataclass(frozen=True)
 class Description:
     """How one model is computed. ``str()`` gives one line."""
 
     name: str
+    """Its path or hub name; "the bundled target" or "the bundled drafter" for those."""
     device: str
     dtype: str
     """Of its activations."""
@@ -88,7 +103,7 @@ def describe(loaded: Loaded, drafter: Loaded | None = None) -> Description:
     kinds = [name for name, kind in KERNELS.items() if any(isinstance(m, kind) for m in modules)]
     forwards = [module.__dict__.get("forward") for module in modules]
     return Description(
-        name=loaded.name,
+        name=short_name(loaded.name),
         device=loaded.device.type,
         dtype=str(_activations(loaded)).removeprefix("torch."),
         quantization=loaded.quantization,

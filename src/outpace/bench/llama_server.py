@@ -1,0 +1,137 @@
+"""A ``llama-server`` process of llama.cpp, which is asked over HTTP on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+from outpace.errors import ConfigError
+
+PROGRAM = "OUTPACE_LLAMA_SERVER"
+"""Environment variable that names the program; unset: ``llama-server`` on the path."""
+HOST = "127.0.0.1"
+CONTEXT = 8192
+"""Longest prompt and text together."""
+STARTING_SECONDS = 300
+ANSWER_SECONDS = 1800
+
+INSTALL = (
+    "the llama.cpp peer needs its program llama-server: install llama.cpp from your system's "
+    "packages or build it on this machine (cmake -DGGML_NATIVE=ON), and put llama-server on the "
+    f"path or name it in {PROGRAM}."
+)
+
+
+def program() -> str:
+    """Returns the path of ``llama-server``; ``ConfigError`` with the remedy if there is none."""
+    found = shutil.which(os.environ.get(PROGRAM) or "llama-server")
+    if found is None:
+        raise ConfigError(INSTALL)
+    return found
+
+
+class LlamaServer:
+    """A running server with one model, and a drafter if ``drafted`` says how many tokens it drafts.
+
+    The process ends with this object.
+    """
+
+    def __init__(self, target: str, drafter: str | None, drafted: int, threads: int) -> None:
+        self._port = _free_port()
+        command = [program(), "-m", target, "--host", HOST, "--port", str(self._port)]
+        command += ["-t", str(threads), "-tb", str(threads), "-c", str(CONTEXT), "-np", "1"]
+        command += ["--device", "none", "--cache-ram", "0"]
+        if drafter is not None:
+            command += ["-md", drafter, "--spec-draft-device", "none"]
+            command += ["--spec-type", "draft-simple", "--spec-draft-n-max", str(drafted)]
+        self._log = tempfile.NamedTemporaryFile(suffix=".log")  # noqa: SIM115  # lives as long as it
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT
+        )
+        self._end = weakref.finalize(self, _stop, self._process)
+        self._wait()
+
+    def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the server's answer to one request for a text, as its ``/completion`` gives it.
+
+        Raises ``ConfigError`` where it refuses the request or has ended.
+        """
+        try:
+            status, answer = self._ask("POST", "/completion", json.dumps(options))
+        except (OSError, HTTPException) as error:
+            raise ConfigError(f"llama-server does not answer ({error}): {self._last()}") from error
+        if status != 200:
+            raise ConfigError(f"llama-server refuses the request: {answer}")
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def _ask(self, method: str, path: str, body: str | None = None) -> tuple[int, str]:
+        connection = HTTPConnection(HOST, self._port, timeout=ANSWER_SECONDS)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def _wait(self) -> None:
+        """Returns once the model is loaded; ``ConfigError`` if the process ends before."""
+        end = time.monotonic() + STARTING_SECONDS
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                raise ConfigError(f"llama-server does not start: {self._last()}")
+            try:
+                if self._ask("GET", "/health")[0] == 200:
+                    return
+            except (OSError, HTTPException):
+                pass  # it does not listen yet
+            time.sleep(0.1)
+        self._end()
+        raise ConfigError(f"llama-server was not ready after {STARTING_SECONDS} s: {self._last()}")
+
+    def _last(self) -> str:
+        """The last line of its log that says something is wrong, else its last line."""
+        lines = Path(self._log.name).read_text(errors="replace").strip().splitlines() or ["no log"]
+        wrong = [line for line in lines if "error" in line.lower()]
+        return (wrong or lines)[-1].strip()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def samples(tokens: Sequence[int], count: int, temperature: float, seed: int) -> dict[str, Any]:
+    """Returns a request for exactly so many tokens, by the law at this temperature alone."""
+    return {
+        "prompt": list(tokens),
+        "n_predict": count,
+        "ignore_eos": True,
+        "temperature": temperature,
+        "samplers": ["temperature"],
+        "repeat_penalty": 1.0,
+        "seed": seed,
+        "return_tokens": True,
+        "cache_prompt": False,
+    }

@@ -1,0 +1,109 @@
+"""``outpace chat``: a conversation with a model, at a terminal or through a pipe."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outpace.cli import options as opt
+from outpace.cli.conversation.files import load
+from outpace.cli.conversation.history import history
+from outpace.cli.conversation.turns import Conversation
+from outpace.cli.grouped import grouped
+from outpace.cli.groups import EngineFlags, SamplingFlags, SpeculationFlags, StoppingFlags
+from outpace.cli.loading import ChatTemplate, load_llm
+from outpace.cli.prompts import decoded
+
+if TYPE_CHECKING:
+    from outpace.api import LLM
+    from outpace.core.params import SamplingParams
+
+NO_TEMPLATE = (
+    "give one with --chat-template FILE, or continue texts with 'outpace generate', as suits a "
+    "model that was not trained to chat"
+)
+"""What to do with a model that has no chat template."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TalkFlags:
+    """How the conversation begins, and what is kept of it."""
+
+    system: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="System message to begin with.", rich_help_panel=opt.PROMPTS
+        ),
+    ] = None
+    load: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Go on with a saved conversation.", rich_help_panel=opt.PROMPTS
+        ),
+    ] = None
+    chat_template: opt.ChatTemplate = None
+    no_history: Annotated[
+        bool,
+        typer.Option(
+            "--no-history",
+            help="Do not keep what is typed for the arrow keys of the next conversation.",
+            rich_help_panel=opt.OUTPUT,
+        ),
+    ] = False
+    verbose: opt.Verbose = False
+
+
+@grouped
+def chat(
+    *,
+    talk: TalkFlags,
+    engine: EngineFlags,
+    speculation: SpeculationFlags,
+    sampling: SamplingFlags,
+    stopping: StoppingFlags,
+) -> None:
+    """Talk with a model. Enter asks, Ctrl-C stops an answer, Ctrl-D ends; /help shows the commands.
+
+    Without a terminal each line of standard input is a question, and only the answers go to
+    standard output.
+
+    Examples:
+
+    `outpace chat` (the bundled pair: stories for children, no knowledge)
+
+    `outpace chat -m big-model --draft small-model --temperature 0.7`
+
+    `echo "What is a B-tree?" | outpace chat -m big-model --method ngram`
+    """
+    config = speculation.config(engine.bundled)
+    arguments = {"speculative_config": config, **engine.arguments()}
+    options = {**sampling.params(), **stopping.params()}
+    # Before seconds are spent on the model: what was said before, and whether it can be kept.
+    begun = Conversation() if talk.load is None else load(talk.load)
+    if talk.system is not None:
+        begun.system = talk.system
+    at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    typed = history(kept=not talk.no_history) if at_terminal else None
+
+    template = ChatTemplate(talk.chat_template, NO_TEMPLATE)
+    llm, params = load_llm(engine.model, arguments, options, 1, template, talk.verbose)
+    _talk(llm, params, begun, talk.load, typed)
+
+
+def _talk(
+    llm: LLM, params: SamplingParams, begun: Conversation, file: Path | None, typed: Any
+) -> None:
+    """Runs the conversation. typed: the history of a terminal; None for a pipe."""
+    from outpace.cli.conversation import lines, terminal
+    from outpace.cli.conversation.screen import Pipe, Terminal
+    from outpace.cli.conversation.session import Session
+
+    if typed is None:
+        given = (decoded(line, "standard input") for line in sys.stdin.buffer)
+        lines.talk(Session(llm, params, Pipe(), begun, file=file), given)
+    else:
+        terminal.talk(Session(llm, params, Terminal(), begun, file=file), typed)

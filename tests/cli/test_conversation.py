@@ -1,0 +1,346 @@
+"""A conversation without a terminal: turns, commands, files, what fits the context."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace import LLM, SamplingParams
+from outpace.cli.conversation import files, lines, settings
+from outpace.cli.conversation.commands import COMMANDS, obey
+from outpace.cli.conversation.session import ANSWER_TOKENS, Session
+from outpace.cli.conversation.turns import Conversation, Exchange
+from outpace.cli.conversation.window import fitted
+from outpace.errors import ConfigError, ParamsError, PromptError
+
+
+class Paper:
+    """A screen that keeps what was written."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.costs: list[str] = []
+        self.notices: list[str] = []
+        self.interrupt_after: int | None = None
+        """Pieces after which the user stops the answer."""
+
+    def piece(self, text: str) -> None:
+        self.pieces.append(text)
+        if len(self.pieces) == self.interrupt_after:
+            raise KeyboardInterrupt
+
+    def end(self, cost: str) -> None:
+        self.costs.append(cost)
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+    @property
+    def answer(self) -> str:
+        return "".join(self.pieces)
+
+
+@pytest.fixture(scope="module")
+def llm(target: Path, drafter: Path) -> LLM:
+    config = {"model": str(drafter), "num_speculative_tokens": 3}
+    return LLM(target, speculative_config=config, max_model_len=64)
+
+
+def begun(llm: LLM, **options: Any) -> Session:
+    options = {"max_tokens": 8, "ignore_eos": True, **options}
+    return Session(llm, SamplingParams(**options), Paper())
+
+
+@pytest.fixture
+def session(llm: LLM) -> Session:
+    return begun(llm)
+
+
+def paper_of(session: Session) -> Paper:
+    assert isinstance(session.screen, Paper)
+    return session.screen
+
+
+def said(session: Session) -> list[tuple[str, str]]:
+    return [(part.question, part.answer) for part in session.conversation.exchanges]
+
+
+def test_each_answer_follows_from_all_that_was_said_before(session: Session, llm: LLM) -> None:
+    session.conversation.system = "w9"
+    assert obey(session, "w1 w2")
+    assert obey(session, " w3 ")
+    messages = [{"role": "system", "content": "w9"}, {"role": "user", "content": "w1 w2"}]
+    first = llm.chat(messages, session.params).text
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "w3"}]
+    second = llm.chat(messages, session.params).text
+    assert said(session) == [("w1 w2", first), ("w3", second)]
+    assert paper_of(session).answer == first + second
+    assert len(paper_of(session).costs) == 2
+
+
+def test_an_empty_line_asks_nothing(session: Session) -> None:
+    assert obey(session, "  ")
+    assert said(session) == []
+
+
+def test_two_slashes_ask_a_question_that_begins_with_one(session: Session) -> None:
+    obey(session, "//w1")
+    assert said(session)[0][0] == "/w1"
+
+
+def test_a_stopped_answer_is_kept_and_marked(session: Session) -> None:
+    paper_of(session).interrupt_after = 2
+    obey(session, "w1")
+    (exchange,) = session.conversation.exchanges
+    assert exchange.stopped
+    assert exchange.answer == paper_of(session).answer
+    assert 0 < len(exchange.answer.split()) < 8
+    assert "stopped" in paper_of(session).notices[-1]
+    obey(session, "w2")  # and the conversation goes on, with the part that was said
+    assert [part.stopped for part in session.conversation.exchanges] == [True, False]
+
+
+def test_an_answer_stopped_before_its_first_word_is_not_kept(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: Any) -> Iterator[Any]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(session.llm, "stream", stopped)
+    obey(session, "w1")
+    assert said(session) == []
+    assert "not kept" in paper_of(session).notices[-1]
+
+
+def test_an_answer_that_was_cut_off_says_how_to_get_more(session: Session) -> None:
+    obey(session, "w1")
+    assert "cut off at 8 tokens: /set max_tokens" in paper_of(session).notices[-1]
+
+
+def test_the_oldest_exchanges_make_room_and_stay_in_the_file(
+    session: Session, llm: LLM, tmp_path: Path
+) -> None:
+    for number in range(6):
+        obey(session, f"w{number} w1 w2 w3 w4")
+    talk = session.conversation
+    assert talk.forgotten > 0
+    assert any("no longer shown to the model" in text for text in paper_of(session).notices)
+    shown = llm.chat_ids(talk.messages("w1"))
+    assert len(shown) < llm.max_model_len
+    obey(session, f"/save {tmp_path / 'all.json'}")
+    assert len(files.load(tmp_path / "all.json").exchanges) == 6
+
+
+def test_no_more_is_forgotten_than_must_be(llm: LLM) -> None:
+    talk = Conversation(None, [Exchange("w1 w2 w3", "w4 w5 w6") for _ in range(20)])
+    ids = fitted(llm, talk, "w7", 8)
+    longer = llm.chat_ids(
+        Conversation(None, talk.exchanges, talk.forgotten - 1).messages("w7"),
+    )
+    assert len(ids) <= 64 - 8 < len(longer)
+    assert ids == llm.chat_ids(talk.messages("w7"))
+
+
+def test_a_question_that_cannot_fit_is_refused(session: Session) -> None:
+    with pytest.raises(PromptError, match="context holds 64, of which 8 are kept"):
+        obey(session, "w1 " * 80)
+    assert said(session) == []
+
+
+def test_undo_and_reset(session: Session) -> None:
+    obey(session, "w1")
+    obey(session, "w2")
+    obey(session, "/undo")
+    assert [question for question, _ in said(session)] == ["w1"]
+    obey(session, "/system w5 w6")
+    obey(session, "/reset")
+    assert said(session) == []
+    assert session.conversation.system == "w5 w6"
+    with pytest.raises(PromptError, match="nothing to take back"):
+        obey(session, "/undo")
+    obey(session, "/system none")
+    assert session.conversation.system is None
+
+
+def test_regenerating_draws_another_answer_to_the_same_question(llm: LLM) -> None:
+    session = begun(llm, temperature=1.0)
+    obey(session, "w1 w2")
+    first = said(session)
+    obey(session, "/regenerate")
+    second = said(session)
+    assert [question for question, _ in second] == ["w1 w2"]
+    assert second != first
+    assert "same answer" not in " ".join(paper_of(session).notices)
+    obey(session, "/set seed 3")
+    obey(session, "/regenerate")
+    third = said(session)
+    obey(session, "/regenerate")
+    assert said(session) == third
+    assert "the seed is fixed" in " ".join(paper_of(session).notices)
+
+
+def test_a_failed_regeneration_leaves_the_old_answer(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    obey(session, "w1")
+    before = said(session)
+
+    def stopped(*given: Any) -> Iterator[Any]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(session.llm, "stream", stopped)
+    obey(session, "/regenerate")
+    assert said(session) == before
+
+
+def test_set_changes_the_next_answer_and_shows_all(session: Session) -> None:
+    obey(session, "/set temperature 0.7 top_p=0.9 max_tokens 3 stop 'w1 w2'")
+    params = session.params
+    assert (params.temperature, params.top_p, params.max_tokens) == (0.7, 0.9, 3)
+    assert params.stop == "w1 w2"
+    assert "temperature 0.7" in paper_of(session).notices[-1]
+    obey(session, "w1")
+    assert session.last.num_emitted_tokens == 3
+    obey(session, "/set temperature none")
+    assert session.params.temperature is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("temprature 1", "did you mean 'temperature'"),
+        ("temperature", "/set temperature VALUE"),
+        ("temperature warm", "temperature takes a number"),
+        ("temperature -1", "temperature must be"),
+        ("stop 'w1", "quotation"),
+        ("logprobs 1", "does not know 'logprobs'"),
+    ],
+)
+def test_a_wrong_option_changes_nothing(session: Session, text: str, words: str) -> None:
+    before = session.params
+    with pytest.raises(ParamsError, match=words):
+        obey(session, f"/set {text}")
+    assert session.params == before
+
+
+def test_speculation_is_switched_for_the_next_answer(session: Session) -> None:
+    obey(session, "w1 w2")
+    assert session.last.num_draft_tokens > 0
+    assert session.method == "draft_model, K 3"
+    obey(session, "/speculate off")
+    obey(session, "/regenerate")
+    assert session.last.num_draft_tokens == 0
+    assert session.method == "plain"
+    obey(session, "/speculate 2")
+    obey(session, "/regenerate")
+    assert len(session.last.drafted_per_position) == 2
+    assert session.method == "draft_model, K 2"
+    obey(session, "/speculate on")
+    assert session.params.speculative is None
+
+
+def test_speculation_needs_a_drafter(target: Path) -> None:
+    session = begun(LLM(target))
+    with pytest.raises(ConfigError, match="nothing drafts here"):
+        obey(session, "/speculate 3")
+    obey(session, "/speculate off")
+    assert session.method == "plain"
+    with pytest.raises(ParamsError, match="on, off, auto or a number"):
+        obey(session, "/speculate fast")
+
+
+def test_statistics_and_status(session: Session) -> None:
+    obey(session, "/stats")
+    assert paper_of(session).notices[-1] == "nothing was answered yet"
+    obey(session, "w1")
+    obey(session, "w2")
+    obey(session, "/stats")
+    last, everything = paper_of(session).notices[-1].splitlines()
+    assert last.startswith("last answer: 8 tokens in")
+    assert everything.startswith("all 2: 16 tokens in")
+    for word in (" | target", "draft_model", "greedy", "tokens/s", "acceptance", "of 64 tokens"):
+        assert word in session.status
+
+
+def test_a_conversation_is_saved_and_goes_on(session: Session, tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    session.conversation.system = "w9"
+    obey(session, "w1")
+    paper_of(session).interrupt_after = len(paper_of(session).pieces) + 1
+    obey(session, "w2")
+    obey(session, f"/save {file}")
+    record = json.loads(file.read_text())
+    assert [m["role"] for m in record["messages"]] == ["system", *["user", "assistant"] * 2]
+    assert record["messages"][-1]["stopped"] is True
+    other = begun(session.llm)
+    obey(other, f"/load {file}")
+    assert other.conversation == session.conversation
+    obey(other, "w3")
+    obey(other, f"/save {file}")  # the file that it came from
+    with pytest.raises(PromptError, match="exists already"):
+        obey(begun(session.llm), f"/save {file}")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is not JSON"),
+        ("3", "holds no conversation"),
+        ('{"messages": [{"role": "user"}]}', "holds no conversation"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "in another order"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "in another order"),
+    ],
+)
+def test_a_file_without_a_conversation_is_refused(
+    session: Session, tmp_path: Path, content: str, words: str
+) -> None:
+    obey(session, "w1")
+    (tmp_path / "talk.json").write_text(content)
+    with pytest.raises(PromptError, match=words):
+        obey(session, f"/load {tmp_path / 'talk.json'}")
+    assert len(said(session)) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/helf", "did you mean '/help'"),
+        ("/undo it", "takes nothing after it"),
+        ("/save", "/save FILE"),
+        ("/load nothing.json", "cannot read 'nothing.json'"),
+        ("/regenerate", "no answer to make again"),
+    ],
+)
+def test_a_wrong_command_says_what_is_right(session: Session, line: str, words: str) -> None:
+    with pytest.raises(PromptError, match=words):
+        obey(session, line)
+
+
+def test_help_shows_every_command(session: Session) -> None:
+    obey(session, "/help")
+    assert all(f"/{name}" in paper_of(session).notices[-1] for name in (*COMMANDS, "quit"))
+
+
+def test_quitting_ends(session: Session) -> None:
+    assert not obey(session, "/quit")
+    assert not obey(session, "/exit")
+
+
+def test_lines_that_end_with_a_backslash_go_on() -> None:
+    assert list(lines.questions(["a\\\n", "b\r\n", "c\n", "d\\"])) == ["a\nb", "c", "d"]
+
+
+def test_a_model_without_a_limit_of_its_own_gets_the_chats(llm: LLM) -> None:
+    assert Session(llm, SamplingParams(), Paper()).params.max_tokens == ANSWER_TOKENS
+    assert Session(llm, SamplingParams(max_tokens=5), Paper()).params.max_tokens == 5
+
+
+def test_every_option_that_set_knows_exists() -> None:
+    SamplingParams(**dict.fromkeys(settings.NAMES[:2]))
+    assert set(settings.NAMES) <= set(SamplingParams.__dataclass_fields__)
