@@ -189,7 +189,6 @@ def compiled_for(flags: str, folder: Path) -> Any:
         ("-march=x86-64-v3", "avx2", True),
         ("-march=x86-64-v3 -mavxvnni", "avx_vnni", True),
         ("-march=x86-64-v4", "avx512bw", True),
-        ("-march=x86-64-v4 -mavx512vnni", "avx512_vnni", True),
     ],
 )
 @torch.inference_mode()
@@ -286,7 +285,7 @@ def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str, whole: bo
     runner = Runner(played(family, whole), rows=3, max_length=128)
     runner.admit(3)
     torch.manual_seed(1)
-    text = torch.randint(0, 101, (60,)).tolist()
+    text = torch.randint(0, 101, (100,)).tolist()
     alone = []
     for length, token in enumerate(text):  # one row, one token at a time
         runner.lengths = [length]
@@ -305,7 +304,7 @@ def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str, whole: bo
         runner.advance_paths(1, [[3, 4, 5]] * 3)
         done += 4
     for rows in (1, 3):  # and in a prompt, however long
-        length = 60 // rows
+        length = len(text) // rows
         runner.lengths = [0] * rows
         logits = runner.forward(torch.tensor([text[:length]] * rows), keep=length).logits
         assert torch.equal(logits, torch.stack(alone[:length]).expand(rows, -1, -1))
