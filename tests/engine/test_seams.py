@@ -58,7 +58,7 @@ class StatesDrafter(Drafter):
     name: ClassVar[str] = "states"
     draws: frozenset[Drawn] = frozenset({Drawn.POINT})
     needs: Needs = Needs(states=(1, -1))
-    trees: ClassVar[bool] = True
+    trees: bool = True
 
     def __init__(self, decoder: Target) -> None:
         self.target = decoder
@@ -218,7 +218,7 @@ class SeveralDrafter(Drafter):
 
     name: ClassVar[str] = "several"
     draws: frozenset[Drawn] = frozenset({Drawn.IID})
-    trees: ClassVar[bool] = True
+    trees: bool = True
     Options: ClassVar[type[Any]] = SeveralOptions
 
     def __init__(self, children: Sequence[Drafter]) -> None:

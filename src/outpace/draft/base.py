@@ -177,7 +177,7 @@ class Drafter(ABC):
     name: ClassVar[str]
     draws: frozenset[Drawn]
     """How its tokens may be drawn: what a rule must be able to take."""
-    trees: ClassVar[bool] = False
+    trees: bool = False
     default_rule: ClassVar[str] = "token"
     """The rule that is used when none is named."""
     Options: ClassVar[type[Any]] = NoOptions

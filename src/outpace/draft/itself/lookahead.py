@@ -121,7 +121,7 @@ class LookaheadDrafter(Drafter):
 
     name: ClassVar[str] = "lookahead"
     draws: frozenset[Drawn] = frozenset({Drawn.POINT})
-    trees: ClassVar[bool] = True
+    trees: bool = True
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = LookaheadOptions
 

@@ -30,6 +30,7 @@ class PartialDrafter(Drafter):
     """
 
     draws: frozenset[Drawn] = frozenset({Drawn.IID})
+    ends_chains: bool = True
     reads_prompts: ClassVar[bool]
     """Whether long prompts may be read by the part: the target then need not read them as far."""
 

@@ -115,7 +115,7 @@ class RecyclingDrafter(Drafter):
 
     name: ClassVar[str] = "recycling"
     draws: frozenset[Drawn] = frozenset({Drawn.POINT})
-    trees: ClassVar[bool] = True
+    trees: bool = True
     default_rule: ClassVar[str] = "match"
     needs: Needs = Needs(laws=True)
     Options: ClassVar[type[Any]] = RecyclingOptions

@@ -70,12 +70,12 @@ class RetrievalDrafter(Drafter):
 
     name: ClassVar[str] = "retrieval"
     draws: frozenset[Drawn] = frozenset({Drawn.POINT})
-    trees: ClassVar[bool] = True
+    trees: bool = True
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = RetrievalOptions
 
     def __init__(self, datastore: Datastore, options: RetrievalOptions) -> None:
-        self.trees = options.tree  # type: ignore[misc]
+        self.trees = options.tree
         self.datastore = datastore
         self._options = options
 

@@ -108,7 +108,7 @@ class SuffixDrafter(Drafter):
     longest: int = 16
 
     def __init__(self, options: SuffixOptions) -> None:
-        self.trees = options.tree  # type: ignore[misc]
+        self.trees = options.tree
         self._options = options
         self._depth = options.suffix_decoding_max_tree_depth
         self._grow = likeliest_tree if options.tree else likeliest_chain

@@ -55,7 +55,7 @@ class DraftTree(DraftModel):
 
     name: ClassVar[str] = "draft_tree"
     draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
-    trees: ClassVar[bool] = True
+    trees: bool = True
     ends_chains: bool = False
     Options: ClassVar[type[Any]] = DraftTreeOptions
     default_rule: ClassVar[str] = "recursive"

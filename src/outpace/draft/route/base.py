@@ -87,7 +87,7 @@ class Several(Drafter):
             kinds -= {Drawn.IID}  # a chain has no siblings, and is drawn either way
         self.draws = kinds
         self._samples = kinds != {Drawn.POINT}
-        self.trees = any(self._makes_trees(child) for child in children)  # type: ignore[misc]
+        self.trees = any(self._makes_trees(child) for child in children)
         layers = sorted({layer for child in children for layer in child.needs.states})
         laws = any(child.needs.laws for child in children)
         self.needs = Needs(tuple(layers), laws)

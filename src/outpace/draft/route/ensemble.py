@@ -83,9 +83,9 @@ class Ensemble(Several):
         self._combine = combine
         self._independent = combine == "merge" and alike and not any(c.trees for c in children)
         if combine == "merge":
-            self.trees = True  # type: ignore[misc]
+            self.trees = True
         if combine == "vote":
-            self.trees = False  # type: ignore[misc]
+            self.trees = False
         if combine != "precedence" and not self._independent:
             self.draws = frozenset({Drawn.POINT})
         self._votes: Learned[_Votes] = Learned(lambda: _Votes([0.5] * len(self.children)))

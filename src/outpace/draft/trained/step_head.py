@@ -76,7 +76,7 @@ class StepHeadDrafter(Drafter):
     """
 
     draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
-    trees: ClassVar[bool] = True
+    trees: bool = True
     any_shape = True
     default_rule: ClassVar[str] = "recursive"
     Options: ClassVar[type[Any]] = StepHeadOptions
