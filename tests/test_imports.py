@@ -17,7 +17,7 @@ ROOT = Path(outpace.__file__).parent
 # core <- verify, targets <- draft <- policy <- engine <- api <- audit, bench, serve, train <- cli.
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "verify", "targets", "draft", "policy"}
-_ARGUMENTS = {"arguments", "chats", "config", "prompts"}
+_ARGUMENTS = {"arguments", "chats", "config", "grammars", "prompts"}
 _API = {*_ENGINE, *_ARGUMENTS, "engine", "outputs", "progress", "bundled"}
 _FACE = {*_API, "api"}
 _TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "train"}
@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prompts": {"core"},
     "chats": {"core", "prompts"},
     "arguments": {*_ENGINE, "config"},
+    "grammars": {"core"},
     "progress": set(),
     "outputs": {*_ENGINE, "engine"},
     "bundled": {"targets"},

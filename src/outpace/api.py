@@ -7,6 +7,7 @@ import os
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -19,24 +20,27 @@ from outpace.chats import Conversation
 from outpace.config import SpeculativeConfig
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
-from outpace.draft.base import Drafter, Setup
+from outpace.core.values import shown
+from outpace.draft.base import Setup
 from outpace.draft.registry import find_drafter
 from outpace.engine.capture import capture_for
 from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS, Engine
 from outpace.engine.request import Request
+from outpace.engine.scheduler import ORDERS
 from outpace.engine.verifier import Verifier
 from outpace.errors import (
     ConfigError,
     OutpaceError,
+    ParamsError,
     PromptError,
     UnknownArgument,
     names_checked,
 )
+from outpace.grammars import KINDS, Grammar, Grammars
 from outpace.outputs import Chunk, CompletionOutput, RequestOutput
 from outpace.policy.controller import make_controller
 from outpace.progress import with_bar
 from outpace.prompts import Prompt, check_characters, listed, unwrapped
-from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.quantize import Quantization
 from outpace.targets.cpu.threads import use_threads
@@ -75,7 +79,10 @@ class LLM:
     which then is another model, a little off the original, and speculation exact with respect to
     it. A drafter is quantised by its own "quantization" in speculative_config.
     max_num_batched_tokens: prompt tokens that are read between two rounds, so that a long prompt
-    does not hold up the texts that are being written.
+    does not hold up the texts that are being written. scheduling_policy: "fcfs" lets waiting
+    requests join the batch as they come, "priority" by the number that each may be given.
+    enable_prefix_caching: what is cached of a text that has ended stays, for up to max_num_seqs
+    texts, and prompts that begin alike read only the rest.
 
     Several threads may call one ``LLM``: their texts are made in one batch, and each call gets its
     own.
@@ -102,11 +109,18 @@ class LLM:
         compile: bool = False,
         quantization: Quantization | None = None,
         max_num_batched_tokens: int = TOKENS_BETWEEN_ROUNDS,
+        scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+        enable_prefix_caching: bool = False,
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         arguments.check_kinds(model, tokenizer, dtype, device, quantization)
-        arguments.check_flags(trust_remote_code=trust_remote_code, compile=compile)
+        arguments.check_flags(
+            trust_remote_code=trust_remote_code,
+            compile=compile,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        arguments.check_choice("scheduling_policy", scheduling_policy, ORDERS)
         arguments.check_choice("generation_config", generation_config, arguments.OWN_CONFIG)
         max_num_seqs = arguments.rows("max_num_seqs", max_num_seqs)
         max_num_batched_tokens = arguments.rows("max_num_batched_tokens", max_num_batched_tokens)
@@ -141,7 +155,8 @@ class LLM:
         self._tokenizing = threading.Lock()
         capture = capture_for if compile else None
         fixed = None if capture is None else capture(self.target.model)
-        decoder = HFTarget(self.target.model, max_num_seqs, self.max_model_len, fixed)
+        saved = max_num_seqs if enable_prefix_caching else 0
+        decoder = HFTarget(self.target.model, max_num_seqs, self.max_model_len, fixed, saved)
         setup = Setup(
             loaded=self.target,
             target=decoder,
@@ -152,13 +167,19 @@ class LLM:
             cpu_kernels=cpu_kernels,
         )
         verifier = Verifier(rule, self._second_text(rule))
-        self.engine = _engine(
+        built = drafter.build(setup)
+        count = self.config.num_speculative_tokens
+        self.engine = Engine(
             decoder,
-            drafter.build(setup),
+            built,
             verifier,
-            self.config.num_speculative_tokens,
+            make_controller(count, built, verifier.coupled, decoder),
             self.target.vocabulary,
             max_num_batched_tokens,
+            ORDERS[scheduling_policy](),
+        )
+        self._grammars = Grammars(
+            self.target.tokenizer, self.target.vocabulary, self.target.eos_ids
         )
         if compile:
             self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
@@ -294,11 +315,14 @@ class LLM:
         outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
         return outputs if several else outputs[0]
 
-    def chat_ids(self, messages: Conversation) -> list[int]:
-        """Returns the prompt's token ids for one conversation."""
+    def chat_ids(self, messages: Conversation, **for_template: Any) -> list[int]:
+        """Returns the prompt's token ids for one conversation.
+
+        for_template: what else the chat template is given, such as ``tools``.
+        """
         tokenizer = self._needs_tokenizer("a chat")
         with self._tokenizing:
-            text = chats.rendered(tokenizer, self.target.name, messages)
+            text = chats.rendered(tokenizer, self.target.name, messages, **for_template)
             ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
@@ -306,6 +330,38 @@ class LLM:
         """Returns the params with each unset option as the model's generation_config says."""
         (params,) = arguments.paired(sampling_params, 1)
         return params.resolve(self._defaults)
+
+    def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Returns a text's token ids."""
+        tokenizer = self._needs_tokenizer("a text prompt")
+        check_characters(text)
+        with self._tokenizing:  # tokenizers are not made for several threads
+            ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens).input_ids
+        return ids
+
+    def requests(
+        self,
+        prompt: Prompt,
+        sampling_params: Params | None = None,
+        *,
+        streaming: bool = False,
+        priority: float = 0,
+        form: Mapping[str, Any] | None = None,
+    ) -> list[Request]:
+        """Returns the requests for one prompt, one for each of its texts, for callers who drive
+        ``engine`` themselves, as the server does: `Engine.add` queues them, `Engine.step` plays.
+
+        streaming: the text is needed on the way (`Request.new_text`). priority: with the scheduling
+        policy "priority", the smallest joins first. form: what the text has to look like, one of
+        ``json`` (a schema), ``json_object``, ``regex``, ``choice``, ``grammar``, with its value.
+        """
+        (params,) = arguments.paired(sampling_params, 1)
+        grammar = None if form is None else self._grammar(form, params)
+        requests = self._requests(prompt, params, streaming, grammar)
+        self._check_processors([params], [requests])
+        for request in requests:
+            request.priority = priority
+        return requests
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -350,7 +406,11 @@ class LLM:
                 self.engine.remove(request)
 
     def _requests(
-        self, prompt: Prompt, params: SamplingParams, streaming: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        streaming: bool = False,
+        grammar: Grammar | None = None,
     ) -> list[Request]:
         ids = self._prompt_ids(prompt)
         resolved = self.resolve(params)
@@ -364,7 +424,7 @@ class LLM:
         return [
             Request(
                 prompt_ids=ids,
-                options=options,
+                options=options if grammar is None else replace(options, mask=grammar.copy()),
                 seed=(seed + index * SEED_STEP) % (1 << 63),
                 max_tokens=min(resolved.max_tokens or room, room),
                 eos_ids=self.target.eos_ids,
@@ -375,6 +435,17 @@ class LLM:
             )
             for index in range(params.n)
         ]
+
+    def _grammar(self, form: Mapping[str, Any], params: SamplingParams) -> Grammar:
+        """The grammar of a form; ``ParamsError`` for one that is not sound."""
+        if len(form) != 1 or next(iter(form)) not in KINDS:
+            raise ParamsError(
+                f"structured_outputs must name one of {', '.join(KINDS)}, not {shown(dict(form))}."
+            )
+        if params.ignore_eos:
+            raise ParamsError("ignore_eos and a form of the text exclude each other: drop one.")
+        ((kind, value),) = form.items()
+        return self._grammars.compile(kind, value)
 
     def _check_processors(
         self, params: Sequence[SamplingParams], groups: Sequence[Sequence[Request]]
@@ -401,10 +472,7 @@ class LLM:
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         prompt = unwrapped(prompt)
         if isinstance(prompt, str):
-            tokenizer = self._needs_tokenizer("a text prompt")
-            check_characters(prompt)
-            with self._tokenizing:  # tokenizers are not made for several threads
-                ids: list[int] = tokenizer(prompt).input_ids
+            ids = self.token_ids(prompt)
         else:
             ids = prompt
         if not ids:
@@ -450,18 +518,6 @@ class LLM:
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """Between the seeds of the n texts of one request (any odd constant; streams hash the seed)."""
-
-
-def _engine(
-    target: Target,
-    drafter: Drafter,
-    verifier: Verifier,
-    count: int | Literal["auto"],
-    vocabulary: int,
-    max_batched_tokens: int,
-) -> Engine:
-    controller = make_controller(count, drafter, verifier.coupled, target)
-    return Engine(target, drafter, verifier, controller, vocabulary, max_batched_tokens)
 
 
 def _raise_errors(requests: Iterable[Request]) -> None:
