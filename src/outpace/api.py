@@ -471,10 +471,7 @@ class LLM:
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         prompt = unwrapped(prompt)
-        if isinstance(prompt, str):
-            ids = self.token_ids(prompt)
-        else:
-            ids = prompt
+        ids = self.token_ids(prompt) if isinstance(prompt, str) else prompt
         if not ids:
             raise PromptError("the prompt is empty: give at least one token.")
         top = self.target.config.vocab_size

@@ -25,10 +25,12 @@ def load_llm(
     sampling: dict[str, Any],
     texts: int,
     chat: bool = False,
+    rows: int = ROWS,
 ) -> tuple[LLM, SamplingParams]:
     """Returns the engine and the checked options; these are checked before anything is loaded.
 
-    texts: how many will be asked for, so that no more rows than these are kept. chat: refuse a
+    texts: how many will be asked for, so that no more rows than these are kept, nor more than
+    ``rows``. chat: refuse a
     model without a chat template before its weights are read.
     """
     console = Console(stderr=True)
@@ -46,7 +48,7 @@ def load_llm(
         if chat and model is not None:
             trust = engine.get("trust_remote_code", False)
             engine = {**engine, "tokenizer": chat_tokenizer(model, trust)}
-        return LLM(model, max_num_seqs=min(ROWS, max(1, texts)), **engine), params
+        return LLM(model, max_num_seqs=min(rows, max(1, texts)), **engine), params
 
 
 def chat_tokenizer(model: str, trust_remote_code: bool) -> Any:

@@ -17,6 +17,7 @@ VERBS = {
     "generate": "outpace.cli.generate:generate",
     "bench": "outpace.cli.bench:app",
     "audit": "outpace.cli.audit:app",
+    "serve": "outpace.cli.serve:serve",
 }
 """Where each verb lives: ``module:function``, or ``module:app`` for a Typer app with verbs of its
 own. Imported when needed; a module imports torch only inside its functions."""
