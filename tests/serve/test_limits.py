@@ -185,28 +185,24 @@ SERVE = "from outpace.cli.main import run; run()"
 
 def test_the_command_serves_and_drains_at_sigterm() -> None:
     words = ["serve", "--port", "0", "--threads", "1", "--max-num-seqs", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, KEY_VARIABLE: ""},
-    )
-    assert process.stderr is not None
-    try:
-        line = next(line for line in process.stderr if "serves" in line)
-        url = line.split()[-1]
-        wait_for(lambda: _answers(url))
-        connection = opened(url, {**ENDLESS, "stream": True})
-        answer = connection.getresponse()
-        first = answer.readline()
-        process.send_signal(signal.SIGTERM)
-        events = [first, *answer]
-        connection.close()
-        rest = process.stderr.read()
-    finally:
-        process.kill()
-        process.wait()
-    assert events[-2].strip() == b"data: [DONE]"
+    environment = {**os.environ, KEY_VARIABLE: ""}
+    command = [sys.executable, "-c", SERVE, *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        try:
+            line = next(line for line in process.stderr if "serves" in line)
+            url = line.split()[-1]
+            wait_for(lambda: _answers(url))
+            connection = opened(url, {**ENDLESS, "stream": True})
+            with connection.getresponse() as answer:
+                first = answer.readline()
+                process.send_signal(signal.SIGTERM)
+                events = [one for one in (first, *answer) if one.strip()]
+            connection.close()
+            rest = process.stderr.read()
+        finally:
+            process.kill()
+    assert events[-1].strip() == b"data: [DONE]"
     said = [json.loads(one[6:]) for one in events if one.startswith(b"data: {")]
     assert said[-1]["choices"][0]["finish_reason"] == "length"
     assert "Traceback" not in rest
