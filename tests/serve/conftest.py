@@ -22,7 +22,7 @@ MODEL = "tiny"
 @contextmanager
 def running(llm: LLM, **settings: Any) -> Iterator[str]:
     """Serves while the block runs; yields the address."""
-    chosen = Settings(**{"model_name": MODEL, "port": 0, "drain_seconds": 5.0, **settings})
+    chosen = Settings(**{"model_name": MODEL, "port": 0, "drain_seconds": 120.0, **settings})
     listening = listen(chosen)
     runner = make_runner(llm, chosen)
     thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]})

@@ -182,6 +182,39 @@ def test_speculation_of_one_request(client: openai.OpenAI) -> None:
     assert drafted(3) > 0
 
 
+@pytest.mark.parametrize("speculative", ["off", 1, 4])
+def test_a_traced_stream_tells_how_every_token_came(
+    client: openai.OpenAI, speculative: Any
+) -> None:
+    chunks = list(
+        client.completions.create(
+            model=MODEL,
+            prompt="Once upon a time",
+            max_tokens=60,
+            temperature=1.0,
+            seed=4,
+            logprobs=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"speculative": speculative, "outpace": {"trace": True}},
+        )
+    )
+    said = [chunk.model_extra.get("outpace", {}) for chunk in chunks]
+    rounds = [one for extra in said for one in extra.get("rounds", ())]
+    tokens = [token for one in rounds for token in one["tokens"]]
+    reported = [text for chunk in chunks[:-1] for text in chunk.choices[0].logprobs.tokens]
+    assert [token["text"] for token in tokens] == reported
+    assert len(tokens) == chunks[-1].usage.completion_tokens
+    kept = [token for token in tokens if token["origin"] == "accepted"]
+    assert len(kept) == said[-2]["metrics"]["num_accepted_tokens"]
+    assert sum(len(one["path"]) for one in rounds) == len(kept)
+    origins = {token["origin"] for token in tokens}
+    assert origins == {"plain"} if speculative == "off" else {"accepted", "corrected"} <= origins
+    for one in rounds:
+        for place, node in enumerate(one["path"]):
+            assert one["nodes"][node - 1]["id"] == one["tokens"][place]["id"]
+
+
 @pytest.mark.parametrize(
     ("body", "param", "status"),
     [

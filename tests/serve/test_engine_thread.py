@@ -24,7 +24,9 @@ from .conftest import wait_for
 class Listener:
     """Collects what a job delivers."""
 
-    def __init__(self, llm: LLM, prompt: str = "One day", seconds: float = 60, **options: Any) -> None:
+    def __init__(
+        self, llm: LLM, prompt: str = "One day", seconds: float = 60, **options: Any
+    ) -> None:
         params = {"max_tokens": 20, "temperature": 0, **options}
         self.deltas: list[Delta] = []
         self.done = threading.Event()

@@ -21,7 +21,9 @@ ANYTHING = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8)
     | st.sampled_from(["auto", "off", "a", "<|end|>", "json_object", "user", "\ud800", ""]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -38,7 +40,9 @@ def of(schema: dict[str, Any], depth: int = 0) -> st.SearchStrategy[Any]:
         required = {name: known.pop(name) for name in schema.get("required", ())}
         return st.fixed_dictionaries(required, optional=known if depth < 3 else {})
     if kind == "array":
-        return st.lists(of(schema["items"], depth + 1), min_size=schema.get("minItems", 0), max_size=3)
+        return st.lists(
+            of(schema["items"], depth + 1), min_size=schema.get("minItems", 0), max_size=3
+        )
     low, high = schema.get("minimum"), schema.get("maximum")
     return {
         "integer": st.integers(0 if low is None else low, 12 if high is None else high),

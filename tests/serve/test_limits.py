@@ -17,6 +17,8 @@ import pytest
 
 from outpace import LLM
 from outpace.errors import ConfigError
+from outpace.serve.app import Server
+from outpace.serve.engine_thread import Delta, Job, ShuttingDown
 from outpace.serve.settings import KEY_VARIABLE, Settings, read_keys
 
 from .conftest import MODEL, call, running, wait_for
@@ -178,6 +180,22 @@ def test_open_requests_end_before_the_server_does(llm: LLM) -> None:
     status, answer, _ = found[0]
     assert status == 200
     assert answer["usage"]["completion_tokens"] == 800
+
+
+def test_what_takes_too_long_is_told_so_at_the_end(llm: LLM) -> None:
+    settings = Settings(model_name=MODEL, drain_seconds=0.2)
+    server = Server(llm, settings)
+    server.thread.start()
+    found: list[Delta] = []
+    requests = llm.requests("a", {"max_tokens": 480, "ignore_eos": True})
+    server.thread.submit(Job(requests, found.extend, 60))
+    server.drain()
+    with pytest.raises(ShuttingDown):
+        server.thread.submit(Job(requests, found.extend, 60))
+    wait_for(lambda: found)
+    assert isinstance(found[0].error, ShuttingDown)
+    server.thread.close(0)
+    llm.engine.step()
 
 
 SERVE = "from outpace.cli.main import run; run()"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from outpace.api import LLM
+from outpace.engine.trace import Observer
 from outpace.serve import openapi
 from outpace.serve.answers import Answer, event
 from outpace.serve.calls import Call, Reader
@@ -42,7 +44,11 @@ from outpace.serve.trace import Tracer
 log = logging.getLogger("outpace.serve")
 
 PAGE = Path(__file__).parent / "playground"
-PAGE_FILES = {"/": "index.html", "/playground.js": "playground.js", "/playground.css": "playground.css"}
+PAGE_FILES = {
+    "/": "index.html",
+    "/playground.js": "playground.js",
+    "/playground.css": "playground.css",
+}
 PAGE_HEADERS = {
     # Nothing but our own files: no script in the page, and no other host.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -74,6 +80,14 @@ class Server:
         )
         self._created = int(time())
         self.app = self._application()
+
+    def drain(self) -> None:
+        """Takes no more requests, and ends those that are open when their time is over. May be
+        called by a signal handler."""
+        self.thread.refuse()
+        timer = threading.Timer(self._settings.drain_seconds, self.thread.end_all)
+        timer.daemon = True
+        timer.start()
 
     # -- the application ---------------------------------------------------------------------------
 
@@ -125,14 +139,16 @@ class Server:
         routes: list[BaseRoute] = [Route(path, do, methods=["POST"]) for path, do in posts.items()]
         routes += [Route(path, do, methods=["GET"]) for path, do in gets.items()]
         if self._settings.playground:
-            routes += [Route(path, _file(name), methods=["GET"]) for path, name in PAGE_FILES.items()]
+            routes += [
+                Route(path, _file(name), methods=["GET"]) for path, name in PAGE_FILES.items()
+            ]
             routes.append(Route("/playground.json", self._about, methods=["GET"]))
         return routes
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         engine = self._llm.engine
-        observers = [self._metrics.observe_round, self._tracer]
+        observers: list[Observer] = [self._metrics.observe_round, self._tracer]
         engine.observers += observers
         self.thread.start()
         try:
@@ -196,9 +212,8 @@ class Server:
         self._metrics.observe_job(job)
         for request in job.requests:
             error = request.error
-            if error is not None and ApiError.of(error).status == 500:
-                if not isinstance(error, (OutOfTime, ShuttingDown)):
-                    log.error("a text ended with an error", exc_info=error)
+            if error is not None and _told(error).status == 500:
+                log.error("a text ended with an error", exc_info=error)
 
     def _decode(self, token: int) -> str:
         tokenizer = self._llm.tokenizer

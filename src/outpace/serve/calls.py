@@ -18,6 +18,7 @@ from outpace.serve.validation import check
 COMPLETION_TOKENS = 16
 """Tokens of a completion that does not say how many: OpenAI's, and vLLM's."""
 
+
 @dataclass(frozen=True)
 class Call:
     """What one request asks for, and how it wants to be answered."""
@@ -64,7 +65,9 @@ class Reader:
             raise ApiError(
                 400, f"one request may ask for {self._settings.max_n} texts at most.", "n"
             )
-        requests = [one for prompt in prompts for one in self._requests(given, prompt, params, form)]
+        requests = [
+            one for prompt in prompts for one in self._requests(given, prompt, params, form)
+        ]
         return self._call(given, requests, params, chat=False, logprobs=given.get("logprobs"))
 
     def chat(self, body: Any) -> Call:

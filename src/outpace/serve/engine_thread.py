@@ -176,12 +176,16 @@ class EngineThread:
         """Takes no more requests; those that were taken go on."""
         self._accepts = False  # no lock: a signal handler may call this at any time
 
+    def end_all(self) -> None:
+        """Ends every job where it is."""
+        self._mailbox.put(self._abort_all)
+
     def close(self, seconds: float) -> bool:
         """Takes no more requests, lets the others go on for so long, ends what is left, and stops
         the thread. Returns whether every request came to its own end."""
         self.refuse()
         done = self._idle.wait(seconds) if self.alive else True
-        self._mailbox.put(self._abort_all)
+        self.end_all()
         self._mailbox.put(None)
         if self.alive:
             self._thread.join()

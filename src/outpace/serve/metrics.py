@@ -91,9 +91,7 @@ class ServerMetrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"outpace:{name}", text, ["model_name", *labels], registry=self._registry)
 
-    def _histogram(
-        self, name: str, text: str, buckets: tuple[float, ...] = LATENCIES
-    ) -> Histogram:
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = LATENCIES) -> Histogram:
         return Histogram(
             f"outpace:{name}", text, ["model_name"], buckets=buckets, registry=self._registry
         )

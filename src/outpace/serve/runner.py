@@ -59,7 +59,7 @@ def make_runner(llm: LLM, settings: Settings) -> Runner:
         lifespan="on",
         timeout_graceful_shutdown=int(settings.drain_seconds) + CLOSING_SECONDS,
     )
-    return Runner(config, server.thread.refuse)
+    return Runner(config, server.drain)
 
 
 def serve(llm: LLM, settings: Settings, listening: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -20,7 +21,8 @@ def origins(decision: Decision, parents: Sequence[int]) -> list[Origin]:
         return ["plain"]
     last = decision.path[-1] if decision.path else 0
     extra: Origin = "corrected" if last in parents else "bonus"
-    return [*("accepted" for _ in decision.path), extra]
+    kept: list[Origin] = ["accepted"] * len(decision.path)
+    return [*kept, extra]
 
 
 class Tracer:
@@ -28,12 +30,13 @@ class Tracer:
 
     def __init__(self, decode: Callable[[int], str]) -> None:
         self._decode = decode
-        self._rounds: dict[int, list[dict[str, Any]]] = {}
+        # Written by the engine's thread, emptied by another: a deque takes both without a lock.
+        self._rounds: dict[int, deque[dict[str, Any]]] = {}
 
     def follow(self, requests: Sequence[Request]) -> None:
         """Begins to write down the rounds of these requests."""
         for request in requests:
-            self._rounds[id(request)] = []
+            self._rounds[id(request)] = deque()
 
     def leave(self, requests: Sequence[Request]) -> None:
         """Forgets these requests."""
@@ -42,17 +45,16 @@ class Tracer:
 
     def take(self, request: Request) -> list[dict[str, Any]]:
         """Returns the rounds that were written down since the last time."""
-        rounds = self._rounds.get(id(request), [])
-        if rounds:
-            self._rounds[id(request)] = []
-        return rounds
+        rounds = self._rounds.get(id(request), deque())
+        return [rounds.popleft() for _ in range(len(rounds))]
 
     def __call__(self, trace: RoundTrace) -> None:
         if not self._rounds:
             return
         for row, request in enumerate(trace.requests):
-            if id(request) in self._rounds:
-                self._rounds[id(request)].append(self._round(trace, row))
+            rounds = self._rounds.get(id(request))
+            if rounds is not None:
+                rounds.append(self._round(trace, row))
 
     def _round(self, trace: RoundTrace, row: int) -> dict[str, Any]:
         decision, drafted = trace.decisions[row], trace.decisions[row].drafted
