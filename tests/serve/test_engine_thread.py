@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.serve.engine_thread import (
-    Delta,
-    EngineThread,
-    Job,
-    OutOfTime,
-    QueueFull,
-    ShuttingDown,
-)
+from outpace.serve.engine_thread import EngineThread, OutOfTime, QueueFull, ShuttingDown
+from outpace.serve.jobs import Delta, Job
 
 from .conftest import wait_for
 

@@ -18,7 +18,8 @@ import pytest
 from outpace import LLM
 from outpace.errors import ConfigError
 from outpace.serve.app import Server
-from outpace.serve.engine_thread import Delta, Job, ShuttingDown
+from outpace.serve.engine_thread import ShuttingDown
+from outpace.serve.jobs import Delta, Job
 from outpace.serve.settings import KEY_VARIABLE, Settings, read_keys
 
 from .conftest import MODEL, call, running, wait_for
@@ -152,7 +153,7 @@ def test_whoever_leaves_gives_back_the_row(url: str, stream: bool) -> None:
 
 
 def test_whoever_reads_nothing_holds_up_nobody(url: str) -> None:
-    slow = opened(url, {**ENDLESS, "stream": True, "n": 4, "logprobs": 20})
+    slow = opened(url, {**ENDLESS, "max_tokens": 120, "stream": True, "n": 3, "logprobs": 20})
     status, answer, _ = call(url, "/v1/completions", {"prompt": "a b", "max_tokens": 20})
     assert (status, len(answer["choices"])) == (200, 1)
     wait_for(lambda: running_now(url) == 0)

@@ -240,9 +240,6 @@ class Engine:
     def _release(self) -> None:
         if not any(request.finished for request in self.running):
             return
-        for request in self.running:
-            if request.finished:
-                self.waiting.order.learn(request)
         keep = [row for row, request in enumerate(self.running) if not request.finished]
         self.target.retain(keep, self._texts_that_end())
         self.drafter.retain(keep)

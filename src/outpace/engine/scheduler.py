@@ -17,9 +17,6 @@ class Order(ABC):
     def key(self, request: Request) -> tuple[float, ...]:
         """Returns what the request is sorted by. Ties are broken by the time of arrival."""
 
-    def learn(self, request: Request) -> None:
-        """Is told of a request that has ended."""
-
 
 class FirstCome(Order):
     """First come, first served."""

@@ -11,7 +11,7 @@ from typing import Any
 from outpace.engine.request import Request
 from outpace.serve.calls import Call
 from outpace.serve.choices import ChatChoice, Choice, Decode, TextChoice
-from outpace.serve.engine_thread import Delta
+from outpace.serve.jobs import Delta
 
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import Any
@@ -18,26 +18,20 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
 
 from outpace.api import LLM
 from outpace.engine.trace import Observer
 from outpace.serve import openapi
-from outpace.serve.answers import Answer, event
+from outpace.serve.answers import Answer
 from outpace.serve.calls import Call, Reader
-from outpace.serve.engine_thread import (
-    Delta,
-    EngineThread,
-    Job,
-    OutOfTime,
-    QueueFull,
-    ShuttingDown,
-)
+from outpace.serve.engine_thread import EngineThread, QueueFull, ShuttingDown
 from outpace.serve.errors import ApiError
 from outpace.serve.guards import OPEN, Keys, RequestLog, body_of, failure
+from outpace.serve.jobs import Job
 from outpace.serve.metrics import ServerMetrics
+from outpace.serve.open_calls import Deliver, Events, OpenCall, told
 from outpace.serve.settings import Settings
 from outpace.serve.trace import Tracer
 
@@ -161,46 +155,39 @@ class Server:
     # -- texts -------------------------------------------------------------------------------------
 
     def _answered(self, read: Callable[[Any], Call]) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             body = await body_of(request, self._settings.max_body_bytes)
             call = await run_in_threadpool(read, body)
             notes = request.state.log
             if self._settings.log_prompts:
                 notes["body"] = body
-            open_call = OpenCall(self, call)
-            open_call.begin()
+            answer = Answer(call, self._settings.model_name, self._decode, self._tracer.take)
+            open_call = OpenCall(answer, partial(self._submit, call))
+            end = partial(self._end, call, open_call.job, notes)
             if call.stream:
-                return Events(open_call, notes)
+                return Events(open_call, end)
             try:
                 return JSONResponse(await open_call.whole(request))
             finally:
-                self.end(open_call, notes)
+                end()
 
-        return answer
+        return respond
 
-    def answer(self, call: Call) -> Answer:
-        """Returns an empty answer to a call."""
-        return Answer(call, self._settings.model_name, self._decode, self._tracer.take)
-
-    def submit(self, call: Call, deliver: Callable[[list[Delta]], None]) -> Job:
+    def _submit(self, call: Call, deliver: Deliver) -> Job:
         """Hands a call to the engine; ``ApiError`` where there is no room, or no time left."""
         job = Job(call.requests, deliver, self._settings.request_seconds)
         if call.trace:
             self._tracer.follow(call.requests)
         try:
             self.thread.submit(job)
-        except QueueFull as error:
-            raise ApiError(
-                429, "too many texts wait already: come again later.", code="queue_full"
-            ) from error
-        except ShuttingDown as error:
-            raise ApiError(503, "the server is shutting down.", code="shutting_down") from error
+        except (QueueFull, ShuttingDown) as error:
+            self._tracer.leave(call.requests)
+            raise told(error) from error
         return job
 
-    def end(self, open_call: OpenCall, notes: dict[str, Any]) -> None:
+    def _end(self, call: Call, job: Job, notes: dict[str, Any]) -> None:
         """Gives back what a call holds, and notes for the log what it has cost."""
-        call = open_call.call
-        self.thread.cancel(open_call.job)
+        self.thread.cancel(job)
         self._tracer.leave(call.requests)
         notes["prompt_tokens"] = call.prompt_tokens
         notes["completion_tokens"] = sum(len(one.output_ids) for one in call.requests)
@@ -212,7 +199,7 @@ class Server:
         self._metrics.observe_job(job)
         for request in job.requests:
             error = request.error
-            if error is not None and _told(error).status == 500:
+            if error is not None and told(error).status == 500:
                 log.error("a text ended with an error", exc_info=error)
 
     def _decode(self, token: int) -> str:
@@ -283,104 +270,6 @@ class Server:
                 "description": str(llm.describe()),
             }
         )
-
-
-class OpenCall:
-    """A call that is being answered: deltas come from the engine's thread, and wait here."""
-
-    def __init__(self, server: Server, call: Call) -> None:
-        self._server = server
-        self.call = call
-        self._answer = server.answer(call)
-        self._deltas: asyncio.Queue[list[Delta]] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self.job: Job
-
-    def begin(self) -> None:
-        """Hands the call to the engine."""
-        self.job = self._server.submit(self.call, self._deliver)
-
-    def end(self, notes: dict[str, Any]) -> None:
-        """Gives back what the call holds."""
-        self._server.end(self, notes)
-
-    def _deliver(self, deltas: list[Delta]) -> None:
-        self._loop.call_soon_threadsafe(self._deltas.put_nowait, deltas)
-
-    async def _arriving(self) -> AsyncIterator[list[Delta]]:
-        """Yields deltas until all texts have ended; raises the error that ended one of them."""
-        left = len(self.call.requests)
-        while left:
-            deltas = await self._deltas.get()
-            for delta in deltas:
-                if delta.error is not None or delta.finish_reason in ("abort", "error"):
-                    raise _told(delta.error)
-                left -= delta.finish_reason is not None
-            yield deltas
-
-    async def events(self) -> AsyncIterator[bytes]:
-        """Yields the events of a streamed answer. Its status is sent by then: an error is told as
-        the last event but one."""
-        try:
-            for part in self._answer.opening():
-                yield part
-            async for deltas in self._arriving():
-                for part in self._answer.feed(deltas):
-                    yield part
-        except ApiError as error:
-            yield event(error.body)
-        for part in self._answer.closing():
-            yield part
-
-    async def whole(self, request: Request) -> dict[str, Any]:
-        """Returns the whole answer; raises ``ClientDisconnect`` as soon as nobody waits for it."""
-        collecting = asyncio.ensure_future(self._collected())
-        leaving = asyncio.ensure_future(_disconnected(request))
-        try:
-            await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not collecting.done():
-                raise ClientDisconnect
-            return collecting.result()
-        finally:
-            collecting.cancel()
-            leaving.cancel()
-
-    async def _collected(self) -> dict[str, Any]:
-        async for deltas in self._arriving():
-            self._answer.add(deltas)
-        return self._answer.whole()
-
-
-class Events(StreamingResponse):
-    """A stream that gives back its rows however it ends: also if the client has gone."""
-
-    def __init__(self, call: OpenCall, notes: dict[str, Any]) -> None:
-        super().__init__(
-            call.events(),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-        )
-        self._call, self._notes = call, notes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._call.end(self._notes)
-
-
-async def _disconnected(request: Request) -> None:
-    """Returns when the client has gone; its body has been read by then."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _told(error: Exception | None) -> ApiError:
-    if isinstance(error, OutOfTime):
-        return ApiError(504, "the request took longer than this server allows.", code="timeout")
-    if error is None or isinstance(error, ShuttingDown):
-        return ApiError(503, "the server is shutting down.", code="shutting_down")
-    return ApiError.of(error)
 
 
 def _file(name: str) -> Callable[[Request], Awaitable[Response]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from outpace.engine.request import Logprob
-from outpace.serve.engine_thread import Delta
+from outpace.serve.jobs import Delta
 from outpace.serve.tools import ToolCall, ToolParser
 
 Decode = Callable[[int], str]

@@ -12,7 +12,7 @@ from outpace.errors import ConfigError
 KEY_VARIABLE = "OUTPACE_API_KEY"
 """Environment variable with API keys, separated by commas."""
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,9 @@ class Settings:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)}.")
         if self.drain_seconds < 0:
             raise ConfigError(f"drain_seconds must be 0 or more, not {self.drain_seconds}.")
+        for name in self.allowed_hosts or ():
+            if "*" in name.removeprefix("*.") and name != "*":
+                raise ConfigError(f"a host is a name, '*.name' or '*', not {name!r}.")
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"port must be in [0, 65535], not {self.port}.")
 
