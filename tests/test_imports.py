@@ -18,7 +18,7 @@ ROOT = Path(outpace.__file__).parent
 #      <- audit, bench, serve, train <- cli.
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "draft", "policy"}
-_ARGUMENTS = {"arguments", "chats", "config", "prompts"}
+_ARGUMENTS = {"arguments", "chats", "config", "grammars", "prompts"}
 _API = {*_ENGINE, *_ARGUMENTS, "engine", "intake", "outputs", "progress", "bundled"}
 _FACE = {*_API, "api"}
 _TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "train", "tune"}
@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chats": {"core", "prompts"},
     "arguments": {*_ENGINE, "config"},
     "intake": {*_ENGINE, *_ARGUMENTS, "engine"},
+    "grammars": {"core"},
     "progress": set(),
     "outputs": {*_ENGINE, "engine"},
     "bundled": {"targets"},

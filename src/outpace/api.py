@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -21,6 +22,7 @@ from outpace.draft.registry import find_drafter
 from outpace.engine.capture import capture_for
 from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS, Engine
 from outpace.engine.request import Request
+from outpace.engine.scheduler import ORDERS
 from outpace.engine.verifier import Verifier
 from outpace.errors import (
     ConfigError,
@@ -51,6 +53,18 @@ BUNDLED = Path(__file__).parent / "bundled"
 _WARM_UP_DRAFT = 4
 
 
+@dataclass(frozen=True, kw_only=True)
+class _EngineOptions:
+    """What of the arguments of `LLM` its engine is built from, besides drafter and rule."""
+
+    cpu_kernels: Kernels
+    compile: bool
+    rows: int
+    max_batched_tokens: int
+    scheduling_policy: str
+    saved_texts: int
+
+
 @names_checked(UnknownArgument, "argument of LLM")
 class LLM:
     """A causal language model that generates faster with speculation, without other words.
@@ -73,7 +87,10 @@ class LLM:
     which then is another model, a little off the original, and speculation exact with respect to
     it. A drafter is quantised by its own "quantization" in speculative_config.
     max_num_batched_tokens: prompt tokens that are read between two rounds, so that a long prompt
-    does not hold up the texts that are being written.
+    does not hold up the texts that are being written. scheduling_policy: "fcfs" lets waiting
+    requests join the batch as they come, "priority" by the number that each may be given.
+    enable_prefix_caching: what is cached of a text that has ended stays, for up to max_num_seqs
+    texts, and prompts that begin alike read only the rest.
 
     Several threads may call one ``LLM``: their texts are made in one batch, and each call gets its
     own.
@@ -100,11 +117,18 @@ class LLM:
         compile: bool = False,
         quantization: Quantization | None = None,
         max_num_batched_tokens: int = TOKENS_BETWEEN_ROUNDS,
+        scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+        enable_prefix_caching: bool = False,
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         arguments.check_kinds(model, tokenizer, dtype, device, quantization)
-        arguments.check_flags(trust_remote_code=trust_remote_code, compile=compile)
+        arguments.check_flags(
+            trust_remote_code=trust_remote_code,
+            compile=compile,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        arguments.check_choice("scheduling_policy", scheduling_policy, ORDERS)
         arguments.check_choice("generation_config", generation_config, arguments.OWN_CONFIG)
         max_num_seqs = arguments.rows("max_num_seqs", max_num_seqs)
         max_num_batched_tokens = arguments.rows("max_num_batched_tokens", max_num_batched_tokens)
@@ -134,9 +158,15 @@ class LLM:
         self.max_model_len = arguments.context(max_model_len, self.target)
         self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")
         self._request_ids = itertools.count()
-        self.engine = self._engine(
-            drafter, options, rule, cpu_kernels, compile, max_num_seqs, max_num_batched_tokens
+        asked = _EngineOptions(
+            cpu_kernels=cpu_kernels,
+            compile=compile,
+            rows=max_num_seqs,
+            max_batched_tokens=max_num_batched_tokens,
+            scheduling_policy=scheduling_policy,
+            saved_texts=max_num_seqs if enable_prefix_caching else 0,
         )
+        self.engine = self._engine(drafter, options, rule, asked)
         if compile:
             self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
 
@@ -145,29 +175,34 @@ class LLM:
         drafter: type[Drafter],
         options: Any,
         rule: Rule,
-        cpu_kernels: Kernels,
-        compile: bool,
-        rows: int,
-        max_batched_tokens: int,
+        asked: _EngineOptions,
     ) -> Engine:
         """Builds the engine of the loaded target. options: an instance of ``drafter.Options``."""
-        capture = capture_for if compile else None
+        capture = capture_for if asked.compile else None
         fixed = None if capture is None else capture(self.target.model)
-        target = HFTarget(self.target.model, rows, self.max_model_len, fixed)
+        target = HFTarget(
+            self.target.model, asked.rows, self.max_model_len, fixed, asked.saved_texts
+        )
         setup = Setup(
             loaded=self.target,
             target=target,
-            rows=rows,
+            rows=asked.rows,
             max_length=self.max_model_len,
             options=options,
             capture=capture,
-            cpu_kernels=cpu_kernels,
+            cpu_kernels=asked.cpu_kernels,
         )
         verifier = Verifier(rule, self.intake.second_text(rule))
         built = drafter.build(setup)
-        controller = make_controller(self.config, built, verifier.coupled, target)
-        vocabulary = self.target.vocabulary
-        return Engine(target, built, verifier, controller, vocabulary, max_batched_tokens)
+        return Engine(
+            target,
+            built,
+            verifier,
+            make_controller(self.config, built, verifier.coupled, target),
+            self.target.vocabulary,
+            asked.max_batched_tokens,
+            ORDERS[asked.scheduling_policy](),
+        )
 
     @property
     def tokenizer(self) -> Any:
@@ -300,9 +335,12 @@ class LLM:
         outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
         return outputs if several else outputs[0]
 
-    def chat_ids(self, messages: Conversation) -> list[int]:
-        """Returns the prompt's token ids for one conversation."""
-        return self.intake.chat_ids(messages)
+    def chat_ids(self, messages: Conversation, **for_template: Any) -> list[int]:
+        """Returns the prompt's token ids for one conversation.
+
+        for_template: what else the chat template is given, such as ``tools``.
+        """
+        return self.intake.chat_ids(messages, **for_template)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued."""
@@ -312,6 +350,31 @@ class LLM:
         """Returns the params with each unset option as the model's generation_config says."""
         (params,) = arguments.paired(sampling_params, 1)
         return params.resolve(self.intake.defaults)
+
+    def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Returns a text's token ids."""
+        return self.intake.token_ids(text, add_special_tokens)
+
+    def requests(
+        self,
+        prompt: Prompt,
+        sampling_params: Params | None = None,
+        *,
+        streaming: bool = False,
+        priority: float = 0,
+        form: Mapping[str, Any] | None = None,
+    ) -> list[Request]:
+        """Returns the requests for one prompt, one for each of its texts, for callers who drive
+        ``engine`` themselves, as the server does: `Engine.add` queues them, `Engine.step` plays.
+
+        streaming: the text is needed on the way (`Request.new_text`). priority: with the scheduling
+        policy "priority", the smallest joins first. form: what the text has to look like, one of
+        ``json`` (a schema), ``json_object``, ``regex``, ``choice``, ``grammar``, with its value.
+        """
+        (params,) = arguments.paired(sampling_params, 1)
+        requests = self.intake.requests(prompt, params, streaming, priority, form)
+        self.intake.check_processors([params], [requests])
+        return requests
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -37,18 +37,20 @@ def _listed(chat: Any, given: Any) -> list[Any]:
         raise PromptError(f"{_FORM}, not {shown(given)}.") from error
 
 
-def rendered(tokenizer: Any, name: str, messages: Conversation) -> str:
+def rendered(tokenizer: Any, name: str, messages: Conversation, **for_template: Any) -> str:
     """Returns the text that a chat template makes of one conversation, up to the answer.
 
-    name: the model's, for error messages. Raises ``PromptError`` where the tokenizer has no
-    template, or the template refuses the messages.
+    name: the model's, for error messages. for_template: what else the template is given. Raises
+    ``PromptError`` where the tokenizer has no template, or the template refuses the messages.
     """
     read = [_message(message) for message in messages]
     if not read:
         raise PromptError("the chat is empty: give at least one message.")
     check_template(tokenizer, name)
     try:
-        text = tokenizer.apply_chat_template(read, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            read, **{**for_template, "tokenize": False, "add_generation_prompt": True}
+        )
     except Exception as error:  # a template is a program of the model's, and raises what it likes
         reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
         raise PromptError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ from outpace import arguments, chats
 from outpace.chats import Conversation
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
+from outpace.core.values import shown
 from outpace.engine.request import Request
-from outpace.errors import PromptError
+from outpace.errors import ParamsError, PromptError
+from outpace.grammars import KINDS, Grammar, Grammars
 from outpace.prompts import Prompt, check_characters, unwrapped
 from outpace.targets.hf import generation, processors
 from outpace.targets.hf.load import Loaded
@@ -41,21 +44,40 @@ class Intake:
             generation.check(self._own)
         self.defaults = {} if self._own is None else loaded.defaults
         arguments.check_defaults(self.defaults)
+        self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
         self._tokenizing = threading.Lock()  # tokenizers are not made for several threads
 
-    def chat_ids(self, messages: Conversation) -> list[int]:
-        """Returns the prompt's token ids for one conversation."""
+    def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Returns a text's token ids."""
+        tokenizer = self._needs_tokenizer("a text prompt")
+        check_characters(text)
+        with self._tokenizing:
+            ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens).input_ids
+        return ids
+
+    def chat_ids(self, messages: Conversation, **for_template: Any) -> list[int]:
+        """Returns the prompt's token ids for one conversation.
+
+        for_template: what else the chat template is given, such as ``tools``.
+        """
         tokenizer = self._needs_tokenizer("a chat")
         with self._tokenizing:
-            text = chats.rendered(tokenizer, self._loaded.name, messages)
+            text = chats.rendered(tokenizer, self._loaded.name, messages, **for_template)
             ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
     def requests(
-        self, prompt: Prompt, params: SamplingParams, streaming: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        streaming: bool = False,
+        priority: float = 0,
+        form: Mapping[str, Any] | None = None,
     ) -> list[Request]:
         """Returns the ``n`` requests of one prompt. streaming: pieces of their texts are wanted
-        while they grow."""
+        while they grow. priority: the smallest joins the batch first, where that is the order.
+        form: what their texts have to look like (`LLM.requests`)."""
+        grammar = None if form is None else self._grammar(form, params)
         ids = self.prompt_ids(prompt)
         resolved = params.resolve(self.defaults)
         room = self._max_length - len(ids)
@@ -68,7 +90,7 @@ class Intake:
         return [
             Request(
                 prompt_ids=ids,
-                options=options,
+                options=options if grammar is None else replace(options, mask=grammar.copy()),
                 seed=(seed + index * SEED_STEP) % (1 << 63),
                 max_tokens=min(resolved.max_tokens or room, room),
                 eos_ids=self._loaded.eos_ids,
@@ -76,6 +98,7 @@ class Intake:
                 streaming=streaming,
                 group=group,
                 tag=params.tag,
+                priority=priority,
                 seeded=params.seed is not None and not resolved.greedy,
             )
             for index in range(params.n)
@@ -106,13 +129,7 @@ class Intake:
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued."""
         prompt = unwrapped(prompt)
-        if isinstance(prompt, str):
-            tokenizer = self._needs_tokenizer("a text prompt")
-            check_characters(prompt)
-            with self._tokenizing:
-                ids: list[int] = tokenizer(prompt).input_ids
-        else:
-            ids = prompt
+        ids = self.token_ids(prompt) if isinstance(prompt, str) else prompt
         if not ids:
             raise PromptError("the prompt is empty: give at least one token.")
         top = self._loaded.config.vocab_size
@@ -147,6 +164,17 @@ class Intake:
         if not params.ignore_eos:
             ends.update(self._loaded.eos_ids)
         return RowOptions(params, tuple(sorted(words)), tuple(sorted(ends)))
+
+    def _grammar(self, form: Mapping[str, Any], params: SamplingParams) -> Grammar:
+        """The grammar of a form; ``ParamsError`` for one that is not sound."""
+        if len(form) != 1 or next(iter(form)) not in KINDS:
+            raise ParamsError(
+                f"structured_outputs must name one of {', '.join(KINDS)}, not {shown(dict(form))}."
+            )
+        if params.ignore_eos:
+            raise ParamsError("ignore_eos and a form of the text exclude each other: drop one.")
+        ((kind, value),) = form.items()
+        return self._grammars.compile(kind, value)
 
     def _needs_tokenizer(self, what: str) -> Any:
         if self._loaded.tokenizer is None:

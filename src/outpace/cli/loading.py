@@ -53,12 +53,13 @@ def load_llm(
     texts: int,
     template: ChatTemplate | None = None,
     verbose: bool = False,
+    rows: int = ROWS,
 ) -> tuple[LLM, SamplingParams]:
     """Returns the engine and the checked options; these are checked before anything is loaded.
 
-    texts: how many will be asked for, so that no more rows than these are kept. template: of a
-    chat; a model without one is refused before its weights are read. verbose: say on standard error
-    how the models are computed.
+    texts: how many will be asked for, so that no more rows than these are kept, nor more than
+    ``rows``. template: of a chat; a model without one is refused before its weights are read.
+    verbose: say on standard error how the models are computed.
     """
     console = Console(stderr=True)
     with starting(console):
@@ -75,7 +76,7 @@ def load_llm(
         if template is not None and model is not None:
             trust = engine.get("trust_remote_code", False)
             engine = {**engine, "tokenizer": chat_tokenizer(model, trust, template)}
-        llm = LLM(model, max_num_seqs=min(ROWS, max(1, texts)), **engine)
+        llm = LLM(model, max_num_seqs=min(rows, max(1, texts)), **engine)
     if template is not None:
         template.put(llm.tokenizer, model or "the bundled pair")
     if verbose:

@@ -21,6 +21,7 @@ VERBS = {
     "train": "outpace.cli.train:train",
     "datastore": "outpace.cli.datastore:app",
     "tune": "outpace.cli.tune:app",
+    "serve": "outpace.cli.serve:serve",
 }
 """Where each verb lives: ``module:function``, or ``module:app`` for a Typer app with verbs of its
 own. Imported when needed; a module imports torch only inside its functions."""

@@ -1,4 +1,4 @@
-"""What a row's options decide node by node: min_tokens, bad_words, and logits processors."""
+"""What a row's options decide node by node: min_tokens, bad_words, masks, logits processors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.core.faults import ProcessorFault, RowFault
+from outpace.core.faults import MaskFault, ProcessorFault, RowFault
+from outpace.core.masks import TokenMask
 from outpace.core.params import LogitsProcessor, SamplingParams
 from outpace.core.truncation import NEVER
 
@@ -29,6 +30,8 @@ class RowOptions:
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     end_ids: tuple[int, ...] = ()
     """Tokens that min_tokens forbids: end of sequence and stop tokens."""
+    mask: TokenMask | None = None
+    """What may come next, such as a grammar. No other row has the same one."""
 
 
 class Constraints:
@@ -43,6 +46,7 @@ class Constraints:
         self._vocabulary = vocabulary
         self._min_tokens = options.params.min_tokens or 0
         self._processors = options.params.logits_processors
+        self._mask = options.mask
         # Tokens beyond the vocabulary cannot be generated, so nothing is left to forbid.
         self._end_ids = [token for token in options.end_ids if token in range(vocabulary)]
         self._bad_words = [word for word in options.bad_words_ids if word[-1] < vocabulary]
@@ -50,12 +54,13 @@ class Constraints:
     @property
     def possible(self) -> bool:
         """Whether there is any history under which the row is constrained."""
-        return bool(self._bad_words or self._min_tokens or self._processors)
+        return bool(self._bad_words or self._min_tokens or self._processors or self._mask)
 
     def active(self, history: History) -> bool:
         """Returns whether the row may be constrained after this history."""
         short = len(history.outputs[self.row]) < self._min_tokens
-        return bool(self._bad_words or (short and self._end_ids) or self._processors)
+        constrained = self._bad_words or (short and self._end_ids)
+        return bool(constrained or self._processors or self._mask)
 
     def apply(
         self, scores: Tensor, paths: Sequence[Sequence[int]], history: History
@@ -84,11 +89,13 @@ class Constraints:
         return faults
 
     def _banned(self, paths: Sequence[Sequence[int]], history: History) -> Tensor:
-        """``[M, V]`` bool: what min_tokens and bad_words forbid."""
+        """``[M, V]`` bool: what min_tokens, bad_words and the mask forbid."""
         prompt, output = history.prompts[self.row], history.outputs[self.row]
         reach = max((len(word) for word in self._bad_words), default=0)
         tail = [*prompt[max(0, len(prompt) - reach) :], *output[max(0, len(output) - reach) :]]
         banned = torch.zeros(len(paths), self._vocabulary, dtype=torch.bool)
+        if self._mask is not None:
+            banned = ~self._allowed(self._mask, output, paths)
         for node, path in enumerate(paths):
             if len(output) + len(path) < self._min_tokens:
                 banned[node, self._end_ids] = True
@@ -97,6 +104,14 @@ class Constraints:
                 if not start or past[-len(start) :] == start:
                     banned[node, last] = True
         return banned.to(self._device)
+
+    def _allowed(
+        self, mask: TokenMask, output: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> Tensor:
+        try:
+            return mask.allowed(output, paths)
+        except Exception as error:
+            raise MaskFault(self.row, error) from error
 
     def _processed(self, ids: Tensor, scores: Tensor) -> Tensor:
         """Returns the scores ``[1, V]`` after all processors; a `ProcessorFault` if one fails."""

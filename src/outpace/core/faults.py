@@ -23,13 +23,20 @@ class Contradiction(RowFault):
     def __init__(self, row: int) -> None:
         super().__init__(
             row,
-            "allowed_token_ids, bad_words, min_tokens and logits_processors together forbid every "
-            "token: relax one of them.",
+            "allowed_token_ids, bad_words, min_tokens, logits_processors and the grammar, as far "
+            "as they are given, together forbid every token: relax one of them.",
         )
 
 
 class NotFinite(RowFault):
     """One row has scores that are not numbers, or infinitely large, so that they are no law."""
+
+
+class MaskFault(RowFault):
+    """One row's mask could not say what may come next: its grammar is too complex."""
+
+    def __init__(self, row: int, error: Exception) -> None:
+        super().__init__(row, f"the grammar cannot be followed further ({error}): simplify it.")
 
 
 class ProcessorFault(RowFault):

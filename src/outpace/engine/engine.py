@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -20,6 +19,7 @@ from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Round, RowInfo, Rows
 from outpace.engine.logprobs import logprobs_of
 from outpace.engine.request import Logprob, Request
+from outpace.engine.scheduler import Order, Queue
 from outpace.engine.states import deliver_chunk, deliver_round
 from outpace.engine.trace import Observer, RoundTrace
 from outpace.engine.verifier import Decision, Verifier, branches_of, on_host
@@ -56,7 +56,9 @@ class Engine:
         controller: Controller,
         vocabulary: int,
         max_batched_tokens: int = TOKENS_BETWEEN_ROUNDS,
+        order: Order | None = None,
     ) -> None:
+        """order: in which waiting requests join the batch; unset: as they come."""
         for drawn in [Drawn.POINT] if verifier.coupled else drafter.draws:
             verifier.rule.check(drawn, drafter.trees)
         self.target = target
@@ -64,7 +66,7 @@ class Engine:
         self.verifier = verifier
         self.vocabulary = vocabulary
         self.observers: list[Observer] = []
-        self.waiting: deque[Request] = deque()
+        self.waiting = Queue(order)
         self.running: list[Request] = []
         self.controller = controller
         self._max_batched_tokens = max_batched_tokens
@@ -86,7 +88,7 @@ class Engine:
         """
         LawMaker([request.options], self.vocabulary)
         request.id = next(self._ids)
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def remove(self, request: Request) -> None:
         """Ends a request where it is. Its row is free again now or, where another thread is playing
@@ -179,19 +181,21 @@ class Engine:
             request.settle()
         self.target.reset()
         self.drafter.reset()
-        self.waiting.extendleft(row for row in reversed(self.running) if not row.finished)
+        self.waiting.put_back([row for row in self.running if not row.finished])
         self.running = []
         self._rows_changed()
 
     def _admit(self) -> None:
-        while self.waiting and self.target.active < self.target.rows:
-            request = self.waiting[0]
+        while self.target.active < self.target.rows:
+            request = self.waiting.first
+            if request is None:
+                return
             if not request.finished:
                 source = self._twin(request)
                 if source is not None and not self._can_fork(source):
                     return  # soon: its prompt is being read for both
                 self._begin(request, source)
-            self.waiting.popleft()
+            self.waiting.remove(request)
 
     def _twin(self, request: Request) -> int | None:
         """A row with the same prompt."""
@@ -212,9 +216,10 @@ class Engine:
         request.began_with = request.token_ids
         info = RowInfo(request.id, request.began_with, request.group, request.tag, source)
         if source is None:
-            self.target.admit(PromptInputs(request.began_with))
+            row = self.target.admit(PromptInputs(request.began_with, not self.drafter.needs.states))
         else:
-            self.target.fork(source)
+            row = self.target.fork(source)
+        request.cached_tokens = self.target.lengths[row]
         self.drafter.admit([info])
         self.running.append(request)
         self._rows_changed()
@@ -236,13 +241,20 @@ class Engine:
         if not any(request.finished for request in self.running):
             return
         keep = [row for row, request in enumerate(self.running) if not request.finished]
-        self.target.retain(keep)
+        self.target.retain(keep, self._texts_that_end())
         self.drafter.retain(keep)
         self.running = [self.running[row] for row in keep]
         self._rows_changed()
 
     def _rows_changed(self) -> None:
         self._law = self._seeds = self._nothing = None
+
+    def _texts_that_end(self) -> dict[int, list[int]]:
+        """The tokens of the rows that leave, by row, for a target that saves what it has cached."""
+        if not self.target.reuses:
+            return {}
+        rows = enumerate(self.running)
+        return {row: one.token_ids for row, one in rows if one.finished and one.error is None}
 
     # -- the round -----------------------------------------------------------------------------
 

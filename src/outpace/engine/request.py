@@ -56,6 +56,10 @@ class Request:
     """What the request says of itself to drafters, such as its task."""
     seeded: bool = False
     """Whether the user gave a seed for a sampled text, which then has to repeat itself."""
+    priority: float = 0
+    """For a queue that goes by it: the smallest number joins the batch first."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that were not read for this request, because they were cached."""
     began_with: list[int] = field(default_factory=list)
     """The tokens that the request had when it joined the batch."""
     _looked_at: int = 0  # tokens whose stop conditions have been looked at

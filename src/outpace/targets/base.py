@@ -27,6 +27,9 @@ class PromptInputs:
     """What a new row begins with."""
 
     token_ids: Sequence[int]
+    reuse: bool = False
+    """Whether what was cached of another text that begins alike may be taken over. Its hidden
+    states are then not among those that `Target.fill` returns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +90,8 @@ class Target(ABC):
     """How many rows there can be at once."""
     max_length: int
     """Tokens that a row can hold, those of the prompt included."""
+    reuses: bool = False
+    """Whether it saves what it has cached of texts that have ended."""
 
     @property
     @abstractmethod
@@ -131,8 +136,12 @@ class Target(ABC):
         path."""
 
     @abstractmethod
-    def retain(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows (ascending), numbered anew from 0."""
+    def retain(self, rows: Sequence[int], texts: Mapping[int, Sequence[int]] | None = None) -> None:
+        """Keeps only these rows (ascending), numbered anew from 0.
+
+        texts: the tokens of rows that leave, by row; a target may save what it has cached of them
+        for rows that begin alike (`PromptInputs.reuse`).
+        """
 
     @abstractmethod
     def reset(self) -> None:

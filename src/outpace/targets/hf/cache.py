@@ -230,6 +230,17 @@ class SlotCache(Cache):
             new[:, :length] = old[:, :length]
         return row
 
+    def saved(self, row: int, length: int) -> list[Tensor]:
+        """Returns copies of the first ``length`` slots of a row, one for each buffer."""
+        return [slots[:, :length].clone() for slots in self.row(row)]
+
+    @torch.inference_mode()
+    def restore(self, row: int, saved: Sequence[Tensor], length: int) -> None:
+        """Writes the first ``length`` slots of a row that was `saved` into another row."""
+        self.reserve(row, [length])
+        for slots, kept in zip(self.row(row), saved, strict=True):
+            slots[:, :length] = kept[:, :length]
+
     def reserve(self, first: int, needed: Sequence[int]) -> None:
         """Makes sure that the rows from ``first`` on have at least so many slots; what is cached
         stays. It is called before each pass, never in one: buffers may be exchanged."""

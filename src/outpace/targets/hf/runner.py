@@ -73,6 +73,16 @@ class Runner:
         self.lengths.append(length)
         return row
 
+    def save(self, row: int, length: int) -> list[Tensor]:
+        """Returns copies of what is cached of the first ``length`` tokens of a row."""
+        return self.cache.saved(row, length)
+
+    def restore(self, row: int, saved: Sequence[Tensor], length: int) -> None:
+        """Lets a row that has cached nothing begin with the first ``length`` saved tokens."""
+        self.reserve(row, [length])
+        self.cache.restore(row, saved, length)
+        self.lengths[row] = length
+
     def reset(self) -> None:
         """Forgets all rows, whatever state an interruption has left."""
         self.lengths = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from outpace.targets.base import Chunk, Plan, PromptInputs, Scores, States, SubL
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.layers import joining
 from outpace.targets.hf.parts import LowerLayers, UpperLayers, WithoutSubLayers
+from outpace.targets.hf.prefixes import SavedTexts
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.view import LowerLayersView, PartView, pass_behind
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
@@ -35,13 +36,21 @@ class HFTarget(Target):
     """
 
     def __init__(
-        self, model: nn.Module, rows: int, max_length: int, fixed: FixedShapes | None = None
+        self,
+        model: nn.Module,
+        rows: int,
+        max_length: int,
+        fixed: FixedShapes | None = None,
+        saved_texts: int = 0,
     ) -> None:
-        """fixed: how passes of shapes that come again are run, if they are compiled or recorded."""
+        """fixed: how passes of shapes that come again are run, if they are compiled or recorded.
+        saved_texts: how many ended texts stay cached for texts that begin alike."""
         self.runner = Runner(model, rows, max_length, fixed)
         self.model: Any = model
         self.device, self.dtype = self.runner.device, self.runner.dtype
         self.rows, self.max_length = rows, max_length
+        self.reuses = saved_texts > 0
+        self._saved = SavedTexts(saved_texts)
         self._prompts: list[Sequence[int]] = []
         self._ready = 0
         self._scored: tuple[int, bool] = (0, True)  # pending tokens of the last plan; a chain?
@@ -65,7 +74,12 @@ class HFTarget(Target):
     def admit(self, inputs: PromptInputs) -> int:
         self.runner.admit(1)
         self._prompts.append(inputs.token_ids)
-        return self.active - 1
+        row = self.active - 1
+        if inputs.reuse and self.reuses:
+            length, saved = self._saved.find(inputs.token_ids[:-1])  # the last one stays pending
+            if length:
+                self.runner.restore(row, saved, length)
+        return row
 
     def fork(self, row: int) -> int:
         if self._ready < self.active:
@@ -78,8 +92,13 @@ class HFTarget(Target):
     def reset(self) -> None:
         self.runner.reset()
         self._prompts, self._ready = [], 0
+        self._saved.clear()
 
-    def retain(self, rows: Sequence[int]) -> None:
+    def retain(self, rows: Sequence[int], texts: Mapping[int, Sequence[int]] | None = None) -> None:
+        for row, text in (texts or {}).items():
+            length = min(self.lengths[row], len(text))
+            if self.reuses and length:
+                self._saved.add(text[:length], self.runner.save(row, length))
         self.runner.retain(rows)
         self._prompts = [self._prompts[row] for row in rows]
         self._ready = sum(row < self._ready for row in rows)
@@ -204,7 +223,7 @@ class HFTarget(Target):
 
     @property
     def cache_bytes(self) -> int:
-        return self.runner.cache.nbytes
+        return self.runner.cache.nbytes + self._saved.nbytes
 
     @property
     def compile_seconds(self) -> float:

@@ -1,0 +1,300 @@
+"""The endpoints."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from time import time
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from outpace.api import LLM
+from outpace.engine.trace import Observer
+from outpace.serve import openapi
+from outpace.serve.answers import Answer
+from outpace.serve.calls import Call, Reader
+from outpace.serve.engine_thread import EngineThread, QueueFull, ShuttingDown
+from outpace.serve.errors import ApiError
+from outpace.serve.guards import OPEN, Keys, RequestLog, body_of, failure
+from outpace.serve.jobs import Job
+from outpace.serve.metrics import ServerMetrics
+from outpace.serve.open_calls import Deliver, Events, OpenCall, told
+from outpace.serve.settings import Settings
+from outpace.serve.trace import Tracer
+
+log = logging.getLogger("outpace.serve")
+
+PAGE = Path(__file__).parent / "playground"
+PAGE_FILES = {
+    "/": "index.html",
+    "/playground.js": "playground.js",
+    "/playground.css": "playground.css",
+}
+PAGE_HEADERS = {
+    # Nothing but our own files: no script in the page, and no other host.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+class Server:
+    """The endpoints over one `LLM`, whose engine it plays in a thread of its own.
+
+    ``app`` is an ASGI application. Nobody else may play the LLM's engine while it runs.
+    """
+
+    def __init__(self, llm: LLM, settings: Settings) -> None:
+        self._llm = llm
+        self._settings = settings
+        self._reader = Reader(llm, settings)
+        self._tracer = Tracer(self._decode)
+        self.thread = EngineThread(llm.engine, settings.max_waiting, self._note_end)
+        self._metrics = ServerMetrics(
+            settings.model_name,
+            lambda: self.thread.running,
+            lambda: self.thread.waiting,
+            llm.engine.target.rows,
+        )
+        self._created = int(time())
+        self.app = self._application()
+
+    def drain(self) -> None:
+        """Takes no more requests, and ends those that are open when their time is over. May be
+        called by a signal handler."""
+        self.thread.refuse()
+        timer = threading.Timer(self._settings.drain_seconds, self.thread.end_all)
+        timer.daemon = True
+        timer.start()
+
+    # -- the application ---------------------------------------------------------------------------
+
+    def _application(self) -> Starlette:
+        settings = self._settings
+        open_paths = OPEN | (set(PAGE_FILES) if settings.playground else set())
+        middleware = [Middleware(RequestLog)]
+        if settings.hosts != ("*",):
+            middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=list(settings.hosts)))
+        if settings.allowed_origins:
+            middleware.append(
+                Middleware(
+                    CORSMiddleware,
+                    allow_origins=list(settings.allowed_origins),
+                    allow_methods=["GET", "POST"],
+                    allow_headers=["authorization", "content-type", "x-request-id"],
+                )
+            )
+        middleware.append(
+            Middleware(Keys, keys=settings.api_keys, open_paths=frozenset(open_paths))
+        )
+        return Starlette(
+            routes=self._routes(),
+            middleware=middleware,
+            lifespan=self._lifespan,
+            exception_handlers={
+                ApiError: _api_error,
+                HTTPException: _http_error,
+                ClientDisconnect: _gone,
+                Exception: _server_error,
+            },
+        )
+
+    def _routes(self) -> list[BaseRoute]:
+        posts = {
+            "/v1/completions": self._answered(self._reader.completion),
+            "/v1/chat/completions": self._answered(self._reader.chat),
+            "/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
+        }
+        gets = {
+            "/v1/models": self._models,
+            "/v1/models/{name:path}": self._model,
+            "/health": self._health,
+            "/ready": self._ready,
+            "/metrics": self._tell_metrics,
+            "/openapi.json": self._openapi,
+        }
+        routes: list[BaseRoute] = [Route(path, do, methods=["POST"]) for path, do in posts.items()]
+        routes += [Route(path, do, methods=["GET"]) for path, do in gets.items()]
+        if self._settings.playground:
+            routes += [
+                Route(path, _file(name), methods=["GET"]) for path, name in PAGE_FILES.items()
+            ]
+            routes.append(Route("/playground.json", self._about, methods=["GET"]))
+        return routes
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        engine = self._llm.engine
+        observers: list[Observer] = [self._metrics.observe_round, self._tracer]
+        engine.observers += observers
+        self.thread.start()
+        try:
+            yield
+        finally:
+            await run_in_threadpool(self.thread.close, self._settings.drain_seconds)
+            for observer in observers:
+                engine.observers.remove(observer)
+
+    # -- texts -------------------------------------------------------------------------------------
+
+    def _answered(self, read: Callable[[Any], Call]) -> Callable[[Request], Awaitable[Response]]:
+        async def respond(request: Request) -> Response:
+            body = await body_of(request, self._settings.max_body_bytes)
+            call = await run_in_threadpool(read, body)
+            notes = request.state.log
+            if self._settings.log_prompts:
+                notes["body"] = body
+            answer = Answer(call, self._settings.model_name, self._decode, self._tracer.take)
+            open_call = OpenCall(answer, partial(self._submit, call))
+            end = partial(self._end, call, open_call.job, notes)
+            if call.stream:
+                return Events(open_call, end)
+            try:
+                return JSONResponse(await open_call.whole(request))
+            finally:
+                end()
+
+        return respond
+
+    def _submit(self, call: Call, deliver: Deliver) -> Job:
+        """Hands a call to the engine; ``ApiError`` where there is no room, or no time left."""
+        job = Job(call.requests, deliver, self._settings.request_seconds)
+        if call.trace:
+            self._tracer.follow(call.requests)
+        try:
+            self.thread.submit(job)
+        except (QueueFull, ShuttingDown) as error:
+            self._tracer.leave(call.requests)
+            raise told(error) from error
+        return job
+
+    def _end(self, call: Call, job: Job, notes: dict[str, Any]) -> None:
+        """Gives back what a call holds, and notes for the log what it has cost."""
+        self.thread.cancel(job)
+        self._tracer.leave(call.requests)
+        notes["prompt_tokens"] = call.prompt_tokens
+        notes["completion_tokens"] = sum(len(one.output_ids) for one in call.requests)
+        notes["finish_reasons"] = [one.finish_reason for one in call.requests]
+        if self._settings.log_prompts:
+            notes["texts"] = [one.text for one in call.requests]
+
+    def _note_end(self, job: Job) -> None:
+        self._metrics.observe_job(job)
+        for request in job.requests:
+            error = request.error
+            if error is not None and told(error).status == 500:
+                log.error("a text ended with an error", exc_info=error)
+
+    def _decode(self, token: int) -> str:
+        tokenizer = self._llm.tokenizer
+        return "" if tokenizer is None else str(tokenizer.decode([token]))
+
+    # -- everything else ---------------------------------------------------------------------------
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = await body_of(request, self._settings.max_body_bytes)
+        tokens = await run_in_threadpool(self._reader.tokens, body)
+        most = self._llm.max_model_len
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": most})
+
+    async def _detokenize(self, request: Request) -> Response:
+        body = await body_of(request, self._settings.max_body_bytes)
+        return JSONResponse({"prompt": await run_in_threadpool(self._reader.text, body)})
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != self._settings.model_name:
+            raise ApiError(404, f"there is no model {name!r} here.", "model", "model_not_found")
+        return JSONResponse(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "id": self._settings.model_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "outpace",
+            "max_model_len": self._llm.max_model_len,
+        }
+
+    async def _health(self, request: Request) -> Response:
+        if not self.thread.alive:
+            raise ApiError(503, "the engine's thread has ended.", code="engine_dead")
+        return JSONResponse({"status": "ok"})
+
+    async def _ready(self, request: Request) -> Response:
+        if not self.thread.accepts:
+            raise ApiError(503, "the server is shutting down.", code="shutting_down")
+        return JSONResponse(
+            {"status": "ready", "running": self.thread.running, "waiting": self.thread.waiting}
+        )
+
+    async def _tell_metrics(self, request: Request) -> Response:
+        kind = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(self._metrics.exposition(), headers={"Content-Type": kind})
+
+    async def _openapi(self, request: Request) -> Response:
+        return JSONResponse(openapi.description())
+
+    async def _about(self, request: Request) -> Response:
+        llm, rule = self._llm, self._llm.engine.verifier.rule
+        template = getattr(llm.tokenizer, "chat_template", None)
+        return JSONResponse(
+            {
+                "model": self._settings.model_name,
+                "method": llm.config.method,
+                "rule": rule.name,
+                "coupled": rule.coupled,
+                "lossless": rule.lossless,
+                "chat": bool(template),
+                "max_model_len": llm.max_model_len,
+                "description": str(llm.describe()),
+            }
+        )
+
+
+def _file(name: str) -> Callable[[Request], Awaitable[Response]]:
+    async def send(request: Request) -> Response:
+        return FileResponse(PAGE / name, headers=PAGE_HEADERS)
+
+    return send
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return failure(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    words = {404: "there is nothing at this path.", 405: "this path takes another method."}
+    answer = failure(ApiError(error.status_code, words.get(error.status_code, error.detail)))
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # for the log alone: nobody reads it
+
+
+async def _server_error(request: Request, error: Exception) -> Response:
+    return failure(ApiError.of(error))

@@ -1,0 +1,235 @@
+"""The one thread that plays rounds, and the mailbox through which others reach it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from outpace.engine.engine import Engine
+from outpace.serve.jobs import Delta, Job
+
+log = logging.getLogger("outpace.serve")
+
+ATTEMPTS = 2
+"""Steps that may fail one after another before the requests in the batch are given up."""
+
+
+class QueueFull(Exception):
+    """More texts wait than the server lets wait."""
+
+
+class ShuttingDown(Exception):
+    """The server takes no more requests."""
+
+
+class OutOfTime(Exception):
+    """A request took longer than the server lets one take."""
+
+
+class EngineThread:
+    """Plays rounds in a thread of its own as long as there is work.
+
+    Other threads only ever put something into its mailbox, which is emptied between two rounds. So
+    a request that is cancelled gives its row back within a round, a client that reads slowly holds
+    up nobody, and whatever one request does wrong ends that request alone. A step that fails as a
+    whole is played again; if it fails again, the requests in the batch end with its error, and the
+    others go on.
+
+    ended: is called with every job that ended, in the engine's thread. max_waiting: texts that may
+    wait for a row.
+    """
+
+    def __init__(
+        self, engine: Engine, max_waiting: int, ended: Callable[[Job], None] = lambda job: None
+    ) -> None:
+        self.engine = engine
+        self._room = engine.target.rows + max_waiting
+        self._ended = ended
+        self._mailbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._live = 0  # texts that were submitted and have not ended
+        self._accepts = False
+        self._idle = threading.Event()
+        self._idle.set()
+        self._jobs: list[Job] = []
+        self._failures = 0
+        self._thread = threading.Thread(target=self._run, name="outpace-engine", daemon=True)
+
+    # -- from other threads ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._accepts = True
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether rounds can be played."""
+        return self._thread.is_alive()
+
+    @property
+    def accepts(self) -> bool:
+        """Whether new requests are taken."""
+        return self._accepts and self.alive
+
+    @property
+    def running(self) -> int:
+        """Texts that have a row."""
+        return len(self.engine.running)
+
+    @property
+    def waiting(self) -> int:
+        """Texts that wait for a row."""
+        return max(0, self._live - self.running)
+
+    def submit(self, job: Job) -> None:
+        """Hands over a job; raises `QueueFull` or `ShuttingDown`."""
+        with self._lock:
+            if not self.accepts:
+                raise ShuttingDown
+            if self._live + len(job.requests) > self._room:
+                raise QueueFull
+            self._live += len(job.requests)
+            self._idle.clear()
+        self._mailbox.put(lambda: self._take(job))
+
+    def cancel(self, job: Job) -> None:
+        """Ends a job where it is; nothing happens to one that has ended."""
+        self._mailbox.put(lambda: self._abort(job))
+
+    def refuse(self) -> None:
+        """Takes no more requests; those that were taken go on."""
+        self._accepts = False  # no lock: a signal handler may call this at any time
+
+    def end_all(self) -> None:
+        """Ends every job where it is."""
+        self._mailbox.put(self._abort_all)
+
+    def close(self, seconds: float) -> bool:
+        """Takes no more requests, lets the others go on for so long, ends what is left, and stops
+        the thread. Returns whether every request came to its own end."""
+        self.refuse()
+        done = self._idle.wait(seconds) if self.alive else True
+        self.end_all()
+        self._mailbox.put(None)
+        if self.alive:
+            self._thread.join()
+        return done
+
+    # -- in the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            try:
+                if not self._read_mail():
+                    return
+                self._play()
+            except Exception:  # a fault of the server's own: told, and the next round is played
+                log.exception("the engine's thread caught an error of its own")
+
+    def _read_mail(self) -> bool:
+        """Does what the mailbox says; waits for mail if there is nothing else to do. Returns
+        whether to go on."""
+        while True:
+            try:
+                message = self._mailbox.get(block=not (self._jobs or self.engine.running))
+            except queue.Empty:
+                return True
+            if message is None:
+                return False
+            message()
+
+    def _take(self, job: Job) -> None:
+        self._jobs.append(job)
+        for request in job.requests:
+            try:
+                self.engine.add(request)
+            except Exception as error:
+                request.fail(error)
+        if job.seconds <= 0:
+            self._stop(job, OutOfTime())
+
+    def _abort(self, job: Job) -> None:
+        for request in job.requests:
+            request.abort()
+        self._settle([job] if job in self._jobs else [])
+
+    def _abort_all(self) -> None:
+        for job in list(self._jobs):
+            self._stop(job, ShuttingDown())
+        self._settle(self._jobs)
+
+    def _stop(self, job: Job, error: Exception) -> None:
+        for request in job.requests:
+            if not request.finished:
+                request.fail(error)
+
+    def _play(self) -> None:
+        try:
+            self.engine.step()
+            self._failures = 0
+        except Exception as error:
+            self._failures += 1
+            log.exception("a round failed (%d of %d attempts)", self._failures, ATTEMPTS)
+            if self._failures >= ATTEMPTS:
+                self._give_up(error)
+        now = perf_counter()
+        for job in self._jobs:
+            self._note_times(job, now)
+            if now - job.arrived > job.seconds:
+                self._stop(job, OutOfTime())
+        self._settle(self._jobs)
+
+    def _give_up(self, error: Exception) -> None:
+        """Ends the requests that the engine cannot get on with, which are the first in its order:
+        those in the batch, or put back in front of the queue."""
+        self._failures = 0
+        stuck = [*self.engine.running, *self.engine.waiting][: self.engine.target.rows]
+        for request in stuck:
+            if not request.finished:
+                request.fail(error)
+
+    def _note_times(self, job: Job, now: float) -> None:
+        if job.began is None and any(request.began_with for request in job.requests):
+            job.began = now
+        if job.tokens and job.first_token is None:
+            job.first_token = now
+        job.last_token = now
+
+    def _settle(self, jobs: Sequence[Job]) -> None:
+        """Lets go of the jobs that have ended, and delivers news: whoever hears of the end of a
+        job finds its room free."""
+        news = [(job, self._news(job)) for job in jobs]
+        ended = [job for job in jobs if job.finished]
+        if ended:
+            self._let_go(ended)
+        for job, deltas in news:
+            if not deltas:
+                continue
+            try:
+                job.deliver(deltas)
+            except Exception:  # nobody is there any more
+                log.exception("a text could not be delivered, and is dropped")
+                for request in job.requests:
+                    request.abort()
+
+    def _news(self, job: Job) -> list[Delta]:
+        """What there is to deliver; a text that cannot be told, because its tokenizer fails, ends
+        with that error."""
+        try:
+            return job.news()
+        except Exception as error:
+            self._stop(job, error)
+            return job.failed(error)
+
+    def _let_go(self, ended: Sequence[Job]) -> None:
+        self._jobs = [job for job in self._jobs if job not in ended]
+        for job in ended:
+            self._ended(job)
+        with self._lock:
+            self._live -= sum(len(job.requests) for job in ended)
+            if not self._live:
+                self._idle.set()

@@ -1,0 +1,136 @@
+"""What stands between the network and the endpoints: limits, keys, names, and the log."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import re
+import secrets
+from collections.abc import Iterable
+from time import perf_counter
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outpace.serve.errors import ApiError
+
+log = logging.getLogger("outpace.serve")
+
+OPEN = frozenset({"/health", "/ready"})
+"""Endpoints that need no key; so does the page, which asks for it."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def failure(error: ApiError) -> JSONResponse:
+    """Returns an error as an answer."""
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    if error.status == 429:
+        headers = {"Retry-After": "1"}
+    return JSONResponse(error.body, error.status, headers)
+
+
+class Keys:
+    """Lets in whoever shows one of the API keys.
+
+    Only hashes of the keys are kept, and all of them are compared, each in constant time: how long
+    an answer takes says nothing about a key.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str], open_paths: frozenset[str]) -> None:
+        self._app = app
+        self._digests = [_digest(key) for key in keys]
+        self._open = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._lets_in(scope):
+            error = ApiError(
+                401, "send an API key as 'Authorization: Bearer KEY'.", code="invalid_api_key"
+            )
+            await failure(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _lets_in(self, scope: Scope) -> bool:
+        if not self._digests or scope["path"] in self._open or scope["method"] == "OPTIONS":
+            return True
+        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        shown = _digest(key.strip())
+        known = [hmac.compare_digest(shown, digest) for digest in self._digests]
+        return kind.lower() == "bearer" and any(known)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+class RequestLog:
+    """Gives every request a number, which its answer carries, and writes one line about it.
+
+    The line is JSON, and holds nothing of what was said unless handlers put it into
+    ``request.state.log``.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin, given = perf_counter(), Headers(scope=scope).get("x-request-id", "")
+        number = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        notes: dict[str, Any] = {}
+        scope.setdefault("state", {})["log"] = notes
+        status = 0
+
+        async def note_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = number
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note_status)
+        finally:
+            line = {
+                "event": "request",
+                "id": number,
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "seconds": round(perf_counter() - begin, 4),
+                **notes,
+            }
+            log.info("%s", json.dumps(line, ensure_ascii=False))
+
+
+async def body_of(request: Request, most: int) -> Any:
+    """Returns the JSON of a request's body; ``ApiError`` for what is none, and for too much.
+
+    Only ``application/json`` is read: a web page of another origin cannot send that unasked.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "send the body as 'Content-Type: application/json'.")
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise ApiError(413, f"the body is larger than {most} bytes: send less.")
+        parts.append(part)
+    try:
+        return json.loads(b"".join(parts), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise ApiError(400, f"the body is not JSON: {reason}.") from error
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number in JSON")

@@ -1,0 +1,97 @@
+"""Counters and histograms for Prometheus, under vLLM's names with our own prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from outpace.engine.trace import RoundTrace
+from outpace.serve.jobs import Job
+
+LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+GAPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5)
+LENGTHS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+
+
+class ServerMetrics:
+    """What is told at ``/metrics``. Called in the engine's thread.
+
+    outpace:spec_decode_num_accepted_tokens_total / ..._num_draft_tokens_total is the acceptance
+    rate; 1 + accepted / drafts is vLLM's mean acceptance length.
+    """
+
+    def __init__(
+        self, model: str, running: Callable[[], int], waiting: Callable[[], int], rows: int
+    ) -> None:
+        self._registry = CollectorRegistry()
+        self._model = model
+        self._gauge("num_requests_running", "Texts that have a row.", running)
+        self._gauge("num_requests_waiting", "Texts that wait for a row.", waiting)
+        self._gauge("num_rows", "Texts that can be decoded at once.", lambda: rows)
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens.")
+        self._cached = self._counter("prefix_cache_hits", "Prompt tokens that were cached.")
+        self._generated = self._counter("generation_tokens", "Generated tokens.")
+        self._ended = self._counter("request_success", "Texts by their end.", "finished_reason")
+        self._drafts = self._counter("spec_decode_num_drafts", "Drafts.")
+        self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens.")
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Accepted tokens.")
+        self._by_depth = self._counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by depth.", "position"
+        )
+        self._first = self._histogram("time_to_first_token_seconds", "To the first token.")
+        self._gap = self._histogram(
+            "inter_token_latency_seconds", "Between two tokens, on average.", GAPS
+        )
+        self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to end.")
+        self._queued = self._histogram("request_queue_time_seconds", "From arrival to a row.")
+        self._lengths = self._histogram("request_prompt_tokens", "Of a prompt.", LENGTHS)
+        self._outputs = self._histogram("request_generation_tokens", "Of a text.", LENGTHS)
+
+    def exposition(self) -> bytes:
+        """Returns all values in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def observe_round(self, trace: RoundTrace) -> None:
+        """Counts a round; an observer of the engine."""
+        for decision, taken in zip(trace.decisions, trace.emitted, strict=True):
+            kept = min(taken, len(decision.path))
+            self._generated.labels(self._model).inc(taken)
+            if not decision.drafted:
+                continue
+            self._drafts.labels(self._model).inc()
+            self._drafted.labels(self._model).inc(decision.drafted)
+            self._accepted.labels(self._model).inc(kept)
+            for position in range(kept):
+                self._by_depth.labels(self._model, str(position)).inc()
+
+    def observe_job(self, job: Job) -> None:
+        """Counts a job that has ended."""
+        for request in job.requests:
+            self._ended.labels(self._model, request.finish_reason or "abort").inc()
+            self._prompt.labels(self._model).inc(len(request.prompt_ids))
+            self._cached.labels(self._model).inc(request.cached_tokens)
+            self._lengths.labels(self._model).observe(len(request.prompt_ids))
+            self._outputs.labels(self._model).observe(len(request.output_ids))
+        last = job.last_token or job.arrived
+        self._whole.labels(self._model).observe(last - job.arrived)
+        if job.began is not None:
+            self._queued.labels(self._model).observe(job.began - job.arrived)
+        if job.first_token is None:
+            return
+        self._first.labels(self._model).observe(job.first_token - job.arrived)
+        longest = max(len(request.output_ids) for request in job.requests)
+        if longest > 1:
+            self._gap.labels(self._model).observe((last - job.first_token) / (longest - 1))
+
+    def _gauge(self, name: str, text: str, value: Callable[[], int]) -> None:
+        gauge = Gauge(f"outpace:{name}", text, ["model_name"], registry=self._registry)
+        gauge.labels(self._model).set_function(value)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"outpace:{name}", text, ["model_name", *labels], registry=self._registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = LATENCIES) -> Histogram:
+        return Histogram(
+            f"outpace:{name}", text, ["model_name"], buckets=buckets, registry=self._registry
+        )

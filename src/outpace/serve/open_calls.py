@@ -1,0 +1,112 @@
+"""A call while it is being answered: deltas come from the engine's thread, and leave as events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from outpace.serve.answers import Answer, event
+from outpace.serve.engine_thread import OutOfTime, QueueFull, ShuttingDown
+from outpace.serve.errors import ApiError
+from outpace.serve.jobs import Delta, Job
+
+Deliver = Callable[[list[Delta]], None]
+
+
+class OpenCall:
+    """A call that was handed to the engine. Deltas that have not left yet wait here.
+
+    submit: hands the call over, given where to deliver.
+    """
+
+    def __init__(self, answer: Answer, submit: Callable[[Deliver], Job]) -> None:
+        self._answer = answer
+        self._deltas: asyncio.Queue[list[Delta]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self.job = submit(self._deliver)
+
+    def _deliver(self, deltas: list[Delta]) -> None:
+        self._loop.call_soon_threadsafe(self._deltas.put_nowait, deltas)
+
+    async def _arriving(self) -> AsyncIterator[list[Delta]]:
+        """Yields deltas until all texts have ended; raises the error that ended one of them."""
+        left = len(self.job.requests)
+        while left:
+            deltas = await self._deltas.get()
+            for delta in deltas:
+                if delta.error is not None or delta.finish_reason in ("abort", "error"):
+                    raise told(delta.error)
+                left -= delta.finish_reason is not None
+            yield deltas
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yields the events of a streamed answer. Its status is sent by then: an error is told as
+        the last event but one."""
+        try:
+            for part in self._answer.opening():
+                yield part
+            async for deltas in self._arriving():
+                for part in self._answer.feed(deltas):
+                    yield part
+        except ApiError as error:
+            yield event(error.body)
+        for part in self._answer.closing():
+            yield part
+
+    async def whole(self, request: Request) -> dict[str, Any]:
+        """Returns the whole answer; raises ``ClientDisconnect`` as soon as nobody waits for it."""
+        collecting = asyncio.ensure_future(self._collected())
+        leaving = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not collecting.done():
+                raise ClientDisconnect
+            return collecting.result()
+        finally:
+            collecting.cancel()
+            leaving.cancel()
+
+    async def _collected(self) -> dict[str, Any]:
+        async for deltas in self._arriving():
+            self._answer.add(deltas)
+        return self._answer.whole()
+
+
+class Events(StreamingResponse):
+    """A stream that gives back its rows however it ends: also if the client has gone."""
+
+    def __init__(self, call: OpenCall, end: Callable[[], None]) -> None:
+        super().__init__(
+            call.events(),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+
+async def _disconnected(request: Request) -> None:
+    """Returns when the client has gone; its body has been read by then."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def told(error: Exception | None) -> ApiError:
+    """Returns what a client is told of the error that ended its text."""
+    if isinstance(error, OutOfTime):
+        return ApiError(504, "the request took longer than this server allows.", code="timeout")
+    if isinstance(error, QueueFull):
+        return ApiError(429, "too many texts wait already: come again later.", code="queue_full")
+    if error is None or isinstance(error, ShuttingDown):
+        return ApiError(503, "the server is shutting down.", code="shutting_down")
+    return ApiError.of(error)

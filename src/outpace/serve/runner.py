@@ -1,0 +1,82 @@
+"""Runs a server until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from outpace.api import LLM
+from outpace.errors import ConfigError
+from outpace.serve.app import Server
+from outpace.serve.settings import Settings
+
+BACKLOG = 2048
+CLOSING_SECONDS = 2
+"""Time that answers have to be sent once their texts have ended."""
+
+
+class Runner(uvicorn.Server):
+    """Uvicorn, which refuses new requests as soon as it is told to stop.
+
+    Its first signal (SIGTERM, Ctrl-C) drains: open requests go on, `/ready` says no, new ones get
+    status 503. A second Ctrl-C stops at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_signal = on_signal
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._on_signal()
+        super().handle_exit(sig, frame)
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Returns the socket to listen at; ``ConfigError`` where that cannot be."""
+    try:
+        address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[4][:2], family=address[0], backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {settings.host}:{settings.port} ({error}): choose another --host or "
+            "--port."
+        ) from error
+
+
+def make_runner(llm: LLM, settings: Settings) -> Runner:
+    """Returns a server that is ready to be run with sockets from `listen`."""
+    server = Server(llm, settings)
+    config = uvicorn.Config(
+        server.app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        timeout_graceful_shutdown=int(settings.drain_seconds) + CLOSING_SECONDS,
+    )
+    return Runner(config, server.drain)
+
+
+def serve(llm: LLM, settings: Settings, listening: socket.socket) -> None:
+    """Serves until SIGTERM or Ctrl-C, and returns when open requests have ended."""
+    log_to_stderr()
+    runner = make_runner(llm, settings)
+    try:
+        runner.run(sockets=[listening])
+    except KeyboardInterrupt:
+        return
+
+
+def log_to_stderr() -> None:
+    """Writes the log to standard error, one line for each event."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    own = logging.getLogger("outpace.serve")
+    own.addHandler(handler)
+    own.setLevel(logging.INFO)
+    own.propagate = False

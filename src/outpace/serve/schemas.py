@@ -1,0 +1,182 @@
+"""What the bodies of requests may hold, as JSON schemas: checked here, published as OpenAPI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string"}
+NAME: Schema = {"type": "string", "minLength": 1}
+FLAG: Schema = {"type": "boolean"}
+NUMBER: Schema = {"type": "number"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+TOKENS: Schema = {"type": "array", "items": COUNT}
+OBJECT: Schema = {"type": "object"}
+
+
+def _object(properties: dict[str, Schema], required: list[str] | None = None) -> Schema:
+    """Returns the schema of an object with these fields and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required or [],
+        "additionalProperties": False,
+    }
+
+
+def _list(items: Schema, **bounds: int) -> Schema:
+    return {"type": "array", "items": items, **bounds}
+
+
+SAMPLING: dict[str, Schema] = {
+    "n": {"type": "integer", "minimum": 1},
+    "temperature": {"type": "number", "minimum": 0},
+    "top_p": NUMBER,
+    "top_k": {"type": "integer", "minimum": -1},
+    "min_p": NUMBER,
+    "typical_p": NUMBER,
+    "repetition_penalty": NUMBER,
+    "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+    "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+    "logit_bias": {"type": "object", "additionalProperties": NUMBER},
+    "allowed_token_ids": TOKENS,
+    "bad_words": _list(NAME),
+    "seed": {"type": "integer"},
+    "max_tokens": {"type": "integer", "minimum": 1},
+    "min_tokens": COUNT,
+    "stop": {"anyOf": [NAME, _list(NAME)]},
+    "stop_token_ids": TOKENS,
+    "include_stop_str_in_output": FLAG,
+    "ignore_eos": FLAG,
+    "skip_special_tokens": FLAG,
+    "speculative": {"anyOf": [{"type": "string", "enum": ["auto", "off"]}, COUNT]},
+}
+"""Fields that are options of `SamplingParams` under the same name."""
+
+FORMS: dict[str, Schema] = {
+    "json": {"anyOf": [OBJECT, NAME]},
+    "json_object": FLAG,
+    "regex": NAME,
+    "choice": _list(NAME, minItems=1),
+    "grammar": NAME,
+}
+
+FORMAT: Schema = _object(
+    {
+        "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+        "json_schema": _object(
+            {"name": TEXT, "description": TEXT, "schema": OBJECT, "strict": FLAG}, ["schema"]
+        ),
+    },
+    ["type"],
+)
+
+SHARED: dict[str, Schema] = {
+    **SAMPLING,
+    "model": TEXT,
+    "stream": FLAG,
+    "stream_options": _object({"include_usage": FLAG, "include_obfuscation": FLAG}),
+    "user": TEXT,
+    "response_format": FORMAT,
+    "structured_outputs": _object(FORMS),
+    **{f"guided_{name}": FORMS[name] for name in ("json", "regex", "choice", "grammar")},
+    "priority": {"type": "integer"},
+    "outpace": _object({"trace": FLAG}),
+}
+
+COMPLETION: Schema = _object(
+    {
+        **SHARED,
+        "prompt": {
+            "anyOf": [
+                TEXT,
+                {"type": "array", "minItems": 1, "items": COUNT},
+                {"type": "array", "minItems": 1, "items": TEXT},
+                {"type": "array", "minItems": 1, "items": {**TOKENS, "minItems": 1}},
+            ]
+        },
+        "logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+        "best_of": {"type": "integer", "minimum": 1},
+        "echo": {"type": "boolean", "enum": [False]},
+        "suffix": {"type": "string", "enum": [""]},
+    },
+    ["prompt"],
+)
+
+TOOL: Schema = _object(
+    {
+        "type": {"type": "string", "enum": ["function"]},
+        "function": _object(
+            {"name": NAME, "description": TEXT, "parameters": OBJECT, "strict": FLAG}, ["name"]
+        ),
+    },
+    ["type", "function"],
+)
+
+TOOL_CALL: Schema = _object(
+    {
+        "id": TEXT,
+        "index": COUNT,
+        "type": {"type": "string", "enum": ["function"]},
+        "function": _object({"name": NAME, "arguments": TEXT}, ["name", "arguments"]),
+    },
+    ["function"],
+)
+
+PART: Schema = _object({"type": {"type": "string", "enum": ["text"]}, "text": TEXT}, ["type"])
+
+MESSAGE: Schema = _object(
+    {
+        "role": {
+            "type": "string",
+            "enum": ["system", "developer", "user", "assistant", "tool"],
+        },
+        "content": {"anyOf": [TEXT, _list(PART)]},
+        "name": TEXT,
+        "refusal": TEXT,
+        "tool_calls": _list(TOOL_CALL),
+        "tool_call_id": TEXT,
+    },
+    ["role"],
+)
+
+CHAT: Schema = _object(
+    {
+        **SHARED,
+        "messages": _list(MESSAGE, minItems=1),
+        "max_completion_tokens": {"type": "integer", "minimum": 1},
+        "logprobs": FLAG,
+        "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+        "tools": _list(TOOL),
+        "tool_choice": {
+            "anyOf": [
+                {"type": "string", "enum": ["none", "auto", "required"]},
+                _object(
+                    {
+                        "type": {"type": "string", "enum": ["function"]},
+                        "function": _object({"name": NAME}, ["name"]),
+                    },
+                    ["type", "function"],
+                ),
+            ]
+        },
+        "parallel_tool_calls": {"type": "boolean", "enum": [True]},
+        "metadata": OBJECT,
+        "store": {"type": "boolean", "enum": [False]},
+        "service_tier": {"type": "string", "enum": ["auto", "default"]},
+        "chat_template_kwargs": OBJECT,
+    },
+    ["messages"],
+)
+
+TOKENIZE: Schema = _object(
+    {
+        "model": TEXT,
+        "prompt": TEXT,
+        "messages": _list(MESSAGE, minItems=1),
+        "add_special_tokens": FLAG,
+    }
+)
+
+DETOKENIZE: Schema = _object({"model": TEXT, "tokens": TOKENS}, ["tokens"])

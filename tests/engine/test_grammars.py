@@ -1,0 +1,142 @@
+"""Texts of a given form: the law at every node is the model's, cut to what the grammar allows."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from outpace import LLM
+from outpace.core.law import Branches, History, LawMaker, RowOptions
+from outpace.core.params import SamplingParams
+from outpace.engine.request import Request
+from outpace.errors import ParamsError
+from outpace.grammars import Grammars
+
+from .texts import END, SIZE, text_decoder, tokenizer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer", "minimum": 0, "maximum": 999},
+        "ok": {"type": "boolean"},
+    },
+    "required": ["id", "ok"],
+    "additionalProperties": False,
+}
+FORMS: list[dict[str, Any]] = [
+    {"json": SCHEMA},
+    {"regex": "[a-f]{2,9}(-[0-9]{3})?"},
+    {"choice": ["yes", "no", "maybe so"]},
+    {"grammar": 'start: item ("," item)~3\nitem: /[A-Z]/ /[0-9]/'},
+]
+
+
+def follows(form: dict[str, Any], text: str) -> bool:
+    if "json" in form:
+        found = json.loads(text)
+        return set(found) == {"id", "ok"} and 0 <= found["id"] <= 999
+    if "choice" in form:
+        return text in form["choice"]
+    pattern = form.get("regex", "([A-Z][0-9],){3}[A-Z][0-9]")
+    return re.fullmatch(pattern, text) is not None
+
+
+def played(llm: LLM, form: dict[str, Any], **options: Any) -> list[Request]:
+    params = {"max_tokens": 80, "seed": 5, "temperature": 1.0, **options}
+    requests = llm.requests("go:", params, form=form)
+    for request in requests:
+        llm.engine.add(request)
+    while llm.engine.busy:
+        llm.engine.step()
+    return requests
+
+
+@pytest.fixture(scope="module")
+def coupled() -> LLM:
+    return text_decoder(verify="coupled")
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_have_the_form_and_are_those_of_plain_decoding(
+    coupled: LLM, form: dict[str, Any], temperature: float
+) -> None:
+    fast = played(coupled, form, n=4, temperature=temperature)
+    plain = played(coupled, form, n=4, temperature=temperature, speculative="off")
+    assert [one.output_ids for one in fast] == [one.output_ids for one in plain]
+    assert all(one.finish_reason == "stop" and follows(form, one.text) for one in fast)
+    assert sum(one.metrics.num_accepted_tokens for one in fast) > 0
+    assert sum(one.metrics.num_accepted_tokens for one in plain) == 0
+
+
+@pytest.mark.parametrize("verify", ["token", "block", "traversal"])
+def test_every_rule_keeps_to_the_form(verify: str) -> None:
+    for form in FORMS[:2]:
+        for one in played(text_decoder(verify=verify), form, n=3):
+            assert one.finish_reason == "stop"
+            assert follows(form, one.text)
+
+
+def test_laws_at_all_nodes_are_cut_by_their_own_history() -> None:
+    grammar = Grammars(tokenizer(), SIZE, [END]).compile("regex", "ab(c|d)e?")
+    token = {letter: tokenizer()(letter).input_ids[0] for letter in "abcdex"}
+    paths = [[], ["a"], ["a", "b"], ["a", "x"], ["a", "b", "c"]]
+    follow = ["a", "b", "cd", "", "e"]
+    params = SamplingParams(temperature=1.0).resolve({"do_sample": True})
+    maker = LawMaker([RowOptions(params, mask=grammar.copy())], SIZE)
+    width = max(map(len, paths))
+    tokens = torch.tensor(
+        [[[*(token[x] for x in path), *[0] * (width - len(path))] for path in paths]]
+    )
+    valid = torch.tensor([[[at < len(path) for at in range(width)] for path in paths]])
+    torch.manual_seed(1)
+    logits = torch.randn(1, len(paths), SIZE, dtype=torch.float64)
+    laws = maker(logits, Branches(tokens, valid), History([[0]], [[]]))
+    for node, letters in enumerate(follow):
+        allowed = [token[letter] for letter in letters] + ([END] if letters == "e" else [])
+        if not allowed:
+            assert list(maker.dead_ends[0]) == [node]  # behind a token that is forbidden
+            continue
+        expected = torch.zeros(SIZE, dtype=torch.float64)
+        expected[allowed] = logits[0, node, allowed].softmax(-1)
+        torch.testing.assert_close(laws[0, node], expected, rtol=0, atol=1e-12)
+
+
+def test_a_grammar_goes_back_to_any_text() -> None:
+    grammar = Grammars(tokenizer(), SIZE, [END]).compile("json", SCHEMA)
+    ids = tokenizer()('{"id": 7, "ok": true}').input_ids
+    fresh = [grammar.copy().allowed(ids[:at], [[]])[0] for at in range(len(ids) + 1)]
+    torch.manual_seed(2)
+    for at in torch.randint(0, len(ids) + 1, (60,)).tolist():
+        split = at // 2
+        found = grammar.allowed(ids[:split], [[], ids[split:at], [0], ids[split:at][:1]])
+        assert torch.equal(found[1], fresh[at])
+        assert torch.equal(found[0], fresh[split])
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({"regex": "("}, "regex cannot be made a grammar"),
+        ({"grammar": "start: missing"}, "unknown name"),
+        ({"json": "{"}, "no JSON"),
+        ({"json": {"type": "strange"}}, "Invalid type"),
+        ({"choice": []}, "choice must be a list"),
+        ({"regex": "a", "json_object": True}, "must name one of"),
+    ],
+)
+def test_what_is_no_form_is_refused(coupled: LLM, form: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParamsError, match=re.escape(words)):
+        coupled.requests("go:", form=form)
+
+
+def test_what_contradicts_the_form_ends_that_text_alone(coupled: LLM) -> None:
+    with pytest.raises(ParamsError, match="ignore_eos"):
+        coupled.requests("go:", {"ignore_eos": True}, form={"regex": "a"})
+    (request,) = played(coupled, {"regex": "a"}, min_tokens=5)
+    assert request.finish_reason == "error"
+    assert "grammar" in str(request.error)

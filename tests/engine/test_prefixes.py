@@ -1,0 +1,93 @@
+"""A prompt that begins like an ended text reads only the rest, and the text is the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outpace import LLM
+from outpace.engine.request import Request
+from outpace.targets.hf.prefixes import WORTHWHILE, SavedTexts
+from targets.families import CONTEXT, drafter, target
+from targets.generating import greedy
+
+FIRST = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]
+
+
+def decoder(family: str, saved: bool, method: str = "draft_model") -> LLM:
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    if method == "draft_model":
+        config["model"] = drafter(family)
+    return LLM(
+        target(family),
+        speculative_config=config,
+        max_num_seqs=3,
+        max_model_len=CONTEXT,
+        enable_prefix_caching=saved,
+    )
+
+
+def played(llm: LLM, prompts: list[list[int]], tokens: int = 12) -> list[Request]:
+    requests = [llm.requests(prompt, greedy(tokens))[0] for prompt in prompts]
+    for request in requests:
+        llm.engine.add(request)
+    while llm.engine.busy:
+        llm.engine.step()
+    return requests
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+def test_the_second_turn_costs_its_new_tokens_only(family: str, method: str) -> None:
+    llm, other = decoder(family, True, method), decoder(family, False, method)
+    (first,) = played(llm, [FIRST])
+    turns = [[*first.token_ids, 7, 7], [*first.token_ids[:20], 9, 8]]
+    again, apart = played(llm, turns), played(other, turns)
+    assert [one.output_ids for one in again] == [one.output_ids for one in apart]
+    # The last token of a text is never cached: nothing has followed it.
+    assert [one.cached_tokens for one in again] == [first.length - 1, 20]
+    assert [one.cached_tokens for one in apart] == [0, 0]
+
+
+def test_the_next_turn_reads_as_many_tokens_as_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = decoder("llama", True, "ngram")
+    (first,) = played(llm, [FIRST * 4])
+    read = []
+    score = llm.engine.target.score
+    monkeypatch.setattr(
+        llm.engine.target, "score", lambda plan: read.append(len(plan.pending[0])) or score(plan)
+    )
+    monkeypatch.setattr(
+        llm.engine.target.runner, "prefill", lambda *args, **named: pytest.fail("a prompt is read")
+    )
+    played(llm, [[*first.token_ids, 7, 7, 7]], tokens=2)
+    assert read[0] == 1 + 3  # the last token of the first turn, and three new ones
+
+
+def test_short_beginnings_are_not_worth_copying() -> None:
+    llm = decoder("llama", True)
+    played(llm, [FIRST])
+    (other,) = played(llm, [[*FIRST[: WORTHWHILE - 1], 60, 61]])
+    assert other.cached_tokens == 0
+
+
+def test_a_text_that_goes_on_takes_the_place_of_its_beginning() -> None:
+    texts = SavedTexts(limit=2)
+    texts.add(FIRST[:16], [])
+    texts.add(FIRST, [])
+    assert len(texts) == 1
+    texts.add([*FIRST[:16], 0], [])
+    assert texts.find(FIRST)[0] == len(FIRST)  # used last
+    texts.add([5] * 20, [])
+    assert len(texts) == 2
+    assert texts.find([*FIRST[:16], 0])[0] == 16  # of the other one
+
+
+def test_interrupted_steps_forget_what_was_saved() -> None:
+    llm = decoder("llama", True)
+    played(llm, [FIRST])
+    assert llm.memory["target_cache"] > 0
+    llm.engine.target.reset()
+    (again,) = played(llm, [FIRST])
+    assert again.cached_tokens == 0

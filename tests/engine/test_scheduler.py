@@ -1,0 +1,56 @@
+"""The order in which waiting requests join the batch."""
+
+from __future__ import annotations
+
+from outpace import LLM
+from outpace.engine.request import Request
+from outpace.engine.scheduler import ByPriority, FirstCome, Queue
+from targets.families import CONTEXT, PROMPTS, target
+from targets.generating import greedy
+
+
+def request(priority: float = 0) -> Request:
+    llm = LLM(target("llama"), max_model_len=CONTEXT)
+    return llm.requests(PROMPTS[0], greedy(3), priority=priority)[0]
+
+
+def drained(queue: Queue) -> list[Request]:
+    found = []
+    while (first := queue.first) is not None:
+        found.append(first)
+        queue.remove(first)
+    return found
+
+
+def test_requests_join_as_they_come() -> None:
+    queue, requests = Queue(FirstCome()), [request(priority) for priority in (2, 0, 1)]
+    for one in requests:
+        queue.add(one)
+    assert len(queue) == 3
+    assert drained(queue) == requests
+
+
+def test_the_smallest_number_goes_first_and_equals_as_they_come() -> None:
+    queue, requests = Queue(ByPriority()), [request(priority) for priority in (1, 0, 1, -5, 0)]
+    for one in requests:
+        queue.add(one)
+    assert drained(queue) == [requests[index] for index in (3, 1, 4, 0, 2)]
+
+
+def test_texts_that_have_begun_go_before_all_others() -> None:
+    queue, (early, late, begun, other) = Queue(ByPriority()), [request(p) for p in (0, -9, 5, 6)]
+    queue.add(early)
+    queue.put_back([begun, other])
+    queue.add(late)
+    assert drained(queue) == [begun, other, late, early]
+
+
+def test_the_engine_goes_by_priority() -> None:
+    llm = LLM(target("llama"), max_model_len=CONTEXT, max_num_seqs=1, scheduling_policy="priority")
+    requests = [llm.requests(PROMPTS[0], greedy(4), priority=p)[0] for p in (3, 1, 2)]
+    for one in requests:
+        llm.engine.add(one)
+    ended: list[float] = []
+    while llm.engine.busy:
+        ended += [one.priority for one in llm.engine.step() if one.finished]
+    assert ended == [1, 2, 3]

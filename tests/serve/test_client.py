@@ -1,0 +1,328 @@
+"""What the official client of OpenAI's API does every day."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from outpace import LLM
+from outpace.errors import ConfigError
+
+from .conftest import MODEL, call, running
+
+ASKED: list[Any] = [{"role": "user", "content": "Tell me about a cat."}]
+
+
+@pytest.fixture(scope="module")
+def address(llm: LLM) -> Iterator[str]:
+    with running(llm) as found:
+        yield found
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_a_completion_is_what_the_engine_says(client: openai.OpenAI, address: str) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt="Once upon a time", max_tokens=12, temperature=0, logprobs=2
+    )
+    (choice,) = answer.choices
+    assert choice.finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 12
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+    found = choice.logprobs
+    assert found is not None
+    assert "".join(found.tokens or []) == choice.text
+    assert [len(laws) for laws in found.top_logprobs or []] == [2] * 12
+    _, counted, _ = call(address, "/tokenize", {"prompt": "Once upon a time"})
+    assert counted["count"] == answer.usage.prompt_tokens
+
+
+def test_completions_of_several_prompts_and_token_ids(client: openai.OpenAI) -> None:
+    together = client.completions.create(
+        model=MODEL, prompt=["One day", "The dog"], n=2, max_tokens=5, seed=3, temperature=1
+    )
+    assert [choice.index for choice in together.choices] == [0, 1, 2, 3]
+    alone = [
+        client.completions.create(
+            model=MODEL, prompt=prompt, n=2, max_tokens=5, seed=3, temperature=1
+        )
+        for prompt in ("One day", "The dog")
+    ]
+    texts = [choice.text for answer in alone for choice in answer.choices]
+    assert [choice.text for choice in together.choices] == texts
+    assert len(set(texts)) > 1
+    ids = client.completions.create(model=MODEL, prompt=[5, 6, 7], max_tokens=2)
+    assert ids.usage is not None
+    assert ids.usage.prompt_tokens == 3
+
+
+def test_a_streamed_completion(client: openai.OpenAI) -> None:
+    options: Any = {"model": MODEL, "prompt": "Lily", "max_tokens": 30, "temperature": 0}
+    whole = client.completions.create(**options, logprobs=1)
+    chunks = list(
+        client.completions.create(
+            **options, logprobs=1, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    *pieces, last = chunks
+    assert last.usage == whole.usage.model_copy(
+        update={"prompt_tokens_details": last.usage.prompt_tokens_details}
+    )
+    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+    tokens = [token for piece in pieces for token in piece.choices[0].logprobs.tokens]
+    assert tokens == whole.choices[0].logprobs.tokens
+    ends = [piece.choices[0].finish_reason for piece in pieces]
+    assert ends == [*[None] * (len(pieces) - 1), whole.choices[0].finish_reason]
+    assert len(pieces) > 3
+
+
+def test_a_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=ASKED, max_completion_tokens=9, logprobs=True, top_logprobs=3, seed=1
+    )
+    (choice,) = answer.choices
+    assert choice.message.role == "assistant"
+    content = choice.logprobs.content
+    assert "".join(token.token for token in content) == choice.message.content
+    assert [len(token.top_logprobs) for token in content] == [3] * 9
+    assert all(bytes(token.bytes).decode() == token.token for token in content)
+    assert answer.model_extra["outpace"]["metrics"][0]["num_target_passes"] <= 9
+
+
+def test_a_streamed_chat_and_its_stop_string(client: openai.OpenAI) -> None:
+    options: Any = {"model": MODEL, "messages": ASKED, "max_tokens": 60, "temperature": 0}
+    free = client.chat.completions.create(**options).choices[0].message.content
+    assert free is not None
+    stop = free[20:26]
+    whole = client.chat.completions.create(**options, stop=[stop], n=2)
+    assert whole.choices[0].message.content == free[: free.index(stop)]
+    assert {choice.finish_reason for choice in whole.choices} == {"stop"}
+    texts = ["", ""]
+    for chunk in client.chat.completions.create(**options, stop=stop, n=2, stream=True):
+        for item in chunk.choices:
+            texts[item.index] += item.delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+
+
+def test_many_at_once_through_the_asynchronous_client(address: str) -> None:
+    prompts = [f"{name} had a {thing}" for name in ("Tom", "Anna") for thing in "abcdef"]
+
+    async def ask() -> tuple[list[str], list[str]]:
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as client:
+
+            async def one(prompt: str, stream: bool) -> str:
+                options: Any = {"prompt": prompt, "max_tokens": 12, "temperature": 0}
+                if not stream:
+                    answer = await client.completions.create(model=MODEL, **options)
+                    return answer.choices[0].text
+                chunks = await client.completions.create(model=MODEL, **options, stream=True)
+                return "".join([chunk.choices[0].text async for chunk in chunks])
+
+            together = await asyncio.gather(*(one(p, i % 2 > 0) for i, p in enumerate(prompts)))
+            return together, [await one(prompt, False) for prompt in prompts]
+
+    together, alone = asyncio.run(ask())
+    assert together == alone
+
+
+def test_json_of_a_schema(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["Lily", "Tom"]}, "age": {"enum": [3, 14]}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=ASKED,
+        max_tokens=100,
+        temperature=0,
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+    )
+    found = json.loads(answer.choices[0].message.content)
+    assert set(found) == {"name", "age"}
+    regex = client.completions.create(
+        model=MODEL, prompt="x", temperature=0, extra_body={"guided_regex": "(ab){2,3}"}
+    )
+    assert regex.choices[0].text in ("abab", "ababab")
+    said = {"structured_outputs": {"choice": ["yes", "no"]}}
+    choice = client.completions.create(model=MODEL, prompt="x", temperature=0, extra_body=said)
+    assert choice.choices[0].text in ("yes", "no")
+
+
+def test_speculation_of_one_request(client: openai.OpenAI) -> None:
+    def drafted(speculative: Any) -> int:
+        answer = client.completions.create(
+            model=MODEL,
+            prompt="Once upon a time",
+            max_tokens=40,
+            temperature=0,
+            extra_body={"speculative": speculative},
+        )
+        return answer.model_extra["outpace"]["metrics"][0]["num_draft_tokens"]
+
+    assert drafted("off") == 0
+    assert drafted(3) > 0
+
+
+@pytest.mark.parametrize("speculative", ["off", 1, 4])
+def test_a_traced_stream_tells_how_every_token_came(
+    client: openai.OpenAI, speculative: Any
+) -> None:
+    chunks = list(
+        client.completions.create(
+            model=MODEL,
+            prompt="Once upon a time",
+            max_tokens=60,
+            temperature=1.0,
+            seed=4,
+            logprobs=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"speculative": speculative, "outpace": {"trace": True}},
+        )
+    )
+    said = [chunk.model_extra.get("outpace", {}) for chunk in chunks]
+    rounds = [one for extra in said for one in extra.get("rounds", ())]
+    tokens = [token for one in rounds for token in one["tokens"]]
+    reported = [text for chunk in chunks[:-1] for text in chunk.choices[0].logprobs.tokens]
+    assert [token["text"] for token in tokens] == reported
+    assert len(tokens) == chunks[-1].usage.completion_tokens
+    kept = [token for token in tokens if token["origin"] == "accepted"]
+    assert len(kept) == said[-2]["metrics"]["num_accepted_tokens"]
+    assert sum(len(one["path"]) for one in rounds) == len(kept)
+    origins = {token["origin"] for token in tokens}
+    assert origins == {"plain"} if speculative == "off" else {"accepted", "corrected"} <= origins
+    for one in rounds:
+        for place, node in enumerate(one["path"]):
+            assert one["nodes"][node - 1]["id"] == one["tokens"][place]["id"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "status"),
+    [
+        ({"temperature": -1}, "temperature", 400),
+        ({"top_p": 0}, "top_p", 400),
+        ({"logprobs": 21}, "logprobs", 400),
+        ({"n": 0}, "n", 400),
+        ({"n": 1000}, "n", 400),
+        ({"best_of": 3}, "best_of", 400),
+        ({"echo": True}, "echo", 400),
+        ({"suffix": "end"}, "suffix", 400),
+        ({"stop": 5}, "stop", 400),
+        ({"logit_bias": {"cat": 1}}, "logit_bias", 400),
+        ({"logit_bias": {"99999999": 1}}, "logit_bias", 400),
+        ({"priority": 3}, "priority", 400),
+        ({"tempurature": 1}, "tempurature", 400),
+        ({"stream_options": {"include_usage": True}}, "stream_options", 400),
+        ({"guided_regex": "("}, "guided_regex", 400),
+        ({"response_format": {"type": "xml"}}, "response_format.type", 400),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "structured_outputs", 400),
+        ({"prompt": ""}, "prompt", 400),
+        ({"prompt": [1 << 40]}, "prompt", 400),
+        ({"prompt": "word " * 600}, "prompt", 400),
+        ({"model": "gpt-4"}, "model", 404),
+        ({"speculative": "fast"}, "speculative", 400),
+        ({"prompt": None}, "prompt", 400),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(
+    address: str, body: dict[str, Any], param: str, status: int
+) -> None:
+    found, answer, _ = call(address, "/v1/completions", {"prompt": "a", "max_tokens": 2, **body})
+    assert (found, answer["error"]["param"]) == (status, param), answer
+    assert len(answer["error"]["message"]) < 400
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+         "messages[0].content[0].type"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"max_tokens": 2, "max_completion_tokens": 2}, "max_tokens"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"functions": []}, "functions"),
+    ],
+)  # fmt: skip
+def test_what_a_chat_cannot_honour(address: str, body: dict[str, Any], param: str) -> None:
+    status, answer, _ = call(address, "/v1/chat/completions", {"messages": ASKED, **body})
+    assert (status, answer["error"]["param"]) == (400, param), answer
+
+
+def test_an_error_on_the_way_ends_a_stream(client: openai.OpenAI) -> None:
+    options: Any = {"prompt": "a", "max_tokens": 9, "extra_body": {"min_tokens": 5}}
+    options["extra_body"]["guided_regex"] = "a"
+    with pytest.raises(openai.BadRequestError, match="grammar"):
+        client.completions.create(model=MODEL, **options)
+    with pytest.raises(openai.APIError, match="grammar"):
+        list(client.completions.create(model=MODEL, **options, stream=True))
+
+
+def test_tokens_there_and_back(address: str) -> None:
+    status, answer, _ = call(address, "/tokenize", {"prompt": "The cat sat.", "model": MODEL})
+    assert (status, answer["count"]) == (200, len(answer["tokens"]))
+    status, back, _ = call(address, "/detokenize", {"tokens": answer["tokens"]})
+    assert (status, back) == (200, {"prompt": "The cat sat."})
+    _, chat, _ = call(address, "/tokenize", {"messages": ASKED})
+    assert chat["count"] > answer["count"]
+    assert call(address, "/detokenize", {"tokens": [1 << 30]})[0] == 400
+
+
+def test_the_second_turn_of_a_chat_reads_only_what_is_new(client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": "Tell me a story about a little red boat on a lake."}]
+    first = client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=40, temperature=0
+    )
+    said = first.choices[0].message.content
+    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "And then?"}]
+    second = client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=5, temperature=0
+    )
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert first.usage.prompt_tokens <= cached < second.usage.prompt_tokens
+
+
+def test_openapi_describes_every_endpoint(address: str) -> None:
+    status, found, _ = call(address, "/openapi.json")
+    assert status == 200
+    assert {"/v1/completions", "/v1/chat/completions", "/metrics"} <= set(found["paths"])
+
+
+def test_metrics_have_vllms_names(address: str) -> None:
+    call(address, "/v1/completions", {"prompt": "a b c", "max_tokens": 30, "speculative": 3})
+    _, text, _ = call(address, "/metrics")
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    label = f'{{model_name="{MODEL}"}}'
+    for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+        assert float(values[f"outpace:spec_decode_{name}_total{label}"]) > 0
+    assert float(values[f"outpace:generation_tokens_total{label}"]) >= 30
+    assert float(values[f"outpace:time_to_first_token_seconds_count{label}"]) > 0
+
+
+def test_a_port_in_use_is_told(llm: LLM, address: str) -> None:
+    port = int(address.rpartition(":")[2])
+    with pytest.raises(ConfigError, match="choose another"), running(llm, port=port):
+        pass

@@ -1,0 +1,179 @@
+"""One thread plays the rounds: what one job does disturbs no other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from outpace import LLM
+from outpace.serve.engine_thread import EngineThread, OutOfTime, QueueFull, ShuttingDown
+from outpace.serve.jobs import Delta, Job
+
+from .conftest import wait_for
+
+
+class Listener:
+    """Collects what a job delivers."""
+
+    def __init__(
+        self, llm: LLM, prompt: str = "One day", seconds: float = 60, **options: Any
+    ) -> None:
+        params = {"max_tokens": 20, "temperature": 0, **options}
+        self.deltas: list[Delta] = []
+        self.done = threading.Event()
+        self.job = Job(llm.requests(prompt, params, streaming=True), self._take, seconds)
+
+    def _take(self, deltas: list[Delta]) -> None:
+        self.deltas += deltas
+        if sum(delta.finish_reason is not None for delta in self.deltas) == len(self.job.requests):
+            self.done.set()
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+    def ended(self) -> Delta:
+        assert self.done.wait(30)
+        return self.deltas[-1]
+
+
+@pytest.fixture
+def thread(llm: LLM) -> Iterator[EngineThread]:
+    made = EngineThread(llm.engine, max_waiting=4)
+    made.start()
+    yield made
+    made.close(0)
+    llm.engine.step()
+    assert not llm.engine.busy
+    assert not llm.engine.running
+
+
+def test_deltas_are_the_text(llm: LLM, thread: EngineThread) -> None:
+    one = Listener(llm)
+    thread.submit(one.job)
+    assert one.ended().finish_reason == "length"
+    assert len(one.deltas) > 1
+    assert sum(len(delta.tokens) for delta in one.deltas) == 20
+    assert one.job.arrived <= one.job.began <= one.job.first_token <= one.job.last_token
+    assert one.text == one.job.requests[0].text
+
+
+def test_a_cancelled_job_gives_its_row_back_within_a_round(llm: LLM, thread: EngineThread) -> None:
+    endless = Listener(llm, max_tokens=400, ignore_eos=True)
+    thread.submit(endless.job)
+    wait_for(lambda: endless.deltas)
+    rounds: list[int] = []
+    with llm.engine.observing(lambda trace: rounds.append(len(trace.requests))):
+        thread.cancel(endless.job)
+        seen = len(rounds)
+        wait_for(lambda: thread.running == 0)
+    assert len(rounds) - seen <= 2  # the one that was being played, and one that had begun
+    assert endless.ended().finish_reason == "abort"
+    after = Listener(llm)
+    thread.submit(after.job)
+    assert after.ended().finish_reason == "length"
+
+
+def test_more_than_may_wait_are_refused(llm: LLM, thread: EngineThread) -> None:
+    room = llm.engine.target.rows + 4
+    jobs = [Listener(llm, max_tokens=200, ignore_eos=True) for _ in range(room)]
+    for one in jobs:
+        thread.submit(one.job)
+    with pytest.raises(QueueFull):
+        thread.submit(Listener(llm).job)
+    wait_for(lambda: thread.running == llm.engine.target.rows)
+    assert thread.waiting == 4
+    for one in jobs:
+        thread.cancel(one.job)
+    for one in jobs:
+        one.ended()
+    again = Listener(llm)
+    thread.submit(again.job)
+    assert again.ended().finish_reason == "length"
+
+
+def test_time_is_limited(llm: LLM, thread: EngineThread) -> None:
+    late = Listener(llm, seconds=0.05, max_tokens=400, ignore_eos=True)
+    thread.submit(late.job)
+    assert isinstance(late.ended().error, OutOfTime)
+
+
+def test_a_client_that_raises_disturbs_nobody(llm: LLM, thread: EngineThread) -> None:
+    def gone(deltas: list[Delta]) -> None:
+        raise RuntimeError("the loop is closed")
+
+    bad = Listener(llm)
+    broken = Job(bad.job.requests, gone, 60)
+    good = Listener(llm)
+    thread.submit(broken)
+    thread.submit(good.job)
+    assert good.ended().finish_reason == "length"
+    wait_for(lambda: thread.running == 0)
+
+
+def test_a_request_that_faults_ends_alone(llm: LLM, thread: EngineThread) -> None:
+    def fails(ids: Any, scores: Any) -> Any:
+        if ids.shape[1] > 6:
+            raise ValueError("no")
+        return scores
+
+    alone = Listener(llm)
+    thread.submit(alone.job)
+    alone.ended()
+    bad, good = Listener(llm, logits_processors=[fails]), Listener(llm)
+    thread.submit(bad.job)
+    thread.submit(good.job)
+    assert "raised ValueError" in str(bad.ended().error)
+    assert good.ended().finish_reason == "length"
+    assert good.text == alone.text
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_round_that_fails_is_played_again(
+    llm: LLM, thread: EngineThread, failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, score = [failures], llm.engine.target.score
+
+    def failing(plan: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise MemoryError("none left")
+        return score(plan)
+
+    monkeypatch.setattr(llm.engine.target, "score", failing)
+    one = Listener(llm)
+    thread.submit(one.job)
+    if failures == 1:
+        assert one.ended().finish_reason == "length"
+    else:
+        assert isinstance(one.ended().error, MemoryError)
+    after = Listener(llm)
+    thread.submit(after.job)
+    assert after.ended().finish_reason == "length"
+
+
+def test_closing_lets_open_jobs_end(llm: LLM) -> None:
+    made = EngineThread(llm.engine, max_waiting=4)
+    made.start()
+    jobs = [Listener(llm, max_tokens=30, ignore_eos=True) for _ in range(3)]
+    for one in jobs:
+        made.submit(one.job)
+    assert made.close(30)
+    assert [one.ended().finish_reason for one in jobs] == ["length"] * 3
+    with pytest.raises(ShuttingDown):
+        made.submit(Listener(llm).job)
+    assert not made.alive
+
+
+def test_closing_ends_what_takes_too_long(llm: LLM) -> None:
+    made = EngineThread(llm.engine, max_waiting=4)
+    made.start()
+    endless = Listener(llm, max_tokens=480, ignore_eos=True)
+    made.submit(endless.job)
+    wait_for(lambda: endless.deltas)
+    assert not made.close(0)
+    assert isinstance(endless.ended().error, ShuttingDown)
+    llm.engine.step()

@@ -1,0 +1,239 @@
+"""Who is let in, how much is taken, and what happens at the end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace import LLM
+from outpace.errors import ConfigError
+from outpace.serve.app import Server
+from outpace.serve.engine_thread import ShuttingDown
+from outpace.serve.jobs import Delta, Job
+from outpace.serve.settings import KEY_VARIABLE, Settings, read_keys
+
+from .conftest import MODEL, call, running, wait_for
+
+ENDLESS = {"prompt": "a", "max_tokens": 400, "ignore_eos": True}
+
+
+def opened(url: str, body: Any, path: str = "/v1/completions") -> http.client.HTTPConnection:
+    """Sends a request and does not wait for its answer."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", path, json.dumps(body), headers)
+    return connection
+
+
+def running_now(url: str) -> int:
+    return call(url, "/ready")[1]["running"]
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def test_keys(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "outpace.serve")
+    with running(llm, api_keys=("first-secret", "second-secret")) as url:
+        for key in ("first-secret", "second-secret"):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert call(url, "/v1/models", headers=headers)[0] == 200
+        for given in ("Bearer wrong", "first-secret", "Basic first-secret", "Bearer ", "Bearer é"):
+            encoded = given.encode().decode("latin-1")
+            status, answer, headers = call(url, "/metrics", headers={"Authorization": encoded})
+            assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+            assert headers["www-authenticate"] == "Bearer"
+        assert call(url, "/v1/completions", {"prompt": "a"})[0] == 401
+        assert [call(url, path)[0] for path in ("/health", "/ready", "/")] == [200] * 3
+    assert "secret" not in caplog.text
+
+
+def test_keys_from_file_and_environment(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\none\n\n two \n")
+    assert read_keys(file, {KEY_VARIABLE: "three, one"}) == ("three", "one", "two")
+    assert read_keys(None, {}) == ()
+    file.write_text("# nothing\n")
+    with pytest.raises(ConfigError, match="holds no API key"):
+        read_keys(file, {})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_keys(tmp_path / "missing", {})
+
+
+# -- bodies and headers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b"", "application/json", 400),
+        (b"\xff\xfe", "application/json", 400),
+        (b"[" * 200_000, "application/json", 413),
+        (b"[" * 50_000, "application/json", 400),
+        (b'{"prompt": NaN}', "application/json", 400),
+        (b'{"prompt": "a", "temperature": 1e999}', "application/json", 400),
+        (b'{"prompt": "\\ud800"}', "application/json", 400),
+        (b'{"prompt": "a"}', "text/plain", 415),
+        (b'["prompt"]', "application/json", 400),
+    ],
+)
+def test_rubbish_is_refused(llm: LLM, raw: bytes, kind: str, status: int) -> None:
+    with running(llm, max_body_bytes=100_000) as url:
+        found = call(url, "/v1/completions", raw=raw, headers={"Content-Type": kind})
+        assert found[0] == status, found
+        assert found[1]["error"]["message"]
+
+
+def test_other_origins_and_names_are_kept_out(llm: LLM) -> None:
+    origin = {"Origin": "https://page.example"}
+    with running(llm) as url:
+        _, _, headers = call(url, "/v1/models", headers=origin)
+        assert "access-control-allow-origin" not in headers
+        assert call(url, "/v1/models", headers={"Host": "page.example"})[0] == 400
+    with running(llm, allowed_origins=("https://page.example",), allowed_hosts=("*",)) as url:
+        _, _, headers = call(url, "/v1/models", headers={**origin, "Host": "page.example"})
+        assert headers["access-control-allow-origin"] == "https://page.example"
+    assert Settings(model_name="a", host="0.0.0.0").hosts == ("*",)
+
+
+def test_requests_have_numbers_and_the_log_no_prompts(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "outpace.serve")
+    body = {"prompt": "a private matter", "max_tokens": 3}
+    with running(llm) as url:
+        _, _, headers = call(url, "/v1/completions", body, headers={"X-Request-Id": "mine-1"})
+        assert headers["x-request-id"] == "mine-1"
+        _, _, headers = call(url, "/health", headers={"X-Request-Id": "two words"})
+        assert headers["x-request-id"] != "two words"
+    lines = [json.loads(r.message) for r in caplog.records if r.message.startswith("{")]
+    line = next(line for line in lines if line["id"] == "mine-1")
+    assert (line["status"], line["completion_tokens"]) == (200, 3)
+    assert "private" not in caplog.text
+    with running(llm, log_prompts=True) as url:
+        call(url, "/v1/completions", body)
+    assert "private" in caplog.text
+
+
+# -- load ------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_says_so(llm: LLM) -> None:
+    with running(llm, max_waiting=1) as url:
+        rows = llm.engine.target.rows
+        held = [opened(url, {**ENDLESS, "stream": True}) for _ in range(rows + 1)]
+        wait_for(lambda: running_now(url) == rows)
+        wait_for(lambda: call(url, "/ready")[1]["waiting"] == 1)
+        status, answer, headers = call(url, "/v1/completions", {"prompt": "a"})
+        assert (status, answer["error"]["code"]) == (429, "queue_full")
+        assert headers["retry-after"] == "1"
+        for connection in held:
+            connection.close()
+        wait_for(lambda: running_now(url) == 0)
+        assert call(url, "/v1/completions", {"prompt": "a"})[0] == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_whoever_leaves_gives_back_the_row(url: str, stream: bool) -> None:
+    connection = opened(url, {**ENDLESS, "stream": stream, "n": 3})
+    wait_for(lambda: running_now(url) == 3)
+    connection.close()
+    wait_for(lambda: running_now(url) == 0, seconds=2)
+
+
+def test_whoever_reads_nothing_holds_up_nobody(url: str) -> None:
+    slow = opened(url, {**ENDLESS, "max_tokens": 120, "stream": True, "n": 3, "logprobs": 20})
+    status, answer, _ = call(url, "/v1/completions", {"prompt": "a b", "max_tokens": 20})
+    assert (status, len(answer["choices"])) == (200, 1)
+    wait_for(lambda: running_now(url) == 0)
+    slow.close()
+
+
+def test_time_is_limited(llm: LLM) -> None:
+    with running(llm, request_seconds=0.05) as url:
+        status, answer, _ = call(url, "/v1/completions", ENDLESS)
+        assert (status, answer["error"]["code"]) == (504, "timeout")
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def test_open_requests_end_before_the_server_does(llm: LLM) -> None:
+    found: list[Any] = []
+    with running(llm) as url:
+        asked = threading.Thread(
+            target=lambda: found.append(call(url, "/v1/completions", {**ENDLESS, "n": 2}))
+        )
+        asked.start()
+        wait_for(lambda: running_now(url) == 2)
+    asked.join()
+    status, answer, _ = found[0]
+    assert status == 200
+    assert answer["usage"]["completion_tokens"] == 800
+
+
+def test_what_takes_too_long_is_told_so_at_the_end(llm: LLM) -> None:
+    settings = Settings(model_name=MODEL, drain_seconds=0.2)
+    server = Server(llm, settings)
+    server.thread.start()
+    found: list[Delta] = []
+    requests = llm.requests("a", {"max_tokens": 480, "ignore_eos": True})
+    server.thread.submit(Job(requests, found.extend, 60))
+    server.drain()
+    with pytest.raises(ShuttingDown):
+        server.thread.submit(Job(requests, found.extend, 60))
+    wait_for(lambda: found)
+    assert isinstance(found[0].error, ShuttingDown)
+    server.thread.close(0)
+    llm.engine.step()
+
+
+SERVE = "from outpace.cli.main import run; run()"
+
+
+def test_the_command_serves_and_drains_at_sigterm() -> None:
+    words = ["serve", "--port", "0", "--threads", "1", "--max-num-seqs", "2"]
+    environment = {**os.environ, KEY_VARIABLE: ""}
+    command = [sys.executable, "-c", SERVE, *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        try:
+            line = next(line for line in process.stderr if "serves" in line)
+            url = line.split()[-1]
+            wait_for(lambda: _answers(url))
+            connection = opened(url, {**ENDLESS, "stream": True})
+            with connection.getresponse() as answer:
+                first = answer.readline()
+                process.send_signal(signal.SIGTERM)
+                events = [one for one in (first, *answer) if one.strip()]
+            connection.close()
+            rest = process.stderr.read()
+        finally:
+            process.kill()
+    assert events[-1].strip() == b"data: [DONE]"
+    said = [json.loads(one[6:]) for one in events if one.startswith(b"data: {")]
+    assert said[-1]["choices"][0]["finish_reason"] == "length"
+    assert "Traceback" not in rest
+    assert '"status": 200' in rest
+
+
+def _answers(url: str) -> bool:
+    try:
+        return call(url, "/ready")[0] == 200
+    except OSError:
+        return False
+
+
+def test_the_name_of_the_model(url: str) -> None:
+    assert call(url, "/v1/models")[1]["data"][0]["id"] == MODEL

@@ -1,0 +1,53 @@
+"""``outpace bench serve``: load on a running server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from outpace.bench.serving import Load, Served, Target, run_load, summary
+from outpace.cli.main import app
+from outpace.errors import ConfigError
+
+
+def test_arrivals_follow_from_the_seed() -> None:
+    load = Load(["a"] * 400, rate=10.0)
+    assert load.arrivals() == Load(["b"] * 400, rate=10.0).arrivals()
+    assert load.arrivals() != Load(["a"] * 400, rate=10.0, seed=1).arrivals()
+    assert load.arrivals()[-1] == pytest.approx(40, rel=0.2)
+    with pytest.raises(ConfigError, match="positive"):
+        Load([], rate=0)
+
+
+def test_the_figures() -> None:
+    served = [Served(0.0, 0.5, 1.5, 11), Served(1.0, 3.0, 4.0, 21)]
+    found = summary(served, Target("", first_seconds=1.0, token_seconds=0.1))
+    assert found["TTFT p50 (s)"] == pytest.approx(1.25)
+    assert found["TPOT p50 (s)"] == pytest.approx(0.075)
+    assert found["tokens/s"] == pytest.approx(8)
+    assert found["goodput (requests/s)"] == pytest.approx(0.25)
+
+
+def test_a_server_under_load(url: str, tmp_path: Path) -> None:
+    served = run_load(Load(["One day", "The cat"] * 3, rate=50.0, max_tokens=8), Target(url), "2")
+    assert len(served) == 6
+    assert all(0 < one.ttft <= one.last - one.sent and 1 <= one.tokens <= 8 for one in served)
+    file = tmp_path / "found.json"
+    words = ["bench", "serve", "--url", url, "--rate", "50", "--num-requests", "4"]
+    result = CliRunner().invoke(app, [*words, "--max-tokens", "4", "--json", str(file)])
+    assert result.exit_code == 0, result.stderr
+    assert set(json.loads(file.read_text())) == {"off", "auto"}
+    assert "goodput" in result.stdout
+
+
+def test_what_goes_wrong_is_told_in_one_sentence(url: str) -> None:
+    load = Load(["a"], rate=50.0)
+    with pytest.raises(ConfigError, match="speculative"):
+        run_load(load, Target(url), "fast")
+    with pytest.raises(ConfigError, match="no address"):
+        run_load(load, Target("localhost"))
+    with pytest.raises(ConfigError, match="failed"):
+        run_load(load, Target("http://127.0.0.1:9"))

@@ -1,0 +1,143 @@
+"""Calls of functions: read from any text in any pieces, and demanded where the client says so."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outpace import LLM
+from outpace.serve.tools import BEGIN, END, ToolCall, ToolParser
+
+from .conftest import MODEL, running
+
+FUNCTION = {
+    "name": "weather",
+    "description": "Tells the weather.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"enum": [1, 2, 3]}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+}
+OTHER = {"name": "clock", "parameters": {"type": "object", "properties": {}, "maxProperties": 0}}
+TOOLS = [{"type": "function", "function": FUNCTION}, {"type": "function", "function": OTHER}]
+TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool.function.name }} {% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments.city }}"
+    "{% endfor %}\n{% endfor %}"
+)
+CALL = f'{BEGIN}\n{{"name": "weather", "arguments": {{"city": "Rome", "days": 2}}}}\n{END}'
+
+
+def parsed(pieces: list[str]) -> tuple[str, list[ToolCall]]:
+    parser = ToolParser()
+    found = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
+    text = "".join(part for part in found if isinstance(part, str))
+    return text, [part for part in found if isinstance(part, ToolCall)]
+
+
+def test_text_and_calls() -> None:
+    text, calls = parsed([f"Let me see.\n{CALL}\n{CALL}\n"])
+    assert text == "Let me see.\n"
+    assert [call.name for call in calls] == ["weather"] * 2
+    assert json.loads(calls[0].arguments) == {"city": "Rome", "days": 2}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a < b", f"{BEGIN}no json{END}", f'{BEGIN}{{"nom": 1}}{END}', f"{BEGIN}{{", "<tool_call", "<"],
+)
+def test_what_looks_like_a_call_and_is_none_is_said(text: str) -> None:
+    assert parsed([text]) == (text, [])
+
+
+def test_a_call_that_was_cut_off_behind_its_json_counts() -> None:
+    assert len(parsed([CALL.removesuffix(END)])[1]) == 1
+
+
+@given(
+    st.lists(st.sampled_from([CALL, BEGIN, END, "<tool", "hm", "\n", '{"name": "f"}', "<"])),
+    st.randoms(use_true_random=False),
+)
+def test_pieces_do_not_matter(parts: list[str], random: Any) -> None:
+    text = "".join(parts)
+    cuts = sorted(random.sample(range(len(text) + 1), min(len(text), 7)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert parsed(pieces) == parsed([text]) == parsed(list(text))
+
+
+@pytest.fixture(scope="module")
+def client(llm: LLM) -> Any:
+    known = llm.tokenizer.chat_template
+    llm.tokenizer.chat_template = TEMPLATE
+    with running(llm) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as made:
+        yield made
+    llm.tokenizer.chat_template = known
+
+
+def ask(client: openai.OpenAI, choice: Any, **more: Any) -> Any:
+    return client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "How is the weather in Rome?"}],
+        tools=TOOLS,
+        tool_choice=choice,
+        max_tokens=150,
+        temperature=1.0,
+        seed=1,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("speculative", ["off", 4])
+def test_a_named_function_is_called(client: openai.OpenAI, speculative: Any) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    (choice,) = ask(client, named, extra_body={"speculative": speculative}).choices
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, call.function.name) == ("tool_calls", "weather")
+    found = json.loads(call.function.arguments)
+    assert found["city"] in ("Oslo", "Rome")
+    assert found["days"] in (1, 2, 3)
+    assert choice.message.content is None
+
+
+def test_some_function_is_called_in_a_stream(client: openai.OpenAI) -> None:
+    (whole,) = ask(client, "required").choices
+    deltas = [chunk.choices[0] for chunk in ask(client, "required", stream=True)]
+    calls = [call for item in deltas for call in item.delta.tool_calls or ()]
+    assert [(call.index, call.function.name) for call in calls] == [
+        (0, whole.message.tool_calls[0].function.name)
+    ]
+    assert calls[0].function.arguments == whole.message.tool_calls[0].function.arguments
+    assert deltas[-1].finish_reason == "tool_calls"
+
+
+def test_the_model_may_choose_and_may_be_told_not_to(client: openai.OpenAI) -> None:
+    assert ask(client, "auto").choices[0].finish_reason in ("stop", "length")
+    assert ask(client, "none").choices[0].message.tool_calls is None
+    with pytest.raises(openai.BadRequestError, match="no tool"):
+        ask(client, {"type": "function", "function": {"name": "other"}})
+
+
+def test_calls_and_their_results_are_told_to_the_template(client: openai.OpenAI) -> None:
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
+    }
+    messages: list[Any] = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+    ]
+    answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4)
+    assert answer.choices[0].message.content
+    messages[1]["tool_calls"][0]["function"]["arguments"] = "{"
+    with pytest.raises(openai.BadRequestError, match="not JSON"):
+        client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4)
