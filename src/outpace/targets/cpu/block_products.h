@@ -24,7 +24,6 @@
 #define DOTS_AVX2
 #elif defined(__ARM_FEATURE_DOTPROD)
 #define DOTS_ARM
-#include <arm_neon.h>
 #endif
 
 namespace {

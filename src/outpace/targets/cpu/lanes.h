@@ -5,6 +5,8 @@
 #include <cstring>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -13,6 +15,12 @@
 #define AVX 256
 #else
 #define AVX 0
+#endif
+
+// Whether there are float16 numbers: before version 13 g++ knows them in C++ on x86 only.
+#if defined(__FLT16_MANT_DIG__) && \
+    (defined(__clang__) || defined(__x86_64__) || !defined(__GNUC__) || __GNUC__ >= 13)
+#define HALVES
 #endif
 
 namespace {
@@ -58,6 +66,8 @@ inline floats fused(floats a, floats b, floats c) {
   return _mm512_fmadd_ps(a, b, c);
 #elif AVX == 256
   return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+  return floats(vfmaq_f32(float32x4_t(c), float32x4_t(a), float32x4_t(b)));
 #else
   return a * b + c;
 #endif
@@ -90,7 +100,7 @@ inline floats widen(const bfloat16 *w) {
 }
 #endif
 
-#ifdef __FLT16_MANT_DIG__
+#ifdef HALVES
 inline float one(_Float16 w) { return w; }
 #if AVX == 512
 inline floats widen(const _Float16 *w) { return _mm512_cvtph_ps(load<__m256i>(w)); }

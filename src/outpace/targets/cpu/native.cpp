@@ -339,7 +339,7 @@ void span(const float *x, int64_t rows, int64_t k, const Part &part, float *y, i
   case 0: return span<float>(x, rows, k, part, y, begin, end);
   case 1: return span<bfloat16>(x, rows, k, part, y, begin, end);
   case 2: return span<int8_t>(x, rows, k, part, y, begin, end);
-#ifdef __FLT16_MANT_DIG__
+#ifdef HALVES
   case 3: return span<_Float16>(x, rows, k, part, y, begin, end);
 #endif
   }
@@ -846,7 +846,7 @@ int64_t outpace_panel() { return PANEL; }
 
 // The number of kinds of weights: float16 comes last, because not all compilers have it.
 int outpace_kinds() {
-#ifdef __FLT16_MANT_DIG__
+#ifdef HALVES
   return 4;
 #else
   return 3;
