@@ -253,13 +253,12 @@ class SeveralDrafter(Drafter):
         self.rewind(rows)
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        budgets = [min(1, budget) for budget in budgets]
-        made = [child.propose(rows, budgets) for child in self.children]
+        made = [child.propose(rows, [min(1, most) for most in budgets]) for child in self.children]
         if not made[0].tree.size:
             return made[0]
         tree = Tree.uniform([0] * len(made), len(rows))
         tokens = torch.cat([one.tokens for one in made], 1)
-        counts = len(made) * made[0].counts
+        counts = (len(made) * made[0].counts).minimum(torch.tensor(budgets))
         laws = [one.law.q for one in made if isinstance(one.law, Sampled)]
         law = Sampled(torch.cat(laws, 1)) if laws else Point()
         return Proposal(tokens, tree, counts, law)

@@ -53,6 +53,11 @@ def nothing_after(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return scores.masked_fill(dead, float("-inf"))
 
 
+def rarely_nothing_after(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """The same for one letter, so that most texts go on beside drafts that come to an end."""
+    return scores.masked_fill(ids[:, -1:] == 9, float("-inf"))
+
+
 def cases() -> list[Case]:
     """Returns at least one case for each field of `SamplingParams`."""
     four_letters = (0, 2, 4, 6)
@@ -89,6 +94,7 @@ def cases() -> list[Case]:
         Case("speculative", {"speculative": "off"}, "drafting"),
         Case("speculative", {"speculative": 1}, "drafting"),
         Case("logits_processors", {"logits_processors": (nothing_after,)}, "dead end"),
+        Case("logits_processors", {"logits_processors": (rarely_nothing_after,)}, "dead end"),
         # After the first letter, the second option forbids what the first allows.
         Case("bad_words_ids", {"bad_words_ids": every_pair, "allowed_token_ids": four_letters},
              "dead end"),

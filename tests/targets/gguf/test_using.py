@@ -151,7 +151,7 @@ def test_a_drafter_with_other_tokens(path: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     drafter = write(tmp_path / "model.gguf", "llama", tiny("llama", vocab_size=257), changes=said)
     with pytest.raises(VocabularyMismatch, match="different tokenizers"):
-        LLM(path, speculative_config={"model": str(drafter)})
+        LLM(path, speculative_config={"model": str(drafter), "vocabulary": "same"})
 
 
 def test_from_the_command_line(path: Path, drafter: Path) -> None:
