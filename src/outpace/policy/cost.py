@@ -229,7 +229,7 @@ class CostModel:
         return curve
 
     def widest(self, place: Place) -> int:
-        """Returns the greatest width that was ever measured, here or at the place that `curve` takes
+        """Returns the greatest width ever measured, here or at the place that `curve` takes
         what drafting adds from."""
         known = self._known(place)
         return max(*known, self._widest.get(place, 0)) if known else 0
