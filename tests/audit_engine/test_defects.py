@@ -55,7 +55,7 @@ def breaks_options(defect: Defect) -> bool:
 
 
 OBJECTS: dict[str, Callable[[Defect], bool]] = {
-    "text": lambda defect: modelled(defect, 600).text.alarm,
+    "text": lambda defect: modelled(defect, defect.samples).text.alarm,
     "drafts": lambda defect: modelled(defect, 64).drafts.alarm,
     "contract": lambda defect: bool(modelled(defect, 64).breaches),
     "diff": differs,

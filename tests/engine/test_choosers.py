@@ -13,6 +13,7 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
+from outpace.audit.options import audit_options
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.route.classifier import TaskClassifier
 from outpace.draft.route.hedge import Leader
@@ -32,6 +33,12 @@ def decoder(**config: Any) -> LLM:
 
 
 # -- hedge: learns about all -----------------------------------------------------------------------
+
+
+def test_hedge_keeps_every_option_in_batches_with_dead_ends() -> None:
+    """What a row learns depends neither on what its neighbours chose nor on how they ended."""
+    report = audit_options(["hedge"], ["token"])
+    assert [cell for cell in report.cells if cell.state == "BROKEN"] == []
 
 
 def tokens_of(chances: list[float], depth: int, dice: random.Random) -> int:

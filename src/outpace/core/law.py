@@ -148,7 +148,8 @@ class LawMaker:
         unread, self._unread = self._unread, []
         for given in unread:
             self._find_faults(*given)
-        return self._dead_ends
+        # Drafters ask for further laws in the same round: what was found must not change by that.
+        return {row: dict(nodes) for row, nodes in self._dead_ends.items()}
 
     def _begin(self) -> None:
         self._unread = []

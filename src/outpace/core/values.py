@@ -29,6 +29,8 @@ def shown(value: object) -> str:
         text = " ".join(repr(value).split())
     except Exception:  # a caller's own class, or a whole number of thousands of digits
         return f"a value of type {type(value).__name__}"
+    if " at 0x" in text:  # an address tells a reader nothing
+        return f"a value of type {type(value).__name__}"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 

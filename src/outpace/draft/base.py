@@ -118,6 +118,13 @@ class Rows:
             return list(output[start - len(prompt) : end])
         return [*prompt[start:], *output[:end]]
 
+    def history_before(self) -> History:
+        """The texts as they were when the round began. `history` grows as tokens are committed, so
+        that in `Drafter.observe` it is longer."""
+        pairs = zip(self.history.prompts, self.history.outputs, self.lengths, strict=True)
+        outputs = [output[: length - len(prompt)] for prompt, output, length in pairs]
+        return History(self.history.prompts, outputs)
+
     def length(self, row: int) -> int:
         """Returns how many tokens of a row are committed."""
         return self.lengths[row]

@@ -19,6 +19,9 @@ REQUEST_MEMORY = 0.98
 """The share of the old counts that remains at each new observation. They remember some 500 rounds
 of all requests, and 50 of a single one."""
 
+MOST_MISSES = 30.0
+"""A find is charged for so many misses at most: what asking costs is not known more exactly."""
+
 SHARED_WEIGHT = 10.0
 """In the estimate for one request, the estimate over all requests weighs as many tokens."""
 
@@ -99,6 +102,25 @@ class Slimness:
     def levels_per_node(self) -> float:
         """1 before anything was drafted."""
         return self.levels / self.nodes if self.nodes else 1.0
+
+
+@dataclass
+class Finding:
+    """How often a drafter that was asked finds anything to propose."""
+
+    memory: float
+    asked: float = 1.0
+    found: float = 1.0
+
+    def add(self, found: bool) -> None:
+        """Adds a round in which it was asked."""
+        self.asked = self.asked * self.memory + 1
+        self.found = self.found * self.memory + found
+
+    @property
+    def misses_per_find(self) -> float:
+        """0 before the first miss."""
+        return min(MOST_MISSES, self.asked / max(self.found, 1e-9) - 1)
 
 
 class Acceptance:

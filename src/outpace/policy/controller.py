@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from outpace.core.stats import Seconds
 from outpace.core.tree_shape import Trail, TreeShape, chain_trail
 from outpace.policy.acceptance import Acceptance
-from outpace.policy.base import Controller, Outcome, is_pure, wish
+from outpace.policy.base import Controller, Outcome, affordable, is_pure, wish
 from outpace.policy.cost import CostModel, Place, ReadingCost
 from outpace.policy.growing import Growing
 from outpace.policy.knowledge import Knowledge, RowKnowledge
@@ -107,6 +107,7 @@ class Auto(Controller):
         self._loose = self._growing is None and static.shape.is_chain
         self._rows: WeakKeyDictionary[DraftingRow, _Row] = WeakKeyDictionary()
         self._ours = True  # whether the budget of some row of this round is chosen here
+        self._asked = False  # whether the drafter is asked in this round
         self._trial = False  # whether it tries a draft where plain decoding seems best
         self._since_aside = 0
         self._total = self._loss = 0.0
@@ -138,7 +139,9 @@ class Auto(Controller):
         free = [request for request, count in zip(requests, fixed, strict=True) if count is None]
         floor = max((count for count in fixed if count is not None), default=0)
         chosen = iter(self.choose(requests, free, floor))
-        return [next(chosen) if count is None else count for count in fixed]
+        budgets = [next(chosen) if count is None else count for count in fixed]
+        self._asked = any(affordable(requests, budgets))
+        return budgets
 
     def choose(
         self, requests: Sequence[DraftingRow], free: Sequence[DraftingRow], floor: int = 0
@@ -241,18 +244,23 @@ class Auto(Controller):
         if curve is None:
             return self._try(self._at_most(FIRST // len(requests)), reading, plain)
         tokens = self._tokens(free)
+        # A find has to pay for the rounds before it in which asking brought nothing.
+        asking = self._known[self.method].finding.misses_per_find * self.costs.miss(place)
         # Rows whose budget is not chosen here bring the same whatever is chosen.
         others = len(requests) - len(free)
         # No leap to where the machine may be another: a kernel's limit, a full cache.
         widest = max(widths[1], 2 * self.costs.widest(place))
         near = [width for width in widths if width <= widest]
-        rates = {width: (others + tokens[width]) / curve[max(width, floor)] for width in near}
+        rates = {
+            width: (others + tokens[width]) / (curve[max(width, floor)] + asking * (width > 0))
+            for width in near
+        }
         best = max(near, key=rates.__getitem__)
         if best and rates[best] > MARGIN * rates[0] and self._pays(free, rates[best], rates[0]):
             return self._aside(best, place, rates[best] < CLOSE * rates[0])
         narrow = widths[1]
         more = (tokens[narrow] / tokens[0] - 1) / len(free)
-        longer = curve[max(narrow, floor)] - plain + reading
+        longer = curve[max(narrow, floor)] - plain + reading + asking
         return self._try(narrow, max(0.0, longer - more * plain), plain)
 
     def _pays(self, free: Sequence[DraftingRow], drafting: float, plain: float) -> bool:
@@ -303,6 +311,7 @@ class Auto(Controller):
         rows = [self._row(request, method) for request in requests]
         if seconds is not None:
             self._learn_times(method, requests, outcomes, seconds)
+        self._asked = False
         if self._growing is not None and self._growing.due():
             slopes = self.costs.slopes(_place(requests, outcomes), self._prices.forked)
             self._growing.grow(self.acceptance, slopes)
@@ -327,7 +336,8 @@ class Auto(Controller):
     ) -> None:
         known, place = self._known[method], _place(requests, outcomes)
         width = max(outcome.drafted for outcome in outcomes)
-        levels = max(outcome.depth for outcome in outcomes)
+        # A look-up takes no longer for a tree of more levels.
+        levels = width if self._loose else max(outcome.depth for outcome in outcomes)
         begun = all(self._row(request).begun for request in requests)
         unread = sum(
             self._row(request).unread(request, method) - outcome.emitted
@@ -345,7 +355,7 @@ class Auto(Controller):
             known.reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
         self._total += seconds.total if self._ours else 0.0
         plain = known.costs.measured(place).get(0)
-        if self._trial and width and plain is not None:
+        if self._trial and (width or self._asked) and plain is not None:
             more = sum(outcome.emitted for outcome in outcomes) / len(outcomes) - 1
             # Plain rounds that were slow just before do not make the time of drafting disappear.
             longer = max(seconds.total - plain, seconds.draft)
@@ -356,6 +366,11 @@ class Auto(Controller):
         self, method: str, place: Place, width: int, seconds: Seconds, levels: int
     ) -> None:
         """Enters what a round took; a plain one is the same for all drafters."""
+        if self._asked:
+            self._known[method].finding.add(width > 0)
+        if self._asked and not width:
+            self._known[method].costs.add_miss(place, seconds)
+            return
         self._known[method].costs.add(place, width, seconds, levels)
         for name, other in self._known.items():
             if not width and name != method:

@@ -4,7 +4,9 @@ round(B, w) = draft(B, w) + score(B, w + 1 tokens) + everything else
 
 Every round that is played is a measurement. The last few of one batch, context and width are kept,
 and their median is used, which single disturbances do not change. Between measured widths the time
-is interpolated; beyond the last it is extrapolated from a plain round.
+is interpolated; beyond the last it is extrapolated from a plain round. Where the machine becomes
+slower or faster all at once, because other processes come or go, what was measured before is
+forgotten: rounds from before and after must not be compared with each other.
 """
 
 from __future__ import annotations
@@ -20,23 +22,48 @@ KEPT = 15
 """Measurements kept of one kind of round: enough for a median, few enough to follow a machine
 whose speed changes."""
 
+CHANGED = 1.25
+"""The machine has changed where the last ``RUN`` rounds all took so many times longer, or all so
+many times less, than rounds of their kind did before."""
+
+RUN = 5
+"""Rounds. One in six may be held up by another process without being taken for a change."""
+
+MISS = -1
+"""Stands for the width of rounds for which a drafter was asked and found nothing."""
+
 SHORTEST_CONTEXT = 512
 """Contexts up to this share a bucket; longer ones have one per doubling."""
 
 
 @dataclass
 class _Cell:
+    """The last rounds of one kind, and their medians."""
+
     levels: int
     seen: deque[Seconds] = field(default_factory=lambda: deque(maxlen=KEPT))
+    numbers: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
     total: float = 0.0
     draft: float = 0.0
     latest: int = 0
 
     def add(self, seconds: Seconds, number: int) -> None:
         self.seen.append(seconds)
+        self.numbers.append(number)
+        self._update()
+
+    def forget(self, first: int) -> None:
+        """Forgets the rounds before the one of this number."""
+        while self.numbers and self.numbers[0] < first:
+            self.numbers.popleft()
+            self.seen.popleft()
+        if self.numbers:
+            self._update()
+
+    def _update(self) -> None:
         self.total = median_low(round_.total for round_ in self.seen)
         self.draft = median_low(round_.draft for round_ in self.seen)
-        self.latest = number
+        self.latest = self.numbers[-1]
 
 
 class ReadingCost:
@@ -78,6 +105,8 @@ class CostModel:
 
     def __init__(self) -> None:
         self._cells: dict[Place, dict[int, _Cell]] = {}
+        self._widest: dict[Place, int] = {}
+        self._ratios: deque[float] = deque(maxlen=RUN)
         self._added = 0
 
     def add(self, place: Place, width: int, seconds: Seconds, levels: int | None = None) -> None:
@@ -91,12 +120,44 @@ class CostModel:
         levels = width if levels is None else levels
         if width not in cells or cells[width].levels != levels:
             cells[width] = _Cell(levels)
-        cells[width].add(seconds, self._added)
+        cell = cells[width]
+        if len(cell.seen) >= RUN:
+            self._ratios.append(seconds.total / cell.total)
+        cell.add(seconds, self._added)
+        if width >= 0:
+            self._widest[place] = max(width, self._widest.get(place, 0))
+        if self._has_changed():
+            self._forget()
+
+    def add_miss(self, place: Place, seconds: Seconds) -> None:
+        """Adds a round for which the drafter was asked and found nothing to propose."""
+        self.add(place, MISS, seconds, 0)
+
+    def miss(self, place: Place) -> float:
+        """Returns the seconds that asking for nothing adds to a plain round; 0 while unknown."""
+        cells = self._cells.get(place, {})
+        if MISS not in cells or 0 not in cells:
+            return 0.0
+        return max(0.0, cells[MISS].total - cells[0].total)
+
+    def _has_changed(self) -> bool:
+        """Whether the latest rounds were all slower, or all faster, than those before."""
+        if len(self._ratios) < RUN:
+            return False
+        return min(self._ratios) > CHANGED or max(self._ratios) < 1 / CHANGED
+
+    def _forget(self) -> None:
+        """Forgets all but the latest rounds."""
+        self._ratios.clear()
+        for place, cells in self._cells.items():
+            for cell in cells.values():
+                cell.forget(self._added - RUN + 1)
+            self._cells[place] = {width: cell for width, cell in cells.items() if cell.seen}
 
     def measured(self, place: Place) -> Mapping[int, float]:
         """Returns the median seconds of each measured width, ascending."""
         cells = self._cells.get(place, {})
-        return {width: cells[width].total for width in sorted(cells)}
+        return {width: cells[width].total for width in sorted(cells) if width >= 0}
 
     def times_measured(self, place: Place, width: int) -> int:
         """Returns how many measurements of such rounds are kept."""
@@ -124,7 +185,7 @@ class CostModel:
         forked: what trees cost over chains, in plain rounds. On a GPU, where the parts cannot be
         told apart, drafting shows what its launching takes.
         """
-        cells = self._cells.get(place, {})
+        cells = self._rounds(place)
         drafting = {width: cell for width, cell in cells.items() if width and cell.levels}
         if 0 not in cells or not drafting:
             return None
@@ -168,27 +229,32 @@ class CostModel:
         return curve
 
     def widest(self, place: Place) -> int:
-        """Returns the greatest width that was measured, here or at the place that `curve` takes
+        """Returns the greatest width ever measured, here or at the place that `curve` takes
         what drafting adds from."""
         known = self._known(place)
-        return max(known) if known else 0
+        return max(*known, self._widest.get(place, 0)) if known else 0
+
+    def _rounds(self, place: Place) -> dict[int, _Cell]:
+        """What was measured at a place, by width, without the rounds that found nothing."""
+        return {width: cell for width, cell in self._cells.get(place, {}).items() if width >= 0}
 
     def _known(self, place: Place) -> dict[int, _Known] | None:
         """What was measured, by width; beside a plain round what drafting added to one elsewhere,
         if nothing else is known here."""
-        cells = self._cells.get(place, {})
+        cells = self._rounds(place)
         if 0 not in cells:
             return None
         plain = _Known(0, cells[0].total, 0.0)
         if len(cells) == 1:
             others = [
                 (abs(other.context - place.context), other)
-                for other, theirs in self._cells.items()
+                for other in self._cells
+                for theirs in [self._rounds(other)]
                 if other.batch == place.batch and 0 in theirs and len(theirs) > 1
             ]
             if not others:
                 return None
-            cells = self._cells[min(others)[1]]
+            cells = self._rounds(min(others)[1])
         scale = plain.total / cells[0].total
         drafting = {
             width: _Known(cell.levels, cell.total * scale, cell.draft * scale)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outpace.policy.acceptance import DRAFTER_MEMORY, Acceptance, Counts, Slimness
+from outpace.policy.acceptance import (
+    DRAFTER_MEMORY,
+    REQUEST_MEMORY,
+    Acceptance,
+    Counts,
+    Finding,
+    Slimness,
+)
 from outpace.policy.cost import CostModel, ReadingCost
 
 
@@ -17,6 +24,7 @@ class Knowledge:
     reading: ReadingCost = field(default_factory=ReadingCost)
     acceptance: Acceptance = field(default_factory=Acceptance)
     slimness: Slimness = field(default_factory=lambda: Slimness(DRAFTER_MEMORY))
+    finding: Finding = field(default_factory=lambda: Finding(REQUEST_MEMORY))
 
 
 @dataclass

@@ -190,7 +190,7 @@ class DraftModel(Drafter):
         steps = torch.arange(count, device=tokens.device)
         before = (steps[:, None] > steps).expand(len(rows), -1, -1)
         branches = Branches(tokens[:, None].expand(-1, count, -1), before)
-        return rows.law.soft(logits, branches, rows.history)
+        return rows.law.soft(logits, branches, rows.history_before())
 
     def observe(self, rows: Rows, round: Round) -> None:
         # What is cached of a draft stays as far as it was accepted. The last token of a chain was

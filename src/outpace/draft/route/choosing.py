@@ -10,7 +10,7 @@ from typing import Any
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
 from outpace.draft.options import option
-from outpace.draft.route.base import Several, check_configs, specimen_configs
+from outpace.draft.route.base import Asked, Several, check_configs, specimen_configs
 from outpace.targets.hf.load import Loaded
 
 
@@ -39,10 +39,12 @@ class Choosing(Several):
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         chosen = self.choice(rows)
         numbers = sorted(set(chosen))
-        asked = [
-            self.ask(number, rows, [
-                budget if who == number else 0 for who, budget in zip(chosen, budgets, strict=True)
-            ])
-            for number in numbers
-        ]  # fmt: skip
+        asked = [self.ask_as(number, chosen, rows, budgets) for number in numbers]
         return self.join(asked, [numbers.index(number) for number in chosen])
+
+    def ask_as(
+        self, number: int, chosen: Sequence[int], rows: Rows, budgets: Sequence[int]
+    ) -> Asked:
+        """Returns what a child proposes for those rows that chose it. chosen: each row's child."""
+        own = [budget if who == number else 0 for who, budget in zip(chosen, budgets, strict=True)]
+        return self.ask(number, rows, own)

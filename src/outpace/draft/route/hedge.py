@@ -147,11 +147,20 @@ class Hedge(Choosing):
     def choice(self, rows: Rows) -> list[int]:
         return [self._learned.of(rows, row).best for row in range(len(rows))]
 
+    def ask_as(
+        self, number: int, chosen: Sequence[int], rows: Rows, budgets: Sequence[int]
+    ) -> Asked:
+        """A look-up is asked for all rows, whoever chose it: that is free and tells what it would
+        have brought. What one row learns must not depend on what another one chose."""
+        if self.children[number].pass_bytes:
+            return super().ask_as(number, chosen, rows, budgets)
+        return self.ask(number, rows, budgets)
+
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         chosen = set(self.choice(rows))
         for number, child in enumerate(self.children):
             if number not in chosen and not child.pass_bytes:
-                self.ask(number, rows, budgets)  # free, and tells what it would have brought
+                self.ask(number, rows, budgets)
         return super().propose(rows, budgets)
 
     def observe(self, rows: Rows, round: Round) -> None:

@@ -56,7 +56,15 @@ def tokenizer_of(model: GGUFModel) -> Any:
 
     Raises ``ModelLoadError`` for one that cannot be converted.
     """
-    if model.values.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
+    kind = model.values.get("tokenizer.ggml.model")
+    if kind is None:
+        return None
+    if not isinstance(kind, str):
+        raise ModelLoadError(
+            f"{model.path} names no tokenizer where its name should stand: download it again, or "
+            "pass tokenizer=."
+        )
+    if kind in ("none", "no_vocab"):
         return None
     described = _described(model)
     if described.get("tokenizer_type") == "gpt2":

@@ -1,0 +1,56 @@
+"""Values that were found by chance once: each is refused in one sentence that names a remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fuzz.attack import check_sentence
+from outpace import LLM
+from outpace.errors import OutpaceError
+from targets.families import target
+
+
+def refused(call: Any) -> str:
+    with pytest.raises(OutpaceError) as caught:
+        call()
+    check_sentence(str(caught.value))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("branching", [[10**9], [10**30, 2], [100] * 20, 10**30], ids=str)
+def test_a_huge_tree_is_refused_before_it_is_built(branching: Any) -> None:
+    config = {"method": "draft_tree", "model": target("llama"), "branching": branching}
+    assert "branching" in refused(lambda: LLM(target("llama"), speculative_config=config))
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [torch.ones(3), [torch.ones(3)], [[{"role": "user", "content": "he"}], torch.ones(2, 2)]],
+    ids=["alone", "in a list", "beside a chat"],
+)
+def test_a_tensor_is_no_chat(chat: Any) -> None:
+    refused(lambda: LLM(target("llama")).chat(chat))
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [object(), {}, 3, b"native", torch.ones(2), float("nan")],
+    ids=lambda k: type(k).__name__,
+)
+def test_an_odd_choice_of_kernels(kernels: Any) -> None:
+    assert "cpu_kernels" in refused(lambda: LLM(target("llama"), cpu_kernels=kernels))
+
+
+@pytest.mark.parametrize("size", [0, -1, 10**30])
+def test_a_head_dim_that_no_model_has(size: int, tmp_path: Path) -> None:
+    target("llama").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "head_dim": size}))
+    sentence = refused(lambda: LLM(tmp_path))
+    assert sentence.rstrip().endswith("."), sentence
+    assert any(word in sentence for word in ("download", "save", "set ", "choose")), sentence

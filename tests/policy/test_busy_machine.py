@@ -1,0 +1,84 @@
+"""The choice of how much to draft on machines that other processes use, too (`loaded`)."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+import pytest
+
+from outpace.core.stats import Seconds
+from outpace.policy.base import Controller, Outcome, affordable
+from outpace.policy.controller import Auto
+from outpace.policy.cost import RUN, CostModel, Place
+from outpace.policy.ladder import Ladder
+from outpace.policy.lengths.constant import Constant
+
+from .loaded import Machine, State, tokens_written
+from .test_controller import request
+
+QUIET = State()
+MACHINES = {
+    "drafting loses": (Machine([State(1.8, 8)]), 0.6),
+    "speed jumps": (Machine([QUIET, State(2.5, 2.5)]), 0.75),
+    "speed jumps, drafting is dear": (Machine([QUIET, State(2.5, 2.5)], level=0.005), 0.6),
+    "drafting loses for seconds": (Machine([QUIET, State(1.8, 8)]), 0.75),
+    "useless, often held up": (Machine([QUIET, State(1.8, 5)], held_up=0.15, tail=1.1), 0.1),
+}
+
+
+def speed(controllers: list[Controller], machine: Machine, chance: float) -> float:
+    """Tokens in 30 seconds, on average over runs with different jumps."""
+    runs = enumerate(controllers)
+    return mean(tokens_written(each, machine, chance, 30.0, seed) for seed, each in runs)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_auto_comes_close_to_the_better_of_plain_and_a_fixed_width(name: str) -> None:
+    machine, chance = MACHINES[name]
+    fixed = max(speed([Constant(width)] * 4, machine, chance) for width in (0, 2, 5))
+    auto = speed([Auto(Ladder.chains(10)) for _ in range(4)], machine, chance)
+    assert auto > 0.95 * fixed
+
+
+def test_a_machine_that_changes_is_measured_anew() -> None:
+    costs, place = CostModel(), Place.of(1, 10)
+    for width in (0, 4):
+        for _ in range(10):
+            costs.add(place, width, Seconds(0, 1.0 + width, 0))
+    for _ in range(RUN):
+        costs.add(place, 0, Seconds(0, 2.0, 0))
+    assert dict(costs.measured(place)) == {0: 2.0}
+    assert costs.curve(place, [0, 1]) is None
+    assert costs.times_measured(place, 4) == 0
+
+
+def test_single_rounds_that_are_held_up_change_nothing() -> None:
+    costs, place = CostModel(), Place.of(1, 10)
+    for number in range(60):
+        costs.add(place, number % 2, Seconds(0, 9.0 if number % 4 == 3 else 1.0, 0))
+    assert set(costs.measured(place)) == {0, 1}
+
+
+def play(asking: float, rounds: int = 600) -> tuple[float, int]:
+    """Plays a drafter that finds something useful in one round of 20, and whose asking takes
+    ``asking`` plain rounds; returns the tokens per plain round's time, and the rounds in which it
+    was asked at the end."""
+    auto, row, seconds, tokens, asked = Auto(Ladder.chains(10)), request(), 0.0, 0, 0
+    for number in range(rounds):
+        (budget,) = affordable([row], auto.budgets([row]))
+        width = min(budget, 3) if number % 20 == 0 else 0
+        took = Seconds(asking if budget else 0.0, 1.0, 0.0)
+        row.extend([2] * (1 + width))
+        auto.record([row], [Outcome(width, width, width, 1 + width)], took)
+        seconds, tokens = seconds + took.total, tokens + 1 + width
+        asked += bool(budget) and number >= rounds // 2
+    return tokens / seconds, asked
+
+
+def test_asking_that_costs_more_than_it_finds_is_given_up() -> None:
+    speed_, asked = play(asking=0.3)
+    assert speed_ > 0.95
+    assert asked < 40
+    free, always = play(asking=0.0)
+    assert free > 1.08
+    assert always > 250
