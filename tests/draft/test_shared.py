@@ -17,8 +17,8 @@ from targets.generating import greedy, ids
 LENGTH = 12
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=LENGTH, ignore_eos=True)
 MIXED = [SAMPLED, greedy(LENGTH), SAMPLED, greedy(LENGTH)]
-METHODS = ["suffix", "recycling", "retrieval", "lookahead"]
-CHAINS = {"suffix": {"tree": False}, "retrieval": {"tree": False}}
+METHODS = ["suffix", "consensus", "recycling", "retrieval", "lookahead"]
+CHAINS = {"suffix": {"tree": False}, "consensus": {"tree": False}, "retrieval": {"tree": False}}
 
 
 def decoder(method: str, **more: Any) -> LLM:

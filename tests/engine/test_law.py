@@ -73,7 +73,7 @@ def test_texts_of_three_tokens_follow_the_targets_law(method: str, verify: str) 
         config |= {"branching": [2, 2], "num_speculative_tokens": 6}
     llm = LLM(model, speculative_config=config, max_num_seqs=400)
     if method == "grown tree":  # neither level by level nor with as many children everywhere
-        llm.engine.controller = Constant(5, TreeShape((0, 1, 0, 1, 0)))
+        llm.engine.controller = Constant(5, shape=TreeShape((0, 1, 0, 1, 0)))
     temperature = 2.0
     found: list[Counter[tuple[int, ...]]] = [Counter() for _ in PROMPTS]
     accepted = drafted = 0

@@ -35,8 +35,11 @@ END = LetterTokenizer.eos_token_id
 TOKENS = 7
 FREQUENT = {"logit_bias": {END: 5.0}}
 """Makes texts end early, for the options that say whether they may."""
-REPLACING = "draft_tree, with replacement"
-"""A drafter's name in the table that is also an option of it."""
+VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "draft_tree, with replacement": ("draft_tree", {"with_replacement": True}),
+    "draft_tree, dynamic": ("draft_tree", {"branching": "dynamic", "top_k": 3, "depth": 3}),
+}
+"""Lines of the table that are a drafter with other options than its specimen's."""
 AGAIN = {"logit_bias": {5: 4.0}}
 """Makes one letter come again and again, for the options that forbid it."""
 
@@ -151,10 +154,10 @@ def audit_options(
 
     Raises ``ConfigError`` for a name that nobody has: what does not exist is not refused.
     """
-    chosen = list(methods or [*drafter_names(), REPLACING])
+    chosen = list(methods or [*drafter_names(), *VARIANTS])
     named = list(rule_names or rules())
     for method in chosen:
-        if method != REPLACING:
+        if method not in VARIANTS:
             find_drafter(method)
     for rule in named:
         find_rule(rule)
@@ -202,12 +205,10 @@ def _judged(reference: Reference, method: str, rule: str, trials: list[Trial]) -
 
 def build(target: Any, method: str, rule: str) -> LLM:
     """Returns an engine with this drafter and rule on the letters."""
-    name = "draft_tree" if method == REPLACING else method
+    name, more = VARIANTS.get(method, (method, {}))
     loaded = LLM(target, tokenizer=LetterTokenizer(), generation_config="none").target
-    config = {"method": name, **find_drafter(name).specimen(loaded)}
+    config = {"method": name, **find_drafter(name).specimen(loaded), **more}
     config["num_speculative_tokens"] = 6 if find_drafter(name).trees else 3
-    if method == REPLACING:
-        config["with_replacement"] = True
     options = _rule_options(target).get(rule)
     config["verify"] = rule if options is None else {"name": rule, **options}
     return LLM(

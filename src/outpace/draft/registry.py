@@ -21,6 +21,7 @@ REGISTRY = LazyRegistry(
         "suffix": "outpace.draft.lookup.suffix:SuffixDrafter",
         "recycling": "outpace.draft.lookup.recycling:RecyclingDrafter",
         "retrieval": "outpace.draft.lookup.retrieval:RetrievalDrafter",
+        "consensus": "outpace.draft.lookup.consensus:ConsensusDrafter",
         "lookahead": "outpace.draft.itself.lookahead:LookaheadDrafter",
         "draft_model": "outpace.draft.models.chain:DraftModel",
         "draft_tree": "outpace.draft.models.tree:DraftTree",

@@ -179,7 +179,7 @@ def draw_tree(
     drafted, laws = [], []
     for level in plan.levels:
         tree = plan.tree(len(rows), fed.shape[1])
-        tokens, law = pick(here, _leading_to(fed, tree, here.shape[1]), level)
+        tokens, law = pick(here, leading_to(fed, tree, here.shape[1]), level)
         drafted.append(tokens)
         laws += [] if law is None else [law]
         if len(level.inner):
@@ -190,7 +190,7 @@ def draw_tree(
     return plan.ordered(drafted), drawn
 
 
-def _leading_to(tokens: Tensor, tree: Tree, width: int) -> Branches:
-    """The branches of the last ``width`` nodes, the deepest level so far."""
+def leading_to(tokens: Tensor, tree: Tree, width: int) -> Branches:
+    """Returns the branches of the last ``width`` nodes, the deepest level so far."""
     related = tree.ancestors[:, -width:, 1:]
     return Branches(tokens[:, None, :].expand(-1, width, -1), related)

@@ -16,6 +16,7 @@ from outpace.core.values import flag, is_whole, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess, point_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
+from outpace.draft.lookup.growing_text import GrowingText
 from outpace.draft.lookup.occurrences import Occurrences
 from outpace.draft.lookup.past import PastTexts
 from outpace.draft.options import option
@@ -68,30 +69,6 @@ class SuffixOptions:
             raise ConfigError(f"{name} must be a number from 0 to {high:g}, not {shown(value)}.")
 
 
-class _Text:
-    """One request: its tokens, and which of them are its prompt."""
-
-    def __init__(self, reach: int) -> None:
-        self.occurrences = Occurrences(reach)
-        self.prompt = 0
-
-    def catch_up(self, rows: Rows, row: int) -> None:
-        """Takes over what was committed since."""
-        known = len(self.occurrences)
-        if known < rows.length(row):
-            self.prompt = len(rows.history.prompts[row])
-            self.occurrences.extend(rows.since(row, known))
-
-    def last(self, count: int) -> list[int]:
-        """Returns the last tokens."""
-        end = self.occurrences.end
-        return self.occurrences.tokens(end - min(count, len(self.occurrences)), end)
-
-    def output(self) -> list[int]:
-        """Returns the tokens behind the prompt."""
-        return self.last(max(0, len(self.occurrences) - self.prompt))
-
-
 class SuffixDrafter(Drafter):
     """Looks for the last tokens of a row in its own text and in the outputs of finished requests.
 
@@ -112,7 +89,7 @@ class SuffixDrafter(Drafter):
         self._options = options
         self._depth = options.suffix_decoding_max_tree_depth
         self._grow = likeliest_tree if options.tree else likeliest_chain
-        self._texts: list[_Text] = []
+        self._texts: list[GrowingText] = []
         self.past = PastTexts(
             self._depth, options.suffix_decoding_max_cached_requests, options.max_cached_tokens
         )
@@ -126,7 +103,7 @@ class SuffixDrafter(Drafter):
         return {"tree": True, "suffix_decoding_max_spec_factor": 4.0}
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
-        self._texts += [_Text(self._depth) for _ in rows]
+        self._texts += [GrowingText(self._depth) for _ in rows]
 
     def retain(self, rows: Sequence[int]) -> None:
         kept = set(rows)

@@ -15,23 +15,38 @@ from torch import Tensor
 from outpace.core.proposal import Drawn, Point, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
-from outpace.core.tree_shape import TreeShape
+from outpace.core.tree_shape import LARGEST, TreeShape
+from outpace.core.values import is_whole, shown
 from outpace.draft.base import Rows, Setup
-from outpace.draft.branching import BRANCHING_HELP, shape_of
+from outpace.draft.branching import shape_of
+from outpace.draft.dynamic import Growth
 from outpace.draft.models.chain import AUTO, SAME, DraftModel, DraftModelOptions
+from outpace.draft.models.dynamic_tree import DynamicTree
 from outpace.draft.options import option
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.errors import ConfigError
 from outpace.targets.hf.load import Loaded, check_same_vocabulary
 from outpace.targets.hf.runner import Runner
 
+DYNAMIC = "dynamic"
+TOP_K, DEPTH = 10, 6
+"""Of dynamic trees, unless they are given; EAGLE-2's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DraftTreeOptions(DraftModelOptions):
     """What a user may set."""
 
-    branching: Any = option("auto", BRANCHING_HELP)
+    branching: Any = option(
+        "auto",
+        "Children of a node at each depth, such as [3, 2, 1]; 'auto': as it pays; 'dynamic': the "
+        "nodes that the draft model finds most probable.",
+    )
     with_replacement: bool = option(False, "Whether siblings may be the same token.")
+    top_k: int | None = option(
+        None, f"Nodes of a level that are expanded, and children of each; dynamic trees ({TOP_K})."
+    )
+    depth: int | None = option(None, f"Levels at most; dynamic trees ({DEPTH}).")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,17 +55,44 @@ class DraftTreeOptions(DraftModelOptions):
                 f"draft_tree drafts with the target's own tokens: vocabulary {self.vocabulary!r} "
                 "needs method 'draft_model'."
             )
-        shape_of(self.branching)
         if not isinstance(self.with_replacement, bool):
             given = self.with_replacement
             raise ConfigError(f"with_replacement must be true or false, not {given!r}.")
+        self._check_growth()
+
+    def _check_growth(self) -> None:
+        for name in ("top_k", "depth"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if self.branching != DYNAMIC:
+                raise ConfigError(f"{name!r} is about dynamic trees: add branching 'dynamic'.")
+            if not (is_whole(value) and 1 <= value <= LARGEST):
+                raise ConfigError(
+                    f"{name} must be a whole number from 1 to {LARGEST}, not {shown(value)}."
+                )
+        if self.branching != DYNAMIC:
+            shape_of(self.branching)
+        elif self.with_replacement:
+            raise ConfigError(
+                "with_replacement is about siblings that are drawn, and those of a dynamic tree "
+                "are chosen: leave it out, or name another branching."
+            )
+
+    @property
+    def growth(self) -> Growth | None:
+        """How dynamic trees grow, None where that is not asked for."""
+        if self.branching != DYNAMIC:
+            return None
+        return Growth(self.top_k or TOP_K, self.depth or DEPTH)
 
 
 class DraftTree(DraftModel):
     """Drafts a tree, one pass of the draft model per depth.
 
     The budget's nodes are the first ones of the shape. ``branching`` gives it, level by level; with
-    "auto" the controller does, node by node, as chances and prices are.
+    "auto" the controller does, node by node, as chances and prices are. With "dynamic" it is a
+    `DynamicTree`.
     """
 
     name: ClassVar[str] = "draft_tree"
@@ -77,18 +119,20 @@ class DraftTree(DraftModel):
         self.draws = frozenset({Drawn.IID if with_replacement else Drawn.WITHOUT})
 
     @classmethod
-    def build(cls, setup: Setup) -> DraftTree:
-        """Loads ``model``; ``branching`` is the number of children at each depth or "auto", drawn
-        ``with_replacement`` or not."""
+    def usual_rule(cls, options: Any) -> str:
+        return cls.default_rule if options.growth is None else "match"
+
+    @classmethod
+    def build(cls, setup: Setup) -> DraftModel:
+        """Loads ``model``; ``branching`` is the number of children at each depth, "auto" or
+        "dynamic"; children are drawn ``with_replacement`` or not."""
         options, loaded = setup.options, cls._load(setup)
         check_same_vocabulary(setup.loaded, loaded)
-        return cls(
-            loaded,
-            cls._runner(setup, loaded),
-            setup.loaded.vocabulary,
-            shape_of(options.branching),
-            options.with_replacement,
-        )
+        runner, vocabulary = cls._runner(setup, loaded), setup.loaded.vocabulary
+        if options.growth is not None:
+            return DynamicTree(loaded, runner, vocabulary, options.growth)
+        shape = shape_of(options.branching)
+        return cls(loaded, runner, vocabulary, shape, options.with_replacement)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:

@@ -1,0 +1,160 @@
+"""Draft trees that follow the drafter's own probabilities, another one in every row.
+
+EAGLE-2 (Li et al. 2024, arXiv 2406.16858), OPT-Tree (Wang et al. 2024, arXiv 2406.17276).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Point, Proposal
+from outpace.core.rng import gumbel
+from outpace.core.transfer import to_device
+from outpace.core.tree import Tree
+from outpace.draft.base import Rows
+from outpace.draft.trees import leading_to
+
+
+class Deeper(Protocol):
+    """What makes the logits of the next level, as `trees.Deeper` does where all rows are alike."""
+
+    def __call__(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        """Returns the logits ``[B, W, V]`` at the last W nodes of ``fed`` [B, F].
+
+        tree: of all that was fed; parents: ``[B, W]``, which node of the level above that was fed
+        (the root, at first) each of the W belongs to.
+        """
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How trees grow: the ``top_k`` best nodes of each level are expanded, each by its ``top_k``
+    most probable tokens, down to ``depth``."""
+
+    top_k: int
+    depth: int
+
+    def __call__(
+        self, rows: Rows, logits: Tensor, deeper: Deeper, budgets: Sequence[int]
+    ) -> Proposal:
+        """Returns the trees of the best nodes: as many as the budgets say, some at least 1.
+
+        A node is worth the product of the drafter's probabilities on its path, which is the chance
+        of its acceptance if the drafter is right. A child is never worth more than its parent, so
+        that the best nodes make a tree. Their tokens were selected after their probabilities were
+        seen, so that they are points. What one row drafts does not depend on the others.
+
+        logits: ``[B, V']``, at the root.
+        """
+        wanted = to_device(list(budgets), logits.device)
+        frontier = _Frontier.root(logits)
+        found = _Candidates.none(logits)
+        for level in range(1, self.depth + 1):
+            law = _expected(rows, frontier, level)
+            best = law.topk(min(self.top_k, law.shape[-1]), -1)  # [B, W, k]
+            found = found.joined(frontier, best.indices, best.values)
+            # A node behind as many better ones of its level cannot be in the tree, and if no node
+            # of a level can, none that is deeper can.
+            if level == self.depth or not found.newest_kept(wanted, best.values[0].numel()):
+                break
+            expanded = min(self.top_k, max(budgets))
+            frontier = frontier.below(found, best.values.shape[-1], expanded, deeper)
+        return found.proposal(wanted, max(budgets))
+
+
+def _expected(rows: Rows, frontier: _Frontier, level: int) -> Tensor:
+    """``[B, W, V]``: how likely each token is to be the target's next, as far as the drafter knows;
+    under the coupled rule with the noise that the target's token is drawn with."""
+    fed, width = frontier.fed, frontier.logits.shape[1]
+    branches = leading_to(fed, frontier.tree, width)
+    here = (frontier.logits, branches, rows.history)
+    if not rows.coupled or rows.law.all_greedy:
+        return rows.law.soft(*here)
+    q = rows.law(*here)
+    noise = gumbel(rows.seeds[:, None], rows.positions[:, None] + (level - 1), q.shape[-1])
+    return (q.double().log() + noise).softmax(-1).to(q.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """All C nodes that were looked at, level by level."""
+
+    tokens: Tensor  # [B, C]
+    parents: Tensor  # [B, C], 0 for the root, 1..C
+    worth: Tensor  # [B, C]
+
+    @classmethod
+    def none(cls, logits: Tensor) -> _Candidates:
+        empty = torch.zeros(len(logits), 0, dtype=torch.long, device=logits.device)
+        return cls(empty, empty, empty.float())
+
+    def joined(self, frontier: _Frontier, tokens: Tensor, chances: Tensor) -> _Candidates:
+        """Returns them with the children ``[B, W, k]`` of the frontier's nodes."""
+        parents = frontier.nodes[..., None].expand_as(tokens)
+        worth = frontier.worth[..., None] * chances.float()
+        return _Candidates(
+            torch.cat([self.tokens, tokens.flatten(1)], 1),
+            torch.cat([self.parents, parents.flatten(1)], 1),
+            torch.cat([self.worth, worth.flatten(1)], 1),
+        )
+
+    def kept(self, wanted: Tensor) -> Tensor:
+        """``[B, C]`` bool: the best nodes of each row; of equal ones those nearer to the root."""
+        order = self.worth.sort(dim=1, descending=True, stable=True).indices
+        rank = torch.empty_like(order)
+        rank.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+        return (rank < wanted[:, None]) & (self.worth > 0)
+
+    def newest_kept(self, wanted: Tensor, newest: int) -> bool:
+        """Whether any of the last so many nodes is among the best."""
+        return bool(self.kept(wanted)[:, -newest:].any())
+
+    def proposal(self, wanted: Tensor, most: int) -> Proposal:
+        """Returns the trees of the best nodes."""
+        kept = self.kept(wanted)
+        counts = kept.sum(1)
+        chosen = (~kept).int().argsort(dim=1, stable=True)[:, :most]  # the kept ones first
+        number = torch.nn.functional.pad(kept.long().cumsum(1), (1, 0))  # [B, C + 1]
+        parents = number.gather(1, self.parents.gather(1, chosen))
+        valid = torch.arange(chosen.shape[1], device=counts.device) < counts[:, None]
+        tree = Tree(torch.where(valid, parents, 0))
+        tokens = torch.where(valid, self.tokens.gather(1, chosen), 0)
+        return Proposal(tokens, tree, counts, Point())
+
+
+@dataclass(frozen=True, eq=False)
+class _Frontier:
+    """The W nodes of a level that are expanded, and all F nodes that were fed to get there."""
+
+    nodes: Tensor  # [B, W] their numbers among the candidates; 0 is the root
+    worth: Tensor  # [B, W]
+    logits: Tensor  # [B, W, V']
+    fed: Tensor  # [B, F] tokens
+    tree: Tree
+
+    @classmethod
+    def root(cls, logits: Tensor) -> _Frontier:
+        root = torch.zeros(len(logits), 1, dtype=torch.long, device=logits.device)
+        ones = torch.ones_like(root, dtype=torch.float32)
+        tree = Tree.chain(len(logits), 0, logits.device)
+        return cls(root, ones, logits[:, None], root[:, :0], tree)
+
+    def below(self, found: _Candidates, children: int, width: int, deeper: Deeper) -> _Frontier:
+        """Returns the best nodes of the next level, the newest of ``found``.
+
+        children: of each node; width: nodes of the new frontier, at most.
+        """
+        newest = children * self.nodes.shape[1]
+        before = found.worth.shape[1] - newest
+        worth, place = found.worth[:, before:].sort(dim=1, descending=True, stable=True)
+        worth, place = worth[:, :width], place[:, :width]
+        parents = place // children  # of this frontier
+        above = self.fed.shape[1] - self.nodes.shape[1] if self.fed.shape[1] else -1
+        fed = torch.cat([self.fed, found.tokens[:, before:].gather(1, place)], 1)
+        tree = Tree(torch.cat([self.tree.parents, parents + (above + 1)], 1))
+        return _Frontier(place + (before + 1), worth, deeper(fed, tree, parents), fed, tree)

@@ -1,0 +1,175 @@
+"""Consensus: the samples of one prompt draft for each other.
+
+Li et al. 2025, "Speculative decoding for multi-sample inference" (arXiv 2503.05330).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from outpace.core.proposal import Drawn, Proposal
+from outpace.core.values import flag, is_whole, shown
+from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.guesses import Guess, point_trees
+from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
+from outpace.draft.lookup.growing_text import GrowingText
+from outpace.draft.options import option
+from outpace.errors import ConfigError
+from outpace.targets.hf.load import Loaded
+
+DEEPEST = 64
+"""Tokens of a context that may be compared."""
+
+KEPT = 16
+"""Groups that are kept while none of their samples is in the batch: more may be waiting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsensusOptions:
+    """What a user may set."""
+
+    max_token_span: int = option(16, "Tokens of the longest match.")
+    min_token_span: int = option(2, "Tokens of the shortest match.")
+    min_token_prob: float = option(
+        0.1, "The share of the samples' votes below which a token is not drafted."
+    )
+    tree: bool = option(True, "Whether several continuations are drafted at once.")
+
+    def __post_init__(self) -> None:
+        low, high = self.min_token_span, self.max_token_span
+        if not (is_whole(low) and is_whole(high) and 1 <= low <= high <= DEEPEST):
+            raise ConfigError(
+                "min_token_span and max_token_span must be whole, with 1 <= min <= max <= "
+                f"{DEEPEST}, not {shown(low)} and {shown(high)}."
+            )
+        least = self.min_token_prob
+        kind = isinstance(least, (int, float)) and not isinstance(least, bool)
+        if not (kind and 0 <= least <= 1):
+            raise ConfigError(f"min_token_prob must be a number from 0 to 1, not {shown(least)}.")
+        flag("tree", self.tree, error=ConfigError)
+
+
+@dataclass(frozen=True)
+class _Vote:
+    """How one sample went on where it agreed best with a context."""
+
+    agree: int
+    """Tokens of the context that stood before it there."""
+    sample: GrowingText
+    place: int
+
+    def continuation(self, length: int) -> list[int]:
+        (found,) = self.sample.occurrences.continuations(np.array([self.place]), length)
+        return found
+
+
+class ConsensusDrafter(Drafter):
+    """Asks all samples of a row's prompt (``n`` > 1) how they went on after its last tokens.
+
+    Each sample has one vote: what followed the longest match in its text, the latest one of equal
+    ones. The row's own text votes, too, and its prompt counts as its own. A node's chance is the
+    product of the shares of votes on its path, and a draft is no deeper than its match. Of all
+    lengths of a match that one is taken whose draft promises most tokens. Rows without a match
+    propose nothing.
+
+    The samples stay independent of each other: the tokens of a draft are given once the others'
+    texts are, and each of them is verified with the row's own law and the row's own random numbers.
+    Rows whose text must follow from their own history alone (those with a seed) ask themselves
+    only.
+    """
+
+    name: ClassVar[str] = "consensus"
+    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    trees: ClassVar[bool] = True
+    default_rule: ClassVar[str] = "match"
+    Options: ClassVar[type[Any]] = ConsensusOptions
+
+    def __init__(self, options: ConsensusOptions) -> None:
+        self.trees = options.tree  # type: ignore[misc]
+        self._options = options
+        self._grow = likeliest_tree if options.tree else likeliest_chain
+        self._texts: list[GrowingText] = []
+        self._keys: list[Hashable] = []  # by row: its group
+        self._groups: dict[Hashable, list[GrowingText]] = {}  # ended samples, too
+
+    @classmethod
+    def build(cls, setup: Setup) -> ConsensusDrafter:
+        return cls(setup.options)
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        return {"min_token_span": 1}
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        for info in rows:
+            text = GrowingText(self._options.max_token_span)
+            self._texts.append(text)
+            self._keys.append(info.group)
+            if info.group is not None:
+                self._groups.setdefault(info.group, []).append(text)
+
+    def retain(self, rows: Sequence[int]) -> None:
+        self._texts = [self._texts[row] for row in rows]
+        self._keys = [self._keys[row] for row in rows]
+        present = set(self._keys)
+        absent = [key for key in self._groups if key not in present]
+        for key in absent[: max(0, len(absent) - KEPT)]:
+            del self._groups[key]
+
+    def reset(self) -> None:
+        # The rows come again, and what is known of them may be incomplete.
+        self._texts, self._keys, self._groups = [], [], {}
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        for row, text in enumerate(self._texts[: len(rows)]):
+            text.catch_up(rows, row)
+        guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]
+        return point_trees(guesses, rows.seeds.device)
+
+    def observe(self, rows: Rows, round: Round) -> None:
+        # A row that drafts nothing for a while must not have much to catch up with.
+        for row in range(len(rows)):
+            self._texts[row].catch_up(rows, row)
+
+    def _guess(self, rows: Rows, row: int, budget: int) -> Guess:
+        if not budget:
+            return Guess()
+        alone = bool(rows.pure) and rows.pure[row]
+        votes = self._votes(row, alone)
+        best = Guess()
+        for length in sorted({vote.agree for vote in votes}, reverse=True):
+            if length <= best.score:  # a level promises one token at most
+                break
+            agreeing = [vote for vote in votes if vote.agree >= length]
+            texts = [vote.continuation(min(length, budget)) for vote in agreeing]
+            guess = self._grow(texts, budget, self._options.min_token_prob)
+            if guess.score > best.score:
+                best = guess
+        return best
+
+    def _votes(self, row: int, alone: bool) -> list[_Vote]:
+        """The votes of those who have one, the own text's first."""
+        own = self._texts[row]
+        group = [] if alone else self._groups.get(self._keys[row], [])
+        found = []
+        context = own.last(self._options.max_token_span)
+        for sample in [own, *(text for text in group if text is not own)]:
+            places, agree = sample.occurrences.matches(context)
+            if sample is not own:  # the prompt is the same: one vote for it is enough
+                behind = places >= sample.begin_of_output
+                places, agree = places[behind], agree[behind]
+            if len(places) and (most := int(agree.max())) >= self._options.min_token_span:
+                found.append(_Vote(most, sample, int(places[agree.argmax()])))
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        texts = {id(text): text for text in self._texts}
+        # Copies of the lists, because another thread may be writing.
+        for group in list(self._groups.values()):
+            texts.update({id(text): text for text in list(group)})
+        return sum(text.occurrences.nbytes for text in texts.values())

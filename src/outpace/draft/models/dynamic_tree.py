@@ -1,0 +1,53 @@
+"""A draft model proposes the tree of its most probable continuations, another one in every row.
+
+EAGLE-2 (Li et al. 2024, arXiv 2406.16858), with a draft model in the place of its head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from outpace.core.proposal import Drawn, Proposal
+from outpace.core.tree import Tree
+from outpace.draft.base import Rows
+from outpace.draft.dynamic import Growth
+from outpace.draft.models.chain import DraftModel
+from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.runner import Runner
+
+
+class DynamicTree(DraftModel):
+    """Drafts the nodes that the model finds most probable, wherever they stand: deep where it is
+    sure and wide where it is not.
+
+    It is what ``branching: "dynamic"`` makes of "draft_tree". Levels are drafted as long as some
+    node of them is among the best.
+    """
+
+    name: ClassVar[str] = "draft_tree"
+    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    trees: ClassVar[bool] = True
+    ends_chains: bool = False
+
+    def __init__(self, drafter: Loaded, runner: Runner, vocabulary: int, growth: Growth) -> None:
+        """vocabulary: tokens of the target."""
+        super().__init__(drafter, runner, vocabulary)
+        # Of a context that is shorter than two drafts, a half stays for the text.
+        self._growth = Growth(growth.top_k, min(growth.depth, runner.max_length // 2))
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        if not any(budgets) or not self._growth.depth:
+            return Proposal.empty(len(rows), rows.seeds.device)
+        for row, budget in enumerate(budgets):
+            if budget:
+                self._make_room(row, rows.length(row), self._growth.depth)
+        logits = self._catch_up(rows, [budget > 0 for budget in budgets])
+        return self._growth(rows, logits, self._deeper, budgets)
+
+    def _deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        """The logits of the last nodes that were fed, by one pass of the model."""
+        keep = parents.shape[1]
+        return self._vocabulary.logits(self.runner.forward(fed, keep=keep, tree=tree).logits)
