@@ -77,7 +77,7 @@ class TextCache:
         self.lengths[row] -= count
 
     def _of(self, rows: Sequence[int]) -> Entries:
-        if list(rows) == list(range(len(self.lengths))):
+        if list(rows) == list(range(self._held.keys.shape[0])):
             return self._held
         index = to_device(list(rows), self._held.keys.device)
         return Entries(self._held.keys[index], self._held.values[index])
