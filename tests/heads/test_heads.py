@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
+from outpace.heads.attending import AttendingHead
 from outpace.heads.base import StepHead, TargetShape
-from outpace.heads.checkpoint import CONFIG, WEIGHTS, check_fits, load_head, save_head
+from outpace.heads.checkpoint import CONFIG, WEIGHTS, fit, load_head, save_head
 from outpace.heads.registry import find_head, head_names
 
 TARGET = TargetShape(hidden_size=8, vocab_size=20, layers=2, name="tiny")
@@ -29,7 +31,11 @@ class Parts:
         return states @ self.table.T
 
 
-def head(kind: str, **sizes: int) -> StepHead:
+STEPPING = [kind for kind in head_names() if issubclass(find_head(kind), StepHead)]
+ATTENDING = [kind for kind in head_names() if issubclass(find_head(kind), AttendingHead)]
+
+
+def head(kind: str, **sizes: int) -> Any:
     torch.manual_seed(1)
     found = find_head(kind)
     made = found(TARGET, found.Config(depths=3, **sizes))
@@ -38,7 +44,7 @@ def head(kind: str, **sizes: int) -> StepHead:
     return made.eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("kind", head_names())
+@pytest.mark.parametrize("kind", STEPPING)
 def test_columns_do_not_see_each_other(kind: str) -> None:
     """The same step serves all places of a text and the nodes of a level."""
     made, parts = head(kind), Parts()
@@ -50,6 +56,48 @@ def test_columns_do_not_see_each_other(kind: str) -> None:
         one, alone = made.step(alone, tokens[:1, 2:3], depth, parts)
         assert logits.shape == (2, 5, 20)
         assert torch.allclose(logits[:1, 2:3], one, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ATTENDING)
+def test_entries_are_the_same_one_at_a_time_and_all_at_once(kind: str) -> None:
+    made, parts = head(kind).double(), Parts()
+    guides = made.guide(torch.randn(2, 5, 24, dtype=torch.float64))
+    tokens, at = torch.randint(20, (2, 5)), torch.arange(5).expand(2, -1)
+    causal = torch.ones(2, 5, 5, dtype=torch.bool).tril()
+    together, _ = made.step(guides, tokens, at, made.begin(2), causal, parts)
+    before = made.begin(2)
+    for column in range(5):
+        here = slice(column, column + 1)
+        alone, entry = made.step(
+            guides[:, here], tokens[:, here], at[:, here], before,
+            causal[:, here, : column + 1], parts,
+        )  # fmt: skip
+        before = before.then(entry)
+        assert torch.allclose(alone, together[:, here], atol=1e-12)
+    assert not torch.allclose(together[:, :1], together[:, 1:2], atol=1e-3)
+
+
+def test_positions_turn_queries_and_keys_as_in_transformers() -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+    made = head("eagle3", heads=2, groups=1)
+    config = LlamaConfig(
+        hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=4,
+        intermediate_size=24, attn_implementation="eager",
+    )  # fmt: skip
+    theirs = LlamaDecoderLayer(config, 0).self_attn
+    ours = made.midlayer.self_attn
+    for name in ("q_proj", "k_proj", "v_proj"):
+        theirs.get_parameter(f"{name}.weight").data = ours.get_parameter(f"{name}.weight")
+    theirs.o_proj = ours.o_proj
+    x, at = torch.randn(1, 6, 16), torch.arange(3, 9)[None]
+    causal = torch.ones(1, 6, 6, dtype=torch.bool).tril()
+    found, _ = ours(x, at, made.begin(1), causal)
+    mask = torch.zeros(1, 1, 6, 6).masked_fill(~causal[:, None], float("-inf"))
+    turn = LlamaRotaryEmbedding(config)(x, at)
+    wanted, _ = theirs(x, position_embeddings=turn, attention_mask=mask)
+    assert torch.allclose(found, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "sees"), [("medusa", 0), ("hydra", 2), ("mlp_speculator", 2)])
@@ -113,4 +161,4 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
 def test_a_head_of_another_target_is_refused_by_its_shape() -> None:
     other = TargetShape(hidden_size=8, vocab_size=21, layers=2, name="other")
     with pytest.raises(ConfigError, match=r"another model \(tiny\): its vocab_size is 20"):
-        check_fits(head("medusa"), other, "the head")
+        fit(head("medusa"), other, "the head")

@@ -19,6 +19,7 @@ VERBS = {
     "bench": "outpace.cli.bench:app",
     "audit": "outpace.cli.audit:app",
     "train": "outpace.cli.train:train",
+    "convert": "outpace.cli.convert:convert",
     "datastore": "outpace.cli.datastore:app",
     "tune": "outpace.cli.tune:app",
     "serve": "outpace.cli.serve:serve",

@@ -1,9 +1,10 @@
-"""What the heads have in common that guess a few tokens from one hidden state of the target.
+"""What trained heads have in common.
 
-Such a head looks at the state from which the target drew its latest token, the root, and guesses
-the tokens behind the root one depth after the other. The same step is used for drafting, where the
-W columns are the nodes of a level of the draft tree, and for training, where they are all positions
-of a text at once.
+A head looks at the target's hidden states and guesses the tokens behind the root, the last
+committed token, one depth after the other. There are two kinds. A `StepHead` starts from a single
+state, the one from which the target drew the root. An `AttendingHead` (`heads.attending`) attends
+over the whole text. The same step of a head is used for drafting, where the W columns are the nodes
+of a level of the draft tree, and for training, where they are all places of a text at once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Shared(Protocol):
 
 @dataclass(frozen=True)
 class TargetShape:
-    """What of a target a head depends on."""
+    """What of a target a head depends on; 0 where a file does not say it."""
 
     hidden_size: int
     vocab_size: int
@@ -55,14 +56,12 @@ class HeadConfig:
         return asdict(self)
 
 
-class StepHead(nn.Module, ABC):
+class Head(nn.Module, ABC):
     """Guesses the tokens behind the root, depth by depth."""
 
     kind: ClassVar[str]
     """Its name, which is the method's."""
     Config: ClassVar[type[HeadConfig]]
-    layers: tuple[int, ...] = (-1,)
-    """The target's layers that it reads, as in `Needs.states`."""
 
     def __init__(self, target: TargetShape, config: HeadConfig) -> None:
         super().__init__()
@@ -75,9 +74,31 @@ class StepHead(nn.Module, ABC):
     """``[V']``: the target's token for each of the head's own."""
 
     @property
+    def layers(self) -> tuple[int, ...]:
+        """The target's layers that it reads, as in `Needs.states`."""
+        return (-1,)
+
+    @property
     def vocabulary(self) -> int:
         """Tokens that it can guess, V'."""
         return len(self.d2t)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return next(self.parameters()).dtype
+
+    @torch.no_grad()
+    def begin_from(self, shared_head: Tensor | None) -> None:
+        """Starts training from what the target knows, where that helps.
+
+        shared_head: the target's output matrix ``[V', H]`` for the head's own tokens, if there is
+        one.
+        """
+
+
+class StepHead(Head):
+    """Guesses from one hidden state of the target, and the tokens drafted since."""
 
     @abstractmethod
     def step(
@@ -89,14 +110,6 @@ class StepHead(nn.Module, ABC):
         target's state ``[B, W, H]`` from which the root was drawn. tokens: ``[B, W]``, the last
         token of each path, at depth 1 the root; they are the target's tokens. depth: from 1 to
         ``config.depths``.
-        """
-
-    @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
-        """Starts training from what the target knows, where that helps.
-
-        shared_head: the target's output matrix ``[V', H]`` for the head's own tokens, if there is
-        one.
         """
 
 

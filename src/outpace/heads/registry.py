@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outpace.core.lazy import LazyRegistry
-from outpace.heads.base import StepHead
+from outpace.heads.base import Head
 
 REGISTRY = LazyRegistry(
     "head",
@@ -12,6 +12,7 @@ REGISTRY = LazyRegistry(
         "medusa": "outpace.heads.medusa:Medusa",
         "hydra": "outpace.heads.hydra:Hydra",
         "mlp_speculator": "outpace.heads.mlp_speculator:MlpSpeculator",
+        "eagle3": "outpace.heads.eagle3:Eagle3",
     },
 )
 
@@ -21,7 +22,7 @@ def head_names() -> list[str]:
     return REGISTRY.names()
 
 
-def find_head(name: str) -> type[StepHead]:
+def find_head(name: str) -> type[Head]:
     """Returns the head of this name; ``ConfigError`` with a suggestion if there is none."""
-    found: type[StepHead] = REGISTRY.find(name)
+    found: type[Head] = REGISTRY.find(name)
     return found

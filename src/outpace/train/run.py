@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.base import StepHead, TargetShape
+from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import save_head
 from outpace.heads.registry import find_head
 from outpace.targets.hf.load import Loaded
 from outpace.train.data import frequent
+from outpace.train.recipes import recipe_for
 from outpace.train.settings import TrainSettings, head_config
-from outpace.train.step_recipe import StepRecipe
 from outpace.train.teacher import Teacher
 
 STATE, LOG = "training.pt", "training.jsonl"
@@ -54,7 +54,7 @@ class TrainingRun:
         self.head = _new_head(loaded, tokens, settings)
         self._teacher = Teacher(loaded, self.head.layers)
         self.head.begin_from(self._teacher.head_rows(self.head.d2t))
-        self._recipe = StepRecipe(self.head, self._teacher)
+        self._recipe = recipe_for(self.head, self._teacher)
         held = max(1, int(len(tokens) * settings.held_out))
         if len(tokens) <= held:
             raise ConfigError(
@@ -177,7 +177,7 @@ def read_log(out: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def _new_head(loaded: Loaded, tokens: Tensor, settings: TrainSettings) -> StepHead:
+def _new_head(loaded: Loaded, tokens: Tensor, settings: TrainSettings) -> Head:
     kind = find_head(settings.method)
     config = head_config(kind.Config, settings.head)
     if config.depths >= settings.block:

@@ -29,7 +29,7 @@ class DynamicTree(DraftModel):
 
     name: ClassVar[str] = "draft_tree"
     draws: frozenset[Drawn] = frozenset({Drawn.POINT})
-    trees: ClassVar[bool] = True
+    trees: bool = True
     ends_chains: bool = False
 
     def __init__(self, drafter: Loaded, runner: Runner, vocabulary: int, growth: Growth) -> None:

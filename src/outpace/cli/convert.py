@@ -1,0 +1,33 @@
+"""``outpace convert``: a trained head from one format to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from outpace.cli.loading import starting
+from outpace.errors import ConfigError
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder with a trained head.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="outpace, eagle3 or medusa.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write it into.")],
+) -> None:
+    """Write a trained head in another format. Its weights stay the same, bit by bit.
+
+    The format of SRC is told by its config.json. Every format can be drafted with as it is
+    (--draft), so a published head need not be converted for that.
+    """
+    with starting():
+        from outpace.heads.checkpoint import load_head, save_head
+        from outpace.heads.formats.registry import find_format
+    find_format(to)  # a wrong name is refused before anything is read
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{str(out)!r} exists already: name a new folder with --out.")
+    head = load_head(source)
+    save_head(head, out, to)
+    Console(stderr=True).print(f"{out}: a {head.kind} head in the format {to}", highlight=False)

@@ -1,0 +1,143 @@
+"""What drafters with trained heads have in common."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Drawn, Needs, Proposal
+from outpace.core.transfer import to_device
+from outpace.core.tree import Tree
+from outpace.core.tree_shape import TreeShape
+from outpace.draft.base import Drafter, Rows, Setup
+from outpace.draft.options import option
+from outpace.draft.trees import TreePlans, draw_tree
+from outpace.draft.vocabulary import Vocabulary
+from outpace.errors import ConfigError
+from outpace.heads.base import Head, TargetShape
+from outpace.heads.checkpoint import fit, load_head
+from outpace.heads.registry import find_head
+from outpace.targets.base import Target
+from outpace.targets.hf.load import Loaded
+
+NOISE = 0.02
+"""What is added to the weights of a specimen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOptions:
+    """What a user may set."""
+
+    model: Any = option(None, "The trained head: the folder that 'outpace train' wrote.")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, (str, os.PathLike, Head)):
+            raise ConfigError(
+                "a trained head needs 'model': the folder that 'outpace train' wrote for this "
+                "target."
+            )
+
+
+class Walk(Protocol):
+    """The steps of a head through one draft."""
+
+    def first(self) -> Tensor:
+        """Returns the logits ``[B, V]`` behind the roots."""
+
+    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        """As `draft.trees.Deeper`."""
+
+
+class HeadDrafter(Drafter):
+    """Drafts with a trained head, whose steps cost little beside a pass of the target.
+
+    How many nodes are drafted, and as which tree, is the controller's choice.
+    """
+
+    draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
+    trees: bool = True
+    any_shape = True
+    default_rule: ClassVar[str] = "recursive"
+    Options: ClassVar[type[Any]] = HeadOptions
+    copies_prompts = True
+
+    def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
+        """vocabulary: tokens that the target can generate."""
+        self._head = head.to(target.device)
+        self._target = target
+        self._vocabulary = _known(head.d2t, vocabulary)
+        self._plans = TreePlans(target.device)
+        self.needs = Needs(states=head.layers)
+        parts = {name: value.nbytes for name, value in head.named_parameters()}
+        self.weight_bytes = self.pass_bytes = sum(parts.values())
+
+    @classmethod
+    def build(cls, setup: Setup) -> HeadDrafter:
+        given = setup.options.model
+        head = given if isinstance(given, Head) else load_head(given)
+        what = "the head" if isinstance(given, Head) else f"the head in {str(given)!r}"
+        if head.kind != cls.name:
+            raise ConfigError(f"{what} is of the kind {head.kind!r}: use that as the method.")
+        fit(head, TargetShape.of(setup.loaded.config), what)
+        if not isinstance(given, Head):
+            head = head.to(setup.target.dtype)
+        return cls(head, setup.target, setup.loaded.vocabulary)
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        kind, model = find_head(cls.name), cast(Any, loaded.model)
+        torch.manual_seed(0)
+        head = kind(TargetShape.of(loaded.config, "a specimen"), kind.Config(depths=3))
+        head = head.to(loaded.dtype).eval().requires_grad_(False)
+        head.begin_from(model.get_output_embeddings().weight)
+        for parameter in head.parameters():  # so that all parts of it matter
+            parameter.add_(torch.randn_like(parameter), alpha=NOISE)
+        return {"model": head}
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight_bytes
+
+    @property
+    def deepest(self) -> int | None:
+        """How many tokens behind the root it can guess; None: any number."""
+        return None
+
+    @abstractmethod
+    def knows(self, row: int) -> bool:
+        """Returns whether there is something to draft a row from."""
+
+    @abstractmethod
+    def walk(self, rows: Rows) -> Walk:
+        """Begins the drafts of a round, for rows of which some is known."""
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        shape = rows.shape or TreeShape.chain(max(budgets))
+        if self.deepest is not None:
+            shape = shape.up_to(self.deepest)
+        counts = [
+            min(budget, shape.size) if self.knows(row) else 0 for row, budget in enumerate(budgets)
+        ]
+        if not any(counts):
+            return Proposal.empty(len(rows), rows.seeds.device)
+        plan = self._plans.of(shape.first(max(counts)))
+        walk = self.walk(rows)
+        tokens, law = draw_tree(
+            plan, rows, walk.first(), walk.deeper, lane=self.lane, with_replacement=False
+        )
+        return Proposal(tokens, plan.tree(len(rows)), to_device(counts, tokens.device), law)
+
+
+def _known(d2t: Tensor, vocabulary: int) -> Vocabulary:
+    """The map of a head's own tokens, without those that are padding in the target."""
+    if bool((d2t >= vocabulary).any()):
+        if not torch.equal(d2t, torch.arange(len(d2t), device=d2t.device)):
+            raise ConfigError("the head guesses tokens that the target's tokenizer does not have.")
+        d2t = d2t[:vocabulary]
+    return Vocabulary(d2t, vocabulary)

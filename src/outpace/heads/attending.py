@@ -1,0 +1,68 @@
+"""What the heads have in common that attend over the whole text: EAGLE and its relatives.
+
+Such a head is a small decoder over entries. Entry i of a text joins the guide of token i, which is
+what the head makes of the target's states there, with token i + 1, and says something about token
+i + 2. Behind the text, where the target has not been, the head's own output takes the place of the
+guide. Each entry attends over those before it, so that keys and values of a text are kept.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outpace.heads.base import Head, Shared
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """Keys and values of L entries of B rows."""
+
+    keys: Tensor  # [B, G, L, D], of G groups of attention heads
+    values: Tensor  # [B, G, L, D]
+
+    def __len__(self) -> int:
+        return self.keys.shape[2]
+
+    def then(self, more: Entries) -> Entries:
+        """Returns these and further ones."""
+        return Entries(
+            torch.cat([self.keys, more.keys], 2), torch.cat([self.values, more.values], 2)
+        )
+
+
+class AttendingHead(Head):
+    """Guesses from all of a text, and the tokens drafted behind it."""
+
+    @abstractmethod
+    def guide(self, states: Tensor) -> Tensor:
+        """Returns the guides ``[..., H]`` for states ``[..., len(layers) H]`` of the target."""
+
+    @abstractmethod
+    def begin(self, rows: int) -> Entries:
+        """Returns no entries of so many rows."""
+
+    @abstractmethod
+    def step(
+        self,
+        guides: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        before: Entries,
+        visible: Tensor,
+        shared: Shared,
+    ) -> tuple[Tensor, Entries]:
+        """Returns the outputs ``[B, W, H]`` of W entries, and the entries themselves.
+
+        guides: ``[B, W, H]``, or outputs of earlier steps in their place. tokens: ``[B, W]``, the
+        target's tokens behind them. positions: ``[B, W]``, the numbers of the entries in their
+        texts, from 0. visible: ``[B, W, L + W]`` bool, which of the L entries before and of the W
+        themselves each of the W attends to; itself at least.
+        """
+
+    @abstractmethod
+    def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
+        """Returns the logits ``[..., V']`` of the next tokens for outputs ``[..., H]``."""

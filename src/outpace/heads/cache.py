@@ -1,0 +1,93 @@
+"""The entries of several texts, of different lengths, that a head attends over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from outpace.core.transfer import to_device
+from outpace.heads.attending import AttendingHead, Entries
+
+ROOM = 64
+"""Entries by which there is more room once it is full, at least."""
+
+
+class TextCache:
+    """Keys and values by row. Rows are numbered from 0; what is behind a row's length is left over
+    from something else."""
+
+    def __init__(self, head: AttendingHead) -> None:
+        self._head = head
+        self._held = head.begin(0)  # of all rows, with room for more
+        self.lengths: list[int] = []
+
+    @property
+    def nbytes(self) -> int:
+        return self._held.keys.nbytes + self._held.values.nbytes
+
+    @torch.inference_mode()
+    def admit(self, source: int | None = None, length: int = 0) -> None:
+        """Adds a row: an empty one, or the first entries of a present one."""
+        if source is None:
+            new = _longer(self._head.begin(1), len(self._held))
+        else:
+            new = self._of([source])
+        self._held = Entries(
+            torch.cat([self._held.keys, new.keys]), torch.cat([self._held.values, new.values])
+        )
+        self.lengths.append(length)
+
+    @torch.inference_mode()
+    def retain(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, numbered anew."""
+        self._held = self._of(rows)
+        self.lengths = [self.lengths[row] for row in rows]
+
+    def of(self, rows: Sequence[int]) -> tuple[Entries, Tensor]:
+        """Returns the entries of some rows, as many as the longest has, and which of them are a
+        row's own, ``[B, L]`` bool."""
+        lengths = [self.lengths[row] for row in rows]
+        longest, held = max(lengths), self._of(rows)
+        own = torch.arange(longest) < torch.tensor(lengths)[:, None]
+        return (
+            Entries(held.keys[:, :, :longest], held.values[:, :, :longest]),
+            own.to(held.keys.device),
+        )
+
+    @torch.inference_mode()
+    def append(self, rows: Sequence[int], more: Entries, counts: Sequence[int]) -> None:
+        """Adds the first so many entries of ``more`` to each of the rows."""
+        places = [(row, self.lengths[row] + i) for row, n in zip(rows, counts, strict=True)
+                  for i in range(n)]  # fmt: skip
+        taken = [(at, i) for at, n in enumerate(counts) for i in range(n)]
+        for row, count in zip(rows, counts, strict=True):
+            self.lengths[row] += count
+        self._make_room()
+        device = self._held.keys.device
+        at, place = to_device(places, device).view(-1, 2).unbind(1)
+        source, column = to_device(taken, device).view(-1, 2).unbind(1)
+        self._held.keys[at, :, place] = more.keys[source, :, column]
+        self._held.values[at, :, place] = more.values[source, :, column]
+
+    def drop(self, row: int, count: int) -> None:
+        """Takes the last so many entries of a row away."""
+        self.lengths[row] -= count
+
+    def _of(self, rows: Sequence[int]) -> Entries:
+        if list(rows) == list(range(self._held.keys.shape[0])):
+            return self._held
+        index = to_device(list(rows), self._held.keys.device)
+        return Entries(self._held.keys[index], self._held.values[index])
+
+    def _make_room(self) -> None:
+        missing = max(self.lengths) - len(self._held)
+        if missing > 0:
+            self._held = _longer(self._held, max(missing, ROOM, len(self._held)))
+
+
+def _longer(entries: Entries, more: int) -> Entries:
+    """Returns entries with room for so many more behind them."""
+    return Entries(pad(entries.keys, (0, 0, 0, more)), pad(entries.values, (0, 0, 0, more)))

@@ -1,0 +1,151 @@
+"""EAGLE-3's published heads: ``config.json`` as of a Llama model with one layer.
+
+The weights are ``fc``, ``midlayer``, ``norm`` and ``lm_head``. A head that knows some of the
+target's tokens only brings ``d2t``, which is what to add to the number of each of its own tokens to
+get the target's, and ``t2d``, which says of each of the target's tokens whether it is one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from outpace.heads.base import Head, TargetShape, config_of
+from outpace.heads.eagle3 import PLAIN_ROTARY, Eagle3, Eagle3Config
+from outpace.heads.folder import Folder
+from outpace.heads.formats.base import Content, Format
+
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+
+SIZES = {
+    "heads": "num_attention_heads",
+    "groups": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "inner_size": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
+}
+"""Our names of a head's sizes, and the public ones."""
+
+ONLY: Mapping[str, Any] = {
+    "num_hidden_layers": 1,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "norm_before_residual": False,
+    "norm_before_fc": False,
+    "rope_scaling": None,
+}
+"""What a head of another kind says otherwise."""
+
+
+class Eagle3Format(Format):
+    """The target is known by its width and its vocabulary only."""
+
+    name: ClassVar[str] = "eagle3"
+
+    @classmethod
+    def recognises(cls, about: Mapping[str, Any]) -> bool:
+        return ARCHITECTURE in (about.get("architectures") or ())
+
+    @classmethod
+    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+        weights = {
+            name: value
+            for name, value in folder.read_weights("model.safetensors", "pytorch_model.bin").items()
+            if not name.endswith("rotary_emb.inv_freq")  # which follows from the configuration
+        }
+        try:
+            target = TargetShape(about["hidden_size"], about["vocab_size"], 0)
+            config = _config(about, weights)
+            head = Eagle3(target, config)
+            weights["d2t"] = _to_target(weights, head)
+        except (TypeError, ValueError, KeyError) as error:
+            raise folder.unfit("eagle3", error) from error
+        return folder.fill(head, weights)
+
+    @classmethod
+    def write(cls, head: Head) -> Content:
+        if not isinstance(head, Eagle3):
+            raise cls.refuse(f"holds no {head.kind} heads")
+        weights = dict(head.state_dict())
+        d2t = weights.pop("d2t")
+        if head.config.draft_vocab_size:
+            weights["d2t"] = d2t - torch.arange(len(d2t), device=d2t.device)
+            weights["t2d"] = _known(d2t, head.target.vocab_size)
+        return Content(_about(head), weights)
+
+
+def _config(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Eagle3Config:
+    for name, value in ONLY.items():
+        if about.get(name, value) != value:
+            raise ValueError(f"its {name} is {about[name]!r}, and only {value!r} is known")
+    if about.get("target_hidden_size") not in (None, about["hidden_size"]):
+        raise ValueError("its width is not its target's")
+    sizes = {name: about[public] for name, public in SIZES.items() if public in about}
+    rope = about.get("rope_parameters") or {
+        **PLAIN_ROTARY, "rope_theta": about.get("rope_theta", PLAIN_ROTARY["rope_theta"]),
+    }  # fmt: skip
+    given = {
+        **{name: value for name, value in sizes.items() if value is not None},
+        "depths": Eagle3Config().depths,
+        "draft_vocab_size": about.get("draft_vocab_size") or 0 if "d2t" in weights else 0,
+        "rope": dict(rope),
+        "reads": list(about.get(LAYERS) or ()),
+        "own_embedding": "embed_tokens.weight" in weights,
+    }
+    found = config_of(Eagle3Config, given)
+    assert isinstance(found, Eagle3Config)
+    return found
+
+
+def _to_target(weights: dict[str, Tensor], head: Eagle3) -> Tensor:
+    """The target's tokens for the head's own, from their distances."""
+    offsets, mask = weights.pop("d2t", None), weights.pop("t2d", None)
+    if offsets is None:
+        return head.d2t
+    if offsets.shape != head.d2t.shape:
+        raise ValueError(f"d2t has {len(offsets)} entries, not {len(head.d2t)}")
+    d2t = offsets.long() + torch.arange(len(offsets))
+    size = head.target.vocab_size
+    if int(d2t.min()) < 0 or int(d2t.max()) >= size or len(set(d2t.tolist())) != len(d2t):
+        raise ValueError(f"d2t does not lead to {len(d2t)} of the {size} tokens")
+    if mask is not None and not torch.equal(mask.bool(), _known(d2t, size)):
+        raise ValueError("d2t and t2d disagree")
+    return d2t
+
+
+def _known(d2t: Tensor, size: int) -> Tensor:
+    found = torch.zeros(size, dtype=torch.bool, device=d2t.device)
+    found[d2t] = True
+    return found
+
+
+def _about(head: Eagle3) -> dict[str, Any]:
+    attention, config = head.midlayer.self_attn, head.config.as_dict()
+    about = {
+        "architectures": [ARCHITECTURE],
+        "model_type": "llama",
+        "hidden_size": head.target.hidden_size,
+        "intermediate_size": head.midlayer.mlp.up_proj.out_features,
+        "num_hidden_layers": 1,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.groups,
+        "head_dim": attention.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rms_norm_eps": config["norm_eps"],
+        "rope_theta": config["rope"]["rope_theta"],
+        "rope_scaling": None,
+        "vocab_size": head.target.vocab_size,
+        "draft_vocab_size": head.vocabulary,
+        "tie_word_embeddings": False,
+        "torch_dtype": str(head.dtype).removeprefix("torch."),
+    }
+    if head.target.layers or config["reads"]:
+        about[LAYERS] = list(head.layers)
+    return about

@@ -1,0 +1,41 @@
+"""Our own format, which holds every kind of head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from outpace.heads.base import Head, TargetShape, config_of
+from outpace.heads.folder import Folder
+from outpace.heads.formats.base import Content, Format
+from outpace.heads.registry import find_head, head_names
+
+KIND = "outpace_head"
+"""The entry of the configuration that holds the kind of head."""
+
+
+class Outpace(Format):
+    """The head's sizes and its target's shape; weights by the names of its parameters."""
+
+    name: ClassVar[str] = "outpace"
+
+    @classmethod
+    def recognises(cls, about: Mapping[str, Any]) -> bool:
+        return about.get(KIND) in head_names()
+
+    @classmethod
+    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+        given = dict(about)
+        kind = find_head(given.pop(KIND))
+        try:
+            target = TargetShape(**given.pop("target"))
+            head = kind(target, config_of(kind.Config, given))
+        except (TypeError, ValueError, KeyError) as error:
+            raise folder.unfit(kind.kind, error) from error
+        return folder.fill(head, folder.read_weights("model.safetensors"))
+
+    @classmethod
+    def write(cls, head: Head) -> Content:
+        about = {KIND: head.kind, **head.config.as_dict(), "target": asdict(head.target)}
+        return Content(about, head.state_dict())

@@ -1,0 +1,79 @@
+"""How a head does on a lesson."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outpace.heads.base import Head
+from outpace.train.teacher import Lesson
+
+DECAY = 0.8
+"""The weight of each depth's loss, as a share of the depth above it (Medusa's and EAGLE-3's)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Marks:
+    """How a head does on a lesson."""
+
+    loss: Tensor  # to be minimised
+    hits: Tensor  # [P, D] bool: whether its first guess is the target's, by place and depth
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per pass of the target that chains of greedy guesses would bring."""
+        return 1 + float(self.hits.cumprod(-1).float().sum(-1).mean())
+
+
+class Recipe(ABC):
+    """Marks a head on lessons: at all places of a text that have enough text behind them.
+
+    At each place the head starts as if the next token were the root of a round, and is given the
+    text's own tokens as the path. Its guess at each depth is compared with what the target says
+    after the same tokens.
+    """
+
+    @abstractmethod
+    def mark(self, lesson: Lesson) -> Marks:
+        """Returns the marks for a lesson."""
+
+
+class Sheet:
+    """What is noted of a head's guesses, from depth 1 on."""
+
+    def __init__(self, head: Head, lesson: Lesson, places: int) -> None:
+        self._lesson, self._places, self._d2t = lesson, places, head.d2t
+        own = head.d2t.new_full((head.target.vocab_size,), -1)
+        own[head.d2t] = torch.arange(head.vocabulary, device=own.device)
+        self._own = own  # [V]: the head's own number of each token, or -1
+        self._losses: list[Tensor] = []
+        self._hits: list[Tensor] = []
+
+    def path(self) -> Tensor:
+        """Returns the tokens ``[B, P]`` that the path of each place goes on with: the roots at
+        first."""
+        depth = len(self._hits) + 1
+        return self._lesson.tokens[:, depth : depth + self._places]
+
+    def note(self, logits: Tensor) -> None:
+        """Takes the guesses ``[B, P, V']`` behind these tokens."""
+        depth = len(self._hits) + 1
+        here = slice(depth, depth + self._places)
+        likeliest, chances = self._lesson.top_tokens[:, here], self._lesson.top_chances[:, here]
+        self._losses.append(DECAY ** (depth - 1) * self._loss(logits, likeliest, chances))
+        self._hits.append(self._d2t[logits.argmax(-1)] == likeliest[..., 0])
+
+    def marks(self) -> Marks:
+        """Returns the marks for all that was noted."""
+        return Marks(torch.stack(self._losses).sum(), torch.stack(self._hits, -1).flatten(0, 1))
+
+    def _loss(self, logits: Tensor, likeliest: Tensor, chances: Tensor) -> Tensor:
+        """The cross entropy with the target's law, as far as both know its tokens."""
+        own = self._own[likeliest]  # [B, P, TOP]
+        known = torch.where(own >= 0, chances, 0.0)
+        found = functional.log_softmax(logits.float(), -1).gather(-1, own.clamp_min(0))
+        return -(known * found).sum(-1).mean()

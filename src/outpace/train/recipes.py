@@ -1,0 +1,19 @@
+"""Which recipe trains a head."""
+
+from __future__ import annotations
+
+from outpace.errors import ConfigError
+from outpace.heads.attending import AttendingHead
+from outpace.heads.base import Head, Shared, StepHead
+from outpace.train.attending_recipe import AttendingRecipe
+from outpace.train.marks import Recipe
+from outpace.train.step_recipe import StepRecipe
+
+
+def recipe_for(head: Head, shared: Shared) -> Recipe:
+    """Returns the recipe for a head; ``ConfigError`` where there is none."""
+    if isinstance(head, StepHead):
+        return StepRecipe(head, shared)
+    if isinstance(head, AttendingHead):
+        return AttendingRecipe(head, shared)
+    raise ConfigError(f"nothing is known of how to train a {head.kind} head.")

@@ -1,0 +1,214 @@
+"""Published formats of heads. The files are made here, from the formats' public descriptions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outpace.errors import ConfigError, ModelLoadError
+from outpace.heads.base import TargetShape
+from outpace.heads.checkpoint import fit, load_head, save_head
+from outpace.heads.eagle3 import Eagle3, Eagle3Config
+from outpace.heads.hydra import Hydra, HydraConfig
+
+SIZE, VOCABULARY, OWN = 8, 20, 6
+TOKENS = [3, 4, 7, 11, 12, 19]
+TARGET = TargetShape(hidden_size=SIZE, vocab_size=VOCABULARY, layers=12, name="tiny")
+Weights = dict[str, Tensor]
+Change = Callable[[dict[str, Any], Weights], object]
+
+EAGLE3_CONFIG = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "hidden_size": SIZE,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "vocab_size": VOCABULARY,
+    "draft_vocab_size": OWN,
+    "torch_dtype": "bfloat16",
+}
+
+
+def drawn(shapes: Mapping[str, tuple[int, ...]]) -> Weights:
+    torch.manual_seed(0)
+    return {name: torch.randn(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+
+
+def eagle3(folder: Path, change: Change = lambda about, weights: None) -> Weights:
+    about = dict(EAGLE3_CONFIG)
+    layer, half = "midlayer.", SIZE // 2
+    weights = drawn(
+        {
+            "fc.weight": (SIZE, 3 * SIZE),
+            layer + "hidden_norm.weight": (SIZE,),
+            layer + "input_layernorm.weight": (SIZE,),
+            layer + "post_attention_layernorm.weight": (SIZE,),
+            layer + "self_attn.q_proj.weight": (SIZE, 2 * SIZE),
+            layer + "self_attn.k_proj.weight": (half, 2 * SIZE),
+            layer + "self_attn.v_proj.weight": (half, 2 * SIZE),
+            layer + "self_attn.o_proj.weight": (SIZE, SIZE),
+            layer + "mlp.gate_proj.weight": (24, SIZE),
+            layer + "mlp.up_proj.weight": (24, SIZE),
+            layer + "mlp.down_proj.weight": (SIZE, 24),
+            "norm.weight": (SIZE,),
+            "lm_head.weight": (OWN, SIZE),
+        }
+    )
+    weights["d2t"] = torch.tensor(TOKENS) - torch.arange(OWN)
+    weights["t2d"] = torch.tensor([token in TOKENS for token in range(VOCABULARY)])
+    change(about, weights)
+    return put(folder, about, weights, "model.safetensors")
+
+
+def medusa(folder: Path, change: Change = lambda about, weights: None) -> Weights:
+    about = {
+        "medusa_num_heads": 2,
+        "medusa_num_layers": 1,
+        "base_model_name_or_path": "a/model",
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(3):  # one more than the configuration says, as in some published files
+        shapes[f"{head}.0.linear.weight"] = (SIZE, SIZE)
+        shapes[f"{head}.0.linear.bias"] = (SIZE,)
+        shapes[f"{head}.1.weight"] = (VOCABULARY, SIZE)
+    weights = drawn(shapes)
+    change(about, weights)
+    return put(folder, about, weights, "medusa_lm_head.safetensors")
+
+
+def put(folder: Path, about: Mapping[str, Any], weights: Weights, file: str) -> Weights:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(about))
+    save_file(weights, folder / file)
+    return weights
+
+
+MAKERS = {"eagle3": eagle3, "medusa": medusa}
+FILES = {"eagle3": "model.safetensors", "medusa": "medusa_lm_head.safetensors"}
+
+
+@pytest.mark.parametrize("form", MAKERS)
+def test_weights_come_back_bit_by_bit_through_our_own_format(form: str, tmp_path: Path) -> None:
+    given = MAKERS[form](tmp_path / "public")
+    save_head(load_head(tmp_path / "public"), tmp_path / "own")
+    save_head(load_head(tmp_path / "own"), tmp_path / "again", form)
+    found = load_file(tmp_path / "again" / FILES[form])
+    assert set(found) == set(given)
+    for name, value in given.items():
+        assert found[name].dtype == value.dtype, name
+        assert torch.equal(found[name], value), name
+
+
+def test_a_configuration_says_the_same_again(tmp_path: Path) -> None:
+    eagle3(
+        tmp_path / "public",
+        say(eagle_aux_hidden_state_layer_ids=[1, 5, 8]),
+    )
+    save_head(load_head(tmp_path / "public"), tmp_path / "again", "eagle3")
+    about = json.loads((tmp_path / "again" / "config.json").read_text())
+    wanted = {**EAGLE3_CONFIG, "eagle_aux_hidden_state_layer_ids": [1, 5, 8], "head_dim": 4}
+    assert {name: about.get(name) for name in wanted} == wanted
+
+
+def test_what_an_eagle3_head_is_made_of(tmp_path: Path) -> None:
+    eagle3(tmp_path)
+    head = load_head(tmp_path)
+    assert isinstance(head, Eagle3)
+    assert head.d2t.tolist() == TOKENS
+    fit(head, TARGET, "the head")
+    assert head.layers == (2, 6, 9)
+    attention = head.midlayer.self_attn
+    assert (attention.heads, attention.groups, attention.base) == (2, 1, 500000.0)
+
+
+def test_a_head_that_knows_all_tokens_has_no_maps(tmp_path: Path) -> None:
+    def whole(about: dict[str, Any], weights: Weights) -> None:
+        del about["draft_vocab_size"], weights["d2t"], weights["t2d"]
+        weights["lm_head.weight"] = torch.zeros(VOCABULARY, SIZE, dtype=torch.bfloat16)
+
+    given = eagle3(tmp_path / "public", whole)
+    save_head(load_head(tmp_path / "public"), tmp_path / "again", "eagle3")
+    assert set(load_file(tmp_path / "again" / "model.safetensors")) == set(given)
+
+
+def test_medusa_heads_are_those_of_the_file(tmp_path: Path) -> None:
+    given = medusa(tmp_path)
+    head = load_head(tmp_path)
+    assert (head.kind, head.config.depths, head.target.name) == ("medusa", 3, "a/model")
+    torch.save(given, tmp_path / "medusa_lm_head.pt")
+    (tmp_path / "medusa_lm_head.safetensors").unlink()
+    again = load_head(tmp_path)
+    assert torch.equal(again.get_parameter("outputs.2.weight"), given["2.1.weight"])
+
+
+def drop(name: str) -> Change:
+    return lambda about, weights: weights.pop(name)
+
+
+def say(**more: object) -> Change:
+    return lambda about, weights: about.update(more)
+
+
+def give(name: str, value: Tensor) -> Change:
+    return lambda about, weights: weights.update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("form", "change", "sentence"),
+    [
+        ("eagle3", drop("fc.weight"), "damaged, or not those .*fc.weight"),
+        ("eagle3", give("fc.weight", torch.zeros(SIZE, SIZE)), "size mismatch for fc.weight"),
+        ("eagle3", give("fc.bias", torch.zeros(SIZE)), "fc.bias"),
+        ("eagle3", say(num_hidden_layers=2), "num_hidden_layers is 2, and only 1"),
+        ("eagle3", say(rope_scaling={"type": "yarn"}), "rope_scaling is"),
+        ("eagle3", say(rope_parameters={"rope_type": "yarn"}), "rope is"),
+        ("eagle3", say(target_hidden_size=16), "width is not its target's"),
+        ("eagle3", say(draft_vocab_size=7), "d2t has 6 entries, not 7"),
+        ("eagle3", say(num_key_value_heads=3), "do not fit"),
+        ("eagle3", say(hidden_size="8"), "does not describe a eagle3 head"),
+        ("eagle3", give("d2t", torch.full((OWN,), VOCABULARY)), "does not lead to 6 of the 20"),
+        ("eagle3", give("t2d", torch.ones(VOCABULARY, dtype=torch.bool)), "d2t and t2d disagree"),
+        ("medusa", say(medusa_num_heads=4), r"3 whole heads of 1 block\(s\), not 4"),
+        ("medusa", say(medusa_num_heads="two"), "no whole numbers"),
+        ("medusa", drop("0.0.linear.bias"), "damaged, or not those .*blocks.0.0.linear.bias"),
+        ("medusa", give("1.1.weight", torch.zeros(VOCABULARY, 9)), "size mismatch"),
+        ("medusa", give("strange", torch.zeros(1)), "3 whole heads"),
+    ],
+)
+def test_a_head_of_another_make_is_refused(
+    form: str, change: Change, sentence: str, tmp_path: Path
+) -> None:
+    MAKERS[form](tmp_path, change)
+    with pytest.raises(ModelLoadError, match=sentence):
+        load_head(tmp_path)
+
+
+def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:
+    eagle3(tmp_path, say(eagle_aux_hidden_state_layer_ids=[1, 5, 80]))
+    head = load_head(tmp_path)
+    with pytest.raises(ConfigError, match="reads layer 80, and this target has 12"):
+        fit(head, TARGET, "the head")
+    with pytest.raises(ConfigError, match="its vocab_size is 20, and this target's is 21"):
+        fit(head, TargetShape(SIZE, 21, 12), "the head")
+
+
+def test_a_format_refuses_what_it_has_no_words_for(tmp_path: Path) -> None:
+    hydra = Hydra(TARGET, HydraConfig())
+    for form in ("eagle3", "medusa"):
+        with pytest.raises(ConfigError, match="holds no hydra heads"):
+            save_head(hydra, tmp_path, form)
+    with pytest.raises(ConfigError, match="unknown format 'eagle9'"):
+        save_head(Eagle3(TARGET, Eagle3Config()), tmp_path, "eagle9")
+    assert not list(tmp_path.iterdir())

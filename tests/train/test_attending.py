@@ -1,0 +1,59 @@
+"""What a head that attends over the text is given while it drafts, against all at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outpace import LLM, SamplingParams
+from outpace.draft.base import Rows
+from outpace.draft.registry import find_drafter
+from outpace.draft.trained.attending_head import WAITING, AttendingHeadDrafter
+from outpace.targets.hf.load import Loaded
+from outpace.train.teacher import Teacher
+from targets.families import CONTEXT, VOCABULARY, target
+
+
+@pytest.mark.parametrize("method", ["eagle3"])
+def test_a_draft_begins_as_if_the_whole_text_were_read_at_once(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ragged rows, texts that are read in parts, rows that end, and samples of one prompt."""
+    loaded = Loaded(target("llama"), None, "llama")
+    options = find_drafter(method).specimen(loaded)
+    config = {"method": method, "num_speculative_tokens": 4, **options}
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
+    head, checked = options["model"], 0
+    teacher = Teacher(loaded, head.layers)
+    begin = AttendingHeadDrafter.walk
+
+    def walk(self: AttendingHeadDrafter, rows: Rows) -> object:
+        nonlocal checked
+        made = begin(self, rows)
+        found = made.first()
+        for row in range(len(rows)):
+            text = torch.tensor([rows.since(row, 0)])
+            if text.shape[1] == 1:
+                continue  # such a row has no entry yet
+            count = text.shape[1] - 1
+            outputs, _ = head.step(
+                head.guide(teacher.read(text).states[:, :-1]),
+                text[:, 1:],
+                torch.arange(count)[None],
+                head.begin(1),
+                torch.ones(1, count, count, dtype=torch.bool).tril(),
+                teacher,
+            )
+            assert torch.allclose(found[row], head.logits(outputs[0, -1], teacher), atol=1e-9)
+            checked += 1
+        return made
+
+    monkeypatch.setattr(AttendingHeadDrafter, "walk", walk)
+    torch.manual_seed(0)
+    prompts = [torch.randint(VOCABULARY, (n,)).tolist() for n in (1, 2, WAITING + 20, 9)]
+    given = [
+        SamplingParams(temperature=1.0, max_tokens=length, n=n, seed=3, ignore_eos=True)
+        for length, n in ((12, 1), (5, 3), (12, 2), (20, 1))
+    ]
+    llm.generate(prompts, given)
+    assert checked > 20
