@@ -89,7 +89,7 @@ class ConsensusDrafter(Drafter):
     Options: ClassVar[type[Any]] = ConsensusOptions
 
     def __init__(self, options: ConsensusOptions) -> None:
-        self.trees = options.tree  # type: ignore[misc]
+        self.trees = options.tree
         self._options = options
         self._grow = likeliest_tree if options.tree else likeliest_chain
         self._texts: list[GrowingText] = []
