@@ -12,6 +12,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+import torch
+
 from outpace import LLM, SamplingParams
 from outpace.bench.builtin import BUILT_IN
 from outpace.core.best_shape import BestShapes
@@ -62,6 +64,22 @@ def seen(llm: LLM, temperature: float) -> Chances:
     return acceptance.typical(LEVELS, SIBLINGS)
 
 
+def calibration(llm: LLM) -> tuple[float, float]:
+    """Returns how probable the drafter finds its likeliest token in greedy texts of the target, and
+    how often it is the target's; both are means over all tokens."""
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    probable, right = [], []
+    for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, params), strict=True):
+        text = torch.tensor(output.outputs[0].token_ids)
+        ids = torch.tensor([[*llm.tokenizer(prompt).input_ids, *text.tolist()]])
+        with torch.inference_mode():
+            logits = llm.engine.drafter.loaded.model(input_ids=ids).logits[0, -len(text) - 1 : -1]
+        best = logits.float().softmax(-1).max(-1)
+        probable += best.values.tolist()
+        right += (best.indices == text).tolist()
+    return statistics.mean(probable), statistics.mean(right)
+
+
 def main() -> None:
     models = {
         name: LLM(speculative_config=config, max_num_seqs=len(PROMPTS))
@@ -84,6 +102,8 @@ def main() -> None:
             print(
                 f"| {temperature} | {nodes} | " + " | ".join(cells) + f" | {levels} |", flush=True
             )
+    probable, right = calibration(models["chain"])
+    print(f"The likeliest token: probability {probable:.2f}, the target's in {right:.2f} of cases.")
 
 
 if __name__ == "__main__":
