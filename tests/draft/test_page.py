@@ -12,7 +12,7 @@ from outpace.draft.registry import find_drafter
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods" / "lookup.md").read_text()
 SECTIONS = dict(re.findall(r"\n## (\w+)\n(.*?)(?=\n## |\Z)", PAGE, re.DOTALL))
-METHODS = ["ngram", "suffix", "recycling", "retrieval", "lookahead"]
+METHODS = ["ngram", "suffix", "consensus", "recycling", "retrieval", "lookahead"]
 
 
 @pytest.mark.parametrize("method", METHODS)
