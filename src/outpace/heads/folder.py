@@ -84,7 +84,7 @@ class Folder:
     def unfit(self, kind: str, error: BaseException | str) -> ModelLoadError:
         """Returns the error for a configuration that says nothing usable."""
         return ModelLoadError(
-            f"{self.path / CONFIG} does not describe a {kind} head ({first_line(error)}): train "
+            f"{self.path / CONFIG} does not describe a head of the kind {kind!r} ({first_line(error)}): train "
             "or copy the head again."
         )
 
