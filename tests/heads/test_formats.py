@@ -177,7 +177,7 @@ def give(name: str, value: Tensor) -> Change:
         ("eagle3", say(target_hidden_size=16), "width is not its target's"),
         ("eagle3", say(draft_vocab_size=7), "d2t has 6 entries, not 7"),
         ("eagle3", say(num_key_value_heads=3), "do not fit"),
-        ("eagle3", say(hidden_size="8"), "does not describe a eagle3 head"),
+        ("eagle3", say(hidden_size="8"), "does not describe a head of the kind .eagle3."),
         ("eagle3", give("d2t", torch.full((OWN,), VOCABULARY)), "does not lead to 6 of the 20"),
         ("eagle3", give("t2d", torch.ones(VOCABULARY, dtype=torch.bool)), "d2t and t2d disagree"),
         ("medusa", say(medusa_num_heads=4), r"3 whole heads of 1 block\(s\), not 4"),

@@ -124,6 +124,10 @@ def test_few_tokens_are_the_frequent_ones(tmp_path: Path) -> None:
         ({"head": {"depths": "3"}}, "depths is '3'"),
         ({"head": {"depths": BLOCK}}, "need blocks of more"),
         ({"head": {"draft_vocab_size": 65}}, "more than the 64 tokens"),
+        (
+            {"method": "eagle3", "head": {"heads": 3, "groups": 2}},
+            "3 heads of width 10 in 2 groups",
+        ),
         ({"method": "meduza"}, "unknown head 'meduza'"),
     ],
 )

@@ -208,4 +208,5 @@ def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 
 def _heads(size: int) -> int:
     """The most heads of a width of 64 or more that share a width evenly, and each in halves."""
-    return next(count for count in range(max(1, size // 64), 0, -1) if size % (2 * count) == 0)
+    counts = range(max(1, size // 64), 0, -1)
+    return next((count for count in counts if size % (2 * count) == 0), 1)

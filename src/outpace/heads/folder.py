@@ -54,14 +54,14 @@ class Folder:
                 return load_file(found)
             return _tensors(torch.load(found, map_location="cpu", weights_only=True))
         except (SafetensorError, UnpicklingError, RuntimeError, OSError, EOFError) as error:
-            raise self.damaged(found.name, error) from error
+            raise self.damaged(error, found.name) from error
 
     def fill(self, head: Head, weights: Mapping[str, Tensor]) -> Head:
         """Gives a head its weights, with the numbers' types that they have."""
         try:
             head.load_state_dict(weights, assign=True)
         except RuntimeError as error:
-            raise self.damaged("it", error) from error
+            raise self.damaged(error) from error
         return head.eval().requires_grad_(False)
 
     def write(self, about: Mapping[str, Any], weights: Mapping[str, Tensor], file: str) -> None:
@@ -74,18 +74,17 @@ class Folder:
         for name in (file, CONFIG):
             (self.path / f"{name}.part").replace(self.path / name)
 
-    def damaged(self, file: str, error: BaseException) -> ModelLoadError:
+    def damaged(self, error: BaseException | str, file: str = "") -> ModelLoadError:
         """Returns the error for weights that cannot be read or do not fit."""
-        where = self.path if file == "it" else self.path / file
         return ModelLoadError(
-            f"the weights in {where} are damaged, or not those that {CONFIG} describes "
+            f"the weights in {self.path / file} are damaged, or not those that {CONFIG} describes "
             f"({first_line(error)}): train or copy the head again."
         )
 
     def unfit(self, kind: str, error: BaseException | str) -> ModelLoadError:
         """Returns the error for a configuration that says nothing usable."""
         return ModelLoadError(
-            f"{self.path / CONFIG} does not describe a {kind} head ({first_line(error)}): train "
+            f"{self.path / CONFIG} does not describe a head of the kind {kind!r} ({first_line(error)}): train "
             "or copy the head again."
         )
 

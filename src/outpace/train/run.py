@@ -187,7 +187,10 @@ def _new_head(loaded: Loaded, tokens: Tensor, settings: TrainSettings) -> Head:
             f"draft_vocab_size {config.draft_vocab_size} is more than the {loaded.vocabulary} "
             "tokens of the target."
         )
-    head = kind(TargetShape.of(loaded.config, loaded.name), config)
+    try:
+        head = kind(TargetShape.of(loaded.config, loaded.name), config)
+    except ValueError as error:
+        raise ConfigError(f"no head of these sizes can be made: {error}.") from error
     if config.draft_vocab_size:
         head.d2t.copy_(frequent(tokens, config.draft_vocab_size, loaded.vocabulary))
     return head.to(loaded.device)

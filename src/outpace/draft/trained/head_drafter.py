@@ -34,13 +34,16 @@ NOISE = 0.02
 class HeadOptions:
     """What a user may set."""
 
-    model: Any = option(None, "The trained head: the folder that 'outpace train' wrote.")
+    model: Any = option(
+        None,
+        "The trained head: a folder of 'outpace train', or a published EAGLE-3 or Medusa head.",
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, (str, os.PathLike, Head)):
             raise ConfigError(
                 "a trained head needs 'model': the folder that 'outpace train' wrote for this "
-                "target."
+                "target, or a published head for it."
             )
 
 

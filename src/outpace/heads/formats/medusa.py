@@ -42,9 +42,7 @@ class MedusaFormat(Format):
         depths = sum(name.startswith("outputs.") for name in own)
         # Early published files say that there are fewer heads than there are.
         if not depths or depths < given or len(own) != len(weights):
-            raise folder.damaged(
-                "it", RuntimeError(f"{depths} whole heads of {blocks} block(s), not {given}")
-            )
+            raise folder.damaged(f"{depths} whole heads of {blocks} block(s), not {given}")
         vocabulary, size = next(v for n, v in own.items() if n.startswith("outputs.")).shape
         target = TargetShape(size, vocabulary, 0, str(about.get("base_model_name_or_path") or ""))
         head = Medusa(target, MedusaConfig(depths=depths, blocks=blocks))
