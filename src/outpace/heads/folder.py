@@ -84,8 +84,8 @@ class Folder:
     def unfit(self, kind: str, error: BaseException | str) -> ModelLoadError:
         """Returns the error for a configuration that says nothing usable."""
         return ModelLoadError(
-            f"{self.path / CONFIG} does not describe a head of the kind {kind!r} ({first_line(error)}): train "
-            "or copy the head again."
+            f"{self.path / CONFIG} does not describe a head of the kind {kind!r} "
+            f"({first_line(error)}): train or copy the head again."
         )
 
 
