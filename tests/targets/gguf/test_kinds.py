@@ -22,6 +22,8 @@ from outpace.targets.cpu.blocks import (
     block_bytes,
     in_blocks,
 )
+from outpace.targets.cpu.native import native
+from outpace.targets.cpu.native_blocks import NativeBlockLinear
 from outpace.targets.hf.load import load
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 from targets.gguf.files import tiny, write
@@ -157,3 +159,19 @@ def test_a_noisy_copy_is_off(path: Path) -> None:
     model: Any = load(path).model
     with torch.no_grad():
         assert not torch.allclose(noisy_copy(model)(IDS).logits, model(IDS).logits, atol=1e-2)
+
+
+@pytest.mark.skipif(native() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(("arch", "multiplied"), [("llama", True), ("gemma3", False)])
+def test_blocks_are_multiplied_in_models_that_are_wholly_our_own(
+    arch: str, multiplied: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Elsewhere attention adds up in another order, and rounded inputs would change the text."""
+    path = write(tmp_path / "model.gguf", arch, tiny(arch), "Q8_0")
+    loaded = load(path)
+    kinds = {type(module) for module in loaded.model.modules()}
+    assert (NativeBlockLinear in kinds) == multiplied
+    assert ("widened from blocks to float32" in caplog.text) != multiplied
+    expected = load(path, dtype="float64").model(IDS).logits
+    error = (loaded.model(IDS).logits - expected).abs().max() / expected.std()
+    assert error < (0.1 if multiplied else 1e-3)

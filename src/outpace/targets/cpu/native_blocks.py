@@ -114,6 +114,29 @@ def use_block_kernels(model: nn.Module) -> int:
     return len(made)
 
 
+def widen_blocks(model: nn.Module) -> int:
+    """Puts plain float32 layers in the place of those that multiply blocks; returns the bytes of
+    their weights. Embeddings stay in blocks: their rows are widened exactly as they are looked up.
+    """
+    made: dict[int, nn.Linear] = {}
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, NativeBlockLinear):
+                if id(child) not in made:
+                    made[id(child)] = _widened(child)
+                setattr(parent, name, made[id(child)])
+    return sum(layer.weight.nbytes for layer in made.values())
+
+
+def _widened(layer: NativeBlockLinear) -> nn.Linear:
+    """The plain layer with the same weight. None of its parameters is trained."""
+    weight = layer.weight
+    plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    plain.weight = nn.Parameter(weight, requires_grad=False)
+    plain.bias = layer.bias
+    return plain.train(layer.training)
+
+
 def _product(
     x: Tensor, panels: Tensor, bias: Tensor | None, kind: str, outputs: int, inputs: int
 ) -> Tensor:

@@ -148,6 +148,13 @@ def use_native_layers(model: nn.Module) -> int:
     return sum(trial.same for trial in trials)
 
 
+def leave_native_layers(model: nn.Module) -> None:
+    """Gives all layers of a model back to transformers."""
+    for layer in model.modules():
+        if isinstance(layer.__dict__.get("forward"), NativeLayer):
+            del layer.forward
+
+
 class _Trial:
     """Computes a layer in both ways and compares the results."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,8 +22,8 @@ from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.targets.cpu.blocks import BlockLinear, block_bytes, embedding_dtype
 from outpace.targets.cpu.kernels import ASKED, NATIVE, Kernels, speed_up
 from outpace.targets.cpu.kernels import check as check_kernels
-from outpace.targets.cpu.native_blocks import use_block_kernels
-from outpace.targets.cpu.native_layer import use_native_layers
+from outpace.targets.cpu.native_blocks import use_block_kernels, widen_blocks
+from outpace.targets.cpu.native_layer import leave_native_layers, use_native_layers
 from outpace.targets.cpu.native_linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_model import use_native_model
 from outpace.targets.cpu.quantize import (
@@ -39,6 +40,8 @@ from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import load_gguf, read_gguf_tokenizer
 from outpace.targets.hf.source import check_path, has_tokenizer, is_pickled, locate, names_gguf
 from outpace.targets.hf.weights import weight_bytes
+
+LOGGER = logging.getLogger("outpace")
 
 DTYPES = {
     "float32": torch.float32,
@@ -194,17 +197,18 @@ def _prepare(loaded: Loaded, report: Progress) -> None:
     if rounded:
         # Checked exactly before, because rounding cannot be told from an ignored mask afterwards.
         support.probe(model)
-    rounded = _replace_layers(loaded, kernels) or rounded
+    in_blocks = _replace_layers(loaded, kernels)
+    if in_blocks and not _in_native_code(model):
+        _widen(loaded, kernels)
+        in_blocks = False
     report("checking that drafts are scored as plain text is", 0.7)
     if any(isinstance(module, BlockLinear) for module in model.modules()):
         support.check_numbers(model)  # Each pass takes seconds; the rest was tried on a likeness.
     else:
-        support.probe(model, coarse=rounded)
-    if kernels in NATIVE:
+        support.probe(model, coarse=rounded or in_blocks)
+    if kernels in NATIVE and not in_blocks:
         report("trying whole layers in native code", 0.85)
-        share_products(model)
-        use_native_layers(model)
-        use_native_model(model)
+        _in_native_code(model)
     check_quantized(model, quantization)
     report("ready", 1.0)
 
@@ -223,6 +227,31 @@ def _replace_layers(loaded: Loaded, kernels: Kernels) -> bool:
     if kernels in NATIVE:
         lay_out_weights(loaded.model, tune=kernels == "tune")
     return in_blocks > 0
+
+
+def _in_native_code(model: nn.Module) -> bool:
+    """Lets our own code compute what it can of a model; returns whether that is the whole of it."""
+    share_products(model)
+    use_native_layers(model)
+    return use_native_model(model)
+
+
+def _widen(loaded: Loaded, kernels: Kernels) -> None:
+    """Puts float32 weights in the place of those in blocks.
+
+    Products of blocks round their inputs. Where attention is not our own it adds up in another
+    order when several tokens share a pass, which now and then decides how an input is rounded:
+    speculation would change the text.
+    """
+    leave_native_layers(loaded.model)
+    LOGGER.warning(
+        "outpace: the weights of %s are widened from blocks to float32 (%.2f GB), because models "
+        "of this kind are not wholly computed by outpace's own code.",
+        loaded.name,
+        widen_blocks(loaded.model) / 1e9,
+    )
+    speed_up(loaded.model, kernels)
+    lay_out_weights(loaded.model, tune=kernels == "tune")
 
 
 def _silent(_: str, __: float) -> None:
