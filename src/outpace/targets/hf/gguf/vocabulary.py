@@ -179,7 +179,8 @@ def _types(model: GGUFModel) -> list[int]:
 
 
 def _check_split(model: GGUFModel, split: Any) -> None:
-    if split not in LIKE_GPT2 and split not in GGUF_PRE_TOKENIZER_SPLITS:
+    known = isinstance(split, str) and (split in LIKE_GPT2 or split in GGUF_PRE_TOKENIZER_SPLITS)
+    if not known:
         LOGGER.warning(
             "outpace: %s splits texts in its own way (%s), which is not known here; they are split "
             "as GPT-2 does, and some prompts may become other tokens. A tokenizer of your own is "
