@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outpace.bench.agreement import Agreement, Texts, generated, greedy_agreement, measure
-from outpace.bench.model_shapes import ModelShape
-from outpace.bench.tokens import byte_tokenizer
-from outpace.bench.weights import LaterLayersScale, first_layers, random_model
+from outpace.bench.synthetic.agreement import Agreement, Texts, generated, greedy_agreement, measure
+from outpace.bench.synthetic.model_shapes import ModelShape
+from outpace.bench.synthetic.tokens import byte_tokenizer
+from outpace.bench.synthetic.weights import LaterLayersScale, first_layers, random_model
 from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.targets.hf.places import DTYPES, pick_device
