@@ -33,6 +33,15 @@ def rows(name: str, value: Any) -> int:
     return whole(name, value, least=1, error=ConfigError)
 
 
+def check_held(tokens: Any, context: int) -> None:
+    """Raises ``ConfigError`` for a ``max_batch_total_tokens`` that cannot hold one longest text."""
+    if tokens is not None and rows("max_batch_total_tokens", tokens) < context:
+        raise ConfigError(
+            f"max_batch_total_tokens={tokens} is less than one text may have ({context} tokens): "
+            "raise it, or give a smaller max_model_len."
+        )
+
+
 def check_flags(**flags: Any) -> None:
     """Raises ``ConfigError`` for a flag that is neither True nor False, such as "no"."""
     for name, value in flags.items():
