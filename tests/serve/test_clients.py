@@ -1,6 +1,6 @@
 """Clients of others: LangChain, LlamaIndex, and OpenAI's package for Node.
 
-They are installed by ``make clients``, in a folder of their own; without it these tests are skipped.
+``make clients`` installs them in a folder of their own; without it these tests are skipped.
 """
 
 from __future__ import annotations

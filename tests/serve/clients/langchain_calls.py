@@ -1,4 +1,4 @@
-"""LangChain's ordinary calls; prints what they returned as JSON. Argument: the server's address."""
+"""LangChain's ordinary calls; prints what they returned as JSON. Argument: an address."""
 
 from __future__ import annotations
 
