@@ -13,6 +13,7 @@ REGISTRY = LazyRegistry(
         "hydra": "outpace.heads.hydra:Hydra",
         "mlp_speculator": "outpace.heads.mlp_speculator:MlpSpeculator",
         "eagle3": "outpace.heads.eagle3:Eagle3",
+        "clover": "outpace.heads.clover:Clover",
     },
 )
 
