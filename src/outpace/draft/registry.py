@@ -30,6 +30,7 @@ REGISTRY = LazyRegistry(
         "mlp_speculator": "outpace.draft.trained.mlp_speculator:MlpSpeculatorDrafter",
         "eagle3": "outpace.draft.trained.eagle3:Eagle3Drafter",
         "clover": "outpace.draft.trained.clover:CloverDrafter",
+        "pass": "outpace.draft.trained.pass_:PassDrafter",
         "layer_skip": "outpace.draft.itself.layer_skip:LayerSkip",
         "early_exit": "outpace.draft.itself.early_exit:EarlyExit",
         "auto": "outpace.draft.route.auto:AutoDrafter",

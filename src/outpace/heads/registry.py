@@ -14,6 +14,7 @@ REGISTRY = LazyRegistry(
         "mlp_speculator": "outpace.heads.mlp_speculator:MlpSpeculator",
         "eagle3": "outpace.heads.eagle3:Eagle3",
         "clover": "outpace.heads.clover:Clover",
+        "pass": "outpace.heads.pass_:Pass",
     },
 )
 
