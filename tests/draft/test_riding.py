@@ -55,7 +55,9 @@ def test_guesses_are_what_the_columns_say_in_a_plain_pass(
                 with torch.no_grad():
                     riders = head.riders(torch.tensor([length - 1]), length, 1)
                     said = teacher.carry(before, riders)[0]
-                assert torch.allclose(self._texts[row].guesses, said, atol=1e-9)
+                assert torch.allclose(
+                    self._texts[row].guesses, said, atol=1e-5
+                )  # norms compute in float32
                 checked += 1
         return begin(self, rows)
 
