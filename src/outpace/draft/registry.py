@@ -31,6 +31,8 @@ REGISTRY = LazyRegistry(
         "eagle3": "outpace.draft.trained.eagle3:Eagle3Drafter",
         "clover": "outpace.draft.trained.clover:CloverDrafter",
         "pass": "outpace.draft.trained.pass_:PassDrafter",
+        "hidden_transfer": "outpace.draft.trained.hidden_transfer:HiddenTransferDrafter",
+        "ctc": "outpace.draft.trained.ctc:CtcDrafter",
         "layer_skip": "outpace.draft.itself.layer_skip:LayerSkip",
         "early_exit": "outpace.draft.itself.early_exit:EarlyExit",
         "auto": "outpace.draft.route.auto:AutoDrafter",

@@ -15,6 +15,8 @@ REGISTRY = LazyRegistry(
         "eagle3": "outpace.heads.eagle3:Eagle3",
         "clover": "outpace.heads.clover:Clover",
         "pass": "outpace.heads.pass_:Pass",
+        "hidden_transfer": "outpace.heads.hidden_transfer:HiddenTransfer",
+        "ctc": "outpace.heads.ctc:Ctc",
     },
 )
 
