@@ -33,6 +33,7 @@ REGISTRY = LazyRegistry(
         "pass": "outpace.draft.trained.pass_:PassDrafter",
         "hidden_transfer": "outpace.draft.trained.hidden_transfer:HiddenTransferDrafter",
         "ctc": "outpace.draft.trained.ctc:CtcDrafter",
+        "lyanna": "outpace.draft.trained.lyanna:LyannaDrafter",
         "layer_skip": "outpace.draft.itself.layer_skip:LayerSkip",
         "early_exit": "outpace.draft.itself.early_exit:EarlyExit",
         "auto": "outpace.draft.route.auto:AutoDrafter",

@@ -17,6 +17,7 @@ REGISTRY = LazyRegistry(
         "pass": "outpace.heads.pass_:Pass",
         "hidden_transfer": "outpace.heads.hidden_transfer:HiddenTransfer",
         "ctc": "outpace.heads.ctc:Ctc",
+        "lyanna": "outpace.heads.lyanna:Lyanna",
     },
 )
 
