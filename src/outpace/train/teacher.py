@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.errors import UnsupportedModel
 from outpace.targets.hf.load import Loaded
+from outpace.train.readout import Readout
 
 TOP = 16
 """Most probable tokens that are kept of each law: the rest of it is left out of the loss."""
@@ -26,21 +26,21 @@ class Lesson:
     tokens: Tensor  # [B, T]
     states: Tensor  # [B, T, H], the layers that were asked for side by side
     top_tokens: Tensor  # [B, T, TOP], the likeliest next tokens, the likeliest first
-    top_chances: Tensor  # [B, T, TOP]
+    top_chances: Tensor  # [B, T, TOP]; 0 where nothing is to be learned
 
 
 class Teacher:
     """Reads blocks of tokens with a target that is never changed."""
 
-    def __init__(self, loaded: Loaded, layers: Sequence[int]) -> None:
-        """layers: whose states are wanted, numbered as in `Needs.states`."""
+    def __init__(self, loaded: Loaded, layers: Sequence[int], top: int = TOP) -> None:
+        """layers: whose states are wanted, numbered as in `Needs.states`. top: how many of the
+        likeliest tokens; none for who makes the laws from the states."""
         model: Any = loaded.model
         self._model = model
         self._layers = tuple(layers)
+        self._limit = top
         self.vocabulary = loaded.vocabulary
-        self._head = model.get_output_embeddings()
-        if self._head is None:
-            raise UnsupportedModel(f"{loaded.name} has no output head to learn from.")
+        self._readout = Readout(model, loaded.config, loaded.name)
 
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Lesson:
@@ -51,6 +51,9 @@ class Teacher:
             input_ids=tokens, use_cache=False, output_hidden_states=True, logits_to_keep=1
         )
         states = torch.cat([output.hidden_states[layer] for layer in self._layers], -1)
+        if not self._limit:
+            none = states.new_zeros(*tokens.shape, 0)
+            return Lesson(tokens, states, none.long(), none)
         chances, likeliest = self._top(output.hidden_states[-1].flatten(0, 1))
         shape = (*tokens.shape, -1)
         return Lesson(tokens, states, likeliest.view(shape), chances.view(shape))
@@ -59,9 +62,15 @@ class Teacher:
         """The likeliest tokens of the laws at states ``[P, H]``, with their probabilities."""
         found = []
         for piece in torch.split(last, AT_ONCE):
-            logits = self._head(piece)[:, : self.vocabulary].float()
-            found.append(logits.softmax(-1).topk(min(TOP, self.vocabulary), -1))
+            logits = self.logits(piece)
+            found.append(logits.softmax(-1).topk(min(self._limit, self.vocabulary), -1))
         return torch.cat([each.values for each in found]), torch.cat([e.indices for e in found])
+
+    @torch.no_grad()
+    def logits(self, states: Tensor) -> Tensor:
+        """Returns the logits ``[..., V]`` of last hidden states, for the tokens that the target can
+        generate."""
+        return self._readout(states)[..., : self.vocabulary].float()
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -71,11 +80,11 @@ class Teacher:
 
     def head(self, states: Tensor) -> Tensor:
         """Returns the logits ``[..., V]`` of last hidden states ``[..., H]``."""
-        found: Tensor = self._head(states)
+        found: Tensor = self._model.get_output_embeddings()(states)
         return found
 
     def head_rows(self, tokens: Tensor) -> Tensor | None:
         """Returns the output matrix's rows ``[R, H]`` of some tokens; None where it is not held as
         one matrix."""
-        weight = getattr(self._head, "weight", None)
+        weight = self._readout.weight
         return None if weight is None else weight.detach()[tokens.to(weight.device)].float()
