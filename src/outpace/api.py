@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -23,6 +23,8 @@ from outpace.engine.capture import capture_for
 from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS, Engine
 from outpace.engine.request import Request
 from outpace.engine.scheduler import ORDERS
+from outpace.engine.trial import OPTIONS as TRIAL
+from outpace.engine.trial import trial_prompts, try_out
 from outpace.engine.verifier import Verifier
 from outpace.errors import (
     ConfigError,
@@ -169,6 +171,7 @@ class LLM:
         self.engine = self._engine(drafter, options, rule, asked)
         if compile:
             self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
+        self._try_out()
 
     def _engine(
         self,
@@ -203,6 +206,15 @@ class LLM:
             asked.max_batched_tokens,
             ORDERS[asked.scheduling_policy](),
         )
+
+    def _try_out(self) -> None:
+        """Raises ``ConfigError`` for a drafter that was plainly made for another model."""
+        what, room = self.engine.drafter.on_trial, self.max_model_len
+        if what:
+            prompts = trial_prompts(self.tokenizer, self.target.vocabulary, max(1, room // 2))
+            asked = replace(TRIAL, max_tokens=min(TRIAL.max_tokens or 1, max(1, room // 4)))
+            requests = [each for prompt in prompts for each in self.requests(prompt, asked)]
+            try_out(self.engine, requests, what)
 
     @property
     def tokenizer(self) -> Any:

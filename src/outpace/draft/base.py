@@ -212,6 +212,9 @@ class Drafter(ABC):
     """Of ``nbytes``, those of weights."""
     pass_bytes: int = 0
     """Of weights, those that one of its passes reads."""
+    on_trial: str = ""
+    """What it drafts with, for an error's sentence, if it has to show when it is loaded that this
+    was made for the target; "" if not."""
 
     @classmethod
     def configure(cls, given: Mapping[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from outpace.core.proposal import Drawn, Needs, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.core.tree_shape import TreeShape
+from outpace.core.values import flag
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.options import option
 from outpace.draft.trees import TreePlans, draw_tree
@@ -39,7 +40,14 @@ class HeadOptions:
         "The trained head: a folder of 'outpace train', or a published EAGLE-3 or Medusa head.",
     )
 
+    check: bool = option(
+        True,
+        "Whether it is tried on a few tokens when it is loaded, and refused if next to none of its "
+        "guesses is right.",
+    )
+
     def __post_init__(self) -> None:
+        flag("check", self.check, error=ConfigError)
         if not isinstance(self.model, (str, os.PathLike, Head)):
             raise ConfigError(
                 "a trained head needs 'model': the folder that 'outpace train' wrote for this "
@@ -90,7 +98,10 @@ class HeadDrafter(Drafter):
         fit(head, TargetShape.of(setup.loaded.config), what)
         if not isinstance(given, Head):
             head = head.to(setup.target.dtype)
-        return cls(head, setup.target, setup.loaded.vocabulary)
+        drafter = cls(head, setup.target, setup.loaded.vocabulary)
+        # A head that was handed over is its owner's affair.
+        drafter.on_trial = what if setup.options.check and not isinstance(given, Head) else ""
+        return drafter
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
