@@ -231,6 +231,13 @@ class LLM:
         quantisation, and why they are slow where they are. ``str()`` of it is one line."""
         return describe(self.target, self.engine.drafter.loaded)
 
+    def save_drafter(self, folder: str | os.PathLike[str]) -> None:
+        """Writes a drafter that learns online as it is now, as ``"model"`` or ``--draft`` take it.
+
+        Raises ``ConfigError`` for a drafter that does not learn.
+        """
+        self.engine.between_rounds(lambda: self.engine.drafter.save(Path(folder)))
+
     @property
     def compile_seconds(self) -> float:
         """Seconds spent on compiling or recording so far, in target and drafter together."""

@@ -58,5 +58,25 @@ class ModelRecipe(Recipe):
         return windows.flatten(0, 1)
 
 
+class LikeliestRecipe(Recipe):
+    """Marks a model by the likeliest tokens of the target's laws, at the places that have any: what
+    is kept of texts that were written with the model's drafts."""
+
+    def __init__(self, model: nn.Module, vocabulary: int) -> None:
+        """vocabulary: tokens that the model has; the first ones of the target's."""
+        self._model: Any = model
+        self._vocabulary = vocabulary
+
+    def mark(self, lesson: Lesson) -> Marks:
+        own = lesson.top_tokens < self._vocabulary
+        chances = torch.where(own, lesson.top_chances, 0.0)
+        where = chances.sum(-1) > 0  # [B, T]
+        logits = self._model(input_ids=lesson.tokens, use_cache=False).logits[where].float()
+        likeliest = lesson.top_tokens[where].clamp_max(self._vocabulary - 1)  # [P, TOP]
+        found = logits.log_softmax(-1).gather(-1, likeliest)
+        hits = logits.argmax(-1) == likeliest[:, 0]
+        return Marks(-(chances[where] * found).sum(-1).mean(), hits[:, None])
+
+
 def _text_config(model: Any) -> Any:
     return model.config.get_text_config()

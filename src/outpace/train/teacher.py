@@ -79,8 +79,17 @@ class Teacher:
         return found
 
     def head(self, states: Tensor) -> Tensor:
-        """Returns the logits ``[..., V]`` of last hidden states ``[..., H]``."""
-        found: Tensor = self._model.get_output_embeddings()(states)
+        """Returns the logits ``[..., V]`` of last hidden states ``[..., H]``. Gradients go through
+        it, and leave none behind on the target's weights."""
+        module = self._model.get_output_embeddings()
+        learning = [weight for weight in module.parameters() if weight.requires_grad]
+        for weight in learning:
+            weight.requires_grad_(False)
+        try:
+            found: Tensor = module(states)
+        finally:
+            for weight in learning:
+                weight.requires_grad_(True)
         return found
 
     def head_rows(self, tokens: Tensor) -> Tensor | None:
