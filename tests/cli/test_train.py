@@ -58,3 +58,32 @@ def test_mistakes_end_in_one_sentence(
     done = run("train", "medusa", "-m", str(target), "--out", str(tmp_path / "out"), *flags)
     assert done.exit_code == 2
     assert sentence in " ".join(done.stderr.split())
+
+
+def test_a_drafter_learns_in_service(run: Run, target: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.txt", str(tmp_path / "newer")
+    prompts.write_text("w1 w2 w3\n<|endoftext|>\nw4 w5")
+    asked = ("train", "draft_model", "-m", str(target), "--online", "--data", str(prompts))
+    how = ("--start", str(target), "--answer-tokens", "30", "--answers", "4")
+    done = run(*asked, *how, "--learner", "optimistic", "--out", out)
+    assert done.exit_code == 0, done.stderr
+    used = run("generate", "w1 w2", "-m", str(target), "--draft", out, "-k", "2", "--json")
+    assert used.exit_code == 0, used.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--online",), "name its folder with --start"),
+        (("--online", "--start", "x", "--steps", "3"), "--steps is for training on text"),
+        (("--online", "--start", "x", "--seed", "0"), "--seed is for training on text"),
+        (("--online", "--self-distill"), "drop --self-distill"),
+        (("--self-distill", "--learner", "osd"), "--learner is about --online"),
+    ],
+)
+def test_mistakes_about_online_learning(
+    run: Run, target: Path, tmp_path: Path, flags: tuple[str, ...], sentence: str
+) -> None:
+    done = run("train", "medusa", "-m", str(target), "--out", str(tmp_path / "out"), *flags)
+    assert done.exit_code == 2
+    assert sentence in " ".join(done.stderr.split())

@@ -12,7 +12,7 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.train.learners import LEARNERS
 from targets.families import CONTEXT, drafter, target
 from targets.generating import greedy, ids

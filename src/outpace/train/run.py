@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.train.settings import TrainSettings
 from outpace.train.students import student_for
 from outpace.train.teacher import Teacher

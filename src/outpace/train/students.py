@@ -11,7 +11,7 @@ from outpace.errors import ConfigError
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import save_head
 from outpace.heads.registry import find_head
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.train.data import frequent
 from outpace.train.draft_model import DRAFT_MODEL, DraftModelSizes, started
 from outpace.train.marks import Recipe

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.train.readout import Readout
 
 TOP = 16

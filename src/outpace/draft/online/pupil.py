@@ -13,7 +13,7 @@ from torch import nn
 from outpace.draft.base import Setup
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import save_head
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.train.draft_model import Start
 from outpace.train.marks import Recipe
 from outpace.train.model_recipe import LikeliestRecipe
