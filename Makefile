@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test audit check clean
+.PHONY: demo test audit check heads clean
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt
@@ -30,6 +30,9 @@ audit: $(STAMP)  ## the whole exactness gate, on tiny models and the bundled pai
 	$(BIN)/outpace audit diff
 	$(BIN)/outpace audit model --samples 160 -k 4 --temperature 0.8 --top-p 0.95
 	OUTPACE_FUZZ=long $(BIN)/pytest -q -n 2 tests/fuzz
+
+heads: $(STAMP)  ## train every kind of head for the bundled target on its own text: hours on two cores
+	$(BIN)/python bundle/heads.py --out build/heads
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -52,7 +52,7 @@ from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
 
 BUNDLED = Path(__file__).parent / "bundled"
-"""The small target and drafter that come with the package."""
+"""The small target, and the drafters that come with the package: a model and a head."""
 
 _WARM_UP_DRAFT = 4
 
@@ -137,9 +137,7 @@ class LLM:
         max_num_seqs = arguments.rows("max_num_seqs", max_num_seqs)
         max_num_batched_tokens = arguments.tokens("max_num_batched_tokens", max_num_batched_tokens)
         use_threads(threads)
-        self.config = arguments.speculation(
-            speculative_config, BUNDLED / "drafter" if model is None else None
-        )
+        self.config = arguments.speculation(speculative_config, BUNDLED if model is None else None)
         drafter = find_drafter(self.config.method)
         options = drafter.configure(self.config.options)
         rule_name = self.config.rule_name or drafter.usual_rule(options)
