@@ -17,15 +17,15 @@ from outpace.core.tree import Tree
 from outpace.core.values import is_whole, shown
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.attention import BOOLEAN
+from outpace.targets.hf.masks import WITHOUT_MASK
+from outpace.targets.hf.own_states import STATES
 from outpace.targets.hf.plainly import read_plainly, some_tokens
 from outpace.targets.hf.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.windows import follows_window, with_window
 
-RECURRENT = frozenset({"linear_attention", "conv", "mamba", "recurrent", "hybrid", "moe_mamba"})
-RECURRENT_MODELS = frozenset(
-    {"mamba", "mamba2", "rwkv", "falcon_mamba", "xlstm", "recurrent_gemma"}
-)
+RECURRENT_MODELS = frozenset({"rwkv", "xlstm"})
+"""Models whose states lie elsewhere than in transformers' cache."""
 ALIBI = frozenset({"bloom"})
 WINDOWED = frozenset({"full_attention", "sliding_attention"})
 MASKABLE = BOOLEAN | {"eager"}
@@ -46,14 +46,11 @@ def check_config(config: Any) -> None:
         raise UnsupportedModel(
             f"{name} is an encoder-decoder: use a decoder-only causal language model."
         )
-    if layer_types & RECURRENT or config.model_type in RECURRENT_MODELS:
+    _check_states(config)
+    unknown = layer_types - WINDOWED - WITHOUT_MASK - STATES
+    if unknown:
         raise UnsupportedModel(
-            f"{name} keeps a recurrent state, which cannot be rolled back to an earlier token: use "
-            "a model whose layers are all attention."
-        )
-    if layer_types - WINDOWED:
-        raise UnsupportedModel(
-            f"{name} has layers of type {sorted(layer_types - WINDOWED)}, for which no mask of "
+            f"{name} has layers of type {sorted(unknown)}, for which no mask of "
             "drafted tokens is known: use a model with full or sliding attention."
         )
     if "local" in (getattr(text, "attention_layers", None) or ()):
@@ -68,6 +65,16 @@ def check_config(config: Any) -> None:
         )
 
 
+def _check_states(config: Any) -> None:
+    """Raises ``UnsupportedModel`` for a model with states that are nobody's but its own."""
+    if config.model_type in RECURRENT_MODELS:
+        raise UnsupportedModel(
+            f"a model of type {config.model_type!r} keeps its recurrent state outside of "
+            "transformers' cache, where it cannot be taken back to an earlier token: use a model "
+            "whose state is in the cache, such as Mamba."
+        )
+
+
 def _asks_for_alibi(text: Any) -> bool:
     # MPT has the option inside the options of its attention.
     attention = getattr(text, "attn_config", None)
@@ -78,11 +85,6 @@ def check(model: nn.Module) -> None:
     """Raises ``UnsupportedModel`` where configuration or class tell that the model cannot work."""
     check_config(model.config)
     name = type(model).__name__
-    if getattr(model, "_is_stateful", False):
-        raise UnsupportedModel(
-            f"{name} keeps a recurrent state, which cannot be rolled back to an earlier token: use "
-            "a model whose layers are all attention."
-        )
     config: Any = model.config
     attention = config.get_text_config()._attn_implementation
     if attention not in MASKABLE:
