@@ -91,7 +91,9 @@ class Runner:
 
     def save(self, row: int, length: int) -> SavedText:
         """Returns copies of what is cached of the first ``length`` tokens of a row."""
-        states = self.cache.saved_states(row, length) if isinstance(self.cache, StateCache) else None
+        states = (
+            self.cache.saved_states(row, length) if isinstance(self.cache, StateCache) else None
+        )
         return SavedText(self.cache.saved(row, length), states)
 
     def restore(self, row: int, saved: SavedText, length: int) -> None:

@@ -18,7 +18,7 @@ from outpace.core.values import is_whole, shown
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.attention import BOOLEAN
 from outpace.targets.hf.masks import WITHOUT_MASK
-from outpace.targets.hf.own_states import STATES
+from outpace.targets.hf.own_states import STATES, keeps_states
 from outpace.targets.hf.plainly import read_plainly, some_tokens
 from outpace.targets.hf.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.runner import Runner
@@ -103,6 +103,9 @@ _PARENTS = (0, 0, 0, 0, 0, 0, 0, 0, 8, 9)
 """A wide tree: the last of many siblings stands far from where its column would put it."""
 _BRANCHES = ((1,), (8, 9, 10))
 """The paths whose nodes are compared: the first child, and the longest path."""
+_ACCEPTED = (8, 9)
+_AFTER, _OTHER = 2, 5
+"""So many tokens follow what was accepted, the first of them being this one."""
 
 _WINDOW = 4
 """A sliding window that ends inside the draft, whatever the model's own."""
@@ -121,7 +124,7 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
     coarse: the layers round, so that the last bit of an input may be seen in the output.
     """
     try:
-        tolerance = _COARSE if coarse else _TOLERANCE.get(_dtype(model), _COARSE)
+        tolerance = _COARSE if coarse else _TOLERANCE.get(_computed_in(model), _COARSE)
         if _difference(model) <= tolerance:
             return
         reason, cause = why_other_logits(model), None
@@ -175,7 +178,7 @@ def _with_short_window(model: nn.Module) -> tuple[AbstractContextManager[None], 
     if window is None or window > _LONG_WINDOW:
         return nullcontext(), _PREFIX
     longest = getattr(config, "max_position_embeddings", None) or window
-    return nullcontext(), max(_PREFIX, min(window + 1, longest - len(_PARENTS)))
+    return nullcontext(), max(_PREFIX, min(window + 1, longest - len(_PARENTS) - _AFTER))
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
@@ -184,18 +187,32 @@ def _dtype(model: nn.Module) -> torch.dtype:
     return dtype
 
 
+def _computed_in(model: nn.Module) -> torch.dtype:
+    """The type that passes compute in: states are summed up in float32, whatever the weights."""
+    loaded: Any = model
+    wide = _dtype(model) == torch.float64
+    return torch.float32 if wide and keeps_states(loaded.config) else _dtype(model)
+
+
 def _score_as_draft(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -> Tensor:
-    """Returns ``[P, V]``: the logits of the compared paths, the root before the nodes of each.
+    """Returns ``[P, V]``: the logits of the compared paths, the root before the nodes of each, and
+    of what follows after one was accepted in part.
 
     Fewer logits are asked for than tokens are fed, as in a round after a rejected draft.
     """
-    runner = Runner(model, rows=1, max_length=len(text) + len(nodes))
+    runner = Runner(model, rows=1, max_length=len(text) + len(nodes) + _AFTER)
     runner.admit(1)
     runner.prefill(0, [text[:-_PENDING]])
     tree = Tree.uniform(list(_PARENTS), rows=1, device=runner.device)
     tokens = torch.tensor([[*text[-_PENDING:], *nodes]], device=runner.device)
     logits = runner.forward(tokens, keep=1 + len(nodes), tree=tree).logits[0]
-    return torch.cat([logits[[0, *branch]] for branch in _BRANCHES]).double()
+    read = [logits[[0, *branch]] for branch in _BRANCHES]
+    # A part of a path is accepted, and the text goes on otherwise than it was drafted.
+    runner.advance_paths(_PENDING, [_ACCEPTED])
+    runner.settle()
+    after = torch.tensor([some_tokens(model, _AFTER, first=_OTHER)], device=runner.device)
+    read.append(runner.forward(after, keep=_AFTER).logits[0])
+    return torch.cat(read).double()
 
 
 def _read_as_text(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -> Tensor:
@@ -204,4 +221,7 @@ def _read_as_text(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -
     for branch in _BRANCHES:
         logits = read_plainly(model, [*text, *(nodes[node - 1] for node in branch)])
         read.append(logits[-len(branch) - 1 :])
+    after = some_tokens(model, _AFTER, first=_OTHER)
+    logits = read_plainly(model, [*text, *(nodes[node - 1] for node in _ACCEPTED), *after])
+    read.append(logits[-_AFTER:])
     return torch.cat(read).double()
