@@ -1,4 +1,4 @@
-"""Models with a recurrent state: drafts are taken out of it again, and every text is the model's."""
+"""Models with a recurrent state: drafts are taken out of it again, and texts are its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.states import History, StateCache
 from outpace.targets.hf.steps import Steps
 
-from .families import CONTEXT, PROMPTS, RECURRENT, plain, target
+from .families import CONTEXT, PROMPTS, RECURRENT, drafter, plain, target
 from .generating import decoder, greedy, ids
 
 LENGTH = 10
@@ -72,7 +72,9 @@ def test_prompts_longer_than_a_prefill_chunk(
     family: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner_module, "PREFILL_CHUNK", chunk)
-    llm = decoder(family, "draft_model", 3, max_num_batched_tokens=3)
+    speculation = {"method": "draft_model", "model": drafter(family), "num_speculative_tokens": 3}
+    settings = {"max_num_seqs": 4, "max_model_len": CONTEXT, "max_num_batched_tokens": 3}
+    llm = LLM(target(family), speculative_config=speculation, **settings)
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == reference(family)
 
 
@@ -200,8 +202,8 @@ def test_the_next_turn_of_a_chat_goes_on_from_the_state() -> None:
         enable_prefix_caching=True,
     )
     first = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]
-    prompts = [first]
-    for expected in (0, len(first) + LENGTH - 1, len(first) - 1):
+    prompts, said = [first], []
+    for expected in (0, len(first) - 1, len(first) + LENGTH - 1):
         (request,) = llm.requests(prompts[-1], greedy(LENGTH))
         llm.engine.add(request)
         while llm.engine.busy:
@@ -212,9 +214,9 @@ def test_the_next_turn_of_a_chat_goes_on_from_the_state() -> None:
                 text = [*prompts[-1], *request.output_ids[:at]]
                 logits = target("mamba2")(torch.tensor([text]), use_cache=False).logits
                 assert int(logits[0, -1].argmax()) == token
-        # A text that goes on where the first ended, and one that leaves it after its prompt.
-        turn = [*prompts[0], *request.output_ids, 7] if len(prompts) == 1 else [*first, 60, 61]
-        prompts.append(turn)
+        said = said or request.output_ids
+        # One leaves the first text after its prompt, and another goes on where it ended.
+        prompts.append([*first, 60, 61] if len(prompts) == 1 else [*first, *said, 7])
 
 
 def test_an_interrupted_pass_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
     with ExitStack() as stack:
         for number in skipped.attention | skipped.mlp:
             layer = layers[number]
-            if number in skipped.wholes and _returns_states(layer):
+            if number in skipped.wholes and (_returns_states(layer) or not _has_parts(layer)):
                 stack.enter_context(exchanged_forward(layer, _unchanged))
                 continue
             # Code of ours that stands for a whole layer reads the weights and would not notice.
@@ -103,6 +103,10 @@ def _returns_states(layer: nn.Module) -> bool:
     """Whether a layer returns its hidden states alone, as nearly all in transformers do."""
     declared = inspect.signature(type(layer).forward).return_annotation
     return declared in (Tensor, "torch.Tensor", "Tensor")
+
+
+def _has_parts(layer: nn.Module) -> bool:
+    return any(name in (*ATTENTION, *MLP) for name, _ in layer.named_children())
 
 
 def _part(layer: nn.Module, names: tuple[str, ...]) -> nn.Module:

@@ -126,6 +126,18 @@ class History:
             kept.update({start + column: Kept(made, row) for column, made in self.made.items()})
         self.made = {}
 
+    def gather(self, lengths: Sequence[int]) -> None:
+        """Puts the states at which the rows go on into one tensor, if they are spread over several:
+        each of these is kept for as long as one row needs it."""
+        kept = [row.get(length - 1) for row, length in zip(self.rows, lengths, strict=True)]
+        if len({id(state.states) for state in kept if state is not None}) < 2:
+            return
+        together = _together(kept)
+        assert together is not None
+        for number, (state, length) in enumerate(zip(kept, lengths, strict=True)):
+            if state is not None:
+                self.rows[number][length - 1] = Kept(together, number)
+
 
 def _together(kept: Sequence[Kept | None]) -> Tensor | None:
     """Returns states ``[A, ...]`` as one tensor of their own; a row without one begins at 0."""
@@ -314,13 +326,17 @@ class StateCache(SlotCache):
         slots = set.intersection(*held) if held else set()
         return max((slot + 1 for slot in slots if slot < length), default=0)
 
+    @torch.inference_mode()
     def settle(self, lengths: Sequence[int], behind: int) -> None:
-        """Drops the states of the rows that are further back than ``behind`` tokens."""
+        """Drops the states behind tokens that the rows do not have, and those that are further back
+        than ``behind`` tokens."""
         for history in self._histories.values():
             for kept, length, pinned in zip(history.rows, lengths, self._pinned, strict=True):
-                for slot in [slot for slot in kept if slot < length - 1 - behind]:
-                    if slot != pinned:
-                        del kept[slot]
+                held = range(length - 1 - behind, length)
+                for slot in [slot for slot in kept if slot not in held and slot != pinned]:
+                    del kept[slot]
+            if not behind:
+                history.gather(lengths)
 
     def move_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
         if self.buffers:
