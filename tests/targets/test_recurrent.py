@@ -15,6 +15,7 @@ from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.hf import runner as runner_module
 from outpace.targets.hf import support
+from outpace.targets.hf.layers import decoder_layers
 from outpace.targets.hf.load import load
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.states import History, StateCache
@@ -151,6 +152,26 @@ def test_what_the_input_of_a_module_passes_is_computed_once_for_all_columns() ->
     for hook in hooks:
         hook.remove()
     assert calls.count(4) == 2
+
+
+@pytest.mark.parametrize("family", ["mamba", "mamba2", "falcon_mamba", "zamba2"])
+def test_states_are_numbered_as_in_all_models(family: str) -> None:
+    given: list[Tensor] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda layer, args: given.append(args[0]))
+        for layer in decoder_layers(target(family))
+    ]
+    runner = Runner(target(family), 1, CONTEXT)
+    given.clear()
+    runner.admit(1)
+    states = runner.forward(
+        torch.tensor([[3, 5, 7]]), keep=3, output_hidden_states=True
+    ).hidden_states
+    for hook in hooks:
+        hook.remove()
+    assert len(states) == len(given) + 1
+    for state, expected in zip(states, given, strict=False):
+        assert torch.equal(state, expected)
 
 
 # -- what goes with it -----------------------------------------------------------------------------

@@ -73,7 +73,8 @@ class LowerLayers:
             )
         self._model, self.count = model, count
         self._others = SubLayers.whole(range(count, whole))
-        try_without(model, self._others)
+        if not stops:
+            try_without(model, self._others)
         self._native = _native_part(model, last=count)
         self.pass_bytes = pass_bytes(model) - _bytes_of(model, self._others)
         self.states: Tensor

@@ -26,6 +26,8 @@ from outpace.targets.hf.steps import TRIAL, Steps
 
 PREFILL_CHUNK = 512
 """Prompt tokens per pass, so that masks and activations stay small."""
+OF_MAMBA, OF_OTHERS = "cache_params", "past_key_values"
+"""What models call their cache."""
 
 
 class Runner:
@@ -221,10 +223,13 @@ class Runner:
                 logits_to_keep=keep,
                 **options,
             )
-        if output.logits.shape[1] == keep:
-            return output
-        # Some models accept logits_to_keep, and give the logits of all columns nevertheless.
         states = getattr(output, "hidden_states", None)
+        if states is not None and self._cache_name == OF_MAMBA:
+            # Mamba's begin with what the first layer makes of the embedding.
+            embedded = options.get("inputs_embeds")
+            embedded = self.model.get_input_embeddings()(tokens) if embedded is None else embedded
+            states = (embedded, *states[:-2], states[-1])
+        # Some models accept logits_to_keep, and give the logits of all columns nevertheless.
         return CausalLMOutputWithPast(logits=output.logits[:, -keep:], hidden_states=states)
 
     def _reading(
@@ -343,5 +348,4 @@ class Runner:
 def name_of_cache(model: nn.Module) -> str:
     """Returns what a model calls its cache."""
     names = inspect.signature(type(model).forward).parameters
-    recurrent = "cache_params" in names and "past_key_values" not in names
-    return "cache_params" if recurrent else "past_key_values"
+    return OF_MAMBA if OF_MAMBA in names and OF_OTHERS not in names else OF_OTHERS
