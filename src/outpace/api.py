@@ -42,8 +42,8 @@ from outpace.targets.cpu.quantize import Quantization
 from outpace.targets.cpu.threads import use_threads
 from outpace.targets.describe import Description, describe
 from outpace.targets.hf.load import Loaded, Progress, load
+from outpace.targets.hf.making import make_target
 from outpace.targets.hf.source import check_path
-from outpace.targets.hf.target import HFTarget
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
 
@@ -180,7 +180,7 @@ class LLM:
         """Builds the engine of the loaded target. options: an instance of ``drafter.Options``."""
         capture = capture_for if asked.compile else None
         fixed = None if capture is None else capture(self.target.model)
-        target = HFTarget(
+        target = make_target(
             self.target.model, asked.rows, self.max_model_len, fixed, asked.saved_texts
         )
         setup = Setup(

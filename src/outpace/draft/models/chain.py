@@ -24,9 +24,9 @@ from outpace.draft.options import option
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.targets.hf.load import Loaded, check_same_vocabulary, load_drafter
+from outpace.targets.hf.making import make_runner
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.source import check_path
-from outpace.targets.hf.weights import pass_bytes
 
 CATCH_UP = 16
 """Unseen tokens that are fed beside other rows' in one pass; more are cached row by row first."""
@@ -88,7 +88,7 @@ class DraftModel(Drafter):
         self._vocabulary = Vocabulary.shared(own, vocabulary, runner.device)
         self._begins: list[int] = []  # by row: the first token of the text that it reads
         self.weight_bytes = drafter.nbytes
-        self.pass_bytes = pass_bytes(runner.model)
+        self.pass_bytes = runner.pass_bytes
         self._trees: dict[tuple[int, int], Tree] = {}
 
     @classmethod
@@ -125,7 +125,7 @@ class DraftModel(Drafter):
     @staticmethod
     def _runner(setup: Setup, drafter: Loaded) -> Runner:
         fixed = setup.capture(drafter.model) if setup.capture is not None else None
-        return Runner(drafter.model, setup.rows, drafter.max_length, fixed)
+        return make_runner(drafter.model, setup.rows, drafter.max_length, fixed)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
@@ -133,7 +133,7 @@ class DraftModel(Drafter):
 
     @property
     def nbytes(self) -> int:
-        return self.weight_bytes + self.runner.cache.nbytes
+        return self.weight_bytes + self.runner.nbytes
 
     @property
     def compile_seconds(self) -> float:
@@ -150,7 +150,7 @@ class DraftModel(Drafter):
             ):
                 self.runner.fork(source, read)
             else:
-                self.runner.admit(1)
+                self.runner.admit(1, info.source)
             self._begins.append(0)
 
     def reset(self) -> None:

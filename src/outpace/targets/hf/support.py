@@ -20,6 +20,7 @@ from outpace.targets.hf.attention import BOOLEAN
 from outpace.targets.hf.plainly import read_plainly, some_tokens
 from outpace.targets.hf.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.seq2seq import support as seq2seq
 from outpace.targets.hf.windows import follows_window, with_window
 
 RECURRENT = frozenset({"linear_attention", "conv", "mamba", "recurrent", "hybrid", "moe_mamba"})
@@ -43,9 +44,7 @@ def check_config(config: Any) -> None:
         )
     layer_types = set(getattr(text, "layer_types", None) or ())
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModel(
-            f"{name} is an encoder-decoder: use a decoder-only causal language model."
-        )
+        seq2seq.check_config(config)
     if layer_types & RECURRENT or config.model_type in RECURRENT_MODELS:
         raise UnsupportedModel(
             f"{name} keeps a recurrent state, which cannot be rolled back to an earlier token: use "
@@ -118,6 +117,8 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
 
     coarse: the layers round, so that the last bit of an input may be seen in the output.
     """
+    if seq2seq.is_encoder_decoder(model):
+        return seq2seq.probe(model, coarse)
     try:
         tolerance = _COARSE if coarse else _TOLERANCE.get(_dtype(model), _COARSE)
         if _difference(model) <= tolerance:
