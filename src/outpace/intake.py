@@ -20,10 +20,10 @@ from outpace.errors import ParamsError, PromptError
 from outpace.grammars import KINDS, Grammar, Grammars
 from outpace.prompts import Prompt, check_characters, unwrapped
 from outpace.sources import SourceReader
-from outpace.targets.hf import generation, processors
 from outpace.targets.base import Source
-from outpace.targets.hf.load import Loaded
-from outpace.targets.hf.seq2seq.support import is_encoder_decoder
+from outpace.targets.hf import generation, processors
+from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.verify.base import Rule
 
 SEED_STEP = 0x9E3779B97F4A7C15

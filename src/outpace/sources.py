@@ -10,7 +10,7 @@ from outpace.core.values import shown
 from outpace.errors import ConfigError, PromptError
 from outpace.prompts import Prompt, unwrapped
 from outpace.targets.base import Source
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.seq2seq.audio import AudioReader, reads_audio
 from outpace.targets.hf.seq2seq.lengths import longest_source
 
@@ -73,7 +73,8 @@ def _audio_of(data: Any) -> Any:
         return None
     if not isinstance(data, Mapping) or set(data) != {"audio"}:
         raise PromptError(
-            f"multi_modal_data of an encoder-decoder is a dict with 'audio' alone, not {shown(data)}."
+            "multi_modal_data of an encoder-decoder is a dict with 'audio' alone, not "
+            f"{shown(data)}."
         )
     return data["audio"]
 

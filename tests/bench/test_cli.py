@@ -12,12 +12,12 @@ import torch
 from typer.testing import CliRunner, Result
 
 from outpace.bench.builtin import CHATS
-from outpace.bench.contest import BatchJob
-from outpace.bench.pair import Pair
-from outpace.bench.peers import Models, peers
+from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import read_prompts
-from outpace.bench.results import Report
-from outpace.bench.specbench import read_answers
+from outpace.bench.report.results import Report
+from outpace.bench.report.specbench import read_answers
+from outpace.bench.run.contest import BatchJob
+from outpace.bench.synthetic.pair import Pair
 from outpace.cli.bench import app
 from outpace.errors import ConfigError, OutpaceError
 from outpace.targets.hf.load import load
@@ -115,7 +115,7 @@ def test_a_peer_that_does_not_quantise_is_refused(pair: Pair, whose: str) -> Non
 def test_openvino_multiplies_by_the_same_integers(pair: Pair) -> None:
     """With its own rounding of activations off, what is left to differ is the last bits."""
     ov = pytest.importorskip("openvino")
-    from outpace.bench.openvino import converted
+    from outpace.bench.peers.openvino import converted
 
     ids = torch.arange(24)[None]
     options = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
@@ -144,7 +144,7 @@ def test_openvino_multiplies_by_the_same_integers(pair: Pair) -> None:
 
 def test_openvino_holds_four_bits_in_groups() -> None:
     ov = pytest.importorskip("openvino")
-    from outpace.bench.ir import GROUP, four_bits
+    from outpace.bench.peers.ir import GROUP, four_bits
 
     weight = torch.randn(3, 2 * GROUP, generator=torch.Generator().manual_seed(0))
     node = four_bits(weight.numpy())

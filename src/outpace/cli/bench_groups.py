@@ -13,9 +13,9 @@ from outpace.cli.groups import ModelFlags
 from outpace.cli.speculation import speculation
 
 if TYPE_CHECKING:
-    from outpace.bench.benchmark import BenchmarkPlan
-    from outpace.bench.outputs import OutputFiles
     from outpace.bench.prompts import Prompt
+    from outpace.bench.report.outputs import OutputFiles
+    from outpace.bench.run.benchmark import BenchmarkPlan
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write JSON.")]
 HtmlFile = Annotated[
@@ -36,7 +36,7 @@ class LlmFlags(ModelFlags):
     ] = None
 
     def arguments(self) -> dict[str, Any]:
-        from outpace.bench.session import parse_config
+        from outpace.bench.run.session import parse_config
 
         return {**super().arguments(), **parse_config(self.llm or "{}")}
 
@@ -60,7 +60,7 @@ class DraftFlags:
         self, bundled: bool, count: str | None = None, verify: str | None = None
     ) -> tuple[dict[str, Any], ...]:
         """Returns one ``speculative_config`` for each contestant."""
-        from outpace.bench.session import parse_config
+        from outpace.bench.run.session import parse_config
 
         if self.config:  # both together are refused
             speculation(self.config[0], self.draft, self.method, count, verify, bundled)
@@ -148,9 +148,9 @@ class PlanFlags:
 
     def plan(self) -> BenchmarkPlan:
         """Returns the plan; ``ConfigError`` for values that cannot be run."""
-        from outpace.bench.benchmark import BenchmarkPlan
-        from outpace.bench.schedule import Pace
-        from outpace.bench.session import numbers
+        from outpace.bench.run.benchmark import BenchmarkPlan
+        from outpace.bench.run.schedule import Pace
+        from outpace.bench.run.session import numbers
 
         return BenchmarkPlan(
             batches=numbers(self.batch, int, "--batch"),
@@ -181,7 +181,7 @@ class ReportFlags:
 
     def files(self) -> OutputFiles:
         """Returns the files; raises at once where one cannot be written."""
-        from outpace.bench.outputs import OutputFiles
+        from outpace.bench.report.outputs import OutputFiles
 
         found = OutputFiles(self.json, self.html, self.png, self.markdown, self.spec_bench)
         found.check()

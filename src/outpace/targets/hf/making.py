@@ -7,8 +7,8 @@ from torch import nn
 from outpace.errors import ConfigError
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.seq2seq.runner import DecoderRunner
-from outpace.targets.hf.seq2seq.support import is_encoder_decoder
 from outpace.targets.hf.seq2seq.target import Seq2SeqTarget
 from outpace.targets.hf.target import HFTarget
 

@@ -21,6 +21,7 @@ from outpace.targets.hf.plainly import read_plainly, some_tokens
 from outpace.targets.hf.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.seq2seq import support as seq2seq
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, reads_sources
 from outpace.targets.hf.windows import follows_window, with_window
 
 RECURRENT = frozenset({"linear_attention", "conv", "mamba", "recurrent", "hybrid", "moe_mamba"})
@@ -43,7 +44,7 @@ def check_config(config: Any) -> None:
             "or save the model again."
         )
     layer_types = set(getattr(text, "layer_types", None) or ())
-    if getattr(config, "is_encoder_decoder", False):
+    if reads_sources(config):
         seq2seq.check_config(config)
     if layer_types & RECURRENT or config.model_type in RECURRENT_MODELS:
         raise UnsupportedModel(
@@ -117,7 +118,7 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
 
     coarse: the layers round, so that the last bit of an input may be seen in the output.
     """
-    if seq2seq.is_encoder_decoder(model):
+    if is_encoder_decoder(model):
         return seq2seq.probe(model, coarse)
     try:
         tolerance = _COARSE if coarse else _TOLERANCE.get(_dtype(model), _COARSE)

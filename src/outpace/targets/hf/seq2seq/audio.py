@@ -12,7 +12,7 @@ from transformers import AutoFeatureExtractor
 from outpace.core.values import shown
 from outpace.errors import PromptError
 from outpace.targets.base import Source
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 FEATURES = "input_features"
 _FORMS = (

@@ -1,10 +1,25 @@
-"""How long the texts of an encoder-decoder may be."""
+"""What is an encoder-decoder, and how long its texts may be."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch import nn
+
+
+def reads_sources(config: Any) -> bool:
+    """Whether a configuration is one of a model with an encoder and a decoder, and not of a decoder
+    that was taken out of such a model and keeps its type."""
+    classes = getattr(config, "architectures", None) or ()
+    alone = any(name.endswith("ForCausalLM") for name in classes)
+    return bool(getattr(config, "is_encoder_decoder", False)) and not alone
+
+
+def is_encoder_decoder(model: nn.Module) -> bool:
+    """Whether a model reads a source with an encoder and writes with a decoder."""
+    loaded: Any = model
+    alone = type(model).__name__.endswith("ForCausalLM")
+    return bool(getattr(loaded.config, "is_encoder_decoder", False)) and not alone
 
 
 def longest_text(model: nn.Module) -> int | None:

@@ -48,7 +48,9 @@ class Placing:
 
     def __init__(self, model: nn.Module) -> None:
         loaded: Any = model
-        self._takes_positions = "decoder_position_ids" in inspect.signature(loaded.forward).parameters
+        self._takes_positions = (
+            "decoder_position_ids" in inspect.signature(loaded.forward).parameters
+        )
         self._exchanged = list(_exchanged(loaded.get_decoder()))
         if not (self._takes_positions or self._exchanged):
             raise UnsupportedModel(

@@ -31,7 +31,9 @@ class DecoderSide:
         self.seen: Seen
         self._placing = Placing(model)
         decoder = self.model.get_decoder()
-        self.masks_sources = "encoder_attention_mask" in inspect.signature(decoder.forward).parameters
+        self.masks_sources = (
+            "encoder_attention_mask" in inspect.signature(decoder.forward).parameters
+        )
 
     @property
     def device(self) -> torch.device:

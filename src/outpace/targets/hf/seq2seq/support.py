@@ -31,17 +31,6 @@ REFUSED = {
 """Types of models that cannot work, and why."""
 
 
-def is_encoder_decoder(model: nn.Module) -> bool:
-    """Whether a model reads a source with an encoder and writes with a decoder."""
-    loaded: Any = model
-    return bool(getattr(loaded.config, "is_encoder_decoder", False)) and _decodes(loaded)
-
-
-def _decodes(model: Any) -> bool:
-    # A decoder that was taken out of such a model keeps its configuration.
-    return not type(model).__name__.endswith("ForCausalLM")
-
-
 def check_config(config: Any) -> None:
     """Raises ``UnsupportedModel`` where the configuration alone tells that it cannot work."""
     name = f"a model of type {config.model_type!r}"

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from outpace.bench.costs import Curve
 from outpace.bench.library import extra
-from outpace.bench.results import MethodResult, Report, SettingResult, Sweep
+from outpace.bench.report.results import MethodResult, Report, SettingResult, Sweep
+from outpace.bench.run.costs import Curve
 
 _COLOURS = (
     *("#1f6f8b", "#d1495b", "#e0952b", "#4f8f6c", "#8d6a9f", "#b07d62", "#2e4057", "#c2709c"),

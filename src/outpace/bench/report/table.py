@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from outpace.bench.interval import Interval
-from outpace.bench.results import MethodResult, Report, SettingResult
+from outpace.bench.report.results import MethodResult, Report, SettingResult
+from outpace.bench.stats.interval import Interval
 
 HEADER = (
     "method",

@@ -10,15 +10,15 @@ from typing import Any
 
 from outpace import chats
 from outpace.api import LLM
-from outpace.bench.benchmark import BASELINE, Benchmark, BenchmarkPlan, MeasuredSetting
-from outpace.bench.contest import Contestant
-from outpace.bench.memory import read_bandwidth
-from outpace.bench.ours import Ours
-from outpace.bench.peers import Models, peers
+from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import Prompt
-from outpace.bench.provenance import provenance
-from outpace.bench.results import Report
-from outpace.bench.schedule import Tick, ignore
+from outpace.bench.report.provenance import provenance
+from outpace.bench.report.results import Report
+from outpace.bench.run.benchmark import BASELINE, Benchmark, BenchmarkPlan, MeasuredSetting
+from outpace.bench.run.contest import Contestant
+from outpace.bench.run.memory import read_bandwidth
+from outpace.bench.run.ours import Ours
+from outpace.bench.run.schedule import Tick, ignore
 from outpace.errors import ConfigError, PromptError
 
 
