@@ -56,7 +56,8 @@ def check(llm: LLM, family: str) -> list[RequestOutput]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_look_up_changes_no_word(family: str) -> None:
     llm = speaking(family, method="ngram", num_speculative_tokens=3, prompt_lookup_min=1)
-    assert len({token for text in expected(family) for token in text}) > 4  # they do say something
+    assert len({tuple(text) for text in expected(family)}) == len(PROMPTS)  # sources do matter
+    assert len({token for text in expected(family) for token in text}) > 2
     check(llm, family)
 
 

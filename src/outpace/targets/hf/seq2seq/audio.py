@@ -87,7 +87,8 @@ class AudioReader:
         if self._extractor is None:
             name = self._loaded.name
             try:
-                self._extractor = AutoFeatureExtractor.from_pretrained(name)
+                load: Any = AutoFeatureExtractor.from_pretrained
+                self._extractor = load(name)
             except Exception as error:  # files of others, and models that have none
                 raise PromptError(
                     f"{name} came without a feature extractor, which samples of audio need: give "

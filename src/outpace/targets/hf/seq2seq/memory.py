@@ -131,12 +131,8 @@ class Memory:
 
     def _exchange(self, like: Sequence[Tensor], slots: int) -> None:
         """Makes other buffers, of so many slots. like: ``[H, _, D]`` for each buffer."""
-        before = self._buffers or [None] * len(like)
-        made = []
-        for part, old in zip(like, before, strict=True):
-            new = part.new_zeros(self.rows, part.shape[0], slots, part.shape[2])
-            if old is not None:
-                kept = min(slots, old.shape[2])
-                new[: self.active, :, :kept] = old[: self.active, :, :kept]
-            made.append(new)
+        made = [part.new_zeros(self.rows, part.shape[0], slots, part.shape[2]) for part in like]
+        for new, old in zip(made, self._buffers, strict=False):  # there are none at first
+            kept = min(slots, old.shape[2])
+            new[: self.active, :, :kept] = old[: self.active, :, :kept]
         self._buffers = made

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from outpace.core.tree import Tree
 from outpace.errors import ConfigError
@@ -116,8 +117,18 @@ class DecoderRunner(Runner):
         keep: int,
         tree: Tree | None = None,
         first: int = 0,
+        eager: bool = False,
+        through: Callable[..., Any] | None = None,
         **options: Any,
     ) -> Any:
         self.encode(first)
         self.side.seen = self.memory.seen(first, tokens.shape[0])
-        return super().forward(tokens, keep, tree, first, **options)
+        if tokens.shape[1] > 1 or not self.side.drops_short_masks:
+            return super().forward(tokens, keep, tree, first, eager, through, **options)
+        two = torch.cat([tokens, torch.zeros_like(tokens)], 1)  # nobody sees the second one
+        output = super().forward(two, 2, tree, first, eager, through, **options)
+        states = output.hidden_states
+        return CausalLMOutputWithPast(
+            logits=output.logits[:, :1],
+            hidden_states=states and tuple(layer[:, :1] for layer in states),
+        )

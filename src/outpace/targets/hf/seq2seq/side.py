@@ -29,11 +29,14 @@ class DecoderSide:
         self.model: Any = model
         self.config: Any = self.model.config
         self.seen: Seen
+        self.drops_short_masks = self.config.model_type == "led"
+        """Whether the model ignores the mask of a pass over one column."""
         self._placing = Placing(model)
-        decoder = self.model.get_decoder()
+        decoder: Any = self.model.get_decoder()
         self.masks_sources = (
             "encoder_attention_mask" in inspect.signature(decoder.forward).parameters
         )
+        """Whether sources of different lengths can be seen in one pass."""
 
     @property
     def device(self) -> torch.device:
@@ -83,7 +86,7 @@ class DecoderSide:
 
         states: ``[1, S, H]``, the encoder's. tokens: ``[1, T]``.
         """
-        encoded = BaseModelOutput(last_hidden_state=states)  # type: ignore[arg-type]
+        encoded = BaseModelOutput(last_hidden_state=states)
         return self.model(decoder_input_ids=tokens, encoder_outputs=encoded, **options)
 
     @torch.inference_mode()

@@ -136,17 +136,26 @@ def _score_as_draft(
     texts: Sequence[Sequence[int]],
     nodes: Sequence[int],
 ) -> list[Tensor]:
-    """Returns ``[P, V]`` for each row: the logits of the compared paths, the root before each.
+    """Returns ``[P, V]`` for each row: the logits of the token before the root from a pass of its
+    own, and those of the compared paths, the root before each.
 
     The rows have cached texts of different lengths.
     """
     for source in sources:
         runner.admit(1, source)
     runner.prefill(0, [text[:-_PENDING] for text in texts])
+    alone = runner.forward(_columns(runner, [[text[-_PENDING]] for text in texts]), keep=1).logits
     tree = Tree.uniform(list(_PARENTS), rows=len(texts), device=runner.device)
-    fed = torch.tensor([[*text[-_PENDING:], *nodes] for text in texts], device=runner.device)
+    fed = _columns(runner, [[*text[-_PENDING:], *nodes] for text in texts])
     logits = runner.forward(fed, keep=1 + len(nodes), tree=tree).logits
-    return [torch.cat([row[[0, *branch]] for branch in _BRANCHES]).double() for row in logits]
+    return [
+        torch.cat([one, *(row[[0, *branch]] for branch in _BRANCHES)]).double()
+        for one, row in zip(alone, logits, strict=True)
+    ]
+
+
+def _columns(runner: DecoderRunner, tokens: Sequence[Sequence[int]]) -> Tensor:
+    return torch.tensor([list(row) for row in tokens], device=runner.device)
 
 
 def _read_plainly(
@@ -154,10 +163,12 @@ def _read_plainly(
 ) -> Tensor:
     """Returns ``[P, V]``: the same from one plain pass for each path."""
     assert source.states is not None
-    read = []
+    read: list[Tensor] = []
     for branch in _BRANCHES:
-        ids = torch.tensor([[*text, *(nodes[node - 1] for node in branch)]], device=runner.device)
+        ids = _columns(runner, [[*text, *(nodes[node - 1] for node in branch)]])
         logits = runner.side.read(source.states[None], ids, use_cache=False).logits[0]
+        if not read:
+            read.append(logits[len(text) - _PENDING, None])
         read.append(logits[-len(branch) - 1 :])
     return torch.cat(read).double()
 
