@@ -105,7 +105,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | nn.Module | None = None,
+        model: str | os.PathLike[str] | nn.Module | Loaded | None = None,
         *,
         speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
         tokenizer: Any = None,

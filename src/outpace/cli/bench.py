@@ -82,16 +82,26 @@ def run_benchmark(
     """Compare ways of decoding on the same prompts: interleaved, paired, with intervals."""
     with starting():
         from outpace.bench.library import quiet
-        from outpace.bench.report.table import NARROW, narrow_rows, notes, title
+        from outpace.bench.report.table import (
+            NARROW,
+            by_task,
+            left_out,
+            narrow_rows,
+            notes,
+            tasks_of,
+            title,
+        )
         from outpace.bench.run import session
 
     plan = pace.plan()
+    methods = contest.named(model.bundled)
     engines = session.Engines(
         model=model.model,
-        configs=contest.all_configs(model.bundled),
+        configs=methods.configs,
         options=model.arguments(),
         vs=contest.peers,
         again=contest.again,
+        left_out=methods.left_out,
     )
     given = session.Given(prompts.taken(), prompts.chat)
     files = output.files()
@@ -103,7 +113,9 @@ def run_benchmark(
         done = session.run(engines, plan, given, looking)
     for cell in done.report.cells:
         console.print(_table(title(cell), NARROW, narrow_rows(cell)))
-        for note in notes(cell):
+        if len(tasks_of(cell)) > 1:
+            console.print(_table("speed-up by task", *by_task(cell)))
+        for note in [*notes(cell), *left_out(done.report)]:
             console.print(note, highlight=False, markup=False)
     files.write(done)
 
