@@ -128,8 +128,8 @@ def test_what_whisper_cannot_have_is_refused_by_name(whisper: Any) -> None:
         "WhisperNoSpeechDetection": {"logprob_threshold": None, "no_speech_threshold": 0.6},
     }.items():
         asked = {"language": "en", "return_timestamps": True, **options}
+        custom = speculating("whisper", "ngram")
         with pytest.raises(ConfigError, match=name):
-            custom = speculating("whisper", "ngram")
             whisper.generate(heard(100, rows=1), custom_generate=custom, **asked)
 
 

@@ -29,6 +29,7 @@ from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.making import make_runner
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.same_vocabulary import check_same_vocabulary
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.source import check_path
 
 CATCH_UP = 16
@@ -128,6 +129,11 @@ class DraftModel(Drafter):
 
     @staticmethod
     def _runner(setup: Setup, drafter: Loaded) -> Runner:
+        if is_encoder_decoder(drafter.model) and not is_encoder_decoder(setup.loaded.model):
+            raise ConfigError(
+                f"{drafter.name} is an encoder-decoder, and a target without an encoder has "
+                "nothing for its encoder to read: use a decoder-only drafter."
+            )
         fixed = setup.capture(drafter.model) if setup.capture is not None else None
         return make_runner(drafter.model, setup.rows, drafter.max_length, fixed)
 

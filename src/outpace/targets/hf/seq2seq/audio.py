@@ -13,6 +13,7 @@ from outpace.core.values import shown
 from outpace.errors import PromptError
 from outpace.targets.base import Source
 from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.source import locate
 
 FEATURES = "input_features"
 _FORMS = (
@@ -85,10 +86,11 @@ class AudioReader:
 
     def _own_extractor(self) -> Any:
         if self._extractor is None:
-            name = self._loaded.name
+            name, load = self._loaded.name, AutoFeatureExtractor.from_pretrained
             try:
-                load: Any = AutoFeatureExtractor.from_pretrained
-                self._extractor = load(name)
+                if self._loaded.cpu_kernels is None:
+                    raise FileNotFoundError("a model that was handed over has no folder")
+                self._extractor = load(locate(name))  # type: ignore[no-untyped-call]
             except Exception as error:  # files of others, and models that have none
                 raise PromptError(
                     f"{name} came without a feature extractor, which samples of audio need: give "

@@ -24,7 +24,7 @@ class DecoderSide:
     What its rows see of their sources is set before each pass, as ``seen``.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         """Raises ``UnsupportedModel`` for a decoder that cannot be told positions."""
         self.model: Any = model
         self.config: Any = self.model.config

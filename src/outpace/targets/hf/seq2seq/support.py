@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from outpace.core.tree import Tree
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import Source
-from outpace.targets.hf.plainly import some_tokens
+from outpace.targets.hf.plainly import some_states, some_tokens
 from outpace.targets.hf.seq2seq.runner import DecoderRunner
 
 REFUSED = {
@@ -117,17 +117,9 @@ def _tokens(model: Any, count: int, first: int) -> list[int]:
     return found[:count]
 
 
-def _source(model: Any, length: int, seed: int) -> Source:
-    """A source that the encoder might have read: its states are drawn."""
-    numbers = torch.Generator().manual_seed(seed)
-    states = torch.randn(length, _width(model), generator=numbers)
-    return Source(states=states.to(model.device, model.dtype), encoder=model)
-
-
-def _width(model: Any) -> int:
-    config = model.config
-    encoder = getattr(config, "encoder", None)
-    return int(config.hidden_size if encoder is None else encoder.hidden_size)
+def _source(model: nn.Module, length: int, seed: int) -> Source:
+    """A source that the encoder might have read."""
+    return Source(states=some_states(model, length, seed), encoder=model)
 
 
 def _score_as_draft(
