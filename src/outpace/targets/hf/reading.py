@@ -138,7 +138,8 @@ def read_tokenizer_of(source: str, name: str, trust: bool) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
         tokenizer("text")  # some mistakes in its files only show when it is used
-        return tokenizer
+        # For some types, such as Whisper, one without tokens is made where there are no files.
+        return tokenizer if set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens) else None
     except Exception as error:  # the tokenizers library raises bare exceptions over a broken file
         if _asks_for_trust(error):
             raise _untrusted(name) from error
