@@ -19,10 +19,11 @@ def make_target(
     max_length: int,
     fixed: FixedShapes | None = None,
     saved_texts: int = 0,
+    saved_tokens: int | None = None,
 ) -> HFTarget:
     """Returns the target of a model; see `HFTarget`. ``ConfigError`` for what it cannot do."""
     if not is_encoder_decoder(model):
-        return HFTarget(model, rows, max_length, fixed, saved_texts)
+        return HFTarget(model, rows, max_length, fixed, saved_texts, saved_tokens)
     if saved_texts:
         raise ConfigError(
             f"{type(model).__name__} is an encoder-decoder, whose texts begin alike only where "

@@ -19,18 +19,22 @@ _SOURCE = 4
 def read_plainly(model: nn.Module, ids: Sequence[int], **arguments: Any) -> Tensor:
     """Returns ``[T, V]``: the logits after each token of the text.
 
-    arguments: further ones of the model, such as ``position_ids`` ``[1, T]``. An encoder-decoder's
-    text is the decoder's, behind some source.
+    arguments: further ones of the model, such as ``position_ids`` ``[1, T]``.
     """
     loaded: Any = model
     tokens = torch.tensor([list(ids)], device=loaded.device)
-    if is_encoder_decoder(model):
-        source = BaseModelOutput(last_hidden_state=some_states(model, _SOURCE)[None])
-        arguments = {"decoder_input_ids": tokens, "encoder_outputs": source, **arguments}
-    else:
-        arguments = {"input_ids": tokens, **arguments}
-    logits: Tensor = model(use_cache=False, **arguments).logits
+    logits: Tensor = model(**of_texts(model, tokens), use_cache=False, **arguments).logits
     return logits[0]
+
+
+def of_texts(model: nn.Module, tokens: Tensor) -> dict[str, Any]:
+    """Returns how a model is given texts ``[B, T]``: an encoder-decoder has them written by its
+    decoder, from some source."""
+    if not is_encoder_decoder(model):
+        return {"input_ids": tokens}
+    states = some_states(model, _SOURCE).expand(len(tokens), -1, -1)
+    source = BaseModelOutput(last_hidden_state=states)
+    return {"decoder_input_ids": tokens, "encoder_outputs": source}
 
 
 def some_tokens(model: nn.Module, count: int, first: int = 3) -> list[int]:

@@ -85,14 +85,12 @@ class DecoderRunner(Runner):
 
     # -- sources -------------------------------------------------------------------------------
 
-    def encode(self, first: int, token_budget: int | None = None) -> int:
-        """Encodes the sources of the rows from ``first`` on, as long as the budget is not spent;
-        returns how many tokens were read. Without a budget, all of them."""
+    def encode(self, first: int, token_budget: int) -> int:
+        """Encodes the sources of the rows from ``first`` on until the budget is spent; returns how
+        many tokens were read, with the last source maybe more than that."""
         spent = 0
         for row in range(first, self.active):
-            if self.memory.holds(row):
-                continue
-            if token_budget is not None and spent >= token_budget:
+            if spent >= token_budget:
                 break
             spent += self._encode(row)
         return spent
@@ -104,6 +102,9 @@ class DecoderRunner(Runner):
         return next((row for row in rows if not self.memory.holds(row)), self.active)
 
     def _encode(self, row: int) -> int:
+        """Sees to it that a row's source is encoded; returns how many tokens were read for it."""
+        if self.memory.holds(row):
+            return 0
         states = encoded(self.side.model, self._sources[row])
         self.memory.put(row, self.side.memory_of(states))
         return int(states.shape[1])
@@ -121,8 +122,10 @@ class DecoderRunner(Runner):
         through: Callable[..., Any] | None = None,
         **options: Any,
     ) -> Any:
-        self.encode(first)
-        self.side.seen = self.memory.seen(first, tokens.shape[0])
+        rows = tokens.shape[0]
+        for row in range(first, first + rows):
+            self._encode(row)
+        self.side.seen = self.memory.seen(first, rows)
         if tokens.shape[1] > 1 or not self.side.drops_short_masks:
             return super().forward(tokens, keep, tree, first, eager, through, **options)
         two = torch.cat([tokens, torch.zeros_like(tokens)], 1)  # nobody sees the second one

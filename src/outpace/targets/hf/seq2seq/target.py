@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from outpace.core.proposal import Riders
 from outpace.errors import UnsupportedModel
-from outpace.targets.base import Chunk, SubLayers
+from outpace.targets.base import Chunk, Plan, Scores, SubLayers
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.seq2seq.runner import DecoderRunner
@@ -56,10 +55,10 @@ class Seq2SeqTarget(HFTarget):
         bias = getattr(self.model, "final_logits_bias", None)
         return logits if bias is None else logits + bias
 
-    def _boarding(self, tokens: Tensor, riders: Riders, options: dict[str, Any]) -> Any:
-        if riders.enter:
-            raise self._without_layers("enter it behind one of its layers")
-        return super()._boarding(tokens, riders, options)
+    def _score_with_riders(self, plan: Plan, tokens: Tensor, riders: Riders) -> Scores:
+        if riders.enter or riders.made is not None:
+            raise self._without_layers("let drafts join it behind one of its layers")
+        return super()._score_with_riders(plan, tokens, riders)
 
     def view(self, skipped: SubLayers) -> PartView:
         raise self._without_layers("leave out some of its layers")
@@ -77,6 +76,9 @@ class Seq2SeqTarget(HFTarget):
         raise UnsupportedModel(
             f"{type(self.model).__name__} is an encoder-decoder: it reads no text without a source."
         )
+
+    def carry(self, token_ids: Sequence[int], riders: Riders) -> Tensor:
+        raise self._without_layers("try riders of a trained head in it")
 
     def another(self, rows: int) -> Seq2SeqTarget:
         return Seq2SeqTarget(self.model, rows, self.max_length)
