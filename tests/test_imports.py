@@ -18,7 +18,7 @@ ROOT = Path(outpace.__file__).parent
 #      <- audit, bench, serve, tune <- cli.
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "train", "draft", "policy"}
-_ARGUMENTS = {"arguments", "chats", "config", "grammars", "prompts"}
+_ARGUMENTS = {"arguments", "chats", "config", "grammars", "prompts", "sources"}
 _API = {*_ENGINE, *_ARGUMENTS, "engine", "intake", "outputs", "progress", "bundled"}
 _FACE = {*_API, "api"}
 _TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "tune"}
@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": _ENGINE,
     "config": {"core"},
     "prompts": {"core"},
+    "sources": {"core", "prompts", "targets"},
     "chats": {"core", "prompts"},
     "arguments": {*_ENGINE, "config"},
     "intake": {*_ENGINE, *_ARGUMENTS, "engine"},

@@ -45,9 +45,9 @@ from outpace.targets.cpu.threads import use_threads
 from outpace.targets.describe import Description, describe
 from outpace.targets.hf.load import load
 from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.making import make_target
 from outpace.targets.hf.prepare import Progress
 from outpace.targets.hf.source import check_path
-from outpace.targets.hf.target import HFTarget
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
 
@@ -191,7 +191,7 @@ class LLM:
         """Builds the engine of the loaded target. options: an instance of ``drafter.Options``."""
         capture = capture_for if asked.compile else None
         fixed = None if capture is None else capture(self.target.model)
-        target = HFTarget(
+        target = make_target(
             self.target.model,
             asked.rows,
             self.max_model_len,
@@ -295,7 +295,9 @@ class LLM:
         """Returns one output per prompt, in order.
 
         prompts: one or several texts, lists of token ids, or dicts with one of the two as "prompt"
-        or "prompt_token_ids"; also what a tokenizer returns, without its padding. sampling_params:
+        or "prompt_token_ids"; also what a tokenizer returns, without its padding. An
+        encoder-decoder reads them with its encoder; what its decoder begins with, and audio, come
+        in dicts with "encoder_prompt", "decoder_prompt" and "multi_modal_data". sampling_params:
         one for all, or one for each, as `SamplingParams` or a dict of its options; default: as the
         model's generation_config says. use_tqdm: shows a progress bar on standard error.
 
@@ -462,4 +464,6 @@ def _output(request_id: str, prompt: Prompt, requests: Sequence[Request]) -> Req
     outputs = [CompletionOutput.of(request, index) for index, request in enumerate(requests)]
     known = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     text = known if isinstance(known, str) else None
-    return RequestOutput(request_id, text, requests[0].prompt_ids, outputs)
+    source = requests[0].source
+    encoded = None if source is None else list(source.token_ids)
+    return RequestOutput(request_id, text, requests[0].prompt_ids, outputs, encoded)

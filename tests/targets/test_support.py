@@ -31,8 +31,8 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     "bloom": (transformers.BloomConfig, "ALiBi"),
     "mpt": (transformers.MptConfig, "ALiBi"),
     "falcon": (lambda: transformers.FalconConfig(alibi=True), "ALiBi"),
-    "t5": (transformers.T5Config, "encoder-decoder"),
-    "bart": (transformers.BartConfig, "encoder-decoder"),
+    "prophetnet": (transformers.ProphetNetConfig, "several tokens at once"),
+    "switch_transformers": (transformers.SwitchTransformersConfig, "experts drop tokens"),
     "llama4_text": (transformers.Llama4TextConfig, "chunked_attention"),
     "gpt_neo": (transformers.GPTNeoConfig, "local attention"),
 }

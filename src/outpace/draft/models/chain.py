@@ -29,10 +29,11 @@ from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.load import load_drafter
 from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.making import make_runner
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.same_vocabulary import check_same_vocabulary
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.source import check_path
-from outpace.targets.hf.weights import pass_bytes
 
 CATCH_UP = 16
 """Unseen tokens that are fed beside other rows' in one pass; more are cached row by row first."""
@@ -102,7 +103,7 @@ class DraftModel(Drafter):
         self._vocabulary = Vocabulary.shared(own, vocabulary, runner.device)
         self._begins: list[int] = []  # by row: the first token of the text that it reads
         self.weight_bytes = drafter.nbytes
-        self.pass_bytes = pass_bytes(runner.model)
+        self.pass_bytes = runner.pass_bytes
         self._trees: dict[tuple[int, int], Tree] = {}
 
     @classmethod
@@ -159,8 +160,13 @@ class DraftModel(Drafter):
 
     @staticmethod
     def _runner(setup: Setup, drafter: Loaded) -> Runner:
+        if is_encoder_decoder(drafter.model) and not is_encoder_decoder(setup.loaded.model):
+            raise ConfigError(
+                f"{drafter.name} is an encoder-decoder, and a target without an encoder has "
+                "nothing for its encoder to read: use a decoder-only drafter."
+            )
         fixed = setup.capture(drafter.model) if setup.capture is not None else None
-        return Runner(drafter.model, setup.rows, drafter.max_length, fixed)
+        return make_runner(drafter.model, setup.rows, drafter.max_length, fixed)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
@@ -168,7 +174,7 @@ class DraftModel(Drafter):
 
     @property
     def nbytes(self) -> int:
-        return self.weight_bytes + self.runner.cache.nbytes
+        return self.weight_bytes + self.runner.nbytes
 
     @property
     def compile_seconds(self) -> float:
@@ -185,7 +191,7 @@ class DraftModel(Drafter):
             ):
                 self.runner.fork(source, read)
             else:
-                self.runner.admit(1)
+                self.runner.admit(1, info.source)
                 self.runner.pin(self.runner.active - 1, read)
             self._begins.append(0)
 

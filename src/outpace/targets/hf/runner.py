@@ -15,6 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.errors import ConfigError
+from outpace.targets.base import Source
 from outpace.targets.hf.fixed import PENDING, FixedShapes, FixedView
 from outpace.targets.hf.masks import MaskMaker, chain_layout, chain_positions, tree_layout
 from outpace.targets.hf.own_states import cache_for
@@ -23,6 +24,7 @@ from outpace.targets.hf.prefixes import SavedText
 from outpace.targets.hf.setting import Setting
 from outpace.targets.hf.states import StateCache
 from outpace.targets.hf.steps import TRIAL, Steps
+from outpace.targets.hf.weights import pass_bytes
 
 PREFILL_CHUNK = 512
 """Prompt tokens per pass, so that masks and activations stay small."""
@@ -54,7 +56,7 @@ class Runner:
         self.cache = cache_for(loaded, rows, self.device)
         self._generation = self.cache.generation  # that recorded passes know
         self.setting = Setting.of(loaded)
-        self._mask = MaskMaker(loaded, max_length)
+        self._mask = self._masks(loaded)
         self._cache_name = name_of_cache(loaded)
         self.fixed = fixed
         self.steps: Steps | None = None
@@ -67,6 +69,9 @@ class Runner:
             self.steps = Steps(self.cache, lambda: Runner(model, 1, TRIAL))
             self.steps.find_mixers(self)
 
+    def _masks(self, model: nn.Module) -> MaskMaker:
+        return MaskMaker(model, self.max_length)
+
     @property
     def active(self) -> int:
         return len(self.lengths)
@@ -76,10 +81,23 @@ class Runner:
         """Seconds spent on compiling or recording passes so far."""
         return self.fixed.steps.seconds if self.fixed is not None else 0.0
 
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes of weights that one pass reads."""
+        return pass_bytes(self.model)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are cached of all rows."""
+        return self.cache.nbytes
+
     # -- rows ----------------------------------------------------------------------------------
 
-    def admit(self, count: int) -> None:
-        """Adds ``count`` empty rows after the active ones; ``ConfigError`` for a changed model."""
+    def admit(self, count: int, source: Source | None = None) -> None:
+        """Adds ``count`` empty rows after the active ones; ``ConfigError`` for a changed model.
+
+        source: what an encoder reads. A model without one does not look at it.
+        """
         self.setting.check(self.model)
         self.cache.admit(count)
         self.lengths += [0] * count

@@ -22,6 +22,8 @@ from outpace.targets.hf.own_states import STATES, keeps_states
 from outpace.targets.hf.plainly import read_plainly, some_tokens
 from outpace.targets.hf.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.seq2seq import support as seq2seq
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, reads_sources
 from outpace.targets.hf.windows import follows_window, with_window
 
 RECURRENT_MODELS = frozenset({"rwkv", "xlstm"})
@@ -42,10 +44,8 @@ def check_config(config: Any) -> None:
             "or save the model again."
         )
     layer_types = set(getattr(text, "layer_types", None) or ())
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModel(
-            f"{name} is an encoder-decoder: use a decoder-only causal language model."
-        )
+    if reads_sources(config):
+        seq2seq.check_config(config)
     _check_states(config)
     unknown = layer_types - WINDOWED - WITHOUT_MASK - STATES
     if unknown:
@@ -123,6 +123,8 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
 
     coarse: the layers round, so that the last bit of an input may be seen in the output.
     """
+    if is_encoder_decoder(model):
+        return seq2seq.probe(model, coarse)
     try:
         tolerance = _COARSE if coarse else _TOLERANCE.get(_computed_in(model), _COARSE)
         if _difference(model) <= tolerance:
