@@ -2,13 +2,13 @@
 
     python docs/measure/queueing.py
 
-8 rows, 4,000 texts of four kinds (`outpace.bench.queueing.TOPICS`), limit 1,024 tokens. "known" is the
+8 rows, 4,000 texts of four kinds (`outpace.bench.run.queueing.TOPICS`), limit 1,024 tokens. "known" is the
 same order with the true lengths.
 """
 
 import numpy as np
 
-from outpace.bench.queueing import played, texts
+from outpace.bench.run.queueing import played, texts
 from outpace.engine.order.shortest import Shortest
 from outpace.engine.order.simple import FirstCome
 

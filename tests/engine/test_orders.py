@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from outpace import LLM
-from outpace.bench.queueing import END, TOPICS, Times, played, texts
+from outpace.bench.run.queueing import END, TOPICS, Times, played, texts
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.engine.order.base import Order

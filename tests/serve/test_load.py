@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from outpace.bench.serving import (
+from outpace.bench.run.serving import (
     Clients,
     Load,
     Served,

@@ -18,7 +18,7 @@ from outpace.cli.tables import table
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outpace.bench.serving import Served, Target
+    from outpace.bench.run.serving import Served, Target
 
 Figures = Mapping[str, float]
 PngFile = Annotated[
@@ -42,7 +42,7 @@ class AddressFlags:
     ] = 0.1
 
     def target(self) -> Target:
-        from outpace.bench.serving import Target
+        from outpace.bench.run.serving import Target
 
         return Target(self.url, self.first_seconds, self.token_seconds)
 
@@ -118,7 +118,7 @@ def _by_rate(
     asked: AskedFlags,
     json_file: Path | None,
 ) -> None:
-    from outpace.bench.serving import Load, run_load
+    from outpace.bench.run.serving import Load, run_load
 
     target = address.target()
     load = Load(asked.texts(), rate, asked.max_tokens, asked.temperature, asked.seed)
@@ -136,10 +136,10 @@ def _by_clients(
     json_file: Path | None,
     png: Path | None,
 ) -> None:
-    from outpace.bench.outputs import check_file
-    from outpace.bench.plots import load_figure, require_matplotlib
-    from outpace.bench.serving import Clients, run_clients
-    from outpace.bench.session import numbers
+    from outpace.bench.report.outputs import check_file
+    from outpace.bench.report.plots import load_figure, require_matplotlib
+    from outpace.bench.run.serving import Clients, run_clients
+    from outpace.bench.run.session import numbers
 
     check_file("--png", png)
     if png is not None:
@@ -161,7 +161,7 @@ def _in_turns(
     speculative: str, repeats: int, target: Target, run: Callable[[str], list[Served]]
 ) -> dict[str, Figures]:
     """Returns the figures of each kind of request; all kinds take turns."""
-    from outpace.bench.serving import medians, summary
+    from outpace.bench.run.serving import medians, summary
 
     kinds = speculative.split(",")
     runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}

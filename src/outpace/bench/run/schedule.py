@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from outpace.bench.contest import BatchJob, BatchTexts, Contestant
-from outpace.bench.memory import peak_of
+from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
+from outpace.bench.run.memory import peak_of
 from outpace.errors import ConfigError
 
 Clock = Callable[[], float]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outpace.bench.schedule import TimedRun
-from outpace.bench.specbench import Answer, accept_lengths
-from outpace.bench.summary import SettingRuns
+from outpace.bench.report.specbench import Answer, accept_lengths
+from outpace.bench.run.schedule import TimedRun
+from outpace.bench.run.summary import SettingRuns
 
 
 def answers(runs: SettingRuns, name: str, model: str, tokenizer: Any) -> list[Answer]:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outpace.bench.divergence import Divergence
-from outpace.bench.identity import Identity
-from outpace.bench.interval import Interval
-from outpace.bench.rounds import AcceptanceCounts, Split
+from outpace.bench.stats.divergence import Divergence
+from outpace.bench.stats.identity import Identity
+from outpace.bench.stats.interval import Interval
+from outpace.bench.stats.rounds import AcceptanceCounts, Split
 from outpace.errors import ConfigError
 
 SCHEMA = 1

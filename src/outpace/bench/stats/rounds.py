@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from outpace.bench.theory import Times
+from outpace.bench.stats.theory import Times
 from outpace.core.stats import Metrics
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outpace.api import LLM
-from outpace.bench.meter import Meter
-from outpace.bench.results import restored
-from outpace.bench.theory import Times, best_k_from_times, ceiling, speedup_from_times
+from outpace.bench.report.results import restored
+from outpace.bench.run.meter import Meter
+from outpace.bench.stats.theory import Times, best_k_from_times, ceiling, speedup_from_times
 from outpace.errors import ConfigError
 
 ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)

@@ -10,8 +10,8 @@ from time import perf_counter
 import torch
 
 from outpace.api import LLM
-from outpace.bench.memory import synchronise
-from outpace.bench.theory import Times
+from outpace.bench.run.memory import synchronise
+from outpace.bench.stats.theory import Times
 from outpace.core.law import History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import Verdict

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from outpace import chats
 from outpace.api import LLM
-from outpace.bench.benchmark import BASELINE, Benchmark, BenchmarkPlan, MeasuredSetting
-from outpace.bench.contest import Contestant
-from outpace.bench.memory import read_bandwidth
-from outpace.bench.ours import Ours
-from outpace.bench.peers import Models, peers
+from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import Prompt
-from outpace.bench.provenance import provenance
-from outpace.bench.results import Report
-from outpace.bench.schedule import Tick, ignore
+from outpace.bench.report.provenance import provenance
+from outpace.bench.report.results import Report
+from outpace.bench.run.benchmark import BASELINE, Benchmark, BenchmarkPlan, MeasuredSetting
+from outpace.bench.run.contest import Contestant
+from outpace.bench.run.memory import read_bandwidth
+from outpace.bench.run.ours import Ours
+from outpace.bench.run.schedule import Tick, ignore
 from outpace.errors import ConfigError, PromptError
+from outpace.targets.hf.loaded import Loaded
 
 
 @dataclass(frozen=True)
 class Engines:
     """Which models, how to speculate with them, and what else takes part."""
 
-    model: str | None
+    model: str | Loaded | None
+    """A path, a hub name, what was loaded already, or None for the bundled pair."""
     configs: tuple[Mapping[str, Any], ...]
     """One or several ``speculative_config``; each becomes a contestant."""
     options: Mapping[str, Any]
@@ -35,6 +37,8 @@ class Engines:
     """Names of other programs that take part."""
     again: bool = False
     """Whether plain decoding runs a second time under another name: its speed-up must be 1.00."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Methods that do not take part, and why."""
 
 
 def contestants(engines: Engines, rows: int) -> list[Contestant]:
@@ -49,7 +53,8 @@ def contestants(engines: Engines, rows: int) -> list[Contestant]:
             "--speculative-config, --vs or --again."
         )
     configs: list[Mapping[str, Any] | None] = list(engines.configs) or [None]
-    llms = [engine(engines, config, rows) for config in configs]
+    first = engine(engines, configs[0], rows)
+    llms = [first, *(_beside(first, engines, config, rows) for config in configs[1:])]
     found: list[Contestant] = [Ours(llms[0], BASELINE, "off")]
     if engines.again:
         found.append(Ours(llms[0], "plain again", "off"))
@@ -93,6 +98,17 @@ def engine(engines: Engines, config: Mapping[str, Any] | None, rows: int) -> LLM
         return LLM(engines.model, speculative_config=config, **options)
     except TypeError as error:
         raise ConfigError(f"--llm has an argument that LLM does not know ({error}).") from error
+
+
+OF_LOADING = ("dtype", "device", "quantization", "trust_remote_code", "cpu_kernels", "progress")
+"""Arguments of `LLM` that say how a model is loaded."""
+
+
+def _beside(first: LLM, engines: Engines, config: Mapping[str, Any] | None, rows: int) -> LLM:
+    """Returns the engine of another configuration over the same target: its weights are in memory
+    once, however many engines there are."""
+    options = {k: v for k, v in engines.options.items() if k not in OF_LOADING}
+    return engine(replace(engines, model=first.target, options=options), config, rows)
 
 
 def _models(engines: Engines, llm: LLM) -> Models:
@@ -176,6 +192,9 @@ def run(
         "warmup": str(plan.pace.warmup),
         "seed": str(plan.seed),
     }
+    if engines.left_out:
+        listed = [f"{name} ({reason})" for name, reason in engines.left_out.items()]
+        facts["left out"] = "; ".join(listed)
     results = tuple(setting.result for setting in measured)
     report = Report(facts, BASELINE, benchmark.bandwidth, results)
     report.check()

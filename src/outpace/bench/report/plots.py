@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from outpace.bench.costs import Curve
 from outpace.bench.library import extra
-from outpace.bench.results import MethodResult, Report, SettingResult, Sweep
+from outpace.bench.report.results import MethodResult, Report, SettingResult, Sweep
+from outpace.bench.run.costs import Curve
 
 _COLOURS = (
     *("#1f6f8b", "#d1495b", "#e0952b", "#4f8f6c", "#8d6a9f", "#b07d62", "#2e4057", "#c2709c"),
@@ -57,7 +57,7 @@ def cost_figures(curves: Sequence[Curve]) -> dict[str, bytes]:
 def load_figure(found: Mapping[str, Mapping[int, Mapping[str, float]]]) -> bytes:
     """Returns the image of a server under load: throughput, and the time of a token, by the number
     of clients. found: by what requests ask for, then by clients, the figures of
-    `outpace.bench.serving.summary`."""
+    `outpace.bench.run.serving.summary`."""
     with _settings():
         figure, both = _figure(9.0, columns=2)
         for index, (kind, by_clients) in enumerate(found.items()):

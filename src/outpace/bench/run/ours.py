@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from outpace.api import LLM
-from outpace.bench.contest import BatchJob, BatchTexts, Contestant
+from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
 from outpace.core.params import SamplingParams
 
 Speculative = Literal["auto", "off"] | int | None

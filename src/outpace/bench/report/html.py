@@ -8,9 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from outpace.bench.costs import CostReport
 from outpace.bench.library import extra
-from outpace.bench.results import Report
+from outpace.bench.report.results import Report
+from outpace.bench.run.costs import CostReport
 
 
 def require_jinja() -> None:
@@ -49,7 +49,7 @@ def _embedded(figures: Mapping[str, bytes]) -> dict[str, str]:
 
 def _page(template: str, **values: Any) -> str:
     jinja = _jinja()
-    folder = files("outpace.bench") / "templates"
+    folder = files("outpace.bench.report") / "templates"
     environment = jinja.Environment(
         loader=jinja.DictLoader({f.name: f.read_text("utf-8") for f in folder.iterdir()}),
         autoescape=True,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from outpace.bench.costs import CostReport, Curve, measure_curves
-from outpace.bench.memory import read_bandwidth
-from outpace.bench.provenance import provenance
-from outpace.bench.session import Engines, engine
+from outpace.bench.report.provenance import provenance
+from outpace.bench.run.costs import CostReport, Curve, measure_curves
+from outpace.bench.run.memory import read_bandwidth
+from outpace.bench.run.session import Engines, engine
 from outpace.errors import ConfigError
 
 

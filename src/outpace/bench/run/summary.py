@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from outpace.bench.contest import BatchJob, Contestant
-from outpace.bench.divergence import Divergence
-from outpace.bench.identity import Gap, Identity, compare
-from outpace.bench.interval import Interval, geometric_mean, interval_of
 from outpace.bench.prompts import Prompt, task_of
-from outpace.bench.results import MethodResult, Prediction, Roof, TaskResult
-from outpace.bench.roofline import Traffic, bound_seconds
-from outpace.bench.rounds import (
+from outpace.bench.report.results import MethodResult, Prediction, Roof, TaskResult
+from outpace.bench.run.contest import BatchJob, Contestant
+from outpace.bench.run.schedule import TimedRun
+from outpace.bench.stats.divergence import Divergence
+from outpace.bench.stats.identity import Gap, Identity, compare
+from outpace.bench.stats.interval import Interval, geometric_mean, interval_of
+from outpace.bench.stats.roofline import Traffic, bound_seconds
+from outpace.bench.stats.rounds import (
     AcceptanceCounts,
     acceptance,
     predicted_seconds,
     split,
     total_rounds,
 )
-from outpace.bench.schedule import TimedRun
-from outpace.bench.theory import Times, acceptance_of
+from outpace.bench.stats.theory import Times, acceptance_of
 
 Seconds = Callable[[TimedRun], float]
 """Which of a run's times is meant: `all_seconds` or `decode_seconds`."""

@@ -7,17 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from outpace.bench import roofline
-from outpace.bench.contest import BatchJob, Contestant
-from outpace.bench.divergence import Divergence, watching
-from outpace.bench.identity import gap_of
-from outpace.bench.meter import Meter
-from outpace.bench.ours import Ours
 from outpace.bench.prompts import Prompt, batches
-from outpace.bench.results import SettingResult, Sweep, SweepPoint, unmeasured
-from outpace.bench.rounds import total_rounds
-from outpace.bench.schedule import Clock, Pace, Tick, ignore, run_interleaved, warm_up
-from outpace.bench.summary import (
+from outpace.bench.report.results import SettingResult, Sweep, SweepPoint, unmeasured
+from outpace.bench.run.contest import BatchJob, Contestant
+from outpace.bench.run.meter import Meter
+from outpace.bench.run.ours import Ours
+from outpace.bench.run.schedule import Clock, Pace, Tick, ignore, run_interleaved, warm_up
+from outpace.bench.run.summary import (
     SettingRuns,
     SideMeasurements,
     counted,
@@ -25,7 +21,11 @@ from outpace.bench.summary import (
     speedup,
     summarise,
 )
-from outpace.bench.theory import acceptance_of, expected_tokens, speedup_from_times
+from outpace.bench.stats import roofline
+from outpace.bench.stats.divergence import Divergence, watching
+from outpace.bench.stats.identity import gap_of
+from outpace.bench.stats.rounds import total_rounds
+from outpace.bench.stats.theory import acceptance_of, expected_tokens, speedup_from_times
 from outpace.errors import ConfigError, PromptError
 
 BASELINE = "plain"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from outpace.bench.contest import Contestant
+from outpace.bench.run.contest import Contestant
 from outpace.errors import ConfigError, did_you_mean
 
 QUANTISING = frozenset({"openvino"})
@@ -34,10 +34,10 @@ class Models:
 
 
 HOMES = {
-    "hf": "outpace.bench.hf:plain",
-    "hf-assisted": "outpace.bench.hf:assisted",
-    "openvino": "outpace.bench.openvino:contestants",
-    "llamacpp": "outpace.bench.llamacpp:contestants",
+    "hf": "outpace.bench.peers.hf:plain",
+    "hf-assisted": "outpace.bench.peers.hf:assisted",
+    "openvino": "outpace.bench.peers.openvino:contestants",
+    "llamacpp": "outpace.bench.peers.llamacpp:contestants",
 }
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from outpace.bench.interval import Interval
-from outpace.bench.results import MethodResult, Report, SettingResult
+from outpace.bench.report.results import MethodResult, Report, SettingResult, TaskResult
+from outpace.bench.stats.interval import Interval
 
 HEADER = (
     "method",
@@ -17,6 +17,8 @@ HEADER = (
     "same text",
     "measured/predicted",
     "of memory bound",
+    "drafting",
+    "MB",
 )
 NARROW = ("method", "tok/s", "speed-up", "accepted", "tok/pass", "same", "of bound")
 """The columns that fit a terminal; files have all."""
@@ -42,7 +44,36 @@ def rows(cell: SettingResult) -> Iterator[tuple[str, ...]]:
             _same(method),
             f"{method.prediction.reached:.2f}" if method.prediction else "",
             f"{method.roof.fraction:.0%}" if method.roof else "",
+            f"{method.split.draft / method.split.total:.0%}" if method.split else "",
+            f"{method.own_bytes / 1e6:.0f}" if method.own_bytes else "",
         )
+
+
+def tasks_of(cell: SettingResult) -> list[str]:
+    """Returns the names of the tasks."""
+    return [task.task for task in cell.methods[0].tasks]
+
+
+def by_task(cell: SettingResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns a header and a row per method: its speed-up on each task and, behind it, the tokens
+    of a pass."""
+    found = [
+        (method.name, *(_on(task) for task in method.tasks))
+        for method in cell.methods
+        if method.speedup is not None
+    ]
+    return ("method", *tasks_of(cell)), found
+
+
+def _on(task: TaskResult) -> str:
+    speedup = "" if task.speedup is None else f"{task.speedup.mean:.2f}"
+    return f"{speedup} ({task.acceptance.length:.2f})" if task.acceptance else speedup
+
+
+def left_out(report: Report) -> list[str]:
+    """Returns a sentence about the methods that took no part in anything; none if all did."""
+    found = report.provenance.get("left out")
+    return [] if found is None else [f"Left out: {found}."]
 
 
 def notes(cell: SettingResult) -> Iterator[str]:
@@ -92,7 +123,12 @@ def markdown(report: Report) -> str:
     for cell in report.cells:
         lines += [f"**{title(cell)}**", "", _line(HEADER), _line(["---"] * len(HEADER))]
         lines += [_line(row) for row in rows(cell)]
+        if len(tasks_of(cell)) > 1:
+            header, found = by_task(cell)
+            lines += ["", "Speed-up by task (and tokens per pass):", ""]
+            lines += [_line(header), _line(["---"] * len(header)), *map(_line, found)]
         lines += ["", *notes(cell), ""]
+    lines += left_out(report)
     facts = report.provenance
     known = [facts[key] for key in ("cpu", "gpu", "threads", "dtype", "torch") if key in facts]
     lines.append(f"({', '.join(known)}; `{facts.get('command', '')}`)")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outpace.api import LLM
-from outpace.bench.divergence import Divergence, watching
+from outpace.bench.stats.divergence import Divergence, watching
 from outpace.core.params import SamplingParams
 from outpace.prompts import Prompt
 

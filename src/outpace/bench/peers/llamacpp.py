@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from outpace.bench.contest import BatchJob, BatchTexts, Contestant
-from outpace.bench.llama_server import CONTEXT, LlamaServer, program, samples
-from outpace.bench.peers import Models
+from outpace.bench.peers.llama_server import CONTEXT, LlamaServer, program, samples
+from outpace.bench.peers.registry import Models
+from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
 from outpace.errors import ConfigError
 
 COUNTS = (3, 5)

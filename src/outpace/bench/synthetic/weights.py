@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.bench.library import transformers
-from outpace.bench.model_shapes import ModelShape
+from outpace.bench.synthetic.model_shapes import ModelShape
 
 _EMBEDDING = 0.02
 _ATTENTION = 2.0

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from outpace.bench.answers import answers
-from outpace.bench.costs import CostReport
-from outpace.bench.html import cost_html, report_html, require_jinja, write_figures
-from outpace.bench.plots import cost_figures, figures, require_matplotlib
-from outpace.bench.session import Finished
-from outpace.bench.specbench import write_answers
-from outpace.bench.table import markdown
+from outpace.bench.report.answers import answers
+from outpace.bench.report.html import cost_html, report_html, require_jinja, write_figures
+from outpace.bench.report.plots import cost_figures, figures, require_matplotlib
+from outpace.bench.report.specbench import write_answers
+from outpace.bench.report.table import markdown
+from outpace.bench.run.costs import CostReport
+from outpace.bench.run.session import Finished
 from outpace.errors import ConfigError
 
 Figures = Mapping[str, bytes]
