@@ -41,7 +41,9 @@ from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.quantize import Quantization
 from outpace.targets.cpu.threads import use_threads
 from outpace.targets.describe import Description, describe
-from outpace.targets.hf.load import Loaded, Progress, load
+from outpace.targets.hf.load import load
+from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.prepare import Progress
 from outpace.targets.hf.source import check_path
 from outpace.targets.hf.target import HFTarget
 from outpace.verify.base import Rule
@@ -131,7 +133,7 @@ class LLM:
         arguments.check_choice("scheduling_policy", scheduling_policy, ORDERS)
         arguments.check_choice("generation_config", generation_config, arguments.OWN_CONFIG)
         max_num_seqs = arguments.rows("max_num_seqs", max_num_seqs)
-        max_num_batched_tokens = arguments.rows("max_num_batched_tokens", max_num_batched_tokens)
+        max_num_batched_tokens = arguments.tokens("max_num_batched_tokens", max_num_batched_tokens)
         use_threads(threads)
         self.config = arguments.speculation(
             speculative_config, BUNDLED / "drafter" if model is None else None
