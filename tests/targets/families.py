@@ -1,13 +1,8 @@
-"""Tiny random models in float64, one of each family, on which token identity is exact.
-
-float64, because in narrower types one argmax in some dozens differs between a batched and a
-single pass: equality of texts would be luck. Weights are scaled up so that the argmax varies from
-token to token, which with the usual initialisation it does not.
-"""
+"""Tiny random models in float64, one of each family, on which token identity is exact: see
+`outpace.audit.families.models`."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,10 +11,10 @@ from typing import Any
 import torch
 import transformers
 
-VOCABULARY = 64
-CONTEXT = 128
-WINDOW = 6
-"""Far below the length of the texts, so that every windowed layer forgets."""
+from outpace.audit.families.models import SCALE, noised, random_model
+from outpace.audit.families.sizes import CHUNK, CONTEXT, VOCABULARY, WINDOW
+
+__all__ = ["CHUNK", "CONTEXT", "VOCABULARY", "WINDOW", "noised"]
 
 BASE: Mapping[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -45,7 +40,7 @@ class Family:
 
     config: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    scale: float = 6.0
+    scale: float = SCALE
     attention: str | None = None
     windowed: bool = False
 
@@ -96,6 +91,37 @@ FAMILIES: Mapping[str, Family] = {
             "num_key_value_heads": 4,
         },
     ),
+    "deepseek_v32": Family(
+        "DeepseekV32Config",
+        {
+            **EXPERTS,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 8,
+            "num_key_value_heads": 4,
+            "index_topk": CHUNK,
+            "index_head_dim": 16,
+        },
+    ),
+    "llama4": Family(
+        "Llama4TextConfig",
+        {
+            **EXPERTS,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 48,
+            "attention_chunk_size": CHUNK,
+            "layer_types": ["chunked_attention", "full_attention"],
+            "no_rope_layers": [1, 0],
+            "moe_layers": [1],
+        },
+    ),
     "falcon": Family("FalconConfig"),
     "cohere": Family("CohereConfig"),
     "cohere2": Family(
@@ -129,38 +155,15 @@ def config_of(name: str, **changes: Any) -> Any:
 def build(name: str, seed: int = 1, **changes: Any) -> Any:
     """Returns a new model of the family with random weights that depend on the seed only."""
     family = FAMILIES[name]
-    torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config_of(name, **changes),
-        attn_implementation=family.attention,
-        # The grouped kernels of the mixtures of experts know no float64.
-        experts_implementation="eager",
-        dtype=torch.float64,
-    ).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.mul_(family.scale)
-    return model
+    return random_model(
+        config_of(name, **changes), seed=seed, scale=family.scale, attention=family.attention
+    )
 
 
 @cache
 def target(name: str) -> Any:
     """Returns the family's model, shared by all tests: do not change it."""
     return build(name)
-
-
-def noised(model: Any, noise: float, seed: int = 2) -> Any:
-    """Returns a copy whose weights are off by ``noise`` of their spread: a drafter that is right
-    some of the time."""
-    generator = torch.Generator().manual_seed(seed)
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        for weight in other.parameters():
-            spread = weight.std() if weight.dim() > 1 else 0.1
-            error = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-            weight.add_(noise * spread * error)
-    return other
 
 
 @cache

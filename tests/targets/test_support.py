@@ -18,7 +18,7 @@ from outpace.targets.hf.load import load
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.masks import Layout
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.windows import window_of, with_window
+from outpace.targets.hf.windows import chunk_of, window_of, with_window
 
 from .families import BASE, BOTH, FAMILIES, WINDOW, build, target
 from .generating import greedy, ids
@@ -43,7 +43,7 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     "falcon": (lambda: transformers.FalconConfig(alibi=True), "ALiBi"),
     "t5": (transformers.T5Config, "encoder-decoder"),
     "bart": (transformers.BartConfig, "encoder-decoder"),
-    "llama4_text": (transformers.Llama4TextConfig, "chunked_attention"),
+    "deepseek_v4": (transformers.DeepseekV4Config, "compressed_sparse_attention"),
     "gpt_neo": (transformers.GPTNeoConfig, "local attention"),
 }
 
@@ -287,6 +287,23 @@ def test_the_probe_crosses_a_window_of_any_length(
     monkeypatch.setattr(Layout, "within", lambda self, window: self.seen)
     with pytest.raises(UnsupportedModel, match="otherwise than the same tokens in a text"):
         support.probe(model)
+
+
+@pytest.mark.parametrize("size", [100, 8192])
+def test_the_probe_crosses_the_end_of_a_chunk(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama4", attention_chunk_size=size)
+    support.probe(model)
+    assert model.config.attention_chunk_size == size
+    monkeypatch.setattr(Layout, "within_chunk", lambda self, size: self.seen)
+    with pytest.raises(UnsupportedModel, match="otherwise than the same tokens in a text"):
+        support.probe(model)
+
+
+def test_a_chunk_as_long_as_the_context_is_none() -> None:
+    model = build("llama4", attention_chunk_size=64)
+    assert chunk_of(model, longest=65) == 64
+    assert chunk_of(model, longest=64) is None
+    assert chunk_of(build("llama", attention_chunk_size=8), longest=64) is None
 
 
 def test_a_text_ends_where_attention_begins_to_drop_tokens() -> None:

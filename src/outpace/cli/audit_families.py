@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,10 +49,10 @@ def families(
         from outpace.audit.families.listing import listed
         from outpace.audit.families.report import as_dict, as_markdown, as_table
         from outpace.audit.families.walk import Limits
+        from outpace.targets.cpu.threads import processors
 
     names = listed(only or None)
-    workers = workers or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else "1")
-    found = _walked(names, Limits(seconds, gigabytes), workers, console)
+    found = _walked(names, Limits(seconds, gigabytes), workers or processors(), console)
     if as_json is not None:
         _write(as_json, json.dumps(as_dict(found), indent=1) + "\n")
     if markdown is not None:
@@ -63,9 +62,7 @@ def families(
         raise typer.Exit(1)
 
 
-def _walked(
-    names: dict[str, str], limits: Limits, workers: int, console: Console
-) -> list[Finding]:
+def _walked(names: dict[str, str], limits: Limits, workers: int, console: Console) -> list[Finding]:
     """Returns the findings on families, and shows how many have come."""
     from outpace.audit.families.walk import walk
 

@@ -1,1 +1,1 @@
-"""Which families of transformers' models are decoded, and whether their texts are the plain ones."""
+"""Which families of transformers' models are decoded, and whether their texts are the same."""

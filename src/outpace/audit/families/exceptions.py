@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outpace.audit.families.sizes import CHUNK, HEADS, HIDDEN, WINDOW
+from outpace.audit.families.sizes import CHUNK, CONTEXT, HEADS, HIDDEN, WINDOW
 
 Options = Mapping[str, Any]
 
@@ -61,7 +61,27 @@ DEFAULTS: Mapping[str, Options] = {
 DECODERS: Mapping[str, str] = {"musicgen": "decoder", "musicgen_melody": "decoder"}
 """Where a configuration holds that of the causal language model, if its class does not tell."""
 
+_ENCODERS = (
+    "bert",
+    "bert-generation",
+    "big_bird",
+    "camembert",
+    "data2vec-text",
+    "electra",
+    "ernie",
+    "megatron-bert",
+    "rembert",
+    "roberta",
+    "roberta-prelayernorm",
+    "roc_bert",
+    "roformer",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+)
+"""Encoders, which see no later token only if they are told that they are decoders."""
+
 EXCEPTIONS: Mapping[str, Options] = {
+    **{family: {"is_decoder": True} for family in _ENCODERS},
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "cohere_compass_text": {
         "layer_types": _BOTH,
@@ -78,6 +98,7 @@ EXCEPTIONS: Mapping[str, Options] = {
         "num_experts_per_tok": 2,
         "first_k_dense_replace": 1,
     },
+    "doge": {"keep_window_size": CONTEXT},
     "dots3_note": {
         "text_config": _DOTS,
         "vision_config": {"adapter_in_dim": HIDDEN, "adapter_out_dim": HIDDEN},
@@ -92,12 +113,16 @@ EXCEPTIONS: Mapping[str, Options] = {
     "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention"]},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
+    # With its few heads and only 8 numbers a key the scores of several tokens would be exactly 0,
+    # and which of them are picked is a matter of chance, in transformers too.
+    "hy_v4": {"index_n_heads": 64, "index_head_dim": HIDDEN},
     "jamba": {**_PERIODS, "use_mamba_kernels": False},
     "lfm2": {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "longcat_flash": {"qk_head_dim": None},
     "mamba2": {"num_heads": 8, "n_groups": 2},
     "ministral": {"head_dim": 8},
+    "moshi": {"sliding_window": CONTEXT},  # its models have a window as long as the context
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "qwen2": _WINDOWED,
     "qwen2_moe": _WINDOWED,
@@ -113,7 +138,7 @@ EXCEPTIONS: Mapping[str, Options] = {
     },
     "smollm3": _WINDOWED,
     "xlstm": {"hidden_size": 64, "embedding_dim": 64, "qk_dim_factor": 1.0},
-    "xmod": {"default_language": "en_XX"},
+    "xmod": {"is_decoder": True, "default_language": "en_XX"},
     "zamba": _ZAMBA,
     "zamba2": {**_ZAMBA, "hybrid_layer_ids": [1, 3]},
 }

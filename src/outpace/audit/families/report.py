@@ -18,15 +18,17 @@ VERDICTS = ("identical", "refused", "not built", "DIFFERENT")
 _HEAD = """\
 # Families of models
 
-What speculation does to the greedy texts of the causal language models that transformers {transformers} lists. Made by
+What speculation does to the greedy texts of the causal language models that transformers
+{transformers} lists. Made by
 
     outpace audit families --markdown docs/targets/families.md
 
-For each family a tiny random model is made, with the kinds of layers that its models have, in float64 where its code
-knows it. transformers' own greedy `generate` continues three prompts of different length, one by one, and outpace does,
-together and alone: without drafts, with n-grams, and with a noised copy of the model that drafts chains and trees. The
-texts are longer than every window and chunk of attention. No list says what works: a model is refused by the checks
-that every model goes through when it is loaded.
+For each family a tiny random model is made, with the kinds of layers that its models have, in
+float64 where its code knows it. transformers' own greedy `generate` continues three prompts of
+different length, one by one, and outpace does, together and alone: without drafts, with n-grams,
+and with a noised copy of the model that drafts chains and trees. The texts are longer than every
+window and chunk of attention. No list says what works: a model is refused by the checks that every
+model goes through when it is loaded.
 
 * **identical**: every text is the plain one, token for token.
 * **refused**: outpace does not decode such a model, and says why.

@@ -84,9 +84,7 @@ def _options(config: Any) -> Iterator[tuple[str, Any]]:
 def _kept_layers(options: Mapping[str, Any], layers: int) -> list[int]:
     """Returns the numbers of the layers to keep: the first of each type, and at least two."""
     listed = [
-        value
-        for name, value in options.items()
-        if isinstance(value, list) and name not in _INDICES
+        value for name, value in options.items() if isinstance(value, list) and name not in _INDICES
     ]
     types: dict[tuple[Any, ...], int] = {}
     for layer in range(layers):

@@ -12,6 +12,7 @@ WINDOW = 6
 CHUNK = 8
 HIDDEN = 32
 HEADS = 4
+HEAD = HIDDEN // HEADS
 SHARED_HEADS = 2
 """Key heads of a model in which several query heads share one."""
 LAYERS = 2
@@ -25,9 +26,9 @@ _RULES: Mapping[str, int] = {
     r"attention_chunk_size|chunk_size|.*chunk_length|block_size|index_topk": CHUNK,
     r"(num|n)_.*heads?|n_head|.*attention_heads|num_heads": HEADS,
     r"(num_)?hidden_layers|(n|num)_layers?|(num_)?(en|de)coder_layers|num_blocks": LAYERS,
-    r".*head_dim|.*head_size|d_head|d_kv|kv_channels|dim_head|.*_d_head|rotary_dim": HIDDEN // HEADS,
-    r".*hidden_size|d_model|n_embd|.*embed_dim|emb_dim|.*embedding_size|word_embed_proj_dim": HIDDEN,
-    r"lru_width|conv_dim|.*output_dim": HIDDEN,
+    r".*head_dim|.*head_size|d_head|d_kv|kv_channels|dim_head|.*_d_head|rotary_dim": HEAD,
+    r".*hidden_size|d_model|n_embd|.*embed_dim|emb_dim|.*embedding_(size|dim)": HIDDEN,
+    r"word_embed_proj_dim|lru_width|conv_dim|.*output_dim": HIDDEN,
     r".*intermediate_size(_mlp)?|.*ffn.*(dim|size)|d_inner|dff|dim_ff|feed_forward_size": 48,
     r"(.*_)?(num|n)_.*experts|zero_expert_num": 4,
     r".*experts_per_tok(en)?|moe_topk|moe_k|top_k_experts": 2,

@@ -82,8 +82,11 @@ def _try_apart(results: Connection, family: str, name: str, limits: Limits) -> N
     time. Runs in a process of its own."""
     _be_quiet()
     _limit_memory(limits.gigabytes)
+    import torch
+
     from outpace.audit.families.trial import findings
 
+    torch.set_num_threads(1)  # as many processes as there are processors do the rest
     for found in findings(family, name):
         results.send(found)
     results.close()

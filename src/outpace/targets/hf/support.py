@@ -7,7 +7,7 @@ that ignores its mask or its positions, without an error) is tried out by `probe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -20,14 +20,17 @@ from outpace.targets.hf.attention import BOOLEAN
 from outpace.targets.hf.plainly import read_plainly, some_tokens
 from outpace.targets.hf.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.windows import follows_window, with_window
+from outpace.targets.hf.windows import NAMES, follows, named_span, with_span
 
 RECURRENT = frozenset({"linear_attention", "conv", "mamba", "recurrent", "hybrid", "moe_mamba"})
 RECURRENT_MODELS = frozenset(
     {"mamba", "mamba2", "rwkv", "falcon_mamba", "xlstm", "recurrent_gemma"}
 )
 ALIBI = frozenset({"bloom"})
-WINDOWED = frozenset({"full_attention", "sliding_attention"})
+MASKED = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
+)
+"""Types of layers whose masks are known."""
 MASKABLE = BOOLEAN | {"eager"}
 
 
@@ -51,9 +54,9 @@ def check_config(config: Any) -> None:
             f"{name} keeps a recurrent state, which cannot be rolled back to an earlier token: use "
             "a model whose layers are all attention."
         )
-    if layer_types - WINDOWED:
+    if layer_types - MASKED:
         raise UnsupportedModel(
-            f"{name} has layers of type {sorted(layer_types - WINDOWED)}, for which no mask of "
+            f"{name} has layers of type {sorted(layer_types - MASKED)}, for which no mask of "
             "drafted tokens is known: use a model with full or sliding attention."
         )
     if "local" in (getattr(text, "attention_layers", None) or ()):
@@ -102,8 +105,8 @@ _PARENTS = (0, 0, 0, 0, 0, 0, 0, 0, 8, 9)
 _BRANCHES = ((1,), (8, 9, 10))
 """The paths whose nodes are compared: the first child, and the longest path."""
 
-_WINDOW = 4
-"""A sliding window that ends inside the draft, whatever the model's own."""
+_SPAN = 4
+"""A sliding window or chunk that ends inside the draft, whatever the model's own."""
 _LONG_WINDOW = 256
 """Up to this a text that is longer than the window is affordable."""
 
@@ -135,9 +138,11 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
 @torch.inference_mode()
 def _difference(model: nn.Module) -> float:
     """Returns how far the logits of a draft are off, in standard deviations of the plain ones."""
-    setting, prefix = _with_short_window(model)
+    spans, prefix = _spans(model)
     text, nodes = some_tokens(model, prefix), some_tokens(model, len(_PARENTS), first=9)
-    with setting:
+    with ExitStack() as settings:
+        for name in spans:
+            settings.enter_context(with_span(model, name, _SPAN))
         expected = _read_as_text(model, text, nodes)
         _check_finite(model, expected)
         scored = _score_as_draft(model, text, nodes)
@@ -159,21 +164,29 @@ def _check_finite(model: nn.Module, logits: Tensor) -> None:
         )
 
 
-def _with_short_window(model: nn.Module) -> tuple[AbstractContextManager[None], int]:
-    """Returns what makes a sliding window end inside a short text, and how long a text to try.
+def _spans(model: nn.Module) -> tuple[list[str], int]:
+    """Returns the spans that can be made to end inside a short text, and how long a text to try.
 
     A window that the model does not read from its configuration is either no window at all or one
     that was fixed when the model was made: then only a text that is longer than it can tell.
     """
+    followed, longest = [], _PREFIX
+    for name in NAMES:
+        span = named_span(model, name)
+        if span is None:
+            continue
+        if follows(model, name):
+            followed.append(name)
+        elif span <= _LONG_WINDOW:
+            longest = max(longest, min(span + 1, _positions(model, span) - len(_PARENTS)))
+    return followed, longest
+
+
+def _positions(model: nn.Module, at_least: int) -> int:
+    """Returns the positions that a model has, ``at_least`` where it names none."""
     loaded: Any = model
     config = loaded.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
-    if window is not None and follows_window(model):
-        return with_window(model, _WINDOW), _PREFIX
-    if window is None or window > _LONG_WINDOW:
-        return nullcontext(), _PREFIX
-    longest = getattr(config, "max_position_embeddings", None) or window
-    return nullcontext(), max(_PREFIX, min(window + 1, longest - len(_PARENTS)))
+    return int(getattr(config, "max_position_embeddings", None) or at_least)
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
