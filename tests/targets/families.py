@@ -120,6 +120,21 @@ FAMILIES: Mapping[str, Family] = {
             "layer_types": ["chunked_attention", "full_attention"],
             "no_rope_layers": [1, 0],
             "moe_layers": [1],
+            "floor_scale": CHUNK,
+        },
+    ),
+    "bart": Family(
+        "BartConfig", {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4}
+    ),
+    "bloom": Family("BloomConfig", {"n_layer": 2, "n_head": 4}),
+    "falcon-alibi": Family("FalconConfig", {"alibi": True}, scale=24.0),
+    "gpt_neo": Family(
+        "GPTNeoConfig",
+        {
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": WINDOW,
         },
     ),
     "falcon": Family("FalconConfig"),

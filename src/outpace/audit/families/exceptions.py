@@ -51,6 +51,8 @@ _ZAMBA: Options = {
     "attention_hidden_size": 2 * HIDDEN,
     "attention_head_dim": 2 * HIDDEN // HEADS,
 }
+_TUNED: Options = {"floor_scale": CHUNK}
+"""Queries grow with their position, already in short texts (Llama 4)."""
 _PERIODS: Options = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 4}
 
 DEFAULTS: Mapping[str, Options] = {
@@ -119,8 +121,16 @@ EXCEPTIONS: Mapping[str, Options] = {
     "jamba": {**_PERIODS, "use_mamba_kernels": False},
     "lfm2": {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "llama4": {"text_config": _TUNED},
+    "llama4_text": _TUNED,
     "longcat_flash": {"qk_head_dim": None},
     "mamba2": {"num_heads": 8, "n_groups": 2},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "index_block_size": 4,
+        "index_topk_blocks": 2,
+        "index_n_heads": 2,
+    },
     "ministral": {"head_dim": 8},
     "moshi": {"sliding_window": CONTEXT},  # its models have a window as long as the context
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},

@@ -9,13 +9,11 @@ from typing import Any
 import torch
 
 from outpace.api import LLM
-from outpace.audit.families.finding import Finding
+from outpace.audit.families.finding import Finding, Verdict
 from outpace.audit.families.models import noised, tiny_model
 from outpace.audit.families.sizes import CONTEXT
 from outpace.core.params import SamplingParams
 from outpace.errors import OutpaceError
-from outpace.targets.hf import support
-from outpace.targets.hf.plainly import read_plainly
 
 PROMPTS = ([5, 6, 7, 8, 9], [1], [2, 3] * 6)
 """Ragged: shorter than every window, one token, longer than every window."""
@@ -85,10 +83,12 @@ def _lively(family: str, name: str) -> tuple[Any, list[list[int]] | Exception]:
     return found
 
 
+@torch.inference_mode()
 def _reads_alike(model: Any, texts: Sequence[Sequence[int]]) -> bool:
     """Whether one plain pass of each text chooses the tokens that generate has chosen."""
     for prompt, text in zip(PROMPTS, texts, strict=True):
-        logits = read_plainly(model, [*prompt, *text])
+        ids = torch.tensor([[*prompt, *text]], device=model.device)
+        logits = model(input_ids=ids, use_cache=False).logits[0]
         if logits[len(prompt) - 1 : -1].argmax(-1).tolist() != list(text):
             return False
     return True
@@ -127,27 +127,26 @@ def _judged(found: Finding, model: Any, expected: list[list[int]] | Exception) -
     """Returns the finding on a model whose plain texts are known."""
     drafts = _Drafts()
     try:
-        support.check(model)
-        support.probe(model)
+        LLM(model)
     except OutpaceError as error:
         return replace(found, verdict="refused", reason=str(error))
     except Exception as error:
-        return replace(found, verdict="DIFFERENT", reason=f"the check at load: {brief(error)}")
+        return replace(found, reason=f"the check at load fails: {brief(error)}")
     if isinstance(expected, Exception):
         reason = f"transformers' own generate raises {brief(expected)}"
         return replace(found, verdict="not built", reason=reason)
     drafter = noised(model, NOISE)
-    for ways, trees in ((CHAINS, False), (TREES, True)):
+    for ways in (CHAINS, TREES):
         try:
             wrong = next(_differences(model, drafter, ways, expected, drafts), None)
         except OutpaceError as error:
-            if trees:
-                return replace(found, verdict="identical", reason=str(error), **vars(drafts))
-            return replace(found, verdict="refused", reason=str(error))
+            # A model may be decoded with chains only.
+            verdict: Verdict = "identical" if ways is TREES else "refused"
+            return replace(found, verdict=verdict, reason=str(error), **vars(drafts))
         except Exception as error:
             wrong = f"decoding fails: {brief(error)}"
         if wrong is not None:
-            return replace(found, verdict="DIFFERENT", reason=wrong)
+            return replace(found, reason=wrong)
     return replace(found, verdict="identical", trees=True, **vars(drafts))
 
 

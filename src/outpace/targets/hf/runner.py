@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,11 +13,19 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
+from outpace.errors import ConfigError
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.fixed import PENDING, FixedShapes, FixedView
-from outpace.targets.hf.masks import MaskMaker, chain_layout, chain_positions, tree_layout
+from outpace.targets.hf.masks import (
+    Layout,
+    MaskMaker,
+    chain_layout,
+    chain_positions,
+    tree_layout,
+)
 from outpace.targets.hf.placement import PassSlots
 from outpace.targets.hf.setting import Setting
+from outpace.targets.hf.telling.telling import Telling
 
 PREFILL_CHUNK = 512
 """Prompt tokens per pass, so that masks and activations stay small."""
@@ -47,6 +56,12 @@ class Runner:
         self._generation = self.cache.generation  # that recorded passes know
         self.setting = Setting.of(loaded)
         self._mask = MaskMaker(loaded, max_length)
+        self._telling = Telling(loaded)
+        if fixed is not None and self._telling.needed:
+            raise ConfigError(
+                f"{type(model).__name__} counts positions by slots and is told them anew for each "
+                "pass, which cannot be compiled or recorded: leave compile out."
+            )
         self.fixed = fixed
 
     @property
@@ -158,20 +173,22 @@ class Runner:
         self.reserve(first, [length + columns for length in lengths])
         slots = self._slots(first, lengths, columns)
         self.cache.slots = slots
-        positions, mask = self._placed(slots, tree)
+        positions, mask, layout = self._placed(slots, tree)
         if slots.view > self.max_length:
             # Only padding can stand beyond the context: a row that drafts less than others.
             positions = positions.clamp(max=self.max_length - 1)
+            layout = None if layout is None else replace(layout, positions=positions)
         self.passes += 1
-        output = (through or self.model)(
-            input_ids=None if "inputs_embeds" in options else tokens,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            **options,
-        )
+        with self._telling.told(layout):
+            output = (through or self.model)(
+                input_ids=None if "inputs_embeds" in options else tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=keep,
+                **options,
+            )
         if output.logits.shape[1] == keep:
             return output
         # Some models accept logits_to_keep, and give the logits of all columns nevertheless.
@@ -261,14 +278,16 @@ class Runner:
             view=longest + columns,
         )
 
-    def _placed(self, slots: PassSlots, tree: Tree | None) -> tuple[Tensor, Any]:
-        """The positions ``[A, T]`` and the mask of a pass."""
+    def _placed(self, slots: PassSlots, tree: Tree | None) -> tuple[Tensor, Any, Layout | None]:
+        """The positions ``[A, T]`` and the mask of a pass, and the layout that both come from, None
+        where nothing but the positions is needed of it."""
         if tree is not None and not tree.is_chain:
             pending = slots.columns - tree.size
             layout = tree_layout(slots.starts, pending, tree, slots.view)
-            return layout.positions, self._mask(layout)
+            return layout.positions, self._mask(layout), layout
         alone = slots.columns == 1 and slots.uniform_start is not None
-        if (alone or slots.uniform_start == 0) and self._mask.has_own:
-            return chain_positions(slots.starts, slots.columns), None
+        plain = (alone or slots.uniform_start == 0) and self._mask.has_own
+        if plain and not self._telling.needed:
+            return chain_positions(slots.starts, slots.columns), None, None
         layout = chain_layout(slots.starts, slots.columns, slots.view)
-        return layout.positions, self._mask(layout)
+        return layout.positions, self._mask(layout), layout

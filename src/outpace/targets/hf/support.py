@@ -20,13 +20,12 @@ from outpace.targets.hf.attention import BOOLEAN
 from outpace.targets.hf.plainly import read_plainly, some_tokens
 from outpace.targets.hf.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.windows import NAMES, follows, named_span, with_span
+from outpace.targets.hf.windows import INDEXED, NAMES, follows, named_span, with_span
 
 RECURRENT = frozenset({"linear_attention", "conv", "mamba", "recurrent", "hybrid", "moe_mamba"})
 RECURRENT_MODELS = frozenset(
     {"mamba", "mamba2", "rwkv", "falcon_mamba", "xlstm", "recurrent_gemma"}
 )
-ALIBI = frozenset({"bloom"})
 MASKED = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
 )
@@ -59,22 +58,16 @@ def check_config(config: Any) -> None:
             f"{name} has layers of type {sorted(layer_types - MASKED)}, for which no mask of "
             "drafted tokens is known: use a model with full or sliding attention."
         )
-    if "local" in (getattr(text, "attention_layers", None) or ()):
+    if _asks_for_alibi(text):
         raise UnsupportedModel(
-            f"{name} has local attention layers, whose windows count slots from the end of a pass: "
-            "use a model with full or sliding attention."
-        )
-    if config.model_type in ALIBI or _asks_for_alibi(text):
-        raise UnsupportedModel(
-            f"{name} encodes positions as ALiBi biases over slots, not as position_ids: use a "
-            "model with rotary or learned positions."
+            f"{name} has ALiBi biases, which are the same for all rows and cannot follow the "
+            "branches of a draft: use a model with rotary or learned positions."
         )
 
 
 def _asks_for_alibi(text: Any) -> bool:
-    # MPT has the option inside the options of its attention.
-    attention = getattr(text, "attn_config", None)
-    return bool(getattr(text, "alibi", False) or getattr(attention, "alibi", False))
+    # MPT's option is inside the options of its attention. Bloom and Falcon can be told positions.
+    return bool(getattr(getattr(text, "attn_config", None), "alibi", False))
 
 
 def check(model: nn.Module) -> None:
@@ -106,7 +99,8 @@ _BRANCHES = ((1,), (8, 9, 10))
 """The paths whose nodes are compared: the first child, and the longest path."""
 
 _SPAN = 4
-"""A sliding window or chunk that ends inside the draft, whatever the model's own."""
+"""A sliding window, chunk or number of indexed tokens that ends inside the draft, whatever the
+model's own."""
 _LONG_WINDOW = 256
 """Up to this a text that is longer than the window is affordable."""
 
@@ -171,7 +165,9 @@ def _spans(model: nn.Module) -> tuple[list[str], int]:
     that was fixed when the model was made: then only a text that is longer than it can tell.
     """
     followed, longest = [], _PREFIX
-    for name in NAMES:
+    # In 16 bits rounding may well decide which tokens are picked.
+    indexed = [INDEXED] if _dtype(model) in _TOLERANCE else []
+    for name in (*NAMES, *indexed):
         span = named_span(model, name)
         if span is None:
             continue

@@ -19,8 +19,10 @@ WINDOW = "sliding_window"
 """Layers see the latest tokens only."""
 CHUNK = "attention_chunk_size"
 """Layers see no token of an earlier chunk; chunks begin at fixed positions."""
+INDEXED = "index_topk"
+"""Layers see so many tokens, which an indexer picks."""
 NAMES = (WINDOW, CHUNK)
-"""What configurations call the spans of tokens that layers see."""
+"""What configurations call the spans of tokens that masks show."""
 
 
 def window_of(model: nn.Module, longest: int) -> int | None:
