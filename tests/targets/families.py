@@ -137,6 +137,23 @@ FAMILIES: Mapping[str, Family] = {
             "window_size": WINDOW,
         },
     ),
+    "minimax_m3": Family(
+        "MiniMaxM3VLTextConfig",
+        {
+            **EXPERTS,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "dense_intermediate_size": 48,
+            "shared_intermediate_size": 16,
+            "layer_types": ["full_attention", "minimax_m3_sparse"],
+            "mlp_layer_types": ["dense", "sparse"],
+            "rotary_dim": 8,
+            "index_n_heads": 2,
+            "index_head_dim": 8,
+            "index_block_size": 4,
+            "index_topk_blocks": 2,
+        },
+    ),
     "falcon": Family("FalconConfig"),
     "cohere": Family("CohereConfig"),
     "cohere2": Family(

@@ -64,9 +64,15 @@ def test_windows_are_exceeded(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "span"), [("llama4", "attention_chunk_size"), ("deepseek_v32", "index_topk")]
+    ("family", "span"),
+    [
+        ("llama4", "attention_chunk_size"),
+        ("deepseek_v32", "index_topk"),
+        ("minimax_m3", "index_topk_blocks"),
+        ("gpt_neo", "window_size"),
+    ],
 )
-def test_chunks_and_indexers_hide_tokens(family: str, span: str) -> None:
+def test_chunks_indexers_and_local_windows_hide_tokens(family: str, span: str) -> None:
     with torch.no_grad():
         tokens = torch.arange(3 * CHUNK)[None]
         wide = build(family, **{span: 64})

@@ -21,7 +21,7 @@ NAME = "sdpa_grouped"
 BOOLEAN = frozenset({"sdpa", NAME})
 """Attention functions that take masks as booleans."""
 
-INDEXED = frozenset({"indexed_attention", "minimax_m3_sparse"})
+INDEXED_LAYERS = frozenset({"indexed_attention", "minimax_m3_sparse"})
 """Layers in which an indexer picks what attention sees: only for attention functions that their
 code knows by name its choice is put into the mask."""
 
@@ -37,7 +37,7 @@ def use_grouped(model: nn.Module) -> bool:
     grouped = (getattr(config, "num_key_value_heads", None) or heads) < heads
     if not (grouped and config._attn_implementation == "sdpa"):
         return False
-    if INDEXED.intersection(getattr(config, "layer_types", None) or ()):
+    if INDEXED_LAYERS.intersection(getattr(config, "layer_types", None) or ()):
         return False
     if not (loaded._supports_attention_backend and loaded._can_set_attn_implementation()):
         return False

@@ -82,6 +82,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         _write(self.index, states, slots)
         return _seen(self.index, slots)[:, 0]
 
+    def update_index(self, idx_k: Tensor) -> Tensor:
+        """The same for keys with a dimension of heads, ``[A, 1, T, D]``: so MiniMax M3 calls it."""
+        return self.update_indexer(idx_k[:, 0])[:, None]
+
     @property
     def buffers(self) -> list[Tensor]:
         """Those that exist, ``[H, S, D]``."""

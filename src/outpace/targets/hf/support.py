@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from outpace.core.tree import Tree
 from outpace.core.values import is_whole, shown
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.attention import BOOLEAN
+from outpace.targets.hf.attention import BOOLEAN, INDEXED_LAYERS
 from outpace.targets.hf.plainly import read_plainly, some_tokens
 from outpace.targets.hf.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.runner import Runner
@@ -26,9 +26,7 @@ RECURRENT = frozenset({"linear_attention", "conv", "mamba", "recurrent", "hybrid
 RECURRENT_MODELS = frozenset(
     {"mamba", "mamba2", "rwkv", "falcon_mamba", "xlstm", "recurrent_gemma"}
 )
-MASKED = frozenset(
-    {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
-)
+MASKED = INDEXED_LAYERS | {"full_attention", "sliding_attention", "chunked_attention"}
 """Types of layers whose masks are known."""
 MASKABLE = BOOLEAN | {"eager"}
 
@@ -117,13 +115,13 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
     """
     try:
         tolerance = _COARSE if coarse else _TOLERANCE.get(_dtype(model), _COARSE)
-        if _difference(model) <= tolerance:
+        if _difference(model) <= tolerance and _difference_of_rows(model) <= tolerance:
             return
         reason, cause = why_other_logits(model), None
     except UnsupportedModel:
         raise
     except Exception as error:  # whatever stops a model in its own forward pass
-        reason, cause = why_it_fails(model), error
+        reason, cause = why_it_fails(model, error), error
     raise UnsupportedModel(
         f"{type(model).__name__} cannot be decoded speculatively: {reason}. Use another model."
     ) from cause
@@ -140,6 +138,24 @@ def _difference(model: nn.Module) -> float:
         expected = _read_as_text(model, text, nodes)
         _check_finite(model, expected)
         scored = _score_as_draft(model, text, nodes)
+    return _off(scored, expected)
+
+
+@torch.inference_mode()
+def _difference_of_rows(model: nn.Module) -> float:
+    """Returns the same for two rows of different length in one pass."""
+    texts = [some_tokens(model, 5), some_tokens(model, 3, first=9)]
+    runner = Runner(model, rows=len(texts), max_length=len(texts[0]) + 1)
+    runner.admit(len(texts))
+    runner.prefill(0, [text[:-_PENDING] for text in texts])
+    tokens = torch.tensor([text[-_PENDING:] for text in texts], device=runner.device)
+    scored = runner.forward(tokens, keep=_PENDING).logits
+    read = [read_plainly(model, text)[-_PENDING:] for text in texts]
+    return _off(scored.double(), torch.stack(read).double())
+
+
+def _off(scored: Tensor, expected: Tensor) -> float:
+    """Returns the greatest distance between two rows of logits, in their standard deviations."""
     spread = expected.std(-1).clamp(min=1e-12)
     return float(((scored - expected).square().mean(-1).sqrt() / spread).max())
 

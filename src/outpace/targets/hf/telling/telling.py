@@ -8,11 +8,12 @@ from contextlib import ExitStack, contextmanager
 from torch import nn
 
 from outpace.targets.hf.masks import Layout
-from outpace.targets.hf.telling import alibi, local, tables, temperature
+from outpace.targets.hf.telling import alibi, blocks, local, tables, temperature
 from outpace.targets.hf.telling.teller import Teller
 
 KINDS: tuple[Callable[[nn.Module], Iterator[Teller]], ...] = (
     alibi.tellers,
+    blocks.tellers,
     local.tellers,
     tables.tellers,
     temperature.tellers,
@@ -35,6 +36,7 @@ class Telling:
     def told(self, layout: Layout | None) -> Iterator[None]:
         """Tells the model a layout while the block runs."""
         with ExitStack() as stack:
-            for teller in self._tellers if layout is not None else ():
-                stack.enter_context(teller.told(layout))
+            if layout is not None:
+                for teller in self._tellers:
+                    stack.enter_context(teller.told(layout))
             yield
