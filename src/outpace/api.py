@@ -42,8 +42,8 @@ from outpace.targets.cpu.quantize import Quantization
 from outpace.targets.cpu.threads import use_threads
 from outpace.targets.describe import Description, describe
 from outpace.targets.hf.load import Loaded, Progress, load
+from outpace.targets.hf.making import make_target
 from outpace.targets.hf.source import check_path
-from outpace.targets.hf.target import HFTarget
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
 
@@ -180,7 +180,7 @@ class LLM:
         """Builds the engine of the loaded target. options: an instance of ``drafter.Options``."""
         capture = capture_for if asked.compile else None
         fixed = None if capture is None else capture(self.target.model)
-        target = HFTarget(
+        target = make_target(
             self.target.model, asked.rows, self.max_model_len, fixed, asked.saved_texts
         )
         setup = Setup(
@@ -262,8 +262,10 @@ class LLM:
         """Returns one output per prompt, in order.
 
         prompts: one or several texts, lists of token ids, or dicts with one of the two as "prompt"
-        or "prompt_token_ids"; also what a tokenizer returns, without its padding. sampling_params:
-        one for all, or one for each, as `SamplingParams` or a dict of its options; default: as the
+        or "prompt_token_ids"; also what a tokenizer returns, without its padding. For a
+        vision-language model: dicts with "prompt" and "images" (PIL images or files), or, as in
+        vLLM, "multi_modal_data"; or what its processor returns for one prompt. sampling_params: one
+        for all, or one for each, as `SamplingParams` or a dict of its options; default: as the
         model's generation_config says. use_tqdm: shows a progress bar on standard error.
 
         Where a request's options turn out to contradict each other on the way, its text ends there
@@ -328,10 +330,12 @@ class LLM:
         """Returns the assistant's next turn, through the tokenizer's chat template.
 
         messages: ``[{"role": "user", "content": ...}, ...]``; a content is a text or a list of
-        OpenAI's parts of type "text". Of a list of several conversations, the answers are a list.
+        OpenAI's parts: of type "text", and for a vision-language model "image_url" (a data: URL or
+        a file) or "image" (a PIL image or a file). Of a list of several conversations, the answers
+        are a list.
         """
         given, several = chats.conversations(messages)
-        prompts = [self.chat_ids(conversation) for conversation in given]
+        prompts = [self.chat_prompt(conversation) for conversation in given]
         outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
         return outputs if several else outputs[0]
 
@@ -341,6 +345,14 @@ class LLM:
         for_template: what else the chat template is given, such as ``tools``.
         """
         return self.intake.chat_ids(messages, **for_template)
+
+    def chat_prompt(self, messages: Conversation, **for_template: Any) -> Prompt:
+        """Returns the prompt for one conversation, as `generate` takes it: its token ids or, with
+        images, what the model's processor makes of it.
+
+        for_template: what else the chat template is given, such as ``tools``.
+        """
+        return self.intake.chat_prompt(messages, **for_template)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued."""

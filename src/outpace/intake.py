@@ -18,7 +18,16 @@ from outpace.core.values import shown
 from outpace.engine.request import Request
 from outpace.errors import ParamsError, PromptError
 from outpace.grammars import KINDS, Grammar, Grammars
-from outpace.prompts import Prompt, check_characters, unwrapped
+from outpace.pictures import Pictures
+from outpace.prompts import (
+    Prompt,
+    check_characters,
+    processed,
+    split_images,
+    split_processed,
+    unwrapped,
+)
+from outpace.targets.base import Media
 from outpace.targets.hf import generation, processors
 from outpace.targets.hf.load import Loaded
 from outpace.verify.base import Rule
@@ -46,6 +55,7 @@ class Intake:
         arguments.check_defaults(self.defaults)
         self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
         self._tokenizing = threading.Lock()  # tokenizers are not made for several threads
+        self.pictures = Pictures(loaded)
 
     def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns a text's token ids."""
@@ -55,16 +65,24 @@ class Intake:
             ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens).input_ids
         return ids
 
-    def chat_ids(self, messages: Conversation, **for_template: Any) -> list[int]:
-        """Returns the prompt's token ids for one conversation.
+    def chat_prompt(self, messages: Conversation, **for_template: Any) -> Prompt:
+        """Returns the prompt that a chat template makes of one conversation: token ids or, with
+        images, what the processor makes of it.
 
         for_template: what else the chat template is given, such as ``tools``.
         """
         tokenizer = self._needs_tokenizer("a chat")
         with self._tokenizing:
+            if self._loaded.processor is not None:
+                return self.pictures.chat(messages, **for_template)
             text = chats.rendered(tokenizer, self._loaded.name, messages, **for_template)
             ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
+
+    def chat_ids(self, messages: Conversation, **for_template: Any) -> list[int]:
+        """Returns the token ids of `chat_prompt`."""
+        prompt: Any = self.chat_prompt(messages, **for_template)
+        return split_processed(prompt)[0] if processed(prompt) else prompt
 
     def requests(
         self,
@@ -78,7 +96,7 @@ class Intake:
         while they grow. priority: the smallest joins the batch first, where that is the order.
         form: what their texts have to look like (`LLM.requests`)."""
         grammar = None if form is None else self._grammar(form, params)
-        ids = self.prompt_ids(prompt)
+        ids, media = self.read(prompt)
         resolved = params.resolve(self.defaults)
         room = self._max_length - len(ids)
         if self._own is not None:
@@ -99,6 +117,7 @@ class Intake:
                 group=group,
                 tag=params.tag,
                 priority=priority,
+                media=media,
                 seeded=params.seed is not None and not resolved.greedy,
             )
             for index in range(params.n)
@@ -128,8 +147,39 @@ class Intake:
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued."""
-        prompt = unwrapped(prompt)
-        ids = self.token_ids(prompt) if isinstance(prompt, str) else prompt
+        return self.read(prompt)[0]
+
+    def read(self, prompt: Prompt) -> tuple[list[int], Media | None]:
+        """Returns the token ids of one prompt, and what a processor made of its images, if there
+        are any; ``PromptError`` for a prompt that cannot be continued."""
+        prompt, images = split_images(prompt)
+        if images:
+            prompt = self._processed(prompt, images)
+        if processed(prompt):
+            ids, inputs = split_processed(prompt)  # type: ignore[arg-type]
+            self._check_ids(ids)
+            self.pictures.check(ids, inputs)
+            return ids, Media(inputs, len(ids))
+        found = unwrapped(prompt)
+        ids = self.token_ids(found) if isinstance(found, str) else found
+        self._check_ids(ids)
+        self.pictures.check(ids, None)
+        return ids, None
+
+    def _processed(self, prompt: Prompt, images: Sequence[Any]) -> Prompt:
+        """What the processor makes of a text and its images."""
+        text = unwrapped(prompt)
+        if not isinstance(text, str):
+            raise PromptError(
+                "images come with a text, in which the processor gives them their places, not with "
+                "token ids: give the text, or what the processor returns."
+            )
+        check_characters(text)
+        with self._tokenizing:
+            return self.pictures.processed(text, images)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        """Raises ``PromptError`` for token ids that cannot be continued."""
         if not ids:
             raise PromptError("the prompt is empty: give at least one token.")
         top = self._loaded.config.vocab_size
@@ -140,7 +190,6 @@ class Intake:
                 f"the prompt has {len(ids)} tokens and the context holds {self._max_length}, of "
                 "which one must be left for the text: shorten the prompt."
             )
-        return ids
 
     def row_options(self, params: SamplingParams) -> RowOptions:
         """Returns resolved params as laws are made from them, with every word as token ids."""

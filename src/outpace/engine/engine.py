@@ -23,7 +23,7 @@ from outpace.engine.scheduler import Order, Queue
 from outpace.engine.states import deliver_chunk, deliver_round
 from outpace.engine.trace import Observer, RoundTrace
 from outpace.engine.verifier import Decision, Verifier, branches_of, on_host
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, PromptError, UnsupportedModel
 from outpace.policy.base import Controller, Outcome, affordable
 from outpace.targets.base import Plan, PromptInputs, Scores, Target
 
@@ -194,7 +194,7 @@ class Engine:
                 source = self._twin(request)
                 if source is not None and not self._can_fork(source):
                     return  # soon: its prompt is being read for both
-                self._begin(request, source)
+                self._try_begin(request, source)
             self.waiting.remove(request)
 
     def _twin(self, request: Request) -> int | None:
@@ -212,11 +212,19 @@ class Engine:
         read = self.target.lengths[row] >= len(self.running[row].began_with) - 1
         return read and self.target.ready == self.target.active
 
+    def _try_begin(self, request: Request, source: int | None) -> None:
+        """Begins a request, or ends it where the target cannot read what comes with its prompt."""
+        try:
+            self._begin(request, source)
+        except (PromptError, UnsupportedModel) as error:
+            request.fail(error)
+
     def _begin(self, request: Request, source: int | None) -> None:
         request.began_with = request.token_ids
         info = RowInfo(request.id, request.began_with, request.group, request.tag, source)
         if source is None:
-            row = self.target.admit(PromptInputs(request.began_with, not self.drafter.needs.states))
+            reuse = not self.drafter.needs.states
+            row = self.target.admit(PromptInputs(request.began_with, reuse, request.media))
         else:
             row = self.target.fork(source)
         request.cached_tokens = self.target.lengths[row]

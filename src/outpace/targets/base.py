@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,17 @@ States = Mapping[int, Tensor]
 embedding, -1 is what the head reads."""
 
 
+@dataclass(frozen=True, eq=False)
+class Media:
+    """What a processor made of a prompt's images, besides token ids: for the model alone."""
+
+    inputs: Mapping[str, Any]
+    """By the names of the model's arguments."""
+    tokens: int
+    """Of the prompt that they belong to. Those behind them, which a text has when it joins the
+    batch for a second time, are text."""
+
+
 @dataclass(frozen=True)
 class PromptInputs:
     """What a new row begins with."""
@@ -30,6 +42,7 @@ class PromptInputs:
     reuse: bool = False
     """Whether what was cached of another text that begins alike may be taken over. Its hidden
     states are then not among those that `Target.fill` returns."""
+    media: Media | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +123,11 @@ class Target(ABC):
 
     @abstractmethod
     def admit(self, inputs: PromptInputs) -> int:
-        """Adds a row that has yet to read its prompt, and returns its number."""
+        """Adds a row that has yet to read its prompt, and returns its number.
+
+        Raises ``PromptError`` or ``UnsupportedModel``, and adds nothing, where the model cannot
+        read what comes with the prompt.
+        """
 
     @abstractmethod
     def fill(self, token_budget: int, layers: frozenset[int] = frozenset()) -> list[Chunk]:

@@ -71,6 +71,8 @@ class Loaded:
     """Whether its weights are in blocks, as a GGUF file holds them."""
     cpu_kernels: Kernels | None = None
     """How its linear layers were to be replaced when it was loaded; None: it was handed over."""
+    processor: Any = None
+    """What makes a vision-language model's inputs of texts and images, if it has one."""
 
     @property
     def config(self) -> Any:

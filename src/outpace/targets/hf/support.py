@@ -112,6 +112,12 @@ _COARSE = 0.15
 """In 16 bits, where a mixture of experts may even send a token to other experts."""
 
 
+def tolerance(model: nn.Module) -> float:
+    """Returns how far logits may be off, in standard deviations of them, where the same is computed
+    in another order."""
+    return _TOLERANCE.get(_dtype(model), _COARSE)
+
+
 def probe(model: nn.Module, coarse: bool = False) -> None:
     """Raises ``UnsupportedModel``, with the reason, unless a draft that is scored through the slot
     cache gets the logits that plain passes give.
@@ -119,8 +125,7 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
     coarse: the layers round, so that the last bit of an input may be seen in the output.
     """
     try:
-        tolerance = _COARSE if coarse else _TOLERANCE.get(_dtype(model), _COARSE)
-        if _difference(model) <= tolerance:
+        if _difference(model) <= (_COARSE if coarse else tolerance(model)):
             return
         reason, cause = why_other_logits(model), None
     except UnsupportedModel:
