@@ -164,7 +164,7 @@ class Intake:
         ids = self.token_ids(found) if isinstance(found, str) else found
         self._check_ids(ids)
         self.pictures.check(ids, None)
-        return ids, None
+        return ids, self.pictures.of_text(ids)
 
     def _processed(self, prompt: Prompt, images: Sequence[Any]) -> Prompt:
         """What the processor makes of a text and its images."""

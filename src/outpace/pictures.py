@@ -10,7 +10,9 @@ from outpace.chats import Conversation
 from outpace.errors import PromptError
 from outpace.images import opened
 from outpace.prompts import Prompt
+from outpace.targets.base import Media
 from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.plainly import reads_forward
 from outpace.targets.hf.vision.tokens import placeholders
 
 _MARK = "a text to look for"
@@ -23,6 +25,7 @@ class Pictures:
         self._loaded = loaded
         model: Any = loaded.model
         self._placeholders = placeholders(model.config)
+        self._both_ways = bool(self._placeholders) and not reads_forward(model)
 
     def check(self, ids: Sequence[int], inputs: Mapping[str, Any] | None) -> None:
         """Raises ``PromptError`` for a prompt with places for images that come without any, or for
@@ -49,6 +52,11 @@ class Pictures:
             )
         if places and ids[-1] in self._placeholders:
             raise PromptError("the prompt ends with an image: put some text behind it.")
+
+    def of_text(self, ids: Sequence[int]) -> Media | None:
+        """Returns what comes with a prompt without images: where it ends, for a model that reads it
+        both ways up to there."""
+        return Media({}, len(ids)) if self._both_ways else None
 
     def processed(
         self, text: str, images: Sequence[Any], files: bool = True, **options: Any

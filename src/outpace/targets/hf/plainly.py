@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.targets.hf.attended import as_attended
+
 
 @torch.inference_mode()
 def read_plainly(model: nn.Module, ids: Sequence[int], **arguments: Tensor) -> Tensor:
@@ -17,8 +19,28 @@ def read_plainly(model: nn.Module, ids: Sequence[int], **arguments: Tensor) -> T
     """
     loaded: Any = model
     tokens = torch.tensor([list(ids)], device=loaded.device)
+    arguments = {**forward_mask(model, len(ids)), **arguments}
     logits: Tensor = model(input_ids=tokens, use_cache=False, **arguments).logits
     return logits[0]
+
+
+def reads_forward(model: nn.Module) -> bool:
+    """Returns whether a text is read from left to right where no mask says so. Without a mask
+    PaliGemma's language model reads it both ways; ``generate`` always gives one."""
+    loaded: Any = model
+    decoder = loaded.get_decoder() if hasattr(loaded, "get_decoder") else loaded
+    return all(getattr(part, "is_causal", True) is not False for part in decoder.modules())
+
+
+def forward_mask(model: nn.Module, length: int) -> dict[str, Tensor]:
+    """Returns the ``attention_mask`` argument with which a text is read from left to right; nothing
+    for a model that needs none."""
+    if reads_forward(model):
+        return {}
+    loaded: Any = model
+    seen = torch.ones(1, length, length, dtype=torch.bool, device=loaded.device).tril()
+    implementation = loaded.config.get_text_config()._attn_implementation
+    return {"attention_mask": as_attended(seen, implementation, loaded.dtype)}
 
 
 def some_tokens(model: nn.Module, count: int, first: int = 3) -> list[int]:

@@ -17,6 +17,7 @@ from outpace.targets.base import Chunk, Plan, PromptInputs, Scores, States, SubL
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.layers import joining
 from outpace.targets.hf.parts import LowerLayers, UpperLayers, WithoutSubLayers
+from outpace.targets.hf.plainly import forward_mask
 from outpace.targets.hf.prefixes import SavedTexts
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.view import LowerLayersView, PartView, pass_behind
@@ -263,7 +264,9 @@ class HFTarget(Target):
     @torch.inference_mode()
     def plain(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
         ids = torch.tensor([list(token_ids)], device=self.device)
-        wanted = {} if last is None else {"logits_to_keep": last}
+        wanted: dict[str, Any] = forward_mask(self.model, len(token_ids))
+        if last is not None:
+            wanted["logits_to_keep"] = last
         logits: Tensor = self.model(input_ids=ids, use_cache=False, **wanted).logits
         return logits[0, -(last or 0) :]  # some models give the logits of all tokens
 

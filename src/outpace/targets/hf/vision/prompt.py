@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.masks import as_attended
+from outpace.targets.hf.attended import as_attended
+from outpace.targets.hf.plainly import reads_forward
 
 _OURS = frozenset({"input_ids", "past_key_values", "use_cache", "labels"})
 """Arguments of a language model that say nothing of the prompt, or that a pass over slots has."""
@@ -51,7 +52,10 @@ class ImagePrompt:
         more = {name: given[name] for name in given.keys() - named - _OURS}
         embeddings = given.get("inputs_embeds")
         _check(type(model).__name__, embeddings, more, length)
-        seen = _looking_ahead(given.get("attention_mask"), length, model.device)
+        mask = given.get("attention_mask")
+        if mask is None and not reads_forward(model):
+            mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=model.device)
+        seen = _looking_ahead(mask, length, model.device)
         return cls(
             decoder=model.get_decoder(),
             embeddings=embeddings,

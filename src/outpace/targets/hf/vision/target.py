@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from outpace.core.transfer import to_device
-from outpace.targets.base import Chunk, Media, PromptInputs
+from outpace.errors import UnsupportedModel
+from outpace.targets.base import Chunk, Media, PromptInputs, Target
 from outpace.targets.hf.fixed import FixedShapes
+from outpace.targets.hf.plainly import reads_forward
 from outpace.targets.hf.runner import PREFILL_CHUNK
 from outpace.targets.hf.target import HFTarget, asking_for, states_of
 from outpace.targets.hf.vision.families import IDENTICAL
@@ -39,10 +41,16 @@ class VisionTarget(HFTarget):
         self._unread: list[ImagePrompt | None] = []  # by row, until all of it is read
         self._placeholders = placeholders(self.model.config)
         self._tried = self.model.config.model_type in IDENTICAL
+        self._reads_forward = reads_forward(model)
 
     # -- rows ----------------------------------------------------------------------------------
 
     def admit(self, inputs: PromptInputs) -> int:
+        if inputs.media is None and not self._reads_forward:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} reads prompts both ways, and nothing says where this "
+                "one ends: generate with LLM."
+            )
         images = None if inputs.media is None else self._looked_at(inputs, inputs.media)
         reuse = inputs.reuse and images is None
         row = super().admit(PromptInputs(inputs.token_ids, reuse))
@@ -76,6 +84,10 @@ class VisionTarget(HFTarget):
         }
         super().retain(rows, plain)
         self._unread = [self._unread[row] for row in rows]
+
+    def plain(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
+        # Where a prompt is read both ways no single pass over prompt and text gives its laws.
+        return super().plain(token_ids, last) if self._reads_forward else Target.plain(self, ())
 
     def another(self, rows: int) -> VisionTarget:
         return VisionTarget(self.model, rows, self.max_length)
