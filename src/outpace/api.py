@@ -41,8 +41,10 @@ from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.quantize import Quantization
 from outpace.targets.cpu.threads import use_threads
 from outpace.targets.describe import Description, describe
-from outpace.targets.hf.load import Loaded, Progress, load
+from outpace.targets.hf.load import load
+from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.making import make_target
+from outpace.targets.hf.prepare import Progress
 from outpace.targets.hf.source import check_path
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
@@ -70,7 +72,8 @@ class LLM:
     """A causal language model that generates faster with speculation, without other words.
 
     model: a folder, a GGUF file, a hub name, a loaded ``PreTrainedModel`` (then give its
-    ``tokenizer``), or nothing for the bundled pair. speculative_config: see `SpeculativeConfig`;
+    ``tokenizer`` and, for images, its ``processor``), or nothing for the bundled pair.
+    speculative_config: see `SpeculativeConfig`;
     nothing means plain decoding, and the bundled drafter for the bundled model. max_num_seqs: rows
     decoded at once.
     generation_config: "auto" takes unset options from the model's own, "none" ignores it.
@@ -107,6 +110,7 @@ class LLM:
         *,
         speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
         tokenizer: Any = None,
+        processor: Any = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         max_model_len: int | None = None,
@@ -131,7 +135,7 @@ class LLM:
         arguments.check_choice("scheduling_policy", scheduling_policy, ORDERS)
         arguments.check_choice("generation_config", generation_config, arguments.OWN_CONFIG)
         max_num_seqs = arguments.rows("max_num_seqs", max_num_seqs)
-        max_num_batched_tokens = arguments.rows("max_num_batched_tokens", max_num_batched_tokens)
+        max_num_batched_tokens = arguments.tokens("max_num_batched_tokens", max_num_batched_tokens)
         use_threads(threads)
         self.config = arguments.speculation(
             speculative_config, BUNDLED / "drafter" if model is None else None
@@ -148,6 +152,7 @@ class LLM:
         self.target: Loaded = load(
             wanted,
             tokenizer=tokenizer,
+            processor=processor,
             dtype=dtype,
             device=device,
             trust_remote_code=trust_remote_code,

@@ -29,7 +29,7 @@ from outpace.prompts import (
 )
 from outpace.targets.base import Media
 from outpace.targets.hf import generation, processors
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.verify.base import Rule
 
 SEED_STEP = 0x9E3779B97F4A7C15

@@ -11,7 +11,7 @@ from outpace.errors import PromptError
 from outpace.images import opened
 from outpace.prompts import Prompt
 from outpace.targets.base import Media
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.plainly import reads_forward
 from outpace.targets.hf.vision.tokens import placeholders
 

@@ -18,8 +18,9 @@ from outpace.bench.agreement import Agreement, Texts, generated, greedy_agreemen
 from outpace.bench.model_shapes import ModelShape
 from outpace.bench.tokens import byte_tokenizer
 from outpace.bench.weights import LaterLayersScale, first_layers, random_model
+from outpace.core.values import shown
 from outpace.errors import ConfigError
-from outpace.targets.hf.load import DTYPES, pick_device
+from outpace.targets.hf.places import DTYPES, pick_device
 
 _REPEATS = 0.5
 """A text with fewer distinct 4-grams than this goes in circles, which no real text does."""
@@ -44,7 +45,9 @@ class PairOptions:
         if not 0 < self.agreement < 1:
             raise ConfigError(f"agreement must be between 0 and 1, not {self.agreement}.")
         if self.dtype not in DTYPES:
-            raise ConfigError(f"unknown dtype {self.dtype!r}: choose from {', '.join(DTYPES)}.")
+            raise ConfigError(
+                f"unknown dtype {shown(self.dtype)}: choose from {', '.join(DTYPES)}."
+            )
         if self.texts < 1 or self.tokens < 8:
             raise ConfigError("calibration needs at least 1 text of 8 tokens.")
 

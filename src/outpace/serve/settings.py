@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from outpace.core.values import shown
 from outpace.errors import ConfigError
 
 KEY_VARIABLE = "OUTPACE_API_KEY"
@@ -50,7 +51,7 @@ class Settings:
             raise ConfigError(f"drain_seconds must be 0 or more, not {self.drain_seconds}.")
         for name in self.allowed_hosts or ():
             if "*" in name.removeprefix("*.") and name != "*":
-                raise ConfigError(f"a host is a name, '*.name' or '*', not {name!r}.")
+                raise ConfigError(f"a host is a name, '*.name' or '*', not {shown(name)}.")
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"port must be in [0, 65535], not {self.port}.")
 

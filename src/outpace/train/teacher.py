@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 TOP = 16
 """Most probable tokens that are kept of each law: the rest of it is left out of the loss."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
 _NAMES = (
     "image_token_id",
     "image_token_index",
@@ -21,3 +23,13 @@ def placeholders(config: Any) -> frozenset[int]:
         return frozenset()
     found = (getattr(config, name, None) for name in _NAMES)
     return frozenset(token for token in found if isinstance(token, int))
+
+
+def sees_images(config: Any) -> bool:
+    """Returns whether a saved model is a vision-language model, and not the language model of one,
+    by the class that it was saved from."""
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING or not placeholders(config):
+        return False
+    kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].__name__
+    saved = getattr(config, "architectures", None) or [kind]
+    return kind in saved
