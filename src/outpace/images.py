@@ -49,8 +49,8 @@ def _bytes_of(name: str, files: bool) -> bytes:
         return _data(name)
     if scheme in ("http", "https", "ftp", "s3", "gs"):
         raise PromptError(
-            f"the image {_named(name)} lies elsewhere, and outpace fetches nothing: download it and "
-            "give the file, or its content as a data: URL."
+            f"the image {_named(name)} lies elsewhere, and outpace fetches nothing: download it "
+            "and give the file, or its content as a data: URL."
         )
     if not files:
         raise PromptError("images are read from data: URLs here, not from files: send the content.")

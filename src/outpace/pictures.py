@@ -70,9 +70,7 @@ class Pictures:
         pixels = [opened(image, files) for image in images]
         self._check_count(text, len(pixels))
         try:
-            made = processor(
-                text=[text], images=pixels or None, return_tensors="pt", **options
-            )
+            made = processor(text=[text], images=pixels or None, return_tensors="pt", **options)
         except Exception as error:  # a processor is a program of the model's
             reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
             raise PromptError(
@@ -81,9 +79,7 @@ class Pictures:
             ) from error
         return dict(made)
 
-    def chat(
-        self, messages: Conversation, files: bool = True, **for_template: Any
-    ) -> Prompt:
+    def chat(self, messages: Conversation, files: bool = True, **for_template: Any) -> Prompt:
         """Returns the prompt that the chat template and the processor make of a conversation.
 
         for_template: what else the template is given.

@@ -91,7 +91,9 @@ def split_processed(prompt: Mapping[str, Any]) -> tuple[list[int], dict[str, Any
         )
     mask = prompt.get("attention_mask")
     if mask is not None and not all(all(row) for row in _table(mask, "attention_mask")):
-        raise PromptError("a prompt with images is padded: give the processor one prompt at a time.")
+        raise PromptError(
+            "a prompt with images is padded: give the processor one prompt at a time."
+        )
     rest = {name: prompt[name] for name in prompt if name not in ("input_ids", "attention_mask")}
     return [_token(item) for item in ids[0]], rest
 

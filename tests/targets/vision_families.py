@@ -42,7 +42,11 @@ QWEN: Mapping[str, Any] = {
     "temporal_patch_size": 2,
     "out_hidden_size": 32,
 }
-ROPE: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+ROPE: Mapping[str, Any] = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "mrope_section": [2, 1, 1],
+}
 
 
 def _pixels(*shape: int) -> Tensor:
@@ -192,10 +196,20 @@ FAMILIES: Mapping[str, VisionFamily] = {
         types="mm_token_type_ids",
     ),
     "idefics3": VisionFamily(
-        "Idefics3Config", "llama", {**TOWER, "model_type": "idefics3_vision"}, 4, _listed, {"scale_factor": 2}
+        "Idefics3Config",
+        "llama",
+        {**TOWER, "model_type": "idefics3_vision"},
+        4,
+        _listed,
+        {"scale_factor": 2},
     ),
     "smolvlm": VisionFamily(
-        "SmolVLMConfig", "llama", {**TOWER, "model_type": "smolvlm_vision"}, 4, _listed, {"scale_factor": 2}
+        "SmolVLMConfig",
+        "llama",
+        {**TOWER, "model_type": "smolvlm_vision"},
+        4,
+        _listed,
+        {"scale_factor": 2},
     ),
     "paligemma": VisionFamily(
         "PaliGemmaConfig",
@@ -285,6 +299,8 @@ def build(name: str, seed: int = 1, **text_changes: Any) -> Any:
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
+                if not weight.any():  # Gemma 3 would see nothing
+                    weight.normal_(std=0.02)
                 weight.mul_(family.scale)
     return model
 

@@ -13,6 +13,7 @@ from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.quantize import Quantization
+from outpace.targets.hf.vision.tokens import placeholders
 from outpace.targets.hf.weights import weight_bytes
 
 
@@ -39,6 +40,12 @@ class Loaded:
         """The text model's configuration."""
         config: Any = self.model.config
         return config.get_text_config()
+
+    @property
+    def placeholders(self) -> frozenset[int]:
+        """The tokens that stand for images; none for a model that reads text only."""
+        model: Any = self.model
+        return placeholders(model.config)
 
     @property
     def device(self) -> torch.device:

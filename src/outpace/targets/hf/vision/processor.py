@@ -7,8 +7,8 @@ from typing import Any
 
 import transformers
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
-from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-from transformers.utils import is_torchvision_available
+from transformers.models.auto import processing_auto
+from transformers.utils import import_utils
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError
@@ -43,16 +43,19 @@ def read_processor(source: str, name: str, config: Any, trust: bool) -> Any:
             return None  # prompts then cannot have images, and the engine says so
         reason = str(error).strip().split("\n")[0][:300]
         raise ModelLoadError(
-            f"cannot read the processor of {name!r} ({type(error).__name__}: {reason}): download or "
-            "save the model again."
+            f"cannot read the processor of {name!r} ({type(error).__name__}: {reason}): download "
+            "or save the model again."
         ) from error
     return processor if hasattr(processor, "image_processor") else None
 
 
 def _read(source: str, config: Any, trust: bool) -> Any:
-    kind: Any = getattr(transformers, PROCESSOR_MAPPING_NAMES.get(config.model_type, ""), None)
-    if kind is None or is_torchvision_available() or "video_processor" not in kind.get_attributes():
-        return AutoProcessor.from_pretrained(source, trust_remote_code=trust)  # type: ignore[no-untyped-call]
+    names: Any = processing_auto.PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]
+    kind: Any = getattr(transformers, names.get(config.model_type, ""), None)
+    complete = import_utils.is_torchvision_available()
+    if kind is None or complete or "video_processor" not in kind.get_attributes():
+        auto: Any = AutoProcessor
+        return auto.from_pretrained(source, trust_remote_code=trust)
     return _without_videos(kind).from_pretrained(source)
 
 
@@ -65,8 +68,8 @@ def _without_videos(kind: Any) -> Any:
         def _get_arguments_from_pretrained(
             cls, source: str, processor_dict: Any = None, **options: Any
         ) -> list[Any]:
-            names = cls.get_attributes()
-            return [readers[name].from_pretrained(source) if name in readers else None for name in names]
+            kinds = [readers.get(name) for name in cls.get_attributes()]
+            return [None if part is None else part.from_pretrained(source) for part in kinds]
 
         def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
             if argument is None:

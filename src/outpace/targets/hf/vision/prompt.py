@@ -50,7 +50,7 @@ class ImagePrompt:
         """Returns the prompt of ``length`` tokens that a model's language model was given."""
         named = {"inputs_embeds", "position_ids", "attention_mask"}
         more = {name: given[name] for name in given.keys() - named - _OURS}
-        embeddings = given.get("inputs_embeds")
+        embeddings: Any = given.get("inputs_embeds")
         _check(type(model).__name__, embeddings, more, length)
         mask = given.get("attention_mask")
         if mask is None and not reads_forward(model):
@@ -135,9 +135,7 @@ class Piece:
         return value[:, self._begin : self._end] if isinstance(value, Tensor) else value
 
 
-def _check(
-    name: str, embeddings: Tensor | None, more: Mapping[str, Any], length: int
-) -> None:
+def _check(name: str, embeddings: Tensor | None, more: Mapping[str, Any], length: int) -> None:
     """Raises ``UnsupportedModel`` for arguments of which nothing says how they are cut."""
     if embeddings is None or embeddings.shape[:2] != (1, length):
         raise UnsupportedModel(

@@ -22,7 +22,9 @@ from outpace.targets.hf.vision.tokens import placeholders
 
 
 @torch.inference_mode()
-def read_prompt(model: nn.Module, token_ids: Sequence[int], media: Mapping[str, Any]) -> ImagePrompt:
+def read_prompt(
+    model: nn.Module, token_ids: Sequence[int], media: Mapping[str, Any]
+) -> ImagePrompt:
     """Returns what the language model of ``model`` is given for a prompt with images.
 
     token_ids: with as many placeholders as the images need. media: what the processor made of the

@@ -78,9 +78,7 @@ class VisionTarget(HFTarget):
     def retain(self, rows: Sequence[int], texts: Mapping[int, Sequence[int]] | None = None) -> None:
         # Another text with the same placeholders may show other images.
         plain = {
-            row: text
-            for row, text in (texts or {}).items()
-            if self._placeholders.isdisjoint(text)
+            row: text for row, text in (texts or {}).items() if self._placeholders.isdisjoint(text)
         }
         super().retain(rows, plain)
         self._unread = [self._unread[row] for row in rows]

@@ -30,6 +30,6 @@ def sees_images(config: Any) -> bool:
     by the class that it was saved from."""
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING or not placeholders(config):
         return False
-    kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].__name__
-    saved = getattr(config, "architectures", None) or [kind]
-    return kind in saved
+    kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    saved = getattr(config, "architectures", None) or [kind.__name__]
+    return kind.__name__ in saved

@@ -28,8 +28,8 @@ def try_images(model: nn.Module, token_ids: Sequence[int], media: Mapping[str, A
     spread = whole.std().clamp(min=1e-12)
     if float((whole - pieces).square().mean().sqrt() / spread) > tolerance(model):
         raise UnsupportedModel(
-            f"{type(model).__name__} reads a prompt with images otherwise in pieces than as a whole: "
-            "give prompts without images, or use another model."
+            f"{type(model).__name__} reads a prompt with images otherwise in pieces than as a "
+            "whole: give prompts without images, or use another model."
         )
 
 
