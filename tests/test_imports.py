@@ -18,7 +18,7 @@ ROOT = Path(outpace.__file__).parent
 #      <- audit, bench, serve, train <- cli.
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "draft", "policy"}
-_ARGUMENTS = {"arguments", "chats", "config", "grammars", "prompts"}
+_ARGUMENTS = {"arguments", "chats", "config", "grammars", "pictures", "prompts"}
 _API = {*_ENGINE, *_ARGUMENTS, "engine", "intake", "outputs", "progress", "bundled"}
 _FACE = {*_API, "api"}
 _TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "train", "tune"}
@@ -34,6 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"core"},
     "prompts": {"core"},
     "chats": {"core", "prompts"},
+    "images": {"core"},
+    "pictures": {"chats", "core", "images", "prompts", "targets"},
     "arguments": {*_ENGINE, "config"},
     "intake": {*_ENGINE, *_ARGUMENTS, "engine"},
     "grammars": {"core"},

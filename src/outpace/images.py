@@ -59,7 +59,9 @@ def _bytes_of(name: str, files: bool) -> bytes:
         return path.read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise PromptError(f"cannot read the image {_named(name)} ({reason}).") from error
+        raise PromptError(
+            f"cannot read the image {_named(name)} ({reason}): check its path."
+        ) from error
 
 
 def _data(url: str) -> bytes:

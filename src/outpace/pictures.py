@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ class Pictures:
         self._loaded = loaded
         model: Any = loaded.model
         self._placeholders = placeholders(model.config)
+        self._arguments = set(inspect.signature(model.forward).parameters)
         self._both_ways = bool(self._placeholders) and not reads_forward(model)
 
     def check(self, ids: Sequence[int], inputs: Mapping[str, Any] | None) -> None:
@@ -39,6 +41,11 @@ class Pictures:
             raise PromptError(
                 f"{name} reads text only: leave out {sorted(inputs)}, or use a vision-language "
                 "model."
+            )
+        unknown = sorted(set(inputs or ()) - self._arguments)
+        if unknown:
+            raise PromptError(
+                f"{name} takes no {unknown} with a prompt: give what its own processor returns."
             )
         if places and not shows:
             raise PromptError(
@@ -129,8 +136,8 @@ class Pictures:
         places = text.count(place)
         if places and places != images:
             raise PromptError(
-                f"the prompt has {places} places for images ({place!r}) and {images} came with it: "
-                "give one image for each place."
+                f"images wanted by the prompt ({place!r}): {places}, images that came with it: "
+                f"{images}; give one image for each place."
             )
 
     def _takes_parts(self, template: str | None) -> bool:

@@ -173,11 +173,6 @@ def _rows(array: Any) -> list[Prompt]:
 
 def _tokenized(given: Mapping[str, Any]) -> list[Prompt]:
     """Returns the prompts of a tokenizer's output, without their padding."""
-    if not set(given) <= _TOKENIZED:
-        raise PromptError(
-            f"a tokenizer's output holds input_ids and attention_mask, not "
-            f"{sorted(map(str, set(given) - _TOKENIZED))}, which outpace cannot pass to the model."
-        )
     ids, mask = given["input_ids"], given.get("attention_mask")
     if mask is None:
         return _rows(ids) if _is_array(ids) else listed(ids)
