@@ -351,13 +351,16 @@ class LLM:
         """
         return self.intake.chat_ids(messages, **for_template)
 
-    def chat_prompt(self, messages: Conversation, **for_template: Any) -> Prompt:
+    def chat_prompt(
+        self, messages: Conversation, files: bool = True, **for_template: Any
+    ) -> Prompt:
         """Returns the prompt for one conversation, as `generate` takes it: its token ids or, with
         images, what the model's processor makes of it.
 
-        for_template: what else the chat template is given, such as ``tools``.
+        files: whether images may be files of this machine. for_template: what else the chat
+        template is given, such as ``tools``.
         """
-        return self.intake.chat_prompt(messages, **for_template)
+        return self.intake.chat_prompt(messages, files, **for_template)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued."""

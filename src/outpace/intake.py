@@ -25,6 +25,7 @@ from outpace.prompts import (
     processed,
     split_images,
     split_processed,
+    token_ids_of,
     unwrapped,
 )
 from outpace.targets.base import Media
@@ -65,24 +66,26 @@ class Intake:
             ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens).input_ids
         return ids
 
-    def chat_prompt(self, messages: Conversation, **for_template: Any) -> Prompt:
+    def chat_prompt(
+        self, messages: Conversation, files: bool = True, **for_template: Any
+    ) -> Prompt:
         """Returns the prompt that a chat template makes of one conversation: token ids or, with
         images, what the processor makes of it.
 
-        for_template: what else the chat template is given, such as ``tools``.
+        files: whether images may be files. for_template: what else the chat template is given, such
+        as ``tools``.
         """
         tokenizer = self._needs_tokenizer("a chat")
         with self._tokenizing:
             if self._loaded.processor is not None:
-                return self.pictures.chat(messages, **for_template)
+                return self.pictures.chat(messages, files, **for_template)
             text = chats.rendered(tokenizer, self._loaded.name, messages, **for_template)
             ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
     def chat_ids(self, messages: Conversation, **for_template: Any) -> list[int]:
         """Returns the token ids of `chat_prompt`."""
-        prompt: Any = self.chat_prompt(messages, **for_template)
-        return split_processed(prompt)[0] if processed(prompt) else prompt
+        return token_ids_of(self.chat_prompt(messages, **for_template))
 
     def requests(
         self,

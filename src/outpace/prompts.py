@@ -98,6 +98,11 @@ def split_processed(prompt: Mapping[str, Any]) -> tuple[list[int], dict[str, Any
     return [_token(item) for item in ids[0]], rest
 
 
+def token_ids_of(prompt: Any) -> list[int]:
+    """Returns the token ids of what a chat becomes: ids, or what a processor made of it."""
+    return split_processed(prompt)[0] if processed(prompt) else list(prompt)
+
+
 def split_images(prompt: Prompt) -> tuple[Prompt, list[Any]]:
     """Returns a prompt without its images, and these as they were given; ``PromptError`` for media
     of another kind."""
