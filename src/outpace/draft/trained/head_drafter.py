@@ -57,15 +57,10 @@ class Walk(Protocol):
         """As `draft.trees.Deeper`."""
 
 
-class HeadDrafter(Drafter):
-    """Drafts with a trained head, whose steps cost little beside a pass of the target.
+class TrainedDrafter(Drafter):
+    """Has a trained head, which costs little beside a pass of the target."""
 
-    How many nodes are drafted, and as which tree, is the controller's choice.
-    """
-
-    draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
     trees: bool = True
-    any_shape = True
     default_rule: ClassVar[str] = "recursive"
     Options: ClassVar[type[Any]] = HeadOptions
     copies_prompts = True
@@ -81,7 +76,7 @@ class HeadDrafter(Drafter):
         self.weight_bytes = self.pass_bytes = sum(parts.values())
 
     @classmethod
-    def build(cls, setup: Setup) -> HeadDrafter:
+    def build(cls, setup: Setup) -> TrainedDrafter:
         given = setup.options.model
         head = given if isinstance(given, Head) else load_head(given)
         what = "the head" if isinstance(given, Head) else f"the head in {str(given)!r}"
@@ -107,14 +102,24 @@ class HeadDrafter(Drafter):
     def nbytes(self) -> int:
         return self.weight_bytes
 
+    @abstractmethod
+    def knows(self, row: int) -> bool:
+        """Returns whether there is something to draft a row from."""
+
+
+class HeadDrafter(TrainedDrafter):
+    """Drafts with a head that goes from depth to depth.
+
+    How many nodes are drafted, and as which tree, is the controller's choice.
+    """
+
+    draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
+    any_shape = True
+
     @property
     def deepest(self) -> int | None:
         """How many tokens behind the root it can guess; None: any number."""
         return None
-
-    @abstractmethod
-    def knows(self, row: int) -> bool:
-        """Returns whether there is something to draft a row from."""
 
     @abstractmethod
     def walk(self, rows: Rows) -> Walk:

@@ -18,8 +18,9 @@ def make_target(
     max_length: int,
     fixed: FixedShapes | None = None,
     saved_texts: int = 0,
+    saved_tokens: int | None = None,
 ) -> HFTarget:
     """Returns the target for a model; see `HFTarget` for the arguments."""
     loaded: Any = model
     kind = VisionTarget if placeholders(loaded.config) else HFTarget
-    return kind(model, rows, max_length, fixed, saved_texts)
+    return kind(model, rows, max_length, fixed, saved_texts, saved_tokens)

@@ -36,8 +36,9 @@ class VisionTarget(HFTarget):
         max_length: int,
         fixed: FixedShapes | None = None,
         saved_texts: int = 0,
+        saved_tokens: int | None = None,
     ) -> None:
-        super().__init__(model, rows, max_length, fixed, saved_texts)
+        super().__init__(model, rows, max_length, fixed, saved_texts, saved_tokens)
         self._unread: list[ImagePrompt | None] = []  # by row, until all of it is read
         self._placeholders = placeholders(self.model.config)
         self._tried = self.model.config.model_type in IDENTICAL
