@@ -28,7 +28,7 @@ from outpace.core.stats import Metrics
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
 from outpace.targets.hf import criteria, processors
-from outpace.targets.hf.calls import arguments_of_generate, check_config, unpadded
+from outpace.targets.hf.calls import arguments_of_generate, check_config, media_of, unpadded
 from outpace.targets.hf.load import load_drafter
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.processors import AsGenerate, RowProcessors, of_row, split
@@ -120,11 +120,14 @@ class Speculative:
                 "drop the first, and give the second to speculative()."
             )
         check_config(generation_config)
+        media = media_of(model, input_ids, model_kwargs)
         prompts = unpadded(input_ids, model_kwargs)
         with _evaluating(model):
             llm = self._engine_for(model, len(prompts))
             call = _Call(generation_config, logits_processor, stopping_criteria, input_ids, prompts)
             requests = call.requests(llm.target.vocabulary, llm.max_model_len)
+            for request in requests:
+                request.media = llm.intake.media(request.prompt_ids, media)
             columns = _Columns(requests, call.padding, streamer)
             self._decode(llm, requests, columns)
         self.metrics = [request.metrics for request in requests]

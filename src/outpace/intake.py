@@ -160,14 +160,16 @@ class Intake:
             prompt = self._processed(prompt, images)
         if processed(prompt):
             ids, inputs = split_processed(prompt)  # type: ignore[arg-type]
-            self._check_ids(ids)
-            self.pictures.check(ids, inputs)
-            return ids, Media(inputs, len(ids))
-        found = unwrapped(prompt)
-        ids = self.token_ids(found) if isinstance(found, str) else found
+        else:
+            found, inputs = unwrapped(prompt), {}
+            ids = self.token_ids(found) if isinstance(found, str) else found
         self._check_ids(ids)
-        self.pictures.check(ids, None)
-        return ids, self.pictures.of_text(ids)
+        return ids, self.media(ids, inputs)
+
+    def media(self, ids: Sequence[int], inputs: Mapping[str, Any]) -> Media | None:
+        """Returns what a processor made of a prompt's images as the target takes it, None where it
+        needs nothing; ``PromptError`` where that does not go with the prompt's tokens."""
+        return self.pictures.media(ids, inputs)
 
     def _processed(self, prompt: Prompt, images: Sequence[Any]) -> Prompt:
         """What the processor makes of a text and its images."""

@@ -29,20 +29,26 @@ class Pictures:
         self._arguments = set(inspect.signature(model.forward).parameters)
         self._both_ways = bool(self._placeholders) and not reads_forward(model)
 
-    def check(self, ids: Sequence[int], inputs: Mapping[str, Any] | None) -> None:
-        """Raises ``PromptError`` for a prompt with places for images that come without any, or for
-        images without places.
+    def media(self, ids: Sequence[int], inputs: Mapping[str, Any]) -> Media | None:
+        """Returns what comes with a prompt as the target takes it, None for nothing.
 
-        inputs: what came with the token ids; None for nothing.
+        inputs: what the processor made of the prompt's images. Raises ``PromptError`` for a prompt
+        with places for images that come without any, or for images without places.
         """
+        self._check(ids, inputs)
+        # Where a prompt is read both ways it has to be said how far it goes.
+        return Media(inputs, len(ids)) if inputs or self._both_ways else None
+
+    def _check(self, ids: Sequence[int], inputs: Mapping[str, Any]) -> None:
         name, places = self._loaded.name, not self._placeholders.isdisjoint(ids)
-        shows = any(key.startswith("pixel_values") for key in inputs or ())
-        if inputs is not None and not self._placeholders:
+        # transformers' generate has turned pixels into features already.
+        shows = any(key.startswith(("pixel_values", "mm_encoder_outputs")) for key in inputs)
+        if inputs and not self._placeholders:
             raise PromptError(
                 f"{name} reads text only: leave out {sorted(inputs)}, or use a vision-language "
                 "model."
             )
-        unknown = sorted(set(inputs or ()) - self._arguments)
+        unknown = sorted(set(inputs) - self._arguments)
         if unknown:
             raise PromptError(
                 f"{name} takes no {unknown} with a prompt: give what its own processor returns."
@@ -59,11 +65,6 @@ class Pictures:
             )
         if places and ids[-1] in self._placeholders:
             raise PromptError("the prompt ends with an image: put some text behind it.")
-
-    def of_text(self, ids: Sequence[int]) -> Media | None:
-        """Returns what comes with a prompt without images: where it ends, for a model that reads it
-        both ways up to there."""
-        return Media({}, len(ids)) if self._both_ways else None
 
     def processed(
         self, text: str, images: Sequence[Any], files: bool = True, **options: Any

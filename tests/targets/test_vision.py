@@ -10,8 +10,13 @@ import pytest
 import torch
 import transformers
 
-from outpace import LLM
+from outpace import LLM, SamplingParams
+from outpace.draft.registry import drafter_names, find_drafter
+from outpace.engine.capture import AsTheyCome
+from outpace.errors import ConfigError
+from outpace.hf import speculative
 from outpace.targets.hf import runner
+from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.vision import target as vision_target
 from outpace.targets.hf.vision.families import IDENTICAL
@@ -34,6 +39,7 @@ LENGTH = 14
 SOME = ("llava", "qwen3_vl", "gemma3", "paligemma")
 """Plain positions, rotary ones of three axes and features in several layers, spans that are read
 both ways, prompts that are."""
+EACH = [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 
 
 @cache
@@ -86,13 +92,13 @@ def test_every_family_that_is_not_tried_out_is_compared_here() -> None:
     assert {target(family).config.model_type for family in FAMILIES} == IDENTICAL
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH)
 def test_trees_equal_generate(family: str) -> None:
     llm = decoder(family, "draft_tree", branching=[2, 2, 1], num_speculative_tokens="auto")
     assert ids(llm.generate(prompts(family), greedy(LENGTH))) == plain(family, LENGTH)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH)
 @pytest.mark.parametrize("chunk", [1, 5])
 def test_prompts_are_read_in_pieces(
     family: str, chunk: int, monkeypatch: pytest.MonkeyPatch
@@ -172,6 +178,62 @@ def test_texts_with_images_are_not_taken_for_one_another() -> None:
     assert first == [plain("llava", LENGTH)[2]]
     assert second == ids(decoder("llava").generate(other, greedy(LENGTH)))
     assert first != second
+
+
+@pytest.mark.parametrize("method", drafter_names())
+def test_every_drafter_equals_generate(method: str) -> None:
+    """The others see no images either; heads read what the target made of them."""
+    loaded = Loaded(target("qwen3_vl"), None, "a tiny model")
+    config = {"method": method, **find_drafter(method).specimen(loaded)}
+    if method != "none":
+        config.setdefault("num_speculative_tokens", 3)
+    llm = LLM(loaded, speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
+    assert ids(llm.generate(prompts("qwen3_vl"), greedy(8))) == [
+        text[:8] for text in plain("qwen3_vl", LENGTH)
+    ]
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_sampled_texts_are_those_of_plain_decoding(family: str) -> None:
+    """With the coupled rule a seed gives the same text, whatever is drafted."""
+    params = SamplingParams(temperature=1.5, seed=3, max_tokens=LENGTH, ignore_eos=True)
+    texts = [
+        ids(decoder(family, method, verify="coupled").generate(prompts(family), params))
+        for method in ("none", "draft_model")
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0] != plain(family, LENGTH)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "paligemma"])
+def test_passes_of_fixed_shapes_stand_where_the_others_do(family: str) -> None:
+    llm = decoder(family, "ngram")
+    own: Any = llm.engine.target
+    own.runner.fixed = FixedShapes(own.model, AsTheyCome(), pads=True)
+    assert ids(llm.generate(prompts(family), greedy(LENGTH))) == plain(family, LENGTH)
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_inside_generate(family: str) -> None:
+    faster = speculative(method="ngram", num_speculative_tokens=3)
+    for prompt, text in zip(PROMPTS, plain(family, LENGTH), strict=True):
+        inputs = with_image(family, prompt)
+        made = target(family).generate(
+            **inputs,
+            custom_generate=faster,
+            max_new_tokens=LENGTH,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
+        assert made[0, inputs["input_ids"].shape[1] :].tolist() == text
+
+
+def test_generate_with_the_images_of_several_prompts_is_refused() -> None:
+    inputs = with_image("llava", PROMPTS[0])
+    batch = {name: torch.cat([value, value]) for name, value in inputs.items()}
+    with pytest.raises(ConfigError, match="one prompt at a time"):
+        target("llava").generate(**batch, custom_generate=speculative(), max_new_tokens=3)
 
 
 def test_a_family_that_nobody_knows_is_tried_with_its_first_image(
