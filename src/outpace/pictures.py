@@ -27,7 +27,7 @@ class Pictures:
         model: Any = loaded.model
         self._placeholders = placeholders(model.config)
         self._arguments = set(inspect.signature(model.forward).parameters)
-        self._both_ways = bool(self._placeholders) and not reads_forward(model)
+        self._both_ways = not reads_forward(model)
 
     def media(self, ids: Sequence[int], inputs: Mapping[str, Any]) -> Media | None:
         """Returns what comes with a prompt as the target takes it, None for nothing.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.targets.hf.attended import as_attended
+from outpace.targets.hf.vision.tokens import placeholders
 
 
 @torch.inference_mode()
@@ -26,10 +27,13 @@ def read_plainly(model: nn.Module, ids: Sequence[int], **arguments: Tensor) -> T
 
 def reads_forward(model: nn.Module) -> bool:
     """Returns whether a text is read from left to right where no mask says so. Without a mask
-    PaliGemma's language model reads it both ways; ``generate`` always gives one."""
+    PaliGemma's language model reads it both ways, as it does prompts; what it writes it reads from
+    left to right. Of a model of text alone this is not asked: such a one writes nothing."""
     loaded: Any = model
-    decoder = loaded.get_decoder() if hasattr(loaded, "get_decoder") else loaded
-    return all(getattr(part, "is_causal", True) is not False for part in decoder.modules())
+    if not placeholders(loaded.config):
+        return True
+    parts = loaded.get_decoder().modules()
+    return all(getattr(part, "is_causal", True) is not False for part in parts)
 
 
 def forward_mask(model: nn.Module, length: int) -> dict[str, Tensor]:
