@@ -28,9 +28,11 @@ from outpace.prompts import (
     token_ids_of,
     unwrapped,
 )
+from outpace.sources import SourceReader
 from outpace.targets.base import Media
 from outpace.targets.hf import generation, processors
 from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.verify.base import Rule
 
 SEED_STEP = 0x9E3779B97F4A7C15
@@ -56,6 +58,8 @@ class Intake:
         arguments.check_defaults(self.defaults)
         self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
         self._tokenizing = threading.Lock()  # tokenizers are not made for several threads
+        reads_sources = is_encoder_decoder(loaded.model)
+        self._sources = SourceReader(loaded, self.token_ids) if reads_sources else None
         self.pictures = Pictures(loaded)
 
     def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -99,12 +103,20 @@ class Intake:
         while they grow. priority: the smallest joins the batch first, where that is the order.
         form: what their texts have to look like (`LLM.requests`)."""
         grammar = None if form is None else self._grammar(form, params)
-        ids, media = self.read(prompt)
+        source, media = None, None
+        if self._sources is not None:
+            source, ids = self._sources(prompt)
+            self._check_length(ids)
+        else:
+            ids, media = self.read(prompt)
         resolved = params.resolve(self.defaults)
         room = self._max_length - len(ids)
         if self._own is not None:
             ends, device = self._loaded.eos_ids, self._loaded.device
-            resolved = generation.completed(self._own, params, resolved, ids, ends, room, device)
+            encoded = None if source is None else source.token_ids
+            resolved = generation.completed(
+                self._own, params, resolved, ids, ends, room, device, encoded
+            )
         options = self.row_options(resolved)
         group = object() if params.n > 1 else None
         seed = secrets.randbits(63) if params.seed is None else params.seed
@@ -118,6 +130,7 @@ class Intake:
                 tokenizer=self._loaded.tokenizer,
                 streaming=streaming,
                 group=group,
+                source=source,
                 tag=params.tag,
                 priority=priority,
                 media=media,
@@ -149,7 +162,12 @@ class Intake:
         return ids
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued."""
+        """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued.
+
+        Of an encoder-decoder, those that the encoder reads.
+        """
+        if self._sources is not None:
+            return list(self._sources(prompt)[0].token_ids)
         return self.read(prompt)[0]
 
     def read(self, prompt: Prompt) -> tuple[list[int], Media | None]:
@@ -190,6 +208,9 @@ class Intake:
         top = self._loaded.config.vocab_size
         if any(not 0 <= i < top for i in ids):
             raise PromptError(f"prompt token ids must be whole numbers in [0, {top}).")
+        self._check_length(ids)
+
+    def _check_length(self, ids: Sequence[int]) -> None:
         if len(ids) >= self._max_length:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens and the context holds {self._max_length}, of "

@@ -12,13 +12,15 @@ import transformers
 from torch import Tensor
 
 from outpace import LLM
-from outpace.errors import UnsupportedModel
+from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.hf import support
+from outpace.targets.hf.cache import SlotLayer
 from outpace.targets.hf.load import load
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.masks import Layout
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.windows import window_of, with_window
+from outpace.targets.hf.telling import telling
+from outpace.targets.hf.windows import chunk_of, window_of, with_window
 
 from .families import BASE, BOTH, FAMILIES, WINDOW, build, target
 from .generating import greedy, ids
@@ -26,25 +28,12 @@ from .generating import greedy, ids
 SMALL = {name: value for name, value in BASE.items() if name not in ("num_key_value_heads",)}
 RECURRENT = "recurrent state"
 CONFIGS: dict[str, tuple[Any, str]] = {
-    "mamba": (transformers.MambaConfig, RECURRENT),
-    "mamba2": (transformers.Mamba2Config, RECURRENT),
-    "falcon_mamba": (transformers.FalconMambaConfig, RECURRENT),
     "rwkv": (transformers.RwkvConfig, RECURRENT),
     "xlstm": (transformers.xLSTMConfig, RECURRENT),
-    "recurrent_gemma": (transformers.RecurrentGemmaConfig, RECURRENT),
-    "jamba": (transformers.JambaConfig, RECURRENT),
-    "qwen3_next": (transformers.Qwen3NextConfig, RECURRENT),
-    "lfm2": (
-        lambda: transformers.Lfm2Config(layer_types=["conv", "full_attention"] * 16),
-        RECURRENT,
-    ),
-    "bloom": (transformers.BloomConfig, "ALiBi"),
     "mpt": (transformers.MptConfig, "ALiBi"),
-    "falcon": (lambda: transformers.FalconConfig(alibi=True), "ALiBi"),
-    "t5": (transformers.T5Config, "encoder-decoder"),
-    "bart": (transformers.BartConfig, "encoder-decoder"),
-    "llama4_text": (transformers.Llama4TextConfig, "chunked_attention"),
-    "gpt_neo": (transformers.GPTNeoConfig, "local attention"),
+    "prophetnet": (transformers.ProphetNetConfig, "several tokens at once"),
+    "switch_transformers": (transformers.SwitchTransformersConfig, "experts drop tokens"),
+    "deepseek_v4": (transformers.DeepseekV4Config, "compressed_sparse_attention"),
 }
 
 
@@ -55,15 +44,18 @@ def test_a_configuration_is_refused_by_name(name: str) -> None:
         support.check_config(config())
 
 
-def test_a_class_with_a_state_is_refused_whatever_its_configuration_says() -> None:
+def test_a_hybrid_class_may_have_no_layer_with_a_state() -> None:
+    torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.BambaConfig(
             **{**SMALL, "num_key_value_heads": 2, "attn_layer_indices": [0, 1]},
             mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=1, mamba_d_state=8, mamba_expand=2,
-        )
-    )  # fmt: skip
-    with pytest.raises(UnsupportedModel, match=RECURRENT):
-        load(model)
+        ),
+        dtype=torch.float64,
+    ).eval()  # fmt: skip
+    assert Runner(model, 1, 64).steps is None
+    expected = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=12, do_sample=False)
+    assert ids(LLM(model).generate([[5, 6, 7]], greedy(12))) == [expected[0, 3:].tolist()]
 
 
 @pytest.mark.parametrize("kernel", ["flash_attention_2", "flex_attention"])
@@ -287,6 +279,50 @@ def test_the_probe_crosses_a_window_of_any_length(
     monkeypatch.setattr(Layout, "within", lambda self, window: self.seen)
     with pytest.raises(UnsupportedModel, match="otherwise than the same tokens in a text"):
         support.probe(model)
+
+
+def test_the_probe_picks_fewer_tokens_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it would not see otherwise: an attention that ignores what an indexer picks."""
+    model = build("deepseek_v32", index_topk=2048)
+    support.probe(model)
+    monkeypatch.setattr(SlotLayer, "update_indexer", lambda self, states: states * 0)
+    with pytest.raises(UnsupportedModel, match="cannot be decoded speculatively"):
+        support.probe(model)
+
+
+@pytest.mark.parametrize("family", ["bart", "bloom", "falcon-alibi", "gpt_neo", "llama4"])
+def test_a_model_that_is_not_told_positions_is_refused_and_none_is_changed(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(family, **({"floor_scale": 4} if family == "llama4" else {}))
+    before = [{**vars(module)} for module in model.modules()]
+    support.probe(model)
+    assert [{**vars(module)} for module in model.modules()] == before
+    monkeypatch.setattr(telling, "KINDS", ())
+    with pytest.raises(UnsupportedModel, match="cannot be decoded speculatively"):
+        support.probe(model)
+
+
+def test_a_model_that_is_told_positions_cannot_be_compiled() -> None:
+    with pytest.raises(ConfigError, match=r"counts positions by slots .* leave compile out"):
+        LLM(build("bloom"), compile=True)
+
+
+@pytest.mark.parametrize("size", [100, 8192])
+def test_the_probe_crosses_the_end_of_a_chunk(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama4", attention_chunk_size=size)
+    support.probe(model)
+    assert model.config.attention_chunk_size == size
+    monkeypatch.setattr(Layout, "within_chunk", lambda self, size: self.seen)
+    with pytest.raises(UnsupportedModel, match="otherwise than the same tokens in a text"):
+        support.probe(model)
+
+
+def test_a_chunk_as_long_as_the_context_is_none() -> None:
+    model = build("llama4", attention_chunk_size=64)
+    assert chunk_of(model, longest=65) == 64
+    assert chunk_of(model, longest=64) is None
+    assert chunk_of(build("llama", attention_chunk_size=8), longest=64) is None
 
 
 def test_a_text_ends_where_attention_begins_to_drop_tokens() -> None:
