@@ -110,9 +110,10 @@ class DraftTree(DraftModel):
         vocabulary: int,
         shape: TreeShape | None = None,
         with_replacement: bool = False,
+        hidden: frozenset[int] = frozenset(),
     ) -> None:
         """shape: None for what `Rows.shape` says in each round."""
-        super().__init__(drafter, runner, vocabulary)
+        super().__init__(drafter, runner, vocabulary, hidden)
         self.shape = shape
         self.any_shape = shape is None
         self._with_replacement = with_replacement
@@ -130,10 +131,11 @@ class DraftTree(DraftModel):
         options, loaded = setup.options, cls._load(setup)
         check_same_vocabulary(setup.loaded, loaded)
         runner, vocabulary = cls._runner(setup, loaded), setup.loaded.vocabulary
+        hidden = setup.loaded.placeholders
         if options.growth is not None:
-            return DynamicTree(loaded, runner, vocabulary, options.growth)
+            return DynamicTree(loaded, runner, vocabulary, options.growth, hidden)
         shape = shape_of(options.branching)
-        return cls(loaded, runner, vocabulary, shape, options.with_replacement)
+        return cls(loaded, runner, vocabulary, shape, options.with_replacement, hidden)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
@@ -141,11 +143,12 @@ class DraftTree(DraftModel):
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
+        budgets = self._heard(rows, budgets)
         room = self.runner.max_length // 2 >= shape.height
         counts = [min(budget, shape.size) if room else 0 for budget in budgets]
         for row, count in enumerate(counts):
             if count:
-                self._make_room(row, rows.length(row), shape.height)
+                self._make_room(row, len(self._own[row]), shape.height)
         shape = shape.first(max(counts))
         if shape.is_chain:
             return self._as_siblings(super().propose(rows, counts))
