@@ -72,6 +72,41 @@ def eagle3(folder: Path, change: Change = lambda about, weights: None) -> Weight
     return put(folder, about, weights, "model.safetensors")
 
 
+EAGLE_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "bias": True,
+    **{name: EAGLE3_CONFIG[name] for name in ("hidden_size", "intermediate_size", "vocab_size")},
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-05,
+    "torch_dtype": "bfloat16",
+}
+
+
+def eagle(folder: Path, change: Change = lambda about, weights: None) -> Weights:
+    about = dict(EAGLE_CONFIG)
+    layer, half = "layers.0.", SIZE // 2
+    weights = drawn(
+        {
+            "embed_tokens.weight": (VOCABULARY, SIZE),
+            "fc.weight": (SIZE, 2 * SIZE),
+            "fc.bias": (SIZE,),
+            layer + "post_attention_layernorm.weight": (SIZE,),
+            layer + "self_attn.q_proj.weight": (SIZE, SIZE),
+            layer + "self_attn.k_proj.weight": (half, SIZE),
+            layer + "self_attn.v_proj.weight": (half, SIZE),
+            layer + "self_attn.o_proj.weight": (SIZE, SIZE),
+            layer + "mlp.gate_proj.weight": (24, SIZE),
+            layer + "mlp.up_proj.weight": (24, SIZE),
+            layer + "mlp.down_proj.weight": (SIZE, 24),
+        }
+    )
+    change(about, weights)
+    return put(folder, about, weights, "model.safetensors")
+
+
 def medusa(folder: Path, change: Change = lambda about, weights: None) -> Weights:
     about = {
         "medusa_num_heads": 2,
@@ -95,8 +130,8 @@ def put(folder: Path, about: Mapping[str, Any], weights: Weights, file: str) -> 
     return weights
 
 
-MAKERS = {"eagle3": eagle3, "medusa": medusa}
-FILES = {"eagle3": "model.safetensors", "medusa": "medusa_lm_head.safetensors"}
+MAKERS = {"eagle": eagle, "eagle3": eagle3, "medusa": medusa}
+FILES = {name: "model.safetensors" for name in MAKERS} | {"medusa": "medusa_lm_head.safetensors"}
 
 
 @pytest.mark.parametrize("form", MAKERS)
@@ -131,6 +166,33 @@ def test_what_an_eagle3_head_is_made_of(tmp_path: Path) -> None:
     assert head.layers == (2, 6, 9)
     attention = head.midlayer.self_attn
     assert (attention.heads, attention.groups, attention.base) == (2, 1, 500000.0)
+
+
+def biased(about: dict[str, Any], weights: Weights) -> None:
+    about["architectures"] = ["Qwen2ForCausalLM"]
+    for name in ("q", "k", "v"):
+        rows = len(weights[f"layers.0.self_attn.{name}_proj.weight"])
+        weights[f"layers.0.self_attn.{name}_proj.bias"] = torch.ones(rows, dtype=torch.bfloat16)
+
+
+def bare(about: dict[str, Any], weights: Weights) -> None:
+    about["bias"] = False
+    del weights["fc.bias"], weights["embed_tokens.weight"]
+
+
+def normed(about: dict[str, Any], weights: Weights) -> None:
+    weights["layers.0.input_layernorm.weight"] = torch.ones(SIZE, dtype=torch.bfloat16)
+    weights["lm_head.weight"] = torch.zeros(VOCABULARY, SIZE, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("change", [biased, bare, normed])
+def test_the_weights_say_which_parts_an_eagle_head_has(change: Change, tmp_path: Path) -> None:
+    given = eagle(tmp_path / "public", change)
+    save_head(load_head(tmp_path / "public"), tmp_path / "again", "eagle")
+    found = load_file(tmp_path / "again" / "model.safetensors")
+    assert set(found) == set(given)
+    head = load_head(tmp_path / "again")
+    assert (head.kind, head.config.depths) == ("eagle", 5)
 
 
 def test_a_head_that_knows_all_tokens_has_no_maps(tmp_path: Path) -> None:
@@ -180,6 +242,11 @@ def give(name: str, value: Tensor) -> Change:
         ("eagle3", say(hidden_size="8"), "does not describe a head of the kind .eagle3."),
         ("eagle3", give("d2t", torch.full((OWN,), VOCABULARY)), "does not lead to 6 of the 20"),
         ("eagle3", give("t2d", torch.ones(VOCABULARY, dtype=torch.bool)), "d2t and t2d disagree"),
+        ("eagle", drop("fc.weight"), "damaged, or not those .*fc.weight"),
+        ("eagle", give("fc.weight", torch.zeros(SIZE, SIZE)), "size mismatch for fc.weight"),
+        ("eagle", say(rope_scaling={"type": "linear"}), "rope_scaling is"),
+        ("eagle", say(num_hidden_layers=2), "no trained head"),
+        ("eagle", say(num_key_value_heads=3), "do not fit"),
         ("medusa", say(medusa_num_heads=4), r"3 whole heads of 1 block\(s\), not 4"),
         ("medusa", say(medusa_num_heads="two"), "no whole numbers"),
         ("medusa", drop("0.0.linear.bias"), "damaged, or not those .*blocks.0.0.linear.bias"),
@@ -206,7 +273,7 @@ def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:
 
 def test_a_format_refuses_what_it_has_no_words_for(tmp_path: Path) -> None:
     hydra = Hydra(TARGET, HydraConfig())
-    for form in ("eagle3", "medusa"):
+    for form in MAKERS:
         with pytest.raises(ConfigError, match="holds no hydra heads"):
             save_head(hydra, tmp_path, form)
     with pytest.raises(ConfigError, match="unknown format 'eagle9'"):

@@ -61,7 +61,7 @@ def test_columns_do_not_see_each_other(kind: str) -> None:
 @pytest.mark.parametrize("kind", ATTENDING)
 def test_entries_are_the_same_one_at_a_time_and_all_at_once(kind: str) -> None:
     made, parts = head(kind).double(), Parts()
-    guides = made.guide(torch.randn(2, 5, 24, dtype=torch.float64))
+    guides = made.guide(torch.randn(2, 5, 8 * len(made.layers), dtype=torch.float64))
     tokens, at = torch.randint(20, (2, 5)), torch.arange(5).expand(2, -1)
     causal = torch.ones(2, 5, 5, dtype=torch.bool).tril()
     together, _ = made.step(guides, tokens, at, made.begin(2), causal, parts)

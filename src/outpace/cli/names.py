@@ -14,6 +14,7 @@ METHODS: Mapping[str, str] = {
     "consensus": "what the other samples of a prompt said after the same tokens (n > 1)",
     "draft_model": "a smaller model with the same tokenizer (--draft)",
     "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
+    "eagle": "a trained layer that foresees the model's hidden states",
     "eagle3": "a trained layer over the text and three of the model's hidden states",
     "early_exit": "the model's first layers, for models that were trained for it",
     "ensemble": "several drafters at once: the first that proposes, one tree of all, or a vote",

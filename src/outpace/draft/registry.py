@@ -28,6 +28,7 @@ REGISTRY = LazyRegistry(
         "medusa": "outpace.draft.trained.medusa:MedusaDrafter",
         "hydra": "outpace.draft.trained.hydra:HydraDrafter",
         "mlp_speculator": "outpace.draft.trained.mlp_speculator:MlpSpeculatorDrafter",
+        "eagle": "outpace.draft.trained.eagle:EagleDrafter",
         "eagle3": "outpace.draft.trained.eagle3:Eagle3Drafter",
         "layer_skip": "outpace.draft.itself.layer_skip:LayerSkip",
         "early_exit": "outpace.draft.itself.early_exit:EarlyExit",

@@ -12,6 +12,7 @@ REGISTRY = LazyRegistry(
         "medusa": "outpace.heads.medusa:Medusa",
         "hydra": "outpace.heads.hydra:Hydra",
         "mlp_speculator": "outpace.heads.mlp_speculator:MlpSpeculator",
+        "eagle": "outpace.heads.eagle:Eagle",
         "eagle3": "outpace.heads.eagle3:Eagle3",
     },
 )

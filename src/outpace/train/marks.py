@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.heads.base import Head
+from outpace.heads.base import Head, Shared
 from outpace.train.teacher import Lesson
 
 DECAY = 0.8
@@ -36,6 +37,10 @@ class Recipe(ABC):
     text's own tokens as the path. Its guess at each depth is compared with what the target says
     after the same tokens.
     """
+
+    @abstractmethod
+    def __init__(self, head: Any, shared: Shared) -> None:
+        """head: of the kind that names this recipe (`Head.recipe`)."""
 
     @abstractmethod
     def mark(self, lesson: Lesson) -> Marks:

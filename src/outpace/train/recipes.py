@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from outpace.errors import ConfigError
-from outpace.heads.attending import AttendingHead
-from outpace.heads.base import Head, Shared, StepHead
-from outpace.train.attending_recipe import AttendingRecipe
+from outpace.core.lazy import LazyRegistry
+from outpace.heads.base import Head, Shared
 from outpace.train.marks import Recipe
-from outpace.train.step_recipe import StepRecipe
+
+REGISTRY = LazyRegistry(
+    "recipe",
+    "outpace.recipes",
+    {
+        "step": "outpace.train.step_recipe:StepRecipe",
+        "attending": "outpace.train.attending_recipe:AttendingRecipe",
+        "eagle": "outpace.train.eagle_recipe:EagleRecipe",
+    },
+)
 
 
 def recipe_for(head: Head, shared: Shared) -> Recipe:
     """Returns the recipe for a head; ``ConfigError`` where there is none."""
-    if isinstance(head, StepHead):
-        return StepRecipe(head, shared)
-    if isinstance(head, AttendingHead):
-        return AttendingRecipe(head, shared)
-    raise ConfigError(f"nothing is known of how to train a {head.kind} head.")
+    kind: type[Recipe] = REGISTRY.find(head.recipe)
+    return kind(head, shared)

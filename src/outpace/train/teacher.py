@@ -37,6 +37,7 @@ class Teacher:
         model: Any = loaded.model
         self._model = model
         self._layers = tuple(layers)
+        self._dtype = loaded.dtype
         self.vocabulary = loaded.vocabulary
         self._head = model.get_output_embeddings()
         if self._head is None:
@@ -71,7 +72,7 @@ class Teacher:
 
     def head(self, states: Tensor) -> Tensor:
         """Returns the logits ``[..., V]`` of last hidden states ``[..., H]``."""
-        found: Tensor = self._head(states)
+        found: Tensor = self._head(states.to(self._dtype))
         return found
 
     def head_rows(self, tokens: Tensor) -> Tensor | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
@@ -16,6 +16,8 @@ from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.core.tree_shape import TreeShape
 from outpace.draft.base import Drafter, Rows, Setup
+from outpace.draft.branching import DEPTH_HELP, DYNAMIC, TOP_K_HELP, growth_of, shape_of
+from outpace.draft.dynamic import Growth
 from outpace.draft.options import option
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.draft.vocabulary import Vocabulary
@@ -36,7 +38,7 @@ class HeadOptions:
 
     model: Any = option(
         None,
-        "The trained head: a folder of 'outpace train', or a published EAGLE-3 or Medusa head.",
+        "The trained head: a folder of 'outpace train', or a published one.",
     )
 
     def __post_init__(self) -> None:
@@ -47,6 +49,23 @@ class HeadOptions:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TreeHeadOptions(HeadOptions):
+    """Of a head that drafts trees of any kind."""
+
+    branching: Any = option(
+        "auto",
+        "Children of a node at each depth, such as [3, 2, 1]; 'auto': as it pays; 'dynamic': the "
+        "nodes that the head finds most probable.",
+    )
+    top_k: int | None = option(None, TOP_K_HELP)
+    depth: int | None = option(None, DEPTH_HELP)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        growth_of(self.branching, self.top_k, self.depth)
+
+
 class Walk(Protocol):
     """The steps of a head through one draft."""
 
@@ -54,13 +73,15 @@ class Walk(Protocol):
         """Returns the logits ``[B, V]`` behind the roots."""
 
     def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """As `draft.trees.Deeper`."""
+        """As `draft.trees.Deeper`, and of heads with `TreeHeadOptions` also as
+        `draft.dynamic.Deeper`."""
 
 
 class HeadDrafter(Drafter):
     """Drafts with a trained head, whose steps cost little beside a pass of the target.
 
-    How many nodes are drafted, and as which tree, is the controller's choice.
+    How many nodes are drafted is the controller's choice, and so is the tree, unless the options
+    of the head name one.
     """
 
     draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
@@ -76,6 +97,7 @@ class HeadDrafter(Drafter):
         self._target = target
         self._vocabulary = _known(head.d2t, vocabulary)
         self._plans = TreePlans(target.device)
+        self._growth: Growth | None = None
         self.needs = Needs(states=head.layers)
         parts = {name: value.nbytes for name, value in head.named_parameters()}
         self.weight_bytes = self.pass_bytes = sum(parts.values())
@@ -90,7 +112,23 @@ class HeadDrafter(Drafter):
         fit(head, TargetShape.of(setup.loaded.config), what)
         if not isinstance(given, Head):
             head = head.to(setup.target.dtype)
-        return cls(head, setup.target, setup.loaded.vocabulary)
+        made = cls(head, setup.target, setup.loaded.vocabulary)
+        if isinstance(setup.options, TreeHeadOptions):
+            made._branch(setup.options)
+        return made
+
+    def _branch(self, options: TreeHeadOptions) -> None:
+        self._growth = growth_of(options.branching, options.top_k, options.depth)
+        if self._growth is not None:
+            self.any_shape, self.draws = False, frozenset({Drawn.POINT})
+        elif (shape := shape_of(options.branching)) is not None:
+            self.shape = shape if self.deepest is None else shape.up_to(self.deepest)
+            self.any_shape = False
+
+    @classmethod
+    def usual_rule(cls, options: Any) -> str:
+        dynamic = getattr(options, "branching", None) == DYNAMIC
+        return "match" if dynamic else cls.default_rule
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
@@ -121,20 +159,30 @@ class HeadDrafter(Drafter):
         """Begins the drafts of a round, for rows of which some is known."""
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        shape = rows.shape or TreeShape.chain(max(budgets))
+        known = [budget if self.knows(row) else 0 for row, budget in enumerate(budgets)]
+        if not any(known):
+            return Proposal.empty(len(rows), rows.seeds.device)
+        return self._drawn(rows, known) if self._growth is None else self._grown(rows, known)
+
+    def _drawn(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        """Drafts the first nodes of a shape."""
+        shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
         if self.deepest is not None:
             shape = shape.up_to(self.deepest)
-        counts = [
-            min(budget, shape.size) if self.knows(row) else 0 for row, budget in enumerate(budgets)
-        ]
-        if not any(counts):
-            return Proposal.empty(len(rows), rows.seeds.device)
+        counts = [min(budget, shape.size) for budget in budgets]
         plan = self._plans.of(shape.first(max(counts)))
         walk = self.walk(rows)
         tokens, law = draw_tree(
             plan, rows, walk.first(), walk.deeper, lane=self.lane, with_replacement=False
         )
         return Proposal(tokens, plan.tree(len(rows)), to_device(counts, tokens.device), law)
+
+    def _grown(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        """Drafts the nodes that the head finds most probable."""
+        assert self._growth is not None
+        depth = min(self._growth.depth, self.deepest or self._growth.depth)
+        walk = self.walk(rows)
+        return replace(self._growth, depth=depth)(rows, walk.first(), walk.deeper, budgets)
 
 
 def _known(d2t: Tensor, vocabulary: int) -> Vocabulary:
@@ -144,3 +192,11 @@ def _known(d2t: Tensor, vocabulary: int) -> Vocabulary:
             raise ConfigError("the head guesses tokens that the target's tokenizer does not have.")
         d2t = d2t[:vocabulary]
     return Vocabulary(d2t, vocabulary)
+
+
+def of_parents(columns: Tensor, parents: Tensor) -> Tensor:
+    """Returns those ``[B, W, ...]`` of the columns ``[B, C, ...]`` that are parents: the same in all
+    rows, ``[W]``, or each row's own, ``[B, W]``."""
+    if parents.dim() == 1:
+        return columns[:, parents]
+    return columns[torch.arange(len(columns), device=columns.device)[:, None], parents]

@@ -13,6 +13,7 @@ REGISTRY = LazyRegistry(
     "outpace.head_formats",
     {
         "outpace": "outpace.heads.formats.outpace:Outpace",
+        "eagle": "outpace.heads.formats.eagle:EagleFormat",
         "eagle3": "outpace.heads.formats.eagle3:Eagle3Format",
         "medusa": "outpace.heads.formats.medusa:MedusaFormat",
     },
