@@ -15,6 +15,7 @@ from torch import Tensor
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import fit, load_head, save_head
+from outpace.heads.dflash import DFlash, DFlashConfig
 from outpace.heads.eagle3 import Eagle3, Eagle3Config
 from outpace.heads.hydra import Hydra, HydraConfig
 
@@ -107,6 +108,50 @@ def eagle(folder: Path, change: Change = lambda about, weights: None) -> Weights
     return put(folder, about, weights, "model.safetensors")
 
 
+DFLASH_CONFIG = {
+    **{name: EAGLE_CONFIG[name] for name in ("hidden_size", "intermediate_size", "vocab_size")},
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 6,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000,
+    "layer_types": ["full_attention"] * 2,
+    "torch_dtype": "bfloat16",
+    "block_size": 4,
+    "num_target_layers": 12,
+    "dflash_config": {"mask_token_id": 17, "target_layer_ids": [1, 5, 11]},
+}
+
+
+def dflash(folder: Path, change: Change = lambda about, weights: None) -> Weights:
+    about = {**DFLASH_CONFIG, "dflash_config": dict(DFLASH_CONFIG["dflash_config"])}
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (SIZE, 3 * SIZE),
+        "hidden_norm.weight": (SIZE,),
+        "norm.weight": (SIZE,),
+    }
+    for layer in ("layers.0.", "layers.1."):
+        shapes |= {
+            layer + "input_layernorm.weight": (SIZE,),
+            layer + "post_attention_layernorm.weight": (SIZE,),
+            layer + "self_attn.q_norm.weight": (6,),
+            layer + "self_attn.k_norm.weight": (6,),
+            layer + "self_attn.q_proj.weight": (12, SIZE),
+            layer + "self_attn.k_proj.weight": (6, SIZE),
+            layer + "self_attn.v_proj.weight": (6, SIZE),
+            layer + "self_attn.o_proj.weight": (SIZE, 12),
+            layer + "mlp.gate_proj.weight": (24, SIZE),
+            layer + "mlp.up_proj.weight": (24, SIZE),
+            layer + "mlp.down_proj.weight": (SIZE, 24),
+        }
+    weights = drawn(shapes)
+    change(about, weights)
+    return put(folder, about, weights, "model.safetensors")
+
+
 def medusa(folder: Path, change: Change = lambda about, weights: None) -> Weights:
     about = {
         "medusa_num_heads": 2,
@@ -130,7 +175,7 @@ def put(folder: Path, about: Mapping[str, Any], weights: Weights, file: str) -> 
     return weights
 
 
-MAKERS = {"eagle": eagle, "eagle3": eagle3, "medusa": medusa}
+MAKERS = {"eagle": eagle, "eagle3": eagle3, "dflash": dflash, "medusa": medusa}
 FILES = {name: "model.safetensors" for name in MAKERS} | {"medusa": "medusa_lm_head.safetensors"}
 
 
@@ -195,6 +240,26 @@ def test_the_weights_say_which_parts_an_eagle_head_has(change: Change, tmp_path:
     assert (head.kind, head.config.depths) == ("eagle", 5)
 
 
+def test_what_a_dflash_head_is_made_of(tmp_path: Path) -> None:
+    dflash(tmp_path / "public")
+    head = load_head(tmp_path / "public")
+    assert (head.kind, head.config.depths, head.layers) == ("dflash", 3, (2, 6, 12))
+    fit(head, TARGET, "the head")
+    with pytest.raises(ConfigError, match="its layers is 12, and this target's is 13"):
+        fit(head, TargetShape(SIZE, VOCABULARY, 13), "the head")
+    save_head(head, tmp_path / "again", "dflash")
+    about = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert {name: about.get(name) for name in DFLASH_CONFIG} == DFLASH_CONFIG
+    dflash(tmp_path / "old", say(dflash_config={"mask_token_id": 17, "block_size": 4}))
+    with pytest.raises(ModelLoadError, match=r"size mismatch for fc\.weight"):
+        load_head(tmp_path / "old")  # two layers of its own read two of the target's, if unsaid
+
+
+def test_masks_of_their_own_have_no_place_in_a_dflash_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--set own_mask=false"):
+        save_head(DFlash(TARGET, DFlashConfig()), tmp_path, "dflash")
+
+
 def test_a_head_that_knows_all_tokens_has_no_maps(tmp_path: Path) -> None:
     def whole(about: dict[str, Any], weights: Weights) -> None:
         del about["draft_vocab_size"], weights["d2t"], weights["t2d"]
@@ -247,6 +312,11 @@ def give(name: str, value: Tensor) -> Change:
         ("eagle", say(rope_scaling={"type": "linear"}), "rope_scaling is"),
         ("eagle", say(num_hidden_layers=2), "no trained head"),
         ("eagle", say(num_key_value_heads=3), "do not fit"),
+        ("dflash", drop("norm.weight"), "damaged, or not those .*norm.weight"),
+        ("dflash", say(sliding_window=8, layer_types=["sliding_attention"] * 2), "'sliding_att"),
+        ("dflash", say(block_size=None), "no block_size"),
+        ("dflash", say(dflash_config={"mask_token_id": 20}), "mask_token is 20 of 20 tokens"),
+        ("dflash", say(dflash_config={"mask_token_id": 1}, num_target_layers=0), "it says neither"),
         ("medusa", say(medusa_num_heads=4), r"3 whole heads of 1 block\(s\), not 4"),
         ("medusa", say(medusa_num_heads="two"), "no whole numbers"),
         ("medusa", drop("0.0.linear.bias"), "damaged, or not those .*blocks.0.0.linear.bias"),

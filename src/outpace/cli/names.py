@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 METHODS: Mapping[str, str] = {
     "auto": "look-ups, a smaller model (--draft) or nothing, as it pays",
     "consensus": "what the other samples of a prompt said after the same tokens (n > 1)",
+    "dflash": "a few trained layers that guess a block of tokens in one pass",
     "draft_model": "a smaller model with the same tokenizer (--draft)",
     "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
     "eagle": "a trained layer that foresees the model's hidden states",

@@ -50,8 +50,14 @@ class Recipe(ABC):
 class Sheet:
     """What is noted of a head's guesses, from depth 1 on."""
 
-    def __init__(self, head: Head, lesson: Lesson, places: int) -> None:
-        self._lesson, self._places, self._d2t = lesson, places, head.d2t
+    def __init__(
+        self, head: Head, lesson: Lesson, places: int | Tensor, decay: float = DECAY
+    ) -> None:
+        """places: the first so many, or these ``[P]``. decay: the weight of each depth's loss, as a
+        share of the depth above it."""
+        device = lesson.tokens.device
+        self._places = torch.arange(places, device=device) if isinstance(places, int) else places
+        self._lesson, self._d2t, self._decay = lesson, head.d2t, decay
         own = head.d2t.new_full((head.target.vocab_size,), -1)
         own[head.d2t] = torch.arange(head.vocabulary, device=own.device)
         self._own = own  # [V]: the head's own number of each token, or -1
@@ -62,14 +68,14 @@ class Sheet:
         """Returns the tokens ``[B, P]`` that the path of each place goes on with: the roots at
         first."""
         depth = len(self._hits) + 1
-        return self._lesson.tokens[:, depth : depth + self._places]
+        return self._lesson.tokens[:, self._places + depth]
 
     def note(self, logits: Tensor) -> None:
         """Takes the guesses ``[B, P, V']`` behind these tokens."""
         depth = len(self._hits) + 1
-        here = slice(depth, depth + self._places)
+        here = self._places + depth
         likeliest, chances = self._lesson.top_tokens[:, here], self._lesson.top_chances[:, here]
-        self._losses.append(DECAY ** (depth - 1) * self._loss(logits, likeliest, chances))
+        self._losses.append(self._decay ** (depth - 1) * self._loss(logits, likeliest, chances))
         self._hits.append(self._d2t[logits.argmax(-1)] == likeliest[..., 0])
 
     def marks(self) -> Marks:

@@ -13,6 +13,7 @@ REGISTRY = LazyRegistry(
         "step": "outpace.train.step_recipe:StepRecipe",
         "attending": "outpace.train.attending_recipe:AttendingRecipe",
         "eagle": "outpace.train.eagle_recipe:EagleRecipe",
+        "block": "outpace.train.block_recipe:BlockRecipe",
     },
 )
 

@@ -195,8 +195,10 @@ def _known(d2t: Tensor, vocabulary: int) -> Vocabulary:
 
 
 def of_parents(columns: Tensor, parents: Tensor) -> Tensor:
-    """Returns those ``[B, W, ...]`` of the columns ``[B, C, ...]`` that are parents: the same in all
-    rows, ``[W]``, or each row's own, ``[B, W]``."""
+    """Returns those ``[B, W, ...]`` of the columns ``[B, C, ...]`` that are parents.
+
+    parents: ``[W]``, the same in all rows, or ``[B, W]``.
+    """
     if parents.dim() == 1:
         return columns[:, parents]
     return columns[torch.arange(len(columns), device=columns.device)[:, None], parents]

@@ -15,6 +15,7 @@ REGISTRY = LazyRegistry(
         "outpace": "outpace.heads.formats.outpace:Outpace",
         "eagle": "outpace.heads.formats.eagle:EagleFormat",
         "eagle3": "outpace.heads.formats.eagle3:Eagle3Format",
+        "dflash": "outpace.heads.formats.dflash:DFlashFormat",
         "medusa": "outpace.heads.formats.medusa:MedusaFormat",
     },
 )
