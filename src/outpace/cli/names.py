@@ -25,6 +25,7 @@ METHODS: Mapping[str, str] = {
     "lookahead": "n-grams that the target writes ahead in the same pass",
     "medusa": "trained heads, one for each future token",
     "mlp_speculator": "a small trained recurrent network",
+    "mtp": "the multi-token-prediction module that a checkpoint brings, or a trained one",
     "ngram": "what followed the same tokens earlier in the text",
     "none": "nothing: plain decoding",
     "recycling": "what the target lately found most probable after each token",

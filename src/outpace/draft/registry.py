@@ -30,6 +30,7 @@ REGISTRY = LazyRegistry(
         "mlp_speculator": "outpace.draft.trained.mlp_speculator:MlpSpeculatorDrafter",
         "eagle": "outpace.draft.trained.eagle:EagleDrafter",
         "eagle3": "outpace.draft.trained.eagle3:Eagle3Drafter",
+        "mtp": "outpace.draft.trained.mtp:MtpDrafter",
         "dflash": "outpace.draft.trained.dflash:DFlashDrafter",
         "layer_skip": "outpace.draft.itself.layer_skip:LayerSkip",
         "early_exit": "outpace.draft.itself.early_exit:EarlyExit",

@@ -14,6 +14,7 @@ REGISTRY = LazyRegistry(
         "mlp_speculator": "outpace.heads.mlp_speculator:MlpSpeculator",
         "eagle": "outpace.heads.eagle:Eagle",
         "eagle3": "outpace.heads.eagle3:Eagle3",
+        "mtp": "outpace.heads.mtp:Mtp",
         "dflash": "outpace.heads.dflash:DFlash",
     },
 )

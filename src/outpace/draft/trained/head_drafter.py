@@ -104,18 +104,21 @@ class HeadDrafter(Drafter):
 
     @classmethod
     def build(cls, setup: Setup) -> HeadDrafter:
+        made = cls(cls.head_for(setup), setup.target, setup.loaded.vocabulary)
+        if isinstance(setup.options, TreeHeadOptions):
+            made._branch(setup.options)
+        return made
+
+    @classmethod
+    def head_for(cls, setup: Setup) -> Head:
+        """Returns the head that the options name, once it fits the target."""
         given = setup.options.model
         head = given if isinstance(given, Head) else load_head(given)
         what = "the head" if isinstance(given, Head) else f"the head in {str(given)!r}"
         if head.kind != cls.name:
             raise ConfigError(f"{what} is of the kind {head.kind!r}: use that as the method.")
         fit(head, TargetShape.of(setup.loaded.config), what)
-        if not isinstance(given, Head):
-            head = head.to(setup.target.dtype)
-        made = cls(head, setup.target, setup.loaded.vocabulary)
-        if isinstance(setup.options, TreeHeadOptions):
-            made._branch(setup.options)
-        return made
+        return head if isinstance(given, Head) else head.to(setup.target.dtype)
 
     def _branch(self, options: TreeHeadOptions) -> None:
         self._growth = growth_of(options.branching, options.top_k, options.depth)
