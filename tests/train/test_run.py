@@ -21,7 +21,8 @@ from targets.families import VOCABULARY, target
 from targets.generating import greedy, ids
 
 BLOCK = 24
-SMALL = {"mlp_speculator": {"inner_size": 64}, "dflash": {"layers": 2}}
+SMALL = {"mlp_speculator": {"inner_size": 64}, "dflash": {"layers": 2},
+         "s2d": {"width": 32, "layers": 3, "first": 1, "every": 1}}  # fmt: skip
 """Sizes of heads that would take long to train otherwise."""
 PROMPTS = [[first, second] for first, second in itertools.product(range(4), range(4))]
 

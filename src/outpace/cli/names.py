@@ -30,6 +30,7 @@ METHODS: Mapping[str, str] = {
     "none": "nothing: plain decoding",
     "recycling": "what the target lately found most probable after each token",
     "retrieval": "what followed the longest match in a corpus (outpace datastore build)",
+    "s2d": "a small trained decoder, with as many of its layers as it takes",
     "staged": "a smaller model, for which a look-up drafts (--draft)",
     "suffix": "what most often followed the longest match in this and earlier texts",
     "tagged": "a drafter for each tag of requests",

@@ -32,6 +32,7 @@ REGISTRY = LazyRegistry(
         "eagle3": "outpace.draft.trained.eagle3:Eagle3Drafter",
         "mtp": "outpace.draft.trained.mtp:MtpDrafter",
         "dflash": "outpace.draft.trained.dflash:DFlashDrafter",
+        "s2d": "outpace.draft.trained.s2d:S2dDrafter",
         "layer_skip": "outpace.draft.itself.layer_skip:LayerSkip",
         "early_exit": "outpace.draft.itself.early_exit:EarlyExit",
         "auto": "outpace.draft.route.auto:AutoDrafter",

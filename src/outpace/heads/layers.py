@@ -155,6 +155,11 @@ class DecoderLayer(nn.Module):
         """Returns no entries of so many rows."""
         return self.self_attn.begin(rows)
 
+    def entries(self, x: Tensor, positions: Tensor) -> Entries:
+        """Returns the keys and values of inputs ``[B, W, H]``, without what the layer makes of
+        them."""
+        return self.self_attn.entries(_normed(x, self.input_layernorm), positions)
+
     def forward(
         self, x: Tensor, positions: Tensor, before: Entries, visible: Tensor
     ) -> tuple[Tensor, Entries]:

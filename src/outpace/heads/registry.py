@@ -16,6 +16,7 @@ REGISTRY = LazyRegistry(
         "eagle3": "outpace.heads.eagle3:Eagle3",
         "mtp": "outpace.heads.mtp:Mtp",
         "dflash": "outpace.heads.dflash:DFlash",
+        "s2d": "outpace.heads.s2d:S2d",
     },
 )
 

@@ -14,6 +14,7 @@ REGISTRY = LazyRegistry(
         "attending": "outpace.train.attending_recipe:AttendingRecipe",
         "eagle": "outpace.train.eagle_recipe:EagleRecipe",
         "block": "outpace.train.block_recipe:BlockRecipe",
+        "s2d": "outpace.train.s2d_recipe:S2dRecipe",
     },
 )
 
