@@ -13,7 +13,7 @@ from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.draft.trained.head_drafter import TreeHeadOptions
 from outpace.errors import ConfigError
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -21,7 +21,7 @@ LENGTH = 14
 GIVEN = {"branching": [2, 2, 1]}
 DYNAMIC = {"branching": "dynamic", "top_k": 3, "depth": 3}
 SAMPLED = SamplingParams(temperature=0.9, seed=3, max_tokens=LENGTH, ignore_eos=True)
-METHODS = ["eagle", "eagle3", "mtp", "s2d", "dflash"]
+METHODS = ["hydra", "eagle", "eagle3", "mtp", "s2d", "dflash"]
 
 
 @lru_cache
@@ -48,7 +48,7 @@ def test_trees_change_no_text(method: str, options: Mapping[str, Any]) -> None:
     assert ids(llm.generate([PROMPTS[0]], SAMPLED))[0] == together[0]
 
 
-@pytest.mark.parametrize("method", METHODS[:4])
+@pytest.mark.parametrize("method", METHODS[1:5])
 def test_dynamic_trees_hold_the_most_probable_nodes(method: str) -> None:
     """Against all nodes of the first two levels, computed from the law of chains."""
     llm = decoder(method, branching="dynamic", top_k=64, depth=2, num_speculative_tokens=6)

@@ -155,7 +155,10 @@ def test_a_dflash_block_is_what_transformers_makes_of_it() -> None:
     assert torch.allclose(found[:, 0], parts.head(wanted), atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "sees"), [("medusa", 0), ("hydra", 2), ("mlp_speculator", 2)])
+SEEN = {"medusa": 0, "hydra": 2, "mlp_speculator": 2, "clover": 2, "lyanna": 2}
+
+
+@pytest.mark.parametrize(("kind", "sees"), SEEN.items())
 def test_which_tokens_a_guess_depends_on(kind: str, sees: int) -> None:
     made, parts = head(kind), Parts()
     changed = 0

@@ -35,7 +35,7 @@ from outpace.draft.registry import find_drafter
 from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.fixed import FixedShapes
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,8 @@ class Drafter(ABC):
     """The model that it runs, if it runs one of its own."""
     weight_bytes: int = 0
     """Of ``nbytes``, those of weights."""
+    riders: int = 0
+    """Columns of its own that ride in the target's pass behind the root and each drafted node."""
     pass_bytes: int = 0
     """Of weights, those that one of its passes reads."""
 

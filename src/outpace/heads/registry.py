@@ -17,6 +17,11 @@ REGISTRY = LazyRegistry(
         "mtp": "outpace.heads.mtp:Mtp",
         "dflash": "outpace.heads.dflash:DFlash",
         "s2d": "outpace.heads.s2d:S2d",
+        "clover": "outpace.heads.clover:Clover",
+        "pass": "outpace.heads.pass_:Pass",
+        "hidden_transfer": "outpace.heads.hidden_transfer:HiddenTransfer",
+        "ctc": "outpace.heads.ctc:Ctc",
+        "lyanna": "outpace.heads.lyanna:Lyanna",
     },
 )
 

@@ -45,7 +45,7 @@ class BlockRecipe(Recipe):
         marks = []
         for places in chosen:
             visible = (at <= places[:, None]).expand(rows, -1, -1)  # [B, P, T]
-            sheet = Sheet(self._head, lesson, places, self._decay)
+            sheet = Sheet(self._head, lesson, places, decay=self._decay)
             roots = sheet.path()
             positions = (places + 1).expand(rows, -1)
             logits = self._head.block(roots, positions, before, visible, self._shared)

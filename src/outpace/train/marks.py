@@ -51,12 +51,19 @@ class Sheet:
     """What is noted of a head's guesses, from depth 1 on."""
 
     def __init__(
-        self, head: Head, lesson: Lesson, places: int | Tensor, decay: float = DECAY
+        self,
+        head: Head,
+        lesson: Lesson,
+        places: int | Tensor,
+        spacing: int = 1,
+        decay: float = DECAY,
     ) -> None:
-        """places: the first so many, or these ``[P]``. decay: the weight of each depth's loss, as a
-        share of the depth above it."""
+        """places: how many, or these ``[P]``. spacing: tokens from each of so many to the next.
+        decay: the weight of each depth's loss, as a share of the depth above it."""
         device = lesson.tokens.device
-        self._places = torch.arange(places, device=device) if isinstance(places, int) else places
+        if isinstance(places, int):
+            places = torch.arange(places, device=device) * spacing
+        self._places = places
         self._lesson, self._d2t, self._decay = lesson, head.d2t, decay
         own = head.d2t.new_full((head.target.vocab_size,), -1)
         own[head.d2t] = torch.arange(head.vocabulary, device=own.device)
@@ -67,16 +74,19 @@ class Sheet:
     def path(self) -> Tensor:
         """Returns the tokens ``[B, P]`` that the path of each place goes on with: the roots at
         first."""
-        depth = len(self._hits) + 1
-        return self._lesson.tokens[:, self._places + depth]
+        return self._lesson.tokens[:, self._behind()]
 
     def note(self, logits: Tensor) -> None:
         """Takes the guesses ``[B, P, V']`` behind these tokens."""
         depth = len(self._hits) + 1
-        here = self._places + depth
+        here = self._behind()
         likeliest, chances = self._lesson.top_tokens[:, here], self._lesson.top_chances[:, here]
         self._losses.append(self._decay ** (depth - 1) * self._loss(logits, likeliest, chances))
         self._hits.append(self._d2t[logits.argmax(-1)] == likeliest[..., 0])
+
+    def _behind(self) -> Tensor:
+        """Where the tokens are that the next guesses stand behind."""
+        return self._places + (len(self._hits) + 1)
 
     def marks(self) -> Marks:
         """Returns the marks for all that was noted."""

@@ -16,6 +16,7 @@ from outpace.core.proposal import Drawn, Point, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.core.tree_shape import TreeShape
+from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
 from outpace.draft.branching import DEPTH_HELP, TOP_K_HELP, growth_of, shape_of
 from outpace.draft.dynamic import Growth
@@ -24,8 +25,9 @@ from outpace.draft.models.dynamic_tree import DynamicTree
 from outpace.draft.options import option
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.errors import ConfigError
-from outpace.targets.hf.load import Loaded, check_same_vocabulary
+from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.same_vocabulary import check_same_vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +47,12 @@ class DraftTreeOptions(DraftModelOptions):
         super().__post_init__()
         if self.vocabulary not in (AUTO, SAME):
             raise ConfigError(
-                f"draft_tree drafts with the target's own tokens: vocabulary {self.vocabulary!r} "
-                "needs method 'draft_model'."
+                "draft_tree drafts with the target's own tokens: vocabulary "
+                f"{shown(self.vocabulary)} needs method 'draft_model'."
             )
         if not isinstance(self.with_replacement, bool):
             given = self.with_replacement
-            raise ConfigError(f"with_replacement must be true or false, not {given!r}.")
+            raise ConfigError(f"with_replacement must be true or false, not {shown(given)}.")
         if self.growth is not None and self.with_replacement:
             raise ConfigError(
                 "with_replacement is about siblings that are drawn, and those of a dynamic tree "

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from outpace.draft.trained.block_head import BlockHeadDrafter
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 
 class DFlashDrafter(BlockHeadDrafter):

@@ -26,7 +26,7 @@ from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import fit, load_head
 from outpace.heads.registry import find_head
 from outpace.targets.base import Target
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 NOISE = 0.02
 """What is added to the weights of a specimen."""
@@ -77,16 +77,10 @@ class Walk(Protocol):
         `draft.dynamic.Deeper`."""
 
 
-class HeadDrafter(Drafter):
-    """Drafts with a trained head, whose steps cost little beside a pass of the target.
+class TrainedDrafter(Drafter):
+    """Has a trained head, which costs little beside a pass of the target."""
 
-    How many nodes are drafted is the controller's choice, and so is the tree, unless the options
-    of the head name one.
-    """
-
-    draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
     trees: bool = True
-    any_shape = True
     default_rule: ClassVar[str] = "recursive"
     Options: ClassVar[type[Any]] = HeadOptions
     copies_prompts = True
@@ -97,17 +91,13 @@ class HeadDrafter(Drafter):
         self._target = target
         self._vocabulary = _known(head.d2t, vocabulary)
         self._plans = TreePlans(target.device)
-        self._growth: Growth | None = None
         self.needs = Needs(states=head.layers)
         parts = {name: value.nbytes for name, value in head.named_parameters()}
         self.weight_bytes = self.pass_bytes = sum(parts.values())
 
     @classmethod
-    def build(cls, setup: Setup) -> HeadDrafter:
-        made = cls(cls.head_for(setup), setup.target, setup.loaded.vocabulary)
-        if isinstance(setup.options, TreeHeadOptions):
-            made._branch(setup.options)
-        return made
+    def build(cls, setup: Setup) -> TrainedDrafter:
+        return cls(cls.head_for(setup), setup.target, setup.loaded.vocabulary)
 
     @classmethod
     def head_for(cls, setup: Setup) -> Head:
@@ -119,19 +109,6 @@ class HeadDrafter(Drafter):
             raise ConfigError(f"{what} is of the kind {head.kind!r}: use that as the method.")
         fit(head, TargetShape.of(setup.loaded.config), what)
         return head if isinstance(given, Head) else head.to(setup.target.dtype)
-
-    def _branch(self, options: TreeHeadOptions) -> None:
-        self._growth = growth_of(options.branching, options.top_k, options.depth)
-        if self._growth is not None:
-            self.any_shape, self.draws = False, frozenset({Drawn.POINT})
-        elif (shape := shape_of(options.branching)) is not None:
-            self.shape = shape if self.deepest is None else shape.up_to(self.deepest)
-            self.any_shape = False
-
-    @classmethod
-    def usual_rule(cls, options: Any) -> str:
-        dynamic = getattr(options, "branching", None) == DYNAMIC
-        return "match" if dynamic else cls.default_rule
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
@@ -148,14 +125,47 @@ class HeadDrafter(Drafter):
     def nbytes(self) -> int:
         return self.weight_bytes
 
+    @abstractmethod
+    def knows(self, row: int) -> bool:
+        """Returns whether there is something to draft a row from."""
+
+
+class HeadDrafter(TrainedDrafter):
+    """Drafts with a head that goes from depth to depth.
+
+    How many nodes are drafted is the controller's choice, and so is the tree, unless the options
+    of the head name one.
+    """
+
+    draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
+    any_shape = True
+    _growth: Growth | None = None
+    """How trees grow that hold the most probable nodes, if they do."""
+
+    @classmethod
+    def build(cls, setup: Setup) -> TrainedDrafter:
+        made = super().build(setup)
+        if isinstance(made, HeadDrafter) and isinstance(setup.options, TreeHeadOptions):
+            made._branch(setup.options)
+        return made
+
+    def _branch(self, options: TreeHeadOptions) -> None:
+        self._growth = growth_of(options.branching, options.top_k, options.depth)
+        if self._growth is not None:
+            self.any_shape, self.draws = False, frozenset({Drawn.POINT})
+        elif (shape := shape_of(options.branching)) is not None:
+            self.shape = shape if self.deepest is None else shape.up_to(self.deepest)
+            self.any_shape = False
+
+    @classmethod
+    def usual_rule(cls, options: Any) -> str:
+        dynamic = getattr(options, "branching", None) == DYNAMIC
+        return "match" if dynamic else cls.default_rule
+
     @property
     def deepest(self) -> int | None:
         """How many tokens behind the root it can guess; None: any number."""
         return None
-
-    @abstractmethod
-    def knows(self, row: int) -> bool:
-        """Returns whether there is something to draft a row from."""
 
     @abstractmethod
     def walk(self, rows: Rows) -> Walk:

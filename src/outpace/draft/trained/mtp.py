@@ -16,7 +16,7 @@ from outpace.draft.trained.head_drafter import TreeHeadOptions
 from outpace.heads.attending import Entries
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.mtp import Mtp, MtpConfig, Parts
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.nextn import NextNBlock, read_nextn
 
 

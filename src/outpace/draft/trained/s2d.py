@@ -17,7 +17,7 @@ from outpace.draft.trained.head_drafter import NOISE, TreeHeadOptions
 from outpace.errors import ConfigError
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.s2d import S2d, S2dConfig
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 
 @dataclass(frozen=True, kw_only=True)

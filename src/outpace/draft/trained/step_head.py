@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,13 @@ from torch import Tensor
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.draft.base import RowInfo, Rows
-from outpace.draft.trained.head_drafter import HeadDrafter
+from outpace.draft.trained.head_drafter import (
+    HeadDrafter,
+    TrainedDrafter,
+    TreeHeadOptions,
+    Walk,
+    of_parents,
+)
 from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.base import Head, StepHead
 from outpace.targets.base import Target
@@ -40,22 +46,16 @@ class _Seen:
         return _Seen(0, self.of_prompt, self.of_prompt)
 
 
-class StepHeadDrafter(HeadDrafter):
-    """Drafts with a `StepHead`.
+class StateDrafter(TrainedDrafter):
+    """Drafts from the state that the target drew the root from.
 
-    The head starts from the state that the target drew the root from. That state comes with the
-    root's predecessor (`Drafter.read`), so nothing is computed twice. A row without one, whose
-    prompt is a single token, proposes nothing in its first round.
+    That state comes with the root's predecessor (`Drafter.read`), so nothing is computed twice. A
+    row without one, whose prompt is a single token, proposes nothing in its first round.
     """
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
-        self.head = cast(StepHead, self._head)
         self._rows: list[_Seen] = []
-
-    @property
-    def deepest(self) -> int:
-        return self.head.config.depths
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         for info in rows:
@@ -73,18 +73,30 @@ class StepHeadDrafter(HeadDrafter):
     def knows(self, row: int) -> bool:
         return self._rows[row].latest is not None
 
-    def walk(self, rows: Rows) -> _Walk:
+    def starts(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Returns these states ``[B, 1, H]`` and the roots ``[B, 1]``; some row has a state."""
         states = [row.latest for row in self._rows[: len(rows)]]
         blank = torch.zeros_like(next(state for state in states if state is not None))
-        memory = torch.stack([blank if state is None else state for state in states])
+        found = torch.stack([blank if state is None else state for state in states])
         roots = [rows.since(row, rows.length(row) - 1) for row in range(len(rows))]
-        return _Walk(
-            self.head,
-            self._target,
-            self._vocabulary,
-            memory[:, None],
-            to_device(roots, memory.device),
-        )
+        return found[:, None].to(self._head.dtype), to_device(roots, found.device)
+
+
+class StepHeadDrafter(StateDrafter, HeadDrafter):
+    """Drafts with a `StepHead`."""
+
+    Options: ClassVar[type[Any]] = TreeHeadOptions
+
+    def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
+        super().__init__(head, target, vocabulary)
+        self.head = cast(StepHead, self._head)
+
+    @property
+    def deepest(self) -> int:
+        return self.head.config.depths
+
+    def walk(self, rows: Rows) -> Walk:
+        return _Walk(self.head, self._target, self._vocabulary, *self.starts(rows))
 
 
 class _Walk:
@@ -100,7 +112,7 @@ class _Walk:
     ) -> None:
         """memory: ``[B, 1, H]``, the states to begin from; roots: ``[B, 1]``."""
         self._head, self._target, self._vocabulary = head, target, vocabulary
-        self._memory = memory.to(head.dtype)
+        self._memory = memory
         self._roots = roots
         self._depth = 0
 
@@ -109,10 +121,10 @@ class _Walk:
         return self._step(self._roots)[:, 0]
 
     def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """Returns those behind the last tokens that were fed; parents: which columns of the step
-        before they belong to."""
-        self._memory = self._memory[:, parents]
-        return self._step(fed[:, -len(parents) :])
+        """Returns those behind the last tokens that were fed; parents: ``[W]`` or ``[B, W]``, which
+        columns of the step before they belong to."""
+        self._memory = of_parents(self._memory, parents)
+        return self._step(fed[:, -parents.shape[-1] :])
 
     @torch.inference_mode()
     def _step(self, tokens: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 FULL = "full_attention"
 
