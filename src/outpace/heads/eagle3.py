@@ -29,6 +29,10 @@ class Eagle3Config(LayerConfig):
     """The target's three layers that it reads; none: as `Eagle3.layers` says."""
     own_embedding: bool = False
     """Whether it has embeddings of its own instead of the target's."""
+    normed: bool = False
+    """Whether queries and keys are normalised, as in Qwen3."""
+    norm_before_residual: bool = False
+    """Whether what the layer does is added to the normalised guide, and not to the guide."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,7 +109,8 @@ class MidLayer(nn.Module):
         super().__init__()
         self.input_layernorm = nn.RMSNorm(size, eps=config.norm_eps)
         self.hidden_norm = nn.RMSNorm(size, eps=config.norm_eps)
-        self.self_attn = Attention(size, config, inputs=2 * size)
+        self.self_attn = Attention(size, config, inputs=2 * size, normed=config.normed)
+        self._norm_first = config.norm_before_residual
         self.post_attention_layernorm = nn.RMSNorm(size, eps=config.norm_eps)
         self.mlp = FeedForward(size, config.inner_size or 3 * size)
 
@@ -113,7 +118,8 @@ class MidLayer(nn.Module):
         self, embedded: Tensor, guides: Tensor, positions: Tensor, before: Entries, visible: Tensor
     ) -> tuple[Tensor, Entries]:
         """As `AttendingHead.step`."""
-        seen = torch.cat([self.input_layernorm(embedded), self.hidden_norm(guides)], -1)
+        normed = self.hidden_norm(guides)
+        seen = torch.cat([self.input_layernorm(embedded), normed], -1)
         attended, entries = self.self_attn(seen, positions, before, visible)
-        state = guides + attended
+        state = (normed if self._norm_first else guides) + attended
         return state + self.mlp(self.post_attention_layernorm(state)), entries

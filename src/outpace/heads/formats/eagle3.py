@@ -25,8 +25,9 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"
 ONLY: Mapping[str, Any] = {
     "num_hidden_layers": 1,
     "attention_bias": False,
-    "norm_before_residual": False,
     "norm_before_fc": False,
+    "fc_norm": False,
+    "norm_output": False,
 }
 """What a head of another kind says otherwise."""
 
@@ -44,10 +45,7 @@ class Eagle3Format(Format):
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         weights = without_derived(folder.read_weights("model.safetensors", "pytorch_model.bin"))
         try:
-            target = TargetShape(about["hidden_size"], about["vocab_size"], 0)
-            config = _config(about, weights)
-            head = Eagle3(target, config)
-            weights["d2t"] = _to_target(weights, head)
+            head = eagle3_head(about, weights)
         except (TypeError, ValueError, KeyError) as error:
             raise folder.unfit("eagle3", error) from error
         return folder.fill(head, weights)
@@ -56,12 +54,28 @@ class Eagle3Format(Format):
     def write(cls, head: Head) -> Content:
         if not isinstance(head, Eagle3):
             raise cls.refuse(f"holds no {head.kind} heads")
-        weights = dict(head.state_dict())
-        d2t = weights.pop("d2t")
-        if head.config.draft_vocab_size:
-            weights["d2t"] = d2t - torch.arange(len(d2t), device=d2t.device)
-            weights["t2d"] = _known(d2t, head.target.vocab_size)
-        return Content(_about(head), weights)
+        about = {"architectures": [ARCHITECTURE], "model_type": "llama", **about_eagle3(head)}
+        return Content(about, eagle3_weights(head))
+
+
+def eagle3_head(about: Mapping[str, Any], weights: dict[str, Tensor]) -> Eagle3:
+    """Returns a head, still without its weights, from its public configuration, and gives the
+    weights our ``d2t``. Raises ``TypeError``, ``ValueError`` or ``KeyError`` where they do not
+    fit."""
+    target = TargetShape(about["hidden_size"], about["vocab_size"], 0)
+    head = Eagle3(target, _config(about, weights))
+    weights["d2t"] = _to_target(weights, head)
+    return head
+
+
+def eagle3_weights(head: Eagle3) -> dict[str, Tensor]:
+    """Returns the weights of a head by their public names."""
+    weights = dict(head.state_dict())
+    d2t = weights.pop("d2t")
+    if head.config.draft_vocab_size:
+        weights["d2t"] = d2t - torch.arange(len(d2t), device=d2t.device)
+        weights["t2d"] = _known(d2t, head.target.vocab_size)
+    return weights
 
 
 def _config(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Eagle3Config:
@@ -74,6 +88,8 @@ def _config(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Eagle3Co
         "draft_vocab_size": about.get("draft_vocab_size") or 0 if "d2t" in weights else 0,
         "reads": list(about.get(LAYERS) or ()),
         "own_embedding": "embed_tokens.weight" in weights,
+        "normed": "midlayer.self_attn.q_norm.weight" in weights,
+        "norm_before_residual": about.get("norm_before_residual", False),
     }
     found = config_of(Eagle3Config, given)
     assert isinstance(found, Eagle3Config)
@@ -102,13 +118,13 @@ def _known(d2t: Tensor, size: int) -> Tensor:
     return found
 
 
-def _about(head: Eagle3) -> dict[str, Any]:
+def about_eagle3(head: Eagle3) -> dict[str, Any]:
+    """Returns the public configuration of a head."""
     attention, inner = head.midlayer.self_attn, head.midlayer.mlp.up_proj.out_features
     about = {
-        "architectures": [ARCHITECTURE],
-        "model_type": "llama",
         "attention_bias": False,
         "mlp_bias": False,
+        "norm_before_residual": head.config.as_dict()["norm_before_residual"],
         "draft_vocab_size": head.vocabulary,
         **about_layers(head, attention, inner),
     }

@@ -16,6 +16,8 @@ REGISTRY = LazyRegistry(
         "eagle": "outpace.heads.formats.eagle:EagleFormat",
         "eagle3": "outpace.heads.formats.eagle3:Eagle3Format",
         "dflash": "outpace.heads.formats.dflash:DFlashFormat",
+        "mlp_speculator": "outpace.heads.formats.mlp_speculator:MlpSpeculatorFormat",
+        "speculators": "outpace.heads.formats.speculators:SpeculatorsFormat",
         "medusa": "outpace.heads.formats.medusa:MedusaFormat",
     },
 )
