@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,11 @@ from outpace.core.proposal import Drawn, Needs, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.core.tree_shape import TreeShape
+from outpace.core.values import flag
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.branching import DEPTH_HELP, DYNAMIC, TOP_K_HELP, growth_of, shape_of
 from outpace.draft.dynamic import Growth
+from outpace.draft.online.options import ONLINE_HELP, online_options
 from outpace.draft.options import option
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.draft.vocabulary import Vocabulary
@@ -41,7 +44,16 @@ class HeadOptions:
         "The trained head: a folder of 'outpace train', or a published one.",
     )
 
+    check: bool = option(
+        True,
+        "Whether it is tried on a few tokens when it is loaded, and refused if next to none of its "
+        "guesses is right.",
+    )
+    online: Any = option(None, ONLINE_HELP)
+
     def __post_init__(self) -> None:
+        flag("check", self.check, error=ConfigError)
+        online_options(self.online)
         if not isinstance(self.model, (str, os.PathLike, Head)):
             raise ConfigError(
                 "a trained head needs 'model': the folder that 'outpace train' wrote for this "
@@ -96,15 +108,31 @@ class TrainedDrafter(Drafter):
         self.weight_bytes = self.pass_bytes = sum(parts.values())
 
     @classmethod
-    def build(cls, setup: Setup) -> TrainedDrafter:
-        return cls(cls.head_for(setup), setup.target, setup.loaded.vocabulary)
+    def build(cls, setup: Setup) -> Drafter:
+        given, online = setup.options.model, online_options(setup.options.online)
+        head = cls.head_for(setup)
+        if online is not None and isinstance(given, Head):
+            head = copy.deepcopy(head)  # what was handed over stays as it is
+        drafter = cls(head, setup.target, setup.loaded.vocabulary)
+        drafter.follow(setup.options)
+        if setup.options.check and given is not None and not isinstance(given, Head):
+            drafter.on_trial = _named(given)  # what was handed over is its owner's affair
+        if online is None:
+            return drafter
+        from outpace.draft.online.online import Online
+        from outpace.draft.online.pupil import HeadPupil
+
+        return Online(drafter, HeadPupil(head, setup), online)
+
+    def follow(self, options: Any) -> None:
+        """Takes over what the options say of how it drafts."""
 
     @classmethod
     def head_for(cls, setup: Setup) -> Head:
         """Returns the head that the options name, once it fits the target."""
         given = setup.options.model
         head = given if isinstance(given, Head) else load_head(given)
-        what = "the head" if isinstance(given, Head) else f"the head in {str(given)!r}"
+        what = _named(given)
         if head.kind != cls.name:
             raise ConfigError(f"{what} is of the kind {head.kind!r}: use that as the method.")
         fit(head, TargetShape.of(setup.loaded.config), what)
@@ -142,14 +170,9 @@ class HeadDrafter(TrainedDrafter):
     _growth: Growth | None = None
     """How trees grow that hold the most probable nodes, if they do."""
 
-    @classmethod
-    def build(cls, setup: Setup) -> TrainedDrafter:
-        made = super().build(setup)
-        if isinstance(made, HeadDrafter) and isinstance(setup.options, TreeHeadOptions):
-            made._branch(setup.options)
-        return made
-
-    def _branch(self, options: TreeHeadOptions) -> None:
+    def follow(self, options: Any) -> None:
+        if not isinstance(options, TreeHeadOptions):
+            return
         self._growth = growth_of(options.branching, options.top_k, options.depth)
         if self._growth is not None:
             self.any_shape, self.draws = False, frozenset({Drawn.POINT})
@@ -196,6 +219,11 @@ class HeadDrafter(TrainedDrafter):
         depth = min(self._growth.depth, self.deepest or self._growth.depth)
         walk = self.walk(rows)
         return replace(self._growth, depth=depth)(rows, walk.first(), walk.deeper, budgets)
+
+
+def _named(given: Any) -> str:
+    """What a head that was named is called in errors."""
+    return "the head" if isinstance(given, Head) else f"the head in {str(given)!r}"
 
 
 def _known(d2t: Tensor, vocabulary: int) -> Vocabulary:

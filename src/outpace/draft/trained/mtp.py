@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from outpace.core.values import flag
 from outpace.draft.base import Setup
 from outpace.draft.branching import growth_of
 from outpace.draft.options import option
 from outpace.draft.trained.attending_head import AttendingHeadDrafter
 from outpace.draft.trained.head_drafter import TreeHeadOptions
+from outpace.errors import ConfigError
 from outpace.heads.attending import Entries
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.mtp import Mtp, MtpConfig, Parts
@@ -31,7 +33,14 @@ class MtpOptions(TreeHeadOptions):
     def __post_init__(self) -> None:
         if self.model is not None:
             super().__post_init__()
+            return
+        flag("check", self.check, error=ConfigError)
         growth_of(self.branching, self.top_k, self.depth)
+        if self.online is not None:
+            raise ConfigError(
+                "the module that a checkpoint brings does not learn online: name one of 'outpace "
+                "train mtp' as 'model', or leave 'online' out."
+            )
 
 
 class MtpDrafter(AttendingHeadDrafter):
