@@ -21,6 +21,9 @@ from targets.families import VOCABULARY, target
 from targets.generating import greedy, ids
 
 BLOCK = 24
+SMALL = {"mlp_speculator": {"inner_size": 64}, "dflash": {"layers": 2},
+         "s2d": {"width": 32, "layers": 3, "first": 1, "every": 1}}  # fmt: skip
+"""Sizes of heads that would take long to train otherwise."""
 PROMPTS = [[first, second] for first, second in itertools.product(range(4), range(4))]
 
 EFFORT = {"pass": (80, 1.3, 0.12), "hidden_transfer": (80, 1.5, 0.2)}
@@ -43,7 +46,7 @@ def text() -> Tensor:
 
 
 def settings(method: str, steps: int = 250, **more: object) -> TrainSettings:
-    head = {"depths": 3, **({"inner_size": 64} if method == "mlp_speculator" else {})}
+    head = {"depths": 3, **SMALL.get(method, {})}
     given = {"block": BLOCK, "batch": 8, "warmup": 5, "learning_rate": 0.01, "held_out": 0.05}
     given |= {"method": method, "steps": steps, "head": head}
     return TrainSettings(**{**given, **more})  # type: ignore[arg-type]
@@ -74,14 +77,16 @@ def test_a_head_learns_and_its_simulated_acceptance_comes_true(method: str, tmp_
     assert measured == pytest.approx(reached.acceptance_length, rel=near)
 
 
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", settings("medusa", 12))
+@pytest.mark.parametrize("method", ["medusa", "eagle", "dflash"])
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(method: str, tmp_path: Path) -> None:
+    """Also where a recipe draws: noise, or the places of blocks."""
+    whole = run(tmp_path / "whole", settings(method, 12))
     whole.play(lambda progress: None, every=4)
     calls = itertools.count()
-    run(tmp_path / "cut", settings("medusa", 12)).play(
+    run(tmp_path / "cut", settings(method, 12)).play(
         lambda progress: None, every=4, stop=lambda: next(calls) == 4
     )
-    again = run(tmp_path / "cut", settings("medusa", 12))
+    again = run(tmp_path / "cut", settings(method, 12))
     assert again.step == 5
     again.play(lambda progress: None, every=4)
     for name, value in whole.network.state_dict().items():

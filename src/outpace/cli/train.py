@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def train(
     *,
     method: Annotated[
-        str, typer.Argument(help="draft_model, or a head: medusa, hydra, mlp_speculator, eagle3.")
+        str, typer.Argument(help="draft_model, or a kind of head, such as eagle3 or dflash.")
     ],
     model: ModelFlags,
     text: TextFlags,

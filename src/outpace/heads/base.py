@@ -62,6 +62,8 @@ class Head(nn.Module, ABC):
     kind: ClassVar[str]
     """Its name, which is the method's."""
     Config: ClassVar[type[HeadConfig]]
+    recipe: ClassVar[str]
+    """Which recipe trains it (`outpace.train.recipes`)."""
 
     def __init__(self, target: TargetShape, config: HeadConfig) -> None:
         super().__init__()
@@ -99,6 +101,8 @@ class Head(nn.Module, ABC):
 
 class StepHead(Head):
     """Guesses from one hidden state of the target, and the tokens drafted since."""
+
+    recipe: ClassVar[str] = "step"
 
     @abstractmethod
     def step(

@@ -249,7 +249,7 @@ class HFTarget(Target):
 
     @torch.inference_mode()
     def head(self, states: Tensor) -> Tensor:
-        found: Tensor = self.model.get_output_embeddings()(states)
+        found: Tensor = self.model.get_output_embeddings()(states.to(self.dtype))
         return found
 
     def view(self, skipped: SubLayers) -> PartView:
