@@ -50,7 +50,11 @@ class DecoderSide:
         dtype: torch.dtype = self.model.dtype
         return dtype
 
-    def __call__(
+    def __call__(self, **given: Any) -> CausalLMOutputWithPast:
+        """Returns what `forward` does."""
+        return self.forward(**given)
+
+    def forward(
         self,
         *,
         position_ids: Tensor,
