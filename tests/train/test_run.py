@@ -28,6 +28,8 @@ EFFORT = {"pass": (80, 1.3, 0.12), "hidden_transfer": (80, 1.5, 0.2)}
 one must be, where these are not as of all others. Columns in the target's pass take long to train,
 PaSS has few weights, and neither drafts in the first round of these short texts."""
 
+SIZES = {"mlp_speculator": {"inner_size": 64}, "diffusion": {"width": 64, "context": 8}}
+
 
 @cache
 def loaded() -> Loaded:
@@ -43,7 +45,7 @@ def text() -> Tensor:
 
 
 def settings(method: str, steps: int = 250, **more: object) -> TrainSettings:
-    head = {"depths": 3, **({"inner_size": 64} if method == "mlp_speculator" else {})}
+    head = {"depths": 3, **SIZES.get(method, {})}
     given = {"block": BLOCK, "batch": 8, "warmup": 5, "learning_rate": 0.01, "held_out": 0.05}
     given |= {"method": method, "steps": steps, "head": head}
     return TrainSettings(**{**given, **more})  # type: ignore[arg-type]

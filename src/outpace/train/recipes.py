@@ -6,9 +6,11 @@ from outpace.errors import ConfigError
 from outpace.heads.attending import AttendingHead
 from outpace.heads.base import Head, StepHead
 from outpace.heads.ctc import Ctc
+from outpace.heads.diffusion import Diffusion
 from outpace.heads.riding import RidingHead
 from outpace.train.attending_recipe import AttendingRecipe
 from outpace.train.ctc_recipe import CtcRecipe
+from outpace.train.diffusion_recipe import DiffusionRecipe
 from outpace.train.marks import Recipe
 from outpace.train.riding_recipe import Carrier, RidingRecipe
 from outpace.train.step_recipe import StepRecipe
@@ -24,4 +26,6 @@ def recipe_for(head: Head, shared: Carrier) -> Recipe:
         return RidingRecipe(head, shared)
     if isinstance(head, Ctc):
         return CtcRecipe(head, shared)
+    if isinstance(head, Diffusion):
+        return DiffusionRecipe(head)
     raise ConfigError(f"nothing is known of how to train a {head.kind} head.")
