@@ -14,7 +14,7 @@ from outpace.config import SpeculativeConfig
 from outpace.core.params import SamplingParams
 from outpace.core.values import flag, shown, whole
 from outpace.errors import ConfigError, ParamsError
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded, check_tokenizer
 
 Params = SamplingParams | Mapping[str, Any]
 """Sampling options as a call may give them."""
@@ -28,9 +28,27 @@ SET_ASIDE = (
 )
 
 
+MOST_ROWS = 1 << 16
+"""Texts that are decoded at once at most: far beyond any machine, and little to keep books of."""
+
+
 def rows(name: str, value: Any) -> int:
-    """Returns a number of rows, tokens or threads: a whole number of at least 1."""
+    """Returns a number of rows that a batch may have."""
+    return whole(name, value, least=1, most=MOST_ROWS, error=ConfigError)
+
+
+def tokens(name: str, value: Any) -> int:
+    """Returns a number of tokens: a whole number of at least 1."""
     return whole(name, value, least=1, error=ConfigError)
+
+
+def check_held(held: Any, context: int) -> None:
+    """Raises ``ConfigError`` for a ``max_batch_total_tokens`` that cannot hold one longest text."""
+    if held is not None and tokens("max_batch_total_tokens", held) < context:
+        raise ConfigError(
+            f"max_batch_total_tokens={held} is less than one text may have ({context} tokens): "
+            "raise it, or give a smaller max_model_len."
+        )
 
 
 def check_flags(**flags: Any) -> None:
@@ -51,11 +69,7 @@ def check_kinds(model: Any, tokenizer: Any, dtype: Any, device: Any, quantizatio
     none = type(None)
     kinds = (str, os.PathLike, nn.Module, Loaded, none)
     _check_kind("model", model, kinds, "a path, a hub name or a loaded model")
-    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "get_vocab")):
-        raise ConfigError(
-            f"tokenizer must be a loaded tokenizer, not {shown(tokenizer)}: load it with "
-            "transformers.AutoTokenizer.from_pretrained()."
-        )
+    check_tokenizer(tokenizer)
     _check_kind("dtype", dtype, (str, torch.dtype), "a name such as 'float32' or a torch.dtype")
     _check_kind("device", device, (str, torch.device), "a name such as 'cpu' or a torch.device")
     _check_kind("quantization", quantization, (str, none), "the name of a kind, or None for none")
@@ -128,7 +142,7 @@ def context(wanted: Any, target: Loaded) -> int:
     """Returns the longest prompt and text together; unset: what the model has positions for."""
     if wanted is None:
         return target.max_length
-    length = rows("max_model_len", wanted)
+    length = tokens("max_model_len", wanted)
     if not 1 < length <= target.max_length:
         raise ConfigError(
             f"max_model_len must be in [2, {target.max_length}] for this model, not {length}."

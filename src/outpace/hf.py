@@ -29,8 +29,10 @@ from outpace.engine.request import Request
 from outpace.errors import ConfigError
 from outpace.targets.hf import criteria, processors
 from outpace.targets.hf.calls import arguments_of_generate, check_config, unpadded
-from outpace.targets.hf.load import Loaded, check_same_vocabulary, load_drafter
+from outpace.targets.hf.load import load_drafter
+from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.processors import AsGenerate, RowProcessors, of_row, split
+from outpace.targets.hf.same_vocabulary import check_same_vocabulary
 from outpace.targets.hf.setting import Setting
 
 _OF_LOADING = ("dtype", "device", "quantization")
@@ -162,7 +164,7 @@ class Speculative:
                 for name in _OF_LOADING:
                     config.pop(name, None)
             llm = LLM(
-                target,  # type: ignore[arg-type]
+                target,
                 speculative_config=config,
                 max_num_seqs=rows,
                 generation_config="none",

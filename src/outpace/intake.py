@@ -20,7 +20,7 @@ from outpace.errors import ParamsError, PromptError
 from outpace.grammars import KINDS, Grammar, Grammars
 from outpace.prompts import Prompt, check_characters, unwrapped
 from outpace.targets.hf import generation, processors
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.verify.base import Rule
 
 SEED_STEP = 0x9E3779B97F4A7C15

@@ -11,8 +11,10 @@ import torch
 
 from fuzz.attack import check_sentence
 from outpace import LLM
+from outpace.draft.options import described
+from outpace.draft.registry import drafters
 from outpace.errors import OutpaceError
-from targets.families import target
+from targets.families import drafter, target
 
 
 def refused(call: Any) -> str:
@@ -54,3 +56,32 @@ def test_a_head_dim_that_no_model_has(size: int, tmp_path: Path) -> None:
     sentence = refused(lambda: LLM(tmp_path))
     assert sentence.rstrip().endswith("."), sentence
     assert any(word in sentence for word in ("download", "save", "set ", "choose")), sentence
+
+
+@pytest.mark.parametrize("rows", [1 << 17, 490_811_398, 1 << 63, 10**30])
+def test_more_rows_than_any_machine_has(rows: int) -> None:
+    assert "max_num_seqs" in refused(lambda: LLM(target("llama"), max_num_seqs=rows))
+
+
+class Odd:
+    """Something that says more of itself than a sentence can hold."""
+
+    def __repr__(self) -> str:
+        return "a repr\nof two lines"
+
+
+OPTIONS = [
+    (method, one.name) for method, kind in drafters().items() for one in described(kind.Options)
+]
+
+
+@pytest.mark.parametrize(("method", "name"), OPTIONS)
+def test_an_odd_object_for_each_option_of_each_drafter(method: str, name: str) -> None:
+    needed = {"model": drafter("llama")} if (method, "model") in OPTIONS else {}
+    refused(
+        lambda: LLM(
+            target("llama"),
+            speculative_config={**needed, "method": method, name: Odd()},
+            max_model_len=32,
+        )
+    )

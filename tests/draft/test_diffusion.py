@@ -11,7 +11,7 @@ from outpace.draft.trained.diffusion import DiffusionDrafter
 from outpace.engine.trace import RoundTrace
 from outpace.heads.base import TargetShape
 from outpace.heads.diffusion import Diffusion, DiffusionConfig
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, target
 
 

@@ -14,7 +14,7 @@ from outpace.audit.options import audit_options
 from outpace.draft.models.dynamic_tree import DynamicTree
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, IncompatibleRule
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.verify.registry import rules
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids

@@ -12,7 +12,7 @@ from outpace.draft.base import Rows
 from outpace.draft.trained.lyanna import LyannaDrafter
 from outpace.errors import ConfigError
 from outpace.heads.lyanna import Lyanna
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, PROMPTS, target
 from targets.generating import greedy, ids

@@ -15,7 +15,7 @@ from outpace.draft.base import Round, Rows
 from outpace.draft.registry import find_drafter
 from outpace.draft.trained.riding_head import RidingHeadDrafter
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, PROMPTS, target
 from targets.generating import greedy, ids

@@ -10,7 +10,7 @@ from outpace import LLM, SamplingParams
 from outpace.core.proposal import Drawn
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import IncompatibleRule
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.verify.registry import make_rule, rules
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids

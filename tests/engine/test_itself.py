@@ -167,7 +167,7 @@ def test_the_adaptive_threshold_goes_where_the_paper_sends_it() -> None:
 
 
 def test_the_file_is_for_one_model(tmp_path: Path) -> None:
-    from outpace.targets.hf.load import Loaded
+    from outpace.targets.hf.loaded import Loaded
 
     file = tmp_path / "layers.json"
     own = Loaded(target("llama"), None, "some/llama")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from outpace.bench.serving import Load, Served, Target, run_load, summary
+from outpace.bench.run.serving import Load, Served, Target, run_load, summary
 from outpace.cli.main import app
 from outpace.errors import ConfigError
 

@@ -16,8 +16,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.targets.hf import source, support
-from outpace.targets.hf.load import load, load_drafter, read_tokenizer
+from outpace.targets.hf.load import load, load_drafter
+from outpace.targets.hf.reading import read_tokenizer
 from outpace.targets.hf.source import locate
+from targets.families import target
 
 
 @pytest.fixture
@@ -177,3 +179,26 @@ def test_a_pickle_is_what_the_test_takes_it_for(folder: Path) -> None:
     torch.save(Anything(), folder / "more.bin")
     with pytest.raises(pickle.UnpicklingError):
         torch.load(folder / "more.bin", weights_only=True)
+
+
+OTHERWISE: list[dict[str, Any]] = [
+    {"dtype": "float32"},
+    {"dtype": torch.float16},
+    {"device": "meta"},
+]
+
+
+@pytest.mark.parametrize("options", OTHERWISE)
+def test_a_model_handed_over_is_not_converted_or_moved(options: dict[str, Any]) -> None:
+    model = target("llama")  # in float64, on the CPU
+    said = f"{next(iter(options))} .* was asked for, and the model that you loaded"
+    with pytest.raises(ConfigError, match=said):
+        load(model, **options)
+    with pytest.raises(ConfigError, match=said):
+        load_drafter(model, load(model), **options)
+
+
+def test_a_model_handed_over_may_be_named_as_it_is() -> None:
+    model = target("llama")
+    assert load(model, dtype="float64", device="cpu").dtype == torch.float64
+    assert load_drafter(model, load(model), dtype="float64").device.type == "cpu"

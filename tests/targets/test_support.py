@@ -14,7 +14,8 @@ from torch import Tensor
 from outpace import LLM
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf import support
-from outpace.targets.hf.load import Loaded, load
+from outpace.targets.hf.load import load
+from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.masks import Layout
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.windows import window_of, with_window

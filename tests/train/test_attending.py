@@ -9,7 +9,7 @@ from outpace import LLM, SamplingParams
 from outpace.draft.base import Rows
 from outpace.draft.registry import find_drafter
 from outpace.draft.trained.attending_head import WAITING, AttendingHeadDrafter
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, VOCABULARY, target
 

@@ -53,9 +53,9 @@ def pair_make(
     """Write a random target and a drafter that agrees with it at a chosen rate."""
     with starting():
         from outpace.bench.library import quiet
-        from outpace.bench.model_shapes import shape_named
-        from outpace.bench.outputs import check_folder
-        from outpace.bench.pair import PairOptions, describe, make_pair
+        from outpace.bench.report.outputs import check_folder
+        from outpace.bench.synthetic.model_shapes import shape_named
+        from outpace.bench.synthetic.pair import PairOptions, describe, make_pair
 
     chosen = shape_named(shape, **vars(sizes))
     options = PairOptions(agreement=agreement, dtype=dtype, seed=seed, device=device)
@@ -81,17 +81,27 @@ def run_benchmark(
 ) -> None:
     """Compare ways of decoding on the same prompts: interleaved, paired, with intervals."""
     with starting():
-        from outpace.bench import session
         from outpace.bench.library import quiet
-        from outpace.bench.table import NARROW, narrow_rows, notes, title
+        from outpace.bench.report.table import (
+            NARROW,
+            by_task,
+            left_out,
+            narrow_rows,
+            notes,
+            tasks_of,
+            title,
+        )
+        from outpace.bench.run import session
 
     plan = pace.plan()
+    methods = contest.named(model.bundled)
     engines = session.Engines(
         model=model.model,
-        configs=contest.all_configs(model.bundled),
+        configs=methods.configs,
         options=model.arguments(),
         vs=contest.peers,
         again=contest.again,
+        left_out=methods.left_out,
     )
     given = session.Given(prompts.taken(), prompts.chat)
     files = output.files()
@@ -103,7 +113,9 @@ def run_benchmark(
         done = session.run(engines, plan, given, looking)
     for cell in done.report.cells:
         console.print(_table(title(cell), NARROW, narrow_rows(cell)))
-        for note in notes(cell):
+        if len(tasks_of(cell)) > 1:
+            console.print(_table("speed-up by task", *by_task(cell)))
+        for note in [*notes(cell), *left_out(done.report)]:
             console.print(note, highlight=False, markup=False)
     files.write(done)
 
@@ -143,7 +155,7 @@ def serve_benchmark(
     OUTPACE_API_KEY.
     """
     from outpace.bench.prompts import read_prompts
-    from outpace.bench.serving import Load, Target, run_load, summary
+    from outpace.bench.run.serving import Load, Target, run_load, summary
 
     texts = [prompt.text for prompt in read_prompts(prompts, data)]
     chosen = [texts[index % len(texts)] for index in range(num_requests)]
@@ -165,10 +177,10 @@ def serve_benchmark(
 def cost(*, model: LlmFlags, drafting: DraftFlags, curves: CurveFlags) -> None:
     """Measure what drafting and scoring cost, and what can be gained from that here."""
     with starting():
-        from outpace.bench import session
-        from outpace.bench.costing import cost_report, cost_rows
         from outpace.bench.library import quiet
-        from outpace.bench.outputs import OutputFiles
+        from outpace.bench.report.outputs import OutputFiles
+        from outpace.bench.run import session
+        from outpace.bench.run.costing import cost_report, cost_rows
 
     batches = session.numbers(curves.batch, int, "--batch")
     contexts = session.numbers(curves.context, int, "--context")

@@ -86,7 +86,7 @@ def _tokenizer(model: str | None, tokenizer: str | None, trust: bool) -> tuple[s
     """The tokenizer to build with, and its name."""
     from outpace.api import BUNDLED
     from outpace.errors import ConfigError
-    from outpace.targets.hf.load import read_tokenizer
+    from outpace.targets.hf.reading import read_tokenizer
     from outpace.targets.hf.source import check_path
 
     if model is not None and tokenizer is not None:

@@ -89,7 +89,7 @@ def chat_tokenizer(model: str, trust_remote_code: bool, template: ChatTemplate) 
 
     None where there is no tokenizer: loading the model then says what is wrong with its name.
     """
-    from outpace.targets.hf.load import read_tokenizer
+    from outpace.targets.hf.reading import read_tokenizer
     from outpace.targets.hf.source import check_path
 
     check_path(model)

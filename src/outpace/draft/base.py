@@ -35,7 +35,7 @@ from outpace.draft.registry import find_drafter
 from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.fixed import FixedShapes
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 
 @dataclass(frozen=True)

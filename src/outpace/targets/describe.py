@@ -20,7 +20,7 @@ from outpace.targets.cpu.native_model import NativeModel
 from outpace.targets.cpu.packed import PackedLinear
 from outpace.targets.cpu.processor import this_processor
 from outpace.targets.cpu.quantize import Int8Linear
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 KERNELS = {
     "native": NativeLinear,

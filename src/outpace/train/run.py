@@ -17,7 +17,7 @@ from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import save_head
 from outpace.heads.registry import find_head
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.train.data import frequent
 from outpace.train.recipes import recipe_for
 from outpace.train.settings import TrainSettings, head_config

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.core.proposal import Riders
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.riding import Carriage
 
 TOP = 16

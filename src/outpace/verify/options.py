@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from outpace.core.values import shown
 from outpace.errors import ConfigError, did_you_mean
 
 
@@ -14,7 +15,7 @@ def require(rule: str, name: str, value: float, low: float, high: float, *, abov
     if number and (low < value if above else low <= value) and value <= high:
         return
     bounds = f"{'(' if above else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
-    raise ConfigError(f"verify={rule!r}: {name} must be a number in {bounds}, not {value!r}.")
+    raise ConfigError(f"verify={rule!r}: {name} must be a number in {bounds}, not {shown(value)}.")
 
 
 def require_one_of(rule: str, name: str, value: str, known: Iterable[str]) -> None:
@@ -22,4 +23,4 @@ def require_one_of(rule: str, name: str, value: str, known: Iterable[str]) -> No
     words = list(known)
     if value not in words:
         hint = did_you_mean(str(value), words)
-        raise ConfigError(f"verify={rule!r}: unknown {name} {value!r}{hint}.")
+        raise ConfigError(f"verify={rule!r}: unknown {name} {shown(value)}{hint}.")

@@ -25,7 +25,8 @@ from outpace.errors import (
 )
 from outpace.targets.hf import source
 from outpace.targets.hf.gguf.file import parts_of
-from outpace.targets.hf.load import load, read_tokenizer
+from outpace.targets.hf.load import load
+from outpace.targets.hf.reading import read_tokenizer
 from outpace.targets.hf.source import check_path, locate
 from targets.gguf.files import TEMPLATE, TOKENS, tiny, write
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.targets.base import SubLayers
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 FORMAT = "outpace skipped layers, 1"
 
@@ -134,7 +135,7 @@ def sub_layers(given: Any) -> SubLayers:
     if not known or not all(map(_are_layers, given.values())):
         raise ConfigError(
             "layers must be a file of `outpace tune layers`, a list of layers (from 0), "
-            f"{{'attention': [...], 'mlp': [...]}}, or 'even', not {given!r}."
+            f"{{'attention': [...], 'mlp': [...]}}, or 'even', not {shown(given)}."
         )
     return SubLayers(frozenset(given.get("attention", ())), frozenset(given.get("mlp", ())))
 

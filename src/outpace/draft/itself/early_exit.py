@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from outpace.core.proposal import Proposal
+from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
 from outpace.draft.itself.partial import PartialDrafter, first_exit
 from outpace.draft.options import option
 from outpace.errors import ConfigError
 from outpace.targets.base import LowerView
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class EarlyExitOptions:
         if isinstance(given, bool) or not isinstance(given, int) or given < 1:
             raise ConfigError(
                 "early_exit needs 'exit_layer': how many of the first layers draft, as the model "
-                f"was trained for it; not {given!r}."
+                f"was trained for it; not {shown(given)}."
             )
 
 

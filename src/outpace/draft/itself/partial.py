@@ -12,6 +12,7 @@ from torch import Tensor
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
+from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows
 from outpace.draft.chains import Chains
 from outpace.draft.itself.exits import DraftExit, ended
@@ -104,5 +105,5 @@ def first_exit(given: Any) -> DraftExit | None:
     if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given < 1:
         return DraftExit(float(given), adaptive=False)
     raise ConfigError(
-        f"draft_exit must be 'adaptive', a probability from 0 up to 1, or null, not {given!r}."
+        f"draft_exit must be 'adaptive', a probability from 0 up to 1, or null, not {shown(given)}."
     )

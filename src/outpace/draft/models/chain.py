@@ -17,14 +17,17 @@ from outpace.core.law import Branches
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
+from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.options import option
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
-from outpace.targets.hf.load import Loaded, check_same_vocabulary, load_drafter
+from outpace.targets.hf.load import load_drafter
+from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
+from outpace.targets.hf.same_vocabulary import check_same_vocabulary
 from outpace.targets.hf.source import check_path
 from outpace.targets.hf.weights import pass_bytes
 
@@ -58,7 +61,8 @@ class DraftModelOptions:
     def __post_init__(self) -> None:
         if self.vocabulary not in VOCABULARIES:
             raise ConfigError(
-                f"vocabulary must be one of {', '.join(VOCABULARIES)}, not {self.vocabulary!r}."
+                f"vocabulary must be one of {', '.join(VOCABULARIES)}, not "
+                f"{shown(self.vocabulary)}."
             )
         if self.model is None:
             raise ConfigError("a draft model needs 'model': its folder or hub name.")

@@ -15,7 +15,7 @@ from outpace.core.tree import Tree
 from outpace.draft.base import Rows
 from outpace.draft.dynamic import Growth
 from outpace.draft.models.chain import DraftModel
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.runner import Runner
 
 

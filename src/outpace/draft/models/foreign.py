@@ -15,7 +15,7 @@ from outpace.draft.models.chain import AUTO, INTERSECTION, DraftModel
 from outpace.draft.models.spelling import coverage, shared_tokens
 from outpace.draft.models.translation import Translation, in_common
 from outpace.errors import VocabularyMismatch
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.runner import Runner
 
 ENOUGH = 0.8

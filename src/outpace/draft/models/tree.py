@@ -25,8 +25,9 @@ from outpace.draft.models.dynamic_tree import DynamicTree
 from outpace.draft.options import option
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.errors import ConfigError
-from outpace.targets.hf.load import Loaded, check_same_vocabulary
+from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.same_vocabulary import check_same_vocabulary
 
 DYNAMIC = "dynamic"
 TOP_K, DEPTH = 10, 6
@@ -52,12 +53,12 @@ class DraftTreeOptions(DraftModelOptions):
         super().__post_init__()
         if self.vocabulary not in (AUTO, SAME):
             raise ConfigError(
-                f"draft_tree drafts with the target's own tokens: vocabulary {self.vocabulary!r} "
-                "needs method 'draft_model'."
+                "draft_tree drafts with the target's own tokens: vocabulary "
+                f"{shown(self.vocabulary)} needs method 'draft_model'."
             )
         if not isinstance(self.with_replacement, bool):
             given = self.with_replacement
-            raise ConfigError(f"with_replacement must be true or false, not {given!r}.")
+            raise ConfigError(f"with_replacement must be true or false, not {shown(given)}.")
         self._check_growth()
 
     def _check_growth(self) -> None:

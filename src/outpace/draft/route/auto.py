@@ -16,7 +16,7 @@ from outpace.draft.registry import drafter_names
 from outpace.draft.route.base import Asked, Several, check_configs, rule_of
 from outpace.draft.route.joining import cut, eldest_chain
 from outpace.errors import ConfigError
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.source import check_path
 
 LOOK_UPS = ("suffix", "ngram")

@@ -19,7 +19,7 @@ from outpace.draft.models.chain import DraftModel, DraftModelOptions
 from outpace.draft.route.base import check_config
 from outpace.draft.route.joining import eldest_chain, nodes_of
 from outpace.errors import ConfigError
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from outpace.draft.trained.head_drafter import TrainedDrafter
 from outpace.heads.base import Head
 from outpace.heads.diffusion import Denoised, Diffusion
 from outpace.targets.base import Target
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 
 class DiffusionDrafter(TrainedDrafter):

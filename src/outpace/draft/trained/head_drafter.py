@@ -24,7 +24,7 @@ from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import fit, load_head
 from outpace.heads.registry import find_head
 from outpace.targets.base import Target
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 NOISE = 0.02
 """What is added to the weights of a specimen."""

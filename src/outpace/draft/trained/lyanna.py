@@ -24,7 +24,7 @@ from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.lyanna import Lyanna
 from outpace.targets.base import Target
-from outpace.targets.hf.load import Loaded
+from outpace.targets.hf.loaded import Loaded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from outpace.core.values import shown
 from outpace.errors import ConfigError
 
 LOGGER = logging.getLogger("outpace")
@@ -30,7 +31,7 @@ def use_threads(wanted: int | None) -> int:
         if count < torch.get_num_threads():
             LOGGER.info("%d threads, because this process may use no more processors", count)
     elif isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-        raise ConfigError(f"threads must be a whole number from 1 up, not {wanted!r}.")
+        raise ConfigError(f"threads must be a whole number from 1 up, not {shown(wanted)}.")
     else:
         count = wanted
     if count != torch.get_num_threads():

@@ -41,15 +41,17 @@ class HFTarget(Target):
         max_length: int,
         fixed: FixedShapes | None = None,
         saved_texts: int = 0,
+        saved_tokens: int | None = None,
     ) -> None:
         """fixed: how passes of shapes that come again are run, if they are compiled or recorded.
-        saved_texts: how many ended texts stay cached for texts that begin alike."""
+        saved_texts: how many ended texts stay cached for texts that begin alike. saved_tokens: how
+        many tokens they may have together; None: any number."""
         self.runner = Runner(model, rows, max_length, fixed)
         self.model: Any = model
         self.device, self.dtype = self.runner.device, self.runner.dtype
         self.rows, self.max_length = rows, max_length
         self.reuses = saved_texts > 0
-        self._saved = SavedTexts(saved_texts)
+        self._saved = SavedTexts(saved_texts, saved_tokens)
         self._prompts: list[Sequence[int]] = []
         self._ready = 0
         self._scored: tuple[int, bool] = (0, True)  # pending tokens of the last plan; a chain?

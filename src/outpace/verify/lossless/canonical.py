@@ -14,6 +14,7 @@ from torch import Tensor
 
 from outpace.core.pieces import pieces
 from outpace.core.proposal import Drawn, Proposal, Sampled
+from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.verify.base import Rule, at_drafted, normalised, ratio, rows_of
 from outpace.verify.lossless.match import MatchRule
@@ -62,7 +63,8 @@ class CanonicalRule(Rule):
             or self.alphabet < 0
         ):
             raise ConfigError(
-                f"verify='canonical': alphabet must be a whole number >= 0, not {self.alphabet!r}."
+                "verify='canonical': alphabet must be a whole number >= 0, not "
+                f"{shown(self.alphabet)}."
             )
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:

@@ -1,0 +1,100 @@
+"""The bound that reading memory sets: every weight once per pass, and each row's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from outpace.api import LLM
+from outpace.bench.library import transformers
+from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.weights import pass_bytes
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that one pass of a model has to read."""
+
+    weights: int
+    """All but an embedding table that is only looked up in."""
+    per_cached_token: int
+    """Keys and values."""
+
+    def of_pass(self, batch: int, context: float) -> float:
+        """Bytes of a pass over a batch with so many cached tokens each."""
+        return self.weights + batch * context * self.per_cached_token
+
+
+BYTES: dict[str | None, float] = {"int8": 1, "int4": 0.5}
+"""Of a quantised weight."""
+
+
+def traffic_of(config: Any, itemsize: int, quantization: str | None = None) -> Traffic:
+    """Returns the traffic of a model with this configuration and bytes per number.
+
+    Quantised, its weights take less; the vectors that stay as they are do not count.
+
+    Counted on a model without storage, so that what an engine does to its weights (packing,
+    copying) does not change the bound that it is measured against.
+    """
+    text = config.get_text_config()
+    with torch.device("meta"):
+        model = transformers().AutoModelForCausalLM.from_config(config)
+    weights = int(_numbers(model) * BYTES.get(quantization, itemsize))
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return Traffic(weights, 2 * text.num_hidden_layers * heads * size * itemsize)
+
+
+def _numbers(model: nn.Module) -> int:
+    total = sum({id(p): p.numel() for p in model.parameters()}.values())
+    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    tied = getattr(model.config, "tie_word_embeddings", False) or (
+        head is not None and head.weight is embedding.weight
+    )
+    if not tied:
+        return int(total - embedding.weight.numel())
+    separate = head is not None and head.weight is not embedding.weight
+    return int(total - embedding.weight.numel()) if separate else int(total)
+
+
+def target_traffic(llm: LLM) -> Traffic:
+    """Returns the traffic of an engine's target."""
+    return _traffic(llm.target)
+
+
+def drafter_traffic(llm: LLM) -> Traffic | None:
+    """Returns the traffic of an engine's drafter, None unless it runs a model once for each drafted
+    token."""
+    drafter = llm.engine.drafter
+    loaded = drafter.loaded
+    if loaded is None or drafter.trees:
+        return None
+    return _traffic(loaded)
+
+
+def _traffic(loaded: Loaded) -> Traffic:
+    found = traffic_of(loaded.model.config, loaded.dtype.itemsize, loaded.quantization)
+    return replace(found, weights=pass_bytes(loaded.model)) if loaded.packed else found
+
+
+def bound_seconds(
+    rounds: Mapping[int, int],
+    batch: int,
+    context: float,
+    bandwidth: float,
+    target: Traffic,
+    drafter: Traffic | None,
+) -> float:
+    """Returns the least seconds that these rounds' reads take at a bandwidth (bytes per second)."""
+    passes = sum(rounds.values())
+    moved = passes * target.of_pass(batch, context)
+    if drafter is not None:
+        drafted = sum(k * count for k, count in rounds.items())
+        moved += drafted * drafter.of_pass(batch, context)
+    return moved / bandwidth
