@@ -91,6 +91,14 @@ def test_settled_tokens_are_given_and_the_others_drawn(temperature: float, kind:
     assert seen > 30
 
 
+def test_what_is_padding_is_not_settled() -> None:
+    head = made(depths=4, passes=2)
+    head.output.weight[12:] *= 9.0  # the likeliest ones
+    windows = torch.randint(12, (8, 6))
+    assert head.denoise(windows)[-1].settled.amax() >= 12
+    assert head.denoise(windows, known=12)[-1].settled.amax() < 12
+
+
 def test_more_passes_than_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match="passes is 4 and context 6"):
         made(depths=3, passes=4)

@@ -84,7 +84,7 @@ def test_a_stop_at_any_operation_costs_no_text(method: str) -> None:
         llm.generate(PROMPTS, asked)
     assert not carried
     choose = random.Random(3)
-    for number in range(25):
+    for number in range(15):
         pairs = zip(PROMPTS, asked, strict=True)
         played = [llm.intake.requests(prompt, params)[0] for prompt, params in pairs]
         for request in played:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    method: Annotated[str, typer.Argument(help="medusa, hydra, mlp_speculator or eagle3.")],
+    method: Annotated[str, typer.Argument(help="A kind of head, such as medusa or eagle3.")],
     data: Annotated[
         list[Path], typer.Option(help="Training text: .txt or .jsonl. May be given several times.")
     ],

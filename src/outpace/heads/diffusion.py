@@ -83,8 +83,11 @@ class Diffusion(Head):
         """Returns the last ``context`` of tokens ``[B, T]``; masks stand before a shorter text."""
         return pad(tokens, (self.context, 0), value=self.mask)[:, -self.context :]
 
-    def denoise(self, windows: Tensor) -> list[Denoised]:
-        """Returns blocks behind windows ``[B, context]`` after each pass."""
+    def denoise(self, windows: Tensor, known: int | None = None) -> list[Denoised]:
+        """Returns blocks behind windows ``[B, context]`` after each pass.
+
+        known: only the first so many of the head's own tokens are settled; others are padding.
+        """
         depths, found = self.config.depths, list[Denoised]()
         settled = windows.new_full((len(windows), depths), -1)
         kept: Tensor | None = None
@@ -94,10 +97,8 @@ class Diffusion(Head):
                 logits = torch.where((settled >= 0)[..., None], kept, logits)
             found.append(Denoised(logits, settled))
             if number < self.passes:
-                settled, kept = (
-                    self._settled(logits, settled, depths * number // self.passes),
-                    logits,
-                )
+                wanted, kept = depths * number // self.passes, logits
+                settled = self._settled(logits[..., :known], settled, wanted)
         return found
 
     def _read(self, windows: Tensor, settled: Tensor) -> Tensor:

@@ -78,4 +78,5 @@ class DiffusionDrafter(TrainedDrafter):
         context = self.head.context
         texts = [rows.since(row, max(0, rows.length(row) - context)) for row in range(len(rows))]
         padded = [[self.head.mask] * (context - len(text)) + text for text in texts]
-        return self.head.denoise(to_device(padded, rows.seeds.device))[-1]
+        windows = to_device(padded, rows.seeds.device)
+        return self.head.denoise(windows, len(self._vocabulary))[-1]

@@ -113,7 +113,9 @@ class RidingHeadDrafter(HeadDrafter):
             self._texts[row].id: rows.length(row) for row, rides in enumerate(self._riding) if rides
         }
         nodes = torch.arange(1 + proposal.tree.size, device=rows.seeds.device)
-        return replace(proposal, riders=self.head.riders(nodes, len(nodes), len(rows)))
+        with torch.inference_mode():
+            riders = self.head.riders(nodes, len(nodes), len(rows))
+        return replace(proposal, riders=riders)
 
     def observe(self, rows: Rows, round: Round) -> None:
         riding, self._riding = self._riding, []
