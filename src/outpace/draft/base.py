@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -32,6 +33,7 @@ from outpace.core.transfer import to_device
 from outpace.core.tree_shape import TreeShape
 from outpace.draft.options import NoOptions, make_options
 from outpace.draft.registry import find_drafter
+from outpace.errors import ConfigError
 from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.fixed import FixedShapes
@@ -214,6 +216,9 @@ class Drafter(ABC):
     """Columns of its own that ride in the target's pass behind the root and each drafted node."""
     pass_bytes: int = 0
     """Of weights, those that one of its passes reads."""
+    on_trial: str = ""
+    """What it drafts with, for an error's sentence, if it has to show when it is loaded that this
+    was made for the target; "" if not."""
 
     @classmethod
     def configure(cls, given: Mapping[str, Any]) -> Any:
@@ -269,6 +274,13 @@ class Drafter(ABC):
     def reset(self) -> None:
         """Forgets all rows, whatever state an interruption in the middle of anything has left."""
         self.retain([])
+
+    def save(self, folder: Path) -> None:
+        """Writes what it has learned; ``ConfigError`` where that is nothing."""
+        raise ConfigError(
+            f"the method {self.name!r} learns nothing that could be saved: add 'online' to a head "
+            "or a draft model."
+        )
 
     @property
     def nbytes(self) -> int:

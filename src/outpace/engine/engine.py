@@ -107,6 +107,11 @@ class Engine:
             finally:
                 self._turn.release()
 
+    def between_rounds(self, work: Callable[[], Done]) -> Done:
+        """Returns what ``work`` does while nobody plays a round."""
+        with self._turn:
+            return work()
+
     @contextmanager
     def observing(self, observer: Observer) -> Iterator[None]:
         """Shows an observer the rounds that are played inside."""
