@@ -38,6 +38,7 @@ REGISTRY = LazyRegistry(
         "hidden_transfer": "outpace.draft.trained.hidden_transfer:HiddenTransferDrafter",
         "ctc": "outpace.draft.trained.ctc:CtcDrafter",
         "lyanna": "outpace.draft.trained.lyanna:LyannaDrafter",
+        "diffusion": "outpace.draft.trained.diffusion:DiffusionDrafter",
         "layer_skip": "outpace.draft.itself.layer_skip:LayerSkip",
         "early_exit": "outpace.draft.itself.early_exit:EarlyExit",
         "auto": "outpace.draft.route.auto:AutoDrafter",

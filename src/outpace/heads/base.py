@@ -98,6 +98,9 @@ class Head(nn.Module, ABC):
         one.
         """
 
+    def start(self, shared: Shared) -> None:
+        """Starts training from the target's embeddings, where that helps."""
+
 
 class StepHead(Head):
     """Guesses from one hidden state of the target, and the tokens drafted since."""

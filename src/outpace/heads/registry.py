@@ -22,6 +22,7 @@ REGISTRY = LazyRegistry(
         "hidden_transfer": "outpace.heads.hidden_transfer:HiddenTransfer",
         "ctc": "outpace.heads.ctc:Ctc",
         "lyanna": "outpace.heads.lyanna:Lyanna",
+        "diffusion": "outpace.heads.diffusion:Diffusion",
     },
 )
 

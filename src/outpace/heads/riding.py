@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Riders
-from outpace.heads.base import Head, Shared
+from outpace.heads.base import Head
 
 
 class RidingHead(Head):
@@ -44,9 +44,6 @@ class RidingHead(Head):
         states: ``[B, P, H]``, what the layer is given of the P nodes that they stand behind; of no
         meaning where they join at the first layer.
         """
-
-    def start(self, shared: Shared) -> None:
-        """Starts training from the target's embeddings, where that helps."""
 
     def riders(self, behind: Tensor, first: int, rows: int) -> Riders:
         """Returns the columns behind P nodes, the same in all rows.

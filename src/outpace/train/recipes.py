@@ -18,6 +18,7 @@ REGISTRY = LazyRegistry(
         "s2d": "outpace.train.s2d_recipe:S2dRecipe",
         "riding": "outpace.train.riding_recipe:RidingRecipe",
         "ctc": "outpace.train.ctc_recipe:CtcRecipe",
+        "diffusion": "outpace.train.diffusion_recipe:DiffusionRecipe",
     },
 )
 

@@ -111,10 +111,15 @@ class TrainedDrafter(Drafter):
     def build(cls, setup: Setup) -> Drafter:
         given, online = setup.options.model, online_options(setup.options.online)
         head = cls.head_for(setup)
+        if online is not None and not head.layers:
+            raise ConfigError(
+                f"method={cls.name!r} reads no states of the target, so that it cannot learn from "
+                "them online: leave 'online' out, and train it with 'outpace train'."
+            )
         if online is not None and isinstance(given, Head):
             head = copy.deepcopy(head)  # what was handed over stays as it is
         drafter = cls(head, setup.target, setup.loaded.vocabulary)
-        drafter.follow(setup.options)
+        drafter.take(setup.options)
         if setup.options.check and given is not None and not isinstance(given, Head):
             drafter.on_trial = _named(given)  # what was handed over is its owner's affair
         if online is None:
@@ -123,9 +128,6 @@ class TrainedDrafter(Drafter):
         from outpace.draft.online.pupil import HeadPupil
 
         return Online(drafter, HeadPupil(head, setup), online)
-
-    def follow(self, options: Any) -> None:
-        """Takes over what the options say of how it drafts."""
 
     @classmethod
     def head_for(cls, setup: Setup) -> Head:
@@ -149,6 +151,9 @@ class TrainedDrafter(Drafter):
             parameter.add_(torch.randn_like(parameter), alpha=NOISE)
         return {"model": head}
 
+    def take(self, options: Any) -> None:
+        """Takes over what the options say of how it drafts."""
+
     @property
     def nbytes(self) -> int:
         return self.weight_bytes
@@ -170,7 +175,7 @@ class HeadDrafter(TrainedDrafter):
     _growth: Growth | None = None
     """How trees grow that hold the most probable nodes, if they do."""
 
-    def follow(self, options: Any) -> None:
+    def take(self, options: Any) -> None:
         if not isinstance(options, TreeHeadOptions):
             return
         self._growth = growth_of(options.branching, options.top_k, options.depth)

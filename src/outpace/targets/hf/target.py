@@ -199,6 +199,7 @@ class HFTarget(Target):
         output = self.runner.forward(tokens, keep=1 + plan.tree.size, through=through)
         return Scores(output.logits)
 
+    @torch.inference_mode()
     def _score_with_riders(self, plan: Plan, tokens: Tensor, riders: Riders) -> Scores:
         """The same, with further columns behind the draft."""
         columns, nodes = tokens.shape[1], 1 + plan.tree.size
