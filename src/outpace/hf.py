@@ -164,7 +164,7 @@ class Speculative:
                 for name in _OF_LOADING:
                     config.pop(name, None)
             llm = LLM(
-                target,  # type: ignore[arg-type]
+                target,
                 speculative_config=config,
                 max_num_seqs=rows,
                 generation_config="none",

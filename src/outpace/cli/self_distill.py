@@ -47,8 +47,7 @@ def _writer(target: Loaded, text: TextFlags) -> Any:
     from outpace.api import LLM
     from outpace.core.params import SamplingParams
 
-    model: Any = target  # loaded as it is to learn from
-    llm = LLM(model, speculative_config={"method": "none"}, max_num_seqs=ROWS)
+    llm = LLM(target, speculative_config={"method": "none"}, max_num_seqs=ROWS)
 
     def write(prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Iterator[list[int]]:
         room = [llm.max_model_len - len(prompt) for prompt in prompts]
