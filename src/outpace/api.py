@@ -21,8 +21,8 @@ from outpace.draft.base import Drafter, Setup
 from outpace.draft.registry import find_drafter
 from outpace.engine.capture import capture_for
 from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS, Engine
+from outpace.engine.order.registry import ORDERS
 from outpace.engine.request import Request
-from outpace.engine.scheduler import ORDERS
 from outpace.engine.trial import OPTIONS as TRIAL
 from outpace.engine.trial import trial_prompts, try_out
 from outpace.engine.verifier import Verifier
@@ -66,6 +66,7 @@ class _EngineOptions:
     rows: int
     max_batched_tokens: int
     scheduling_policy: str
+    max_tokens_held: int | None
     saved_texts: int
 
 
@@ -91,10 +92,14 @@ class LLM:
     which then is another model, a little off the original, and speculation exact with respect to
     it. A drafter is quantised by its own "quantization" in speculative_config.
     max_num_batched_tokens: prompt tokens that are read between two rounds, so that a long prompt
-    does not hold up the texts that are being written. scheduling_policy: "fcfs" lets waiting
-    requests join the batch as they come, "priority" by the number that each may be given.
+    does not hold up the texts that are being written. max_batch_total_tokens: tokens of prompts
+    and texts that all rows may hold together, so that memory has a bound; before there are more, a
+    row is put aside, and read again when there is room. Unset: as many as the rows can have.
+    scheduling_policy: "fcfs" lets waiting requests join the batch as they come, "priority" by the
+    number that each may be given, "fair" so that each client gets as many tokens, "shortest" by
+    their predicted lengths.
     enable_prefix_caching: what is cached of a text that has ended stays, for up to max_num_seqs
-    texts, and prompts that begin alike read only the rest.
+    texts and max_batch_total_tokens tokens, and prompts that begin alike read only the rest.
 
     Several threads may call one ``LLM``: their texts are made in one batch, and each call gets its
     own.
@@ -121,7 +126,8 @@ class LLM:
         compile: bool = False,
         quantization: Quantization | None = None,
         max_num_batched_tokens: int = TOKENS_BETWEEN_ROUNDS,
-        scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+        max_batch_total_tokens: int | None = None,
+        scheduling_policy: Literal["fcfs", "priority", "fair", "shortest"] = "fcfs",
         enable_prefix_caching: bool = False,
         threads: int | None = None,
         progress: Progress | None = None,
@@ -158,6 +164,7 @@ class LLM:
             progress=progress,
         )
         self.max_model_len = arguments.context(max_model_len, self.target)
+        arguments.check_held(max_batch_total_tokens, self.max_model_len)
         self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")
         self._request_ids = itertools.count()
         asked = _EngineOptions(
@@ -166,6 +173,7 @@ class LLM:
             rows=max_num_seqs,
             max_batched_tokens=max_num_batched_tokens,
             scheduling_policy=scheduling_policy,
+            max_tokens_held=max_batch_total_tokens,
             saved_texts=max_num_seqs if enable_prefix_caching else 0,
         )
         self.engine = self._engine(drafter, options, rule, asked)
@@ -184,7 +192,12 @@ class LLM:
         capture = capture_for if asked.compile else None
         fixed = None if capture is None else capture(self.target.model)
         target = HFTarget(
-            self.target.model, asked.rows, self.max_model_len, fixed, asked.saved_texts
+            self.target.model,
+            asked.rows,
+            self.max_model_len,
+            fixed,
+            asked.saved_texts,
+            asked.max_tokens_held,
         )
         setup = Setup(
             loaded=self.target,
@@ -205,6 +218,7 @@ class LLM:
             self.target.vocabulary,
             asked.max_batched_tokens,
             ORDERS[asked.scheduling_policy](),
+            asked.max_tokens_held,
         )
 
     def _try_out(self) -> None:

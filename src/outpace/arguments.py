@@ -42,6 +42,15 @@ def tokens(name: str, value: Any) -> int:
     return whole(name, value, least=1, error=ConfigError)
 
 
+def check_held(held: Any, context: int) -> None:
+    """Raises ``ConfigError`` for a ``max_batch_total_tokens`` that cannot hold one longest text."""
+    if held is not None and tokens("max_batch_total_tokens", held) < context:
+        raise ConfigError(
+            f"max_batch_total_tokens={held} is less than one text may have ({context} tokens): "
+            "raise it, or give a smaller max_model_len."
+        )
+
+
 def check_flags(**flags: Any) -> None:
     """Raises ``ConfigError`` for a flag that is neither True nor False, such as "no"."""
     for name, value in flags.items():

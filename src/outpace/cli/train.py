@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 def train(
     *,
     method: Annotated[
-        str, typer.Argument(help="draft_model, or a head: medusa, hydra, mlp_speculator, eagle3.")
+        str,
+        typer.Argument(
+            help="draft_model, or a head: eagle3, hydra, medusa, ... (docs/training.md)."
+        ),
     ],
     model: ModelFlags,
     text: TextFlags,
@@ -109,7 +112,7 @@ def _target(console: Console, model: ModelFlags) -> Loaded:
         from outpace.errors import PromptError
         from outpace.targets.cpu.threads import use_threads
         from outpace.targets.hf.load import hide_progress_bars, load
-    arguments = model.arguments()
+    arguments = model.model_arguments()
     use_threads(arguments.pop("threads", None))
     name = BUNDLED / "target" if model.model is None else model.model
     local = model.model is None or os.path.exists(model.model)

@@ -212,6 +212,8 @@ class Drafter(ABC):
     """The model that it runs, if it runs one of its own."""
     weight_bytes: int = 0
     """Of ``nbytes``, those of weights."""
+    riders: int = 0
+    """Columns of its own that ride in the target's pass behind the root and each drafted node."""
     pass_bytes: int = 0
     """Of weights, those that one of its passes reads."""
     on_trial: str = ""

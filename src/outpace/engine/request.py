@@ -58,6 +58,10 @@ class Request:
     """Whether the user gave a seed for a sampled text, which then has to repeat itself."""
     priority: float = 0
     """For a queue that goes by it: the smallest number joins the batch first."""
+    client: Hashable = None
+    """Who asks, for a queue that is fair to each client."""
+    preemptions: int = 0
+    """How often it was put aside because all rows together held too many tokens."""
     cached_tokens: int = 0
     """Tokens of the prompt that were not read for this request, because they were cached."""
     began_with: list[int] = field(default_factory=list)

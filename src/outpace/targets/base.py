@@ -193,6 +193,12 @@ class Target(ABC):
         its last tokens. The text is read in one forward, without any cache."""
         raise NotImplementedError(f"{type(self).__name__} cannot read a text plainly.")
 
+    def carry(self, token_ids: Sequence[int], riders: Riders) -> Tensor:
+        """Returns the logits ``[R, V]`` of riders of one text, read in one forward, without any
+        cache. The riders' parents are numbered as if the text were a chain behind its first token:
+        0 is that token, ``len(token_ids)`` the first rider."""
+        raise NotImplementedError(f"{type(self).__name__} carries no riders without a cache.")
+
     def another(self, rows: int) -> Target:
         """Returns a target of the same model, as long, with so many rows of its own."""
         raise NotImplementedError(f"{type(self).__name__} has no more rows to give.")

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outpace.core.proposal import Riders
+from outpace.errors import UnsupportedModel
 from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.riding import Carriage
 from outpace.train.readout import Readout
 
 TOP = 16
@@ -40,6 +43,8 @@ class Teacher:
         self._layers = tuple(layers)
         self._limit = top
         self.vocabulary = loaded.vocabulary
+        self._name, self._max_length = loaded.name, loaded.max_length
+        self._carriage: Carriage | None = None
         self._readout = Readout(model, loaded.config, loaded.name)
 
     @torch.no_grad()
@@ -50,11 +55,13 @@ class Teacher:
         output = self._model(
             input_ids=tokens, use_cache=False, output_hidden_states=True, logits_to_keep=1
         )
-        states = torch.cat([output.hidden_states[layer] for layer in self._layers], -1)
+        last = output.hidden_states[-1]
+        wanted = [output.hidden_states[layer] for layer in self._layers]
+        states = torch.cat(wanted, -1) if wanted else last[..., :0]
         if not self._limit:
             none = states.new_zeros(*tokens.shape, 0)
             return Lesson(tokens, states, none.long(), none)
-        chances, likeliest = self._top(output.hidden_states[-1].flatten(0, 1))
+        chances, likeliest = self._top(last.flatten(0, 1))
         shape = (*tokens.shape, -1)
         return Lesson(tokens, states, likeliest.view(shape), chances.view(shape))
 
@@ -91,6 +98,23 @@ class Teacher:
             for weight in learning:
                 weight.requires_grad_(True)
         return found
+
+    def carry(self, tokens: Tensor, riders: Riders) -> Tensor:
+        """Returns what riders say in texts ``[B, T]``, ``[B, R, V]``; see `hf.riding.Carriage`.
+
+        It can be derived by what the riders are made from. Raises ``UnsupportedModel`` where the
+        target's own code cannot.
+        """
+        if self._carriage is None:
+            self._carriage = Carriage(self._model, self._max_length)
+        logits = self._carriage(tokens, riders)
+        if torch.is_grad_enabled() and not logits.requires_grad:
+            raise UnsupportedModel(
+                f"{self._name} computes with code that no gradient goes through, and this head "
+                "learns by what it does in the target's passes: train it for the model in another "
+                "format, such as safetensors."
+            )
+        return logits
 
     def head_rows(self, tokens: Tensor) -> Tensor | None:
         """Returns the output matrix's rows ``[R, H]`` of some tokens; None where it is not held as

@@ -69,15 +69,10 @@ class Walk(Protocol):
         """As `draft.trees.Deeper`."""
 
 
-class HeadDrafter(Drafter):
-    """Drafts with a trained head, whose steps cost little beside a pass of the target.
+class TrainedDrafter(Drafter):
+    """Has a trained head, which costs little beside a pass of the target."""
 
-    How many nodes are drafted, and as which tree, is the controller's choice.
-    """
-
-    draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
     trees: bool = True
-    any_shape = True
     default_rule: ClassVar[str] = "recursive"
     Options: ClassVar[type[Any]] = HeadOptions
     copies_prompts = True
@@ -104,7 +99,7 @@ class HeadDrafter(Drafter):
             head = head if online is None else copy.deepcopy(head)  # it stays as it is
         else:
             head = head.to(setup.target.dtype)
-        drafter = cls(head, setup.target, setup.loaded.vocabulary)
+        drafter = cls.made(head, setup)
         # A head that was handed over is its owner's affair.
         drafter.on_trial = what if setup.options.check and not isinstance(given, Head) else ""
         if online is None:
@@ -112,7 +107,13 @@ class HeadDrafter(Drafter):
         from outpace.draft.online.online import Online
         from outpace.draft.online.pupil import HeadPupil
 
-        return Online(drafter, HeadPupil(head, setup), online)
+        width = len(head.layers) * head.target.hidden_size
+        return Online(drafter, HeadPupil(head, setup), online, width)
+
+    @classmethod
+    def made(cls, head: Head, setup: Setup) -> TrainedDrafter:
+        """Returns the drafter with a head that fits the target."""
+        return cls(head, setup.target, setup.loaded.vocabulary)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
@@ -129,14 +130,24 @@ class HeadDrafter(Drafter):
     def nbytes(self) -> int:
         return self.weight_bytes
 
+    @abstractmethod
+    def knows(self, row: int) -> bool:
+        """Returns whether there is something to draft a row from."""
+
+
+class HeadDrafter(TrainedDrafter):
+    """Drafts with a head that goes from depth to depth.
+
+    How many nodes are drafted, and as which tree, is the controller's choice.
+    """
+
+    draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
+    any_shape = True
+
     @property
     def deepest(self) -> int | None:
         """How many tokens behind the root it can guess; None: any number."""
         return None
-
-    @abstractmethod
-    def knows(self, row: int) -> bool:
-        """Returns whether there is something to draft a row from."""
 
     @abstractmethod
     def walk(self, rows: Rows) -> Walk:

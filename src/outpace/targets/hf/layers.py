@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -75,14 +75,25 @@ class _Reached(Exception):
     """The pass has come as far as was wanted."""
 
 
+def joining(model: nn.Module, layer: int, embeddings: Tensor) -> AbstractContextManager[None]:
+    """Puts embeddings ``[B, R, H]`` in the place of the last R columns that a layer is given while
+    the block runs."""
+    return changing(model, layer, embeddings.shape[1], lambda before: embeddings)
+
+
 @contextmanager
-def joining(model: nn.Module, layer: int, embeddings: Tensor) -> Iterator[None]:
-    """Puts embeddings ``[B, R, H]`` in the place of the last R columns that a layer is given."""
+def changing(
+    model: nn.Module, layer: int, columns: int, make: Callable[[Tensor], Tensor]
+) -> Iterator[None]:
+    """Puts other states in the place of the last columns that a layer is given.
+
+    make: from those of the columns before them, ``[B, T, H]``, to theirs ``[B, columns, H]``.
+    """
 
     def exchange(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         states = args[0] if args else options["hidden_states"]
-        columns = states.shape[1] - embeddings.shape[1]
-        joined = torch.cat([states[:, :columns], embeddings.to(states)], 1)
+        before = states[:, : states.shape[1] - columns]
+        joined = torch.cat([before, make(before).to(states)], 1)
         return ((joined, *args[1:]), options) if args else ((), options | {"hidden_states": joined})
 
     hook = decoder_layers(model)[layer].register_forward_pre_hook(exchange, with_kwargs=True)

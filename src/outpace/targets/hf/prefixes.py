@@ -15,14 +15,16 @@ Saved = list[Tensor]
 
 
 class SavedTexts:
-    """The keys and values of texts that have ended, at most ``limit`` of them.
+    """The keys and values of texts that have ended, at most ``limit`` of them, and of at most
+    ``tokens`` tokens together.
 
     The one that was not used for longest goes first. A text that goes on where another one ended
     takes its place.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, tokens: int | None = None) -> None:
         self.limit = limit
+        self.tokens = tokens
         self._texts: OrderedDict[tuple[int, ...], Saved] = OrderedDict()
 
     def __len__(self) -> int:
@@ -39,8 +41,11 @@ class SavedTexts:
         for other in [other for other in self._texts if text[: len(other)] == other]:
             del self._texts[other]
         self._texts[text] = saved
-        while len(self._texts) > self.limit:
+        while len(self._texts) > self.limit or self._too_many():
             self._texts.popitem(last=False)
+
+    def _too_many(self) -> bool:
+        return self.tokens is not None and sum(map(len, self._texts)) > self.tokens
 
     def find(self, tokens: Sequence[int]) -> tuple[int, Saved]:
         """Returns how many tokens the most similar text has in common with these from their

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,9 +14,9 @@ from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.targets.base import Chunk, Plan, PromptInputs, Scores, States, SubLayers, Target
 from outpace.targets.hf.fixed import FixedShapes
-from outpace.targets.hf.layers import joining
 from outpace.targets.hf.parts import LowerLayers, UpperLayers, WithoutSubLayers
 from outpace.targets.hf.prefixes import SavedTexts
+from outpace.targets.hf.riding import Carriage, boarding, with_riders
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.view import LowerLayersView, PartView, pass_behind
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
@@ -42,20 +41,23 @@ class HFTarget(Target):
         max_length: int,
         fixed: FixedShapes | None = None,
         saved_texts: int = 0,
+        saved_tokens: int | None = None,
     ) -> None:
         """fixed: how passes of shapes that come again are run, if they are compiled or recorded.
-        saved_texts: how many ended texts stay cached for texts that begin alike."""
+        saved_texts: how many ended texts stay cached for texts that begin alike. saved_tokens: how
+        many tokens they may have together; None: any number."""
         self.runner = Runner(model, rows, max_length, fixed)
         self.model: Any = model
         self.device, self.dtype = self.runner.device, self.runner.dtype
         self.rows, self.max_length = rows, max_length
         self.reuses = saved_texts > 0
-        self._saved = SavedTexts(saved_texts)
+        self._saved = SavedTexts(saved_texts, saved_tokens)
         self._prompts: list[Sequence[int]] = []
         self._ready = 0
         self._scored: tuple[int, bool] = (0, True)  # pending tokens of the last plan; a chain?
         # By number of layers: the first so many, without norm and head, and those behind them.
         self._halves: dict[int, tuple[LowerLayers, UpperLayers]] = {}
+        self._carriage: Carriage | None = None
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -179,12 +181,10 @@ class HFTarget(Target):
     def _score_with_riders(self, plan: Plan, tokens: Tensor, riders: Riders) -> Scores:
         """The same, with further columns behind the draft."""
         columns, nodes = tokens.shape[1], 1 + plan.tree.size
-        options: dict[str, Any] = {}
-        with self._boarding(tokens, riders, options):
-            all_tokens = torch.cat([tokens, _tokens_of(riders)], 1)
+        with boarding(self.model, tokens, nodes, riders) as (all_tokens, options):
             # Riders that enter later change the model for this pass: it is run as it comes.
             options["eager"] = riders.enter > 0
-            output = self._pass(plan, all_tokens, _with_riders(plan.tree, riders), **options)
+            output = self._pass(plan, all_tokens, with_riders(plan.tree, riders), **options)
         states = _states(output, plan.layers, columns)
         return Scores(output.logits[:, :nodes], states, output.logits[:, nodes:])
 
@@ -192,17 +192,6 @@ class HFTarget(Target):
         """The model's output, with the logits of the tree's nodes."""
         options |= _asking_for(plan.layers)
         return self.runner.forward(tokens, keep=1 + tree.size, tree=tree, **options)
-
-    def _boarding(
-        self, tokens: Tensor, riders: Riders, options: dict[str, Any]
-    ) -> AbstractContextManager[object]:
-        """Sees to it that riders that are embeddings join the pass where they should."""
-        if riders.embeddings is None:
-            return nullcontext()
-        if riders.enter:
-            return joining(self.model, riders.enter, riders.embeddings)
-        options["inputs_embeds"] = torch.cat([self.embed(tokens), riders.embeddings], 1)
-        return nullcontext()
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         pending, is_chain = self._scored
@@ -258,6 +247,13 @@ class HFTarget(Target):
         logits: Tensor = self.model(input_ids=ids, use_cache=False, **wanted).logits
         return logits[0, -(last or 0) :]  # some models give the logits of all tokens
 
+    def carry(self, token_ids: Sequence[int], riders: Riders) -> Tensor:
+        if self._carriage is None:
+            self._carriage = Carriage(self.model, self.max_length)
+        ids = torch.tensor([list(token_ids)], device=self.device)
+        with torch.inference_mode():
+            return self._carriage(ids, riders)[0]
+
     def another(self, rows: int) -> HFTarget:
         return HFTarget(self.model, rows, self.max_length)
 
@@ -269,12 +265,3 @@ def _asking_for(layers: Iterable[int]) -> dict[str, Any]:
 def _states(output: Any, layers: Iterable[int], columns: int | None = None) -> States:
     """The hidden states of the first so many columns of a pass, by layer."""
     return {layer: output.hidden_states[layer][:, :columns] for layer in layers}
-
-
-def _with_riders(tree: Tree, riders: Riders) -> Tree:
-    return Tree(torch.cat([tree.parents, riders.parents], 1))
-
-
-def _tokens_of(riders: Riders) -> Tensor:
-    """The tokens ``[B, R]`` of riders; any, where embeddings stand for them."""
-    return torch.zeros_like(riders.parents) if riders.tokens is None else riders.tokens
