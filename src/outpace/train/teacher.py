@@ -59,7 +59,7 @@ class Teacher:
         wanted = [output.hidden_states[layer] for layer in self._layers]
         states = torch.cat(wanted, -1) if wanted else last[..., :0]
         if not self._limit:
-            none = states.new_zeros(*tokens.shape, 0)
+            none = last.new_zeros(*tokens.shape, 0)
             return Lesson(tokens, states, none.long(), none)
         chances, likeliest = self._top(last.flatten(0, 1))
         shape = (*tokens.shape, -1)

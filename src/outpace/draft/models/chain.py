@@ -37,6 +37,8 @@ from outpace.targets.hf.weights import pass_bytes
 CATCH_UP = 16
 """Unseen tokens that are fed beside other rows' in one pass; more are cached row by row first."""
 
+BEHIND = 2
+"""Tokens by which a row may go back behind what is committed: `DraftModel.rewind`."""
 
 AUTO, SAME, INTERSECTION, TEXT = VOCABULARIES = ("auto", "same", "intersection", "text")
 """What ``vocabulary`` may be."""
@@ -179,11 +181,12 @@ class DraftModel(Drafter):
             if (
                 source is not None
                 and not self._begins[source]
-                and (self.runner.lengths[source] >= read)
+                and self.runner.reach(source, read) == read
             ):
                 self.runner.fork(source, read)
             else:
                 self.runner.admit(1)
+                self.runner.pin(self.runner.active - 1, read)
             self._begins.append(0)
 
     def reset(self) -> None:
@@ -230,13 +233,15 @@ class DraftModel(Drafter):
         # never fed, and of trees nothing counts as cached.
         lengths = self.runner.lengths
         for row, accepted in enumerate(round.verdict.nodes):
-            lengths[row] = min(lengths[row], rows.length(row) - self._begins[row] + accepted)
+            known = rows.length(row) - self._begins[row] + accepted
+            lengths[row] = self.runner.reach(row, known)
+        self.runner.settle(BEHIND)
 
     def rewind(self, rows: Rows) -> None:
         # The last committed token is fed once more: its logits are gone.
         for row in range(len(rows)):
             read = rows.length(row) - self._begins[row]
-            self.runner.lengths[row] = min(self.runner.lengths[row], read - 1)
+            self.runner.lengths[row] = self.runner.reach(row, read - 1)
 
     def _tree(self, rows: int, nodes: int) -> Tree:
         """The first nodes of a draft: few shapes come again and again, with all that a tree

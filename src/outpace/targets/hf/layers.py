@@ -38,15 +38,15 @@ def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
     with ExitStack() as stack:
         for number in skipped.attention | skipped.mlp:
             layer = layers[number]
-            if number in skipped.wholes and _returns_states(layer):
-                stack.enter_context(_forward(layer, _unchanged))
+            if number in skipped.wholes and (_returns_states(layer) or not _has_parts(layer)):
+                stack.enter_context(exchanged_forward(layer, _unchanged))
                 continue
             # Code of ours that stands for a whole layer reads the weights and would not notice.
             stack.enter_context(_own_code(layer))
             if number in skipped.attention:
-                stack.enter_context(_forward(_part(layer, ATTENTION), _no_attention))
+                stack.enter_context(exchanged_forward(_part(layer, ATTENTION), _no_attention))
             if number in skipped.mlp:
-                stack.enter_context(_forward(_part(layer, MLP), _nothing))
+                stack.enter_context(exchanged_forward(_part(layer, MLP), _nothing))
         yield
 
 
@@ -116,6 +116,10 @@ def _returns_states(layer: nn.Module) -> bool:
     return declared in (Tensor, "torch.Tensor", "Tensor")
 
 
+def _has_parts(layer: nn.Module) -> bool:
+    return any(name in (*ATTENTION, *MLP) for name, _ in layer.named_children())
+
+
 def _part(layer: nn.Module, names: tuple[str, ...]) -> nn.Module:
     for name, part in layer.named_children():
         if name in names:
@@ -139,12 +143,12 @@ def _nothing(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
 
 @contextmanager
 def _own_code(layer: Any) -> Iterator[None]:
-    with _forward(layer, getattr(layer.forward, "plain", layer.forward)):
+    with exchanged_forward(layer, getattr(layer.forward, "plain", layer.forward)):
         yield
 
 
 @contextmanager
-def _forward(module: Any, forward: Any) -> Iterator[None]:
+def exchanged_forward(module: Any, forward: Any) -> Iterator[None]:
     """Exchanges the ``forward`` of a module while the block runs."""
     before = module.__dict__.get("forward")
     module.forward = forward

@@ -16,6 +16,9 @@ from outpace.core.tree import Tree
 from outpace.targets.hf.attention import BOOLEAN
 from outpace.targets.hf.windows import window_of
 
+WITHOUT_MASK = frozenset({"linear_attention", "conv", "moe", "mlp"})
+"""Types of layers that attend to nothing."""
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -86,7 +89,10 @@ class MaskMaker:
         loaded: Any = model
         config = loaded.config.get_text_config()
         self.window = window_of(model, max_length)
-        self.by_layer_type = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+        layer_types = set(getattr(config, "layer_types", None) or ())
+        self.by_layer_type = "sliding_attention" in layer_types
+        self._attends = not layer_types or bool(layer_types - WITHOUT_MASK)
+        self._unmasked: dict[str, None] = dict.fromkeys(layer_types & WITHOUT_MASK)
         self._implementation: str = config._attn_implementation
         self._dtype: torch.dtype = loaded.dtype
 
@@ -97,13 +103,17 @@ class MaskMaker:
         return self._implementation in BOOLEAN and self.window is None
 
     def __call__(self, layout: Layout) -> Any:
-        """Returns the ``attention_mask`` argument: a tensor ``[A, 1, T, S]`` or a dict of them."""
+        """Returns the ``attention_mask`` argument: a tensor ``[A, 1, T, S]`` or a dict of them;
+        None for a model in which nothing attends."""
+        if not self._attends:
+            return None
         if self.window is None:
             return self._attended(layout.seen)
         narrow = self._attended(layout.within(self.window))
         if not self.by_layer_type:
             return narrow
-        return {"full_attention": self._attended(layout.seen), "sliding_attention": narrow}
+        seen = self._attended(layout.seen)
+        return {**self._unmasked, "full_attention": seen, "sliding_attention": narrow}
 
     def _attended(self, seen: Tensor) -> Tensor:
         return as_attended(seen, self._implementation, self._dtype)

@@ -17,15 +17,15 @@ from outpace.core.tree import Tree
 from outpace.core.values import is_whole, shown
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.attention import BOOLEAN
+from outpace.targets.hf.masks import WITHOUT_MASK
+from outpace.targets.hf.own_states import STATES, keeps_states
 from outpace.targets.hf.plainly import read_plainly, some_tokens
 from outpace.targets.hf.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.windows import follows_window, with_window
 
-RECURRENT = frozenset({"linear_attention", "conv", "mamba", "recurrent", "hybrid", "moe_mamba"})
-RECURRENT_MODELS = frozenset(
-    {"mamba", "mamba2", "rwkv", "falcon_mamba", "xlstm", "recurrent_gemma"}
-)
+RECURRENT_MODELS = frozenset({"rwkv", "xlstm"})
+"""Models whose states lie elsewhere than in transformers' cache."""
 ALIBI = frozenset({"bloom"})
 WINDOWED = frozenset({"full_attention", "sliding_attention"})
 MASKABLE = BOOLEAN | {"eager"}
@@ -46,14 +46,11 @@ def check_config(config: Any) -> None:
         raise UnsupportedModel(
             f"{name} is an encoder-decoder: use a decoder-only causal language model."
         )
-    if layer_types & RECURRENT or config.model_type in RECURRENT_MODELS:
+    _check_states(config)
+    unknown = layer_types - WINDOWED - WITHOUT_MASK - STATES
+    if unknown:
         raise UnsupportedModel(
-            f"{name} keeps a recurrent state, which cannot be rolled back to an earlier token: use "
-            "a model whose layers are all attention."
-        )
-    if layer_types - WINDOWED:
-        raise UnsupportedModel(
-            f"{name} has layers of type {sorted(layer_types - WINDOWED)}, for which no mask of "
+            f"{name} has layers of type {sorted(unknown)}, for which no mask of "
             "drafted tokens is known: use a model with full or sliding attention."
         )
     if "local" in (getattr(text, "attention_layers", None) or ()):
@@ -68,6 +65,16 @@ def check_config(config: Any) -> None:
         )
 
 
+def _check_states(config: Any) -> None:
+    """Raises ``UnsupportedModel`` for a model with states that are nobody's but its own."""
+    if config.model_type in RECURRENT_MODELS:
+        raise UnsupportedModel(
+            f"a model of type {config.model_type!r} keeps its recurrent state outside of "
+            "transformers' cache, where it cannot be taken back to an earlier token: use a model "
+            "whose state is in the cache, such as Mamba."
+        )
+
+
 def _asks_for_alibi(text: Any) -> bool:
     # MPT has the option inside the options of its attention.
     attention = getattr(text, "attn_config", None)
@@ -78,11 +85,6 @@ def check(model: nn.Module) -> None:
     """Raises ``UnsupportedModel`` where configuration or class tell that the model cannot work."""
     check_config(model.config)
     name = type(model).__name__
-    if getattr(model, "_is_stateful", False):
-        raise UnsupportedModel(
-            f"{name} keeps a recurrent state, which cannot be rolled back to an earlier token: use "
-            "a model whose layers are all attention."
-        )
     config: Any = model.config
     attention = config.get_text_config()._attn_implementation
     if attention not in MASKABLE:
@@ -101,6 +103,9 @@ _PARENTS = (0, 0, 0, 0, 0, 0, 0, 0, 8, 9)
 """A wide tree: the last of many siblings stands far from where its column would put it."""
 _BRANCHES = ((1,), (8, 9, 10))
 """The paths whose nodes are compared: the first child, and the longest path."""
+_ACCEPTED = (8, 9)
+_AFTER, _OTHER = 2, 5
+"""So many tokens follow what was accepted, the first of them being this one."""
 
 _WINDOW = 4
 """A sliding window that ends inside the draft, whatever the model's own."""
@@ -119,7 +124,7 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
     coarse: the layers round, so that the last bit of an input may be seen in the output.
     """
     try:
-        tolerance = _COARSE if coarse else _TOLERANCE.get(_dtype(model), _COARSE)
+        tolerance = _COARSE if coarse else _TOLERANCE.get(_computed_in(model), _COARSE)
         if _difference(model) <= tolerance:
             return
         reason, cause = why_other_logits(model), None
@@ -173,7 +178,7 @@ def _with_short_window(model: nn.Module) -> tuple[AbstractContextManager[None], 
     if window is None or window > _LONG_WINDOW:
         return nullcontext(), _PREFIX
     longest = getattr(config, "max_position_embeddings", None) or window
-    return nullcontext(), max(_PREFIX, min(window + 1, longest - len(_PARENTS)))
+    return nullcontext(), max(_PREFIX, min(window + 1, longest - len(_PARENTS) - _AFTER))
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
@@ -182,18 +187,32 @@ def _dtype(model: nn.Module) -> torch.dtype:
     return dtype
 
 
+def _computed_in(model: nn.Module) -> torch.dtype:
+    """The type that passes compute in: states are summed up in float32, whatever the weights."""
+    loaded: Any = model
+    wide = _dtype(model) == torch.float64
+    return torch.float32 if wide and keeps_states(loaded.config) else _dtype(model)
+
+
 def _score_as_draft(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -> Tensor:
-    """Returns ``[P, V]``: the logits of the compared paths, the root before the nodes of each.
+    """Returns ``[P, V]``: the logits of the compared paths, the root before the nodes of each, and
+    of what follows after one was accepted in part.
 
     Fewer logits are asked for than tokens are fed, as in a round after a rejected draft.
     """
-    runner = Runner(model, rows=1, max_length=len(text) + len(nodes))
+    runner = Runner(model, rows=1, max_length=len(text) + len(nodes) + _AFTER)
     runner.admit(1)
     runner.prefill(0, [text[:-_PENDING]])
     tree = Tree.uniform(list(_PARENTS), rows=1, device=runner.device)
     tokens = torch.tensor([[*text[-_PENDING:], *nodes]], device=runner.device)
     logits = runner.forward(tokens, keep=1 + len(nodes), tree=tree).logits[0]
-    return torch.cat([logits[[0, *branch]] for branch in _BRANCHES]).double()
+    read = [logits[[0, *branch]] for branch in _BRANCHES]
+    # A part of a path is accepted, and the text goes on otherwise than it was drafted.
+    runner.advance_paths(_PENDING, [_ACCEPTED])
+    runner.settle()
+    after = torch.tensor([some_tokens(model, _AFTER, first=_OTHER)], device=runner.device)
+    read.append(runner.forward(after, keep=_AFTER).logits[0])
+    return torch.cat(read).double()
 
 
 def _read_as_text(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -> Tensor:
@@ -202,4 +221,7 @@ def _read_as_text(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -
     for branch in _BRANCHES:
         logits = read_plainly(model, [*text, *(nodes[node - 1] for node in branch)])
         read.append(logits[-len(branch) - 1 :])
+    after = some_tokens(model, _AFTER, first=_OTHER)
+    logits = read_plainly(model, [*text, *(nodes[node - 1] for node in _ACCEPTED), *after])
+    read.append(logits[-_AFTER:])
     return torch.cat(read).double()

@@ -52,6 +52,8 @@ class HFTarget(Target):
         self.rows, self.max_length = rows, max_length
         self.reuses = saved_texts > 0
         self._saved = SavedTexts(saved_texts, saved_tokens)
+        # A state that has read padding would be of no use to a shorter row.
+        self._padding = PADDING if self.runner.steps is None else 1.0
         self._prompts: list[Sequence[int]] = []
         self._ready = 0
         self._scored: tuple[int, bool] = (0, True)  # pending tokens of the last plan; a chain?
@@ -77,6 +79,7 @@ class HFTarget(Target):
         self.runner.admit(1)
         self._prompts.append(inputs.token_ids)
         row = self.active - 1
+        self.runner.pin(row, len(inputs.token_ids) - 1)
         if inputs.reuse and self.reuses:
             length, saved = self._saved.find(inputs.token_ids[:-1])  # the last one stays pending
             if length:
@@ -144,7 +147,7 @@ class HFTarget(Target):
             begin = self.runner.lengths[row]
             size = min(self._left(row), PREFILL_CHUNK, budget - total)
             width, total = max(width, size), total + size
-            if found and (size == 0 or width * (len(found) + 1) > PADDING * total):
+            if found and (size == 0 or width * (len(found) + 1) > self._padding * total):
                 break
             found.append(list(self._prompts[row][begin : begin + size]))
         return found
@@ -199,6 +202,7 @@ class HFTarget(Target):
             self.runner.advance([pending + len(path) for path in paths])
         else:
             self.runner.advance_paths(pending, paths)
+        self.runner.settle()
 
     # -- what it costs -------------------------------------------------------------------------
 
