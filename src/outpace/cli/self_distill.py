@@ -22,7 +22,7 @@ def written(
     console: Console, target: Loaded, text: TextFlags, seed: int, out: Path
 ) -> Iterator[Sequence[int]]:
     """Has the target write what is still missing of its answers; returns them all."""
-    from outpace.train.answers import FILE, Answers, AnswerSettings, prompts
+    from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
 
     asked = prompts(text.data or [], target.tokenizer, target.name, text.prompt_tokens)
     settings = AnswerSettings(
@@ -30,7 +30,7 @@ def written(
         temperature=text.temperature,
         max_tokens=text.answer_tokens,
         seed=seed,
-        prompts=len(asked),
+        prompts=fingerprint(asked),
     )
     wanted = text.wanted(len(asked))
     answers = Answers(out / FILE, settings, int(text.cache * GIGABYTE))
