@@ -127,7 +127,8 @@ class TrainedDrafter(Drafter):
         from outpace.draft.online.online import Online
         from outpace.draft.online.pupil import HeadPupil
 
-        return Online(drafter, HeadPupil(head, setup), online)
+        width = len(head.layers) * head.target.hidden_size
+        return Online(drafter, HeadPupil(head, setup), online, width)
 
     @classmethod
     def head_for(cls, setup: Setup) -> Head:
