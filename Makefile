@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test audit check clean
+.PHONY: demo test audit check clients heads clean
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt
@@ -31,5 +31,14 @@ audit: $(STAMP)  ## the whole exactness gate, on tiny models and the bundled pai
 	$(BIN)/outpace audit model --samples 160 -k 4 --temperature 0.8 --top-p 0.95
 	OUTPACE_FUZZ=long $(BIN)/pytest -q -n 2 tests/fuzz
 
+clients:  ## other programs' clients, which tests/serve/test_clients.py then uses: LangChain, LlamaIndex, Node
+	$(PYTHON) -m venv .clients/venv
+	.clients/venv/bin/pip install --quiet --disable-pip-version-check -r tests/serve/clients/requirements.txt
+	cp tests/serve/clients/package.json .clients/
+	npm install --prefix .clients --no-audit --no-fund --no-package-lock
+
+heads: $(STAMP)  ## train every kind of head for the bundled target on its own text: hours on two cores
+	$(BIN)/python bundle/heads.py --out build/heads
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .clients .pytest_cache .mypy_cache .ruff_cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -21,8 +21,10 @@ from outpace.draft.base import Drafter, Setup
 from outpace.draft.registry import find_drafter
 from outpace.engine.capture import capture_for
 from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS, Engine
+from outpace.engine.order.registry import ORDERS
 from outpace.engine.request import Request
-from outpace.engine.scheduler import ORDERS
+from outpace.engine.trial import OPTIONS as TRIAL
+from outpace.engine.trial import trial_prompts, try_out
 from outpace.engine.verifier import Verifier
 from outpace.errors import (
     ConfigError,
@@ -43,14 +45,14 @@ from outpace.targets.cpu.threads import use_threads
 from outpace.targets.describe import Description, describe
 from outpace.targets.hf.load import load
 from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.making import make_target
 from outpace.targets.hf.prepare import Progress
 from outpace.targets.hf.source import check_path
-from outpace.targets.hf.target import HFTarget
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
 
 BUNDLED = Path(__file__).parent / "bundled"
-"""The small target and drafter that come with the package."""
+"""The small target, and the drafters that come with the package: a model and a head."""
 
 _WARM_UP_DRAFT = 4
 
@@ -64,6 +66,7 @@ class _EngineOptions:
     rows: int
     max_batched_tokens: int
     scheduling_policy: str
+    max_tokens_held: int | None
     saved_texts: int
 
 
@@ -89,10 +92,14 @@ class LLM:
     which then is another model, a little off the original, and speculation exact with respect to
     it. A drafter is quantised by its own "quantization" in speculative_config.
     max_num_batched_tokens: prompt tokens that are read between two rounds, so that a long prompt
-    does not hold up the texts that are being written. scheduling_policy: "fcfs" lets waiting
-    requests join the batch as they come, "priority" by the number that each may be given.
+    does not hold up the texts that are being written. max_batch_total_tokens: tokens of prompts
+    and texts that all rows may hold together, so that memory has a bound; before there are more, a
+    row is put aside, and read again when there is room. Unset: as many as the rows can have.
+    scheduling_policy: "fcfs" lets waiting requests join the batch as they come, "priority" by the
+    number that each may be given, "fair" so that each client gets as many tokens, "shortest" by
+    their predicted lengths.
     enable_prefix_caching: what is cached of a text that has ended stays, for up to max_num_seqs
-    texts, and prompts that begin alike read only the rest.
+    texts and max_batch_total_tokens tokens, and prompts that begin alike read only the rest.
 
     Several threads may call one ``LLM``: their texts are made in one batch, and each call gets its
     own.
@@ -105,7 +112,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | nn.Module | None = None,
+        model: str | os.PathLike[str] | nn.Module | Loaded | None = None,
         *,
         speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
         tokenizer: Any = None,
@@ -119,7 +126,8 @@ class LLM:
         compile: bool = False,
         quantization: Quantization | None = None,
         max_num_batched_tokens: int = TOKENS_BETWEEN_ROUNDS,
-        scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+        max_batch_total_tokens: int | None = None,
+        scheduling_policy: Literal["fcfs", "priority", "fair", "shortest"] = "fcfs",
         enable_prefix_caching: bool = False,
         threads: int | None = None,
         progress: Progress | None = None,
@@ -135,9 +143,7 @@ class LLM:
         max_num_seqs = arguments.rows("max_num_seqs", max_num_seqs)
         max_num_batched_tokens = arguments.tokens("max_num_batched_tokens", max_num_batched_tokens)
         use_threads(threads)
-        self.config = arguments.speculation(
-            speculative_config, BUNDLED / "drafter" if model is None else None
-        )
+        self.config = arguments.speculation(speculative_config, BUNDLED if model is None else None)
         drafter = find_drafter(self.config.method)
         options = drafter.configure(self.config.options)
         rule_name = self.config.rule_name or drafter.usual_rule(options)
@@ -158,6 +164,7 @@ class LLM:
             progress=progress,
         )
         self.max_model_len = arguments.context(max_model_len, self.target)
+        arguments.check_held(max_batch_total_tokens, self.max_model_len)
         self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")
         self._request_ids = itertools.count()
         asked = _EngineOptions(
@@ -166,11 +173,13 @@ class LLM:
             rows=max_num_seqs,
             max_batched_tokens=max_num_batched_tokens,
             scheduling_policy=scheduling_policy,
+            max_tokens_held=max_batch_total_tokens,
             saved_texts=max_num_seqs if enable_prefix_caching else 0,
         )
         self.engine = self._engine(drafter, options, rule, asked)
         if compile:
             self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
+        self._try_out()
 
     def _engine(
         self,
@@ -182,8 +191,13 @@ class LLM:
         """Builds the engine of the loaded target. options: an instance of ``drafter.Options``."""
         capture = capture_for if asked.compile else None
         fixed = None if capture is None else capture(self.target.model)
-        target = HFTarget(
-            self.target.model, asked.rows, self.max_model_len, fixed, asked.saved_texts
+        target = make_target(
+            self.target.model,
+            asked.rows,
+            self.max_model_len,
+            fixed,
+            asked.saved_texts,
+            asked.max_tokens_held,
         )
         setup = Setup(
             loaded=self.target,
@@ -204,7 +218,17 @@ class LLM:
             self.target.vocabulary,
             asked.max_batched_tokens,
             ORDERS[asked.scheduling_policy](),
+            asked.max_tokens_held,
         )
+
+    def _try_out(self) -> None:
+        """Raises ``ConfigError`` for a drafter that was plainly made for another model."""
+        what, room = self.engine.drafter.on_trial, self.max_model_len
+        if what:
+            prompts = trial_prompts(self.tokenizer, self.target.vocabulary, max(1, room // 2))
+            asked = replace(TRIAL, max_tokens=min(TRIAL.max_tokens or 1, max(1, room // 4)))
+            requests = [each for prompt in prompts for each in self.requests(prompt, asked)]
+            try_out(self.engine, requests, what)
 
     @property
     def tokenizer(self) -> Any:
@@ -220,6 +244,13 @@ class LLM:
         """Returns how the target and its drafter are computed: kernels, threads, dtype,
         quantisation, and why they are slow where they are. ``str()`` of it is one line."""
         return describe(self.target, self.engine.drafter.loaded)
+
+    def save_drafter(self, folder: str | os.PathLike[str]) -> None:
+        """Writes a drafter that learns online as it is now, as ``"model"`` or ``--draft`` take it.
+
+        Raises ``ConfigError`` for a drafter that does not learn.
+        """
+        self.engine.between_rounds(lambda: self.engine.drafter.save(Path(folder)))
 
     @property
     def compile_seconds(self) -> float:
@@ -264,7 +295,9 @@ class LLM:
         """Returns one output per prompt, in order.
 
         prompts: one or several texts, lists of token ids, or dicts with one of the two as "prompt"
-        or "prompt_token_ids"; also what a tokenizer returns, without its padding. sampling_params:
+        or "prompt_token_ids"; also what a tokenizer returns, without its padding. An
+        encoder-decoder reads them with its encoder; what its decoder begins with, and audio, come
+        in dicts with "encoder_prompt", "decoder_prompt" and "multi_modal_data". sampling_params:
         one for all, or one for each, as `SamplingParams` or a dict of its options; default: as the
         model's generation_config says. use_tqdm: shows a progress bar on standard error.
 
@@ -431,4 +464,6 @@ def _output(request_id: str, prompt: Prompt, requests: Sequence[Request]) -> Req
     outputs = [CompletionOutput.of(request, index) for index, request in enumerate(requests)]
     known = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     text = known if isinstance(known, str) else None
-    return RequestOutput(request_id, text, requests[0].prompt_ids, outputs)
+    source = requests[0].source
+    encoded = None if source is None else list(source.token_ids)
+    return RequestOutput(request_id, text, requests[0].prompt_ids, outputs, encoded)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outpace.bench.identity import Identity, TextDifference
-from outpace.bench.interval import Interval
-from outpace.bench.results import (
+from outpace.bench.report.results import (
     MethodResult,
     Prediction,
     Report,
@@ -17,7 +15,9 @@ from outpace.bench.results import (
     SweepPoint,
     TaskResult,
 )
-from outpace.bench.rounds import AcceptanceCounts, Split
+from outpace.bench.stats.identity import Identity, TextDifference
+from outpace.bench.stats.interval import Interval
+from outpace.bench.stats.rounds import AcceptanceCounts, Split
 
 PREDICTION = Prediction(2.2, 2.1, 0.8, ((3, 0.01),), ((1, 0.05), (4, 0.06)))
 

@@ -12,13 +12,15 @@ import torch
 from typer.testing import CliRunner, Result
 
 from outpace.bench.builtin import CHATS
-from outpace.bench.contest import BatchJob
-from outpace.bench.pair import Pair
-from outpace.bench.peers import Models, peers
-from outpace.bench.prompts import read_prompts
-from outpace.bench.results import Report
-from outpace.bench.specbench import read_answers
+from outpace.bench.peers.registry import Models, peers
+from outpace.bench.prompts import read_prompts, read_sets
+from outpace.bench.report.results import Report
+from outpace.bench.report.specbench import read_answers
+from outpace.bench.run.contest import BatchJob
+from outpace.bench.run.methods import named_methods
+from outpace.bench.synthetic.pair import Pair
 from outpace.cli.bench import app
+from outpace.draft.registry import drafter_names
 from outpace.errors import ConfigError, OutpaceError
 from outpace.targets.hf.load import load
 
@@ -58,6 +60,60 @@ def test_a_run_writes_everything_it_is_asked_for(pair: Pair, tmp_path: Path) -> 
     answers = read_answers(tmp_path / "answers" / "draft_model-b1-t0.jsonl")
     assert [a.new_tokens for a in answers] == [24, 24]
     assert all(sum(a.accept_lengths) == 24 for a in answers)
+
+
+def test_several_methods_by_name_over_one_target(pair: Pair, tmp_path: Path) -> None:
+    done = outpace(
+        "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--prompts", "builtin",
+        "--methods", "ngram,draft_model", "--num-prompts", "4", "--max-prompt-tokens", "8",
+        "--max-tokens", "8",
+        "--json", str(tmp_path / "r.json"), "--markdown", str(tmp_path / "r.md"),
+    )  # fmt: skip
+    assert done.exit_code == 0, (done.output, done.exception)
+    report = Report.from_json((tmp_path / "r.json").read_text())
+    names = [m.name for m in report.cells[0].methods]
+    assert [name.split()[0] for name in names] == ["plain", "ngram", "draft_model"]
+    tasks = [task.task for task in report.cells[0].methods[0].tasks]
+    assert len(tasks) > 1
+    assert f"| method | {' | '.join(tasks)} |" in (tmp_path / "r.md").read_text()
+
+
+def test_all_methods_are_those_that_need_no_more_than_what_is_given() -> None:
+    alone = named_methods(["all"], {})
+    assert "draft model needs 'model'" in alone.left_out["draft_model"]
+    paired = named_methods(["all"], {"model": "a/name", "num_speculative_tokens": 3})
+    assert {
+        "method": "draft_model",
+        "model": "a/name",
+        "num_speculative_tokens": 3,
+    } in paired.configs
+    assert {"method": "suffix", "num_speculative_tokens": 3} in paired.configs
+    assert "'datastore'" in paired.left_out["retrieval"]
+    assert not {"none", "medusa"} & {config["method"] for config in paired.configs}
+    assert set(drafter_names()) == {
+        "none", *paired.left_out, *(config["method"] for config in paired.configs)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--methods", "ngrm"], "did you mean 'ngram'"),
+        (["--methods", "retrieval"], "needs 'datastore'"),
+        (["--methods", "ngram", "--method", "suffix"], "exclude each other"),
+    ],
+)
+def test_methods_that_cannot_be_run(pair: Pair, flags: list[str], reason: str) -> None:
+    done = outpace("run", "--model", pair.target, *flags)
+    assert reason in str(done.exception)
+
+
+def test_several_prompt_sets_with_commas(tmp_path: Path) -> None:
+    both = read_sets("builtin, editing")
+    assert both == [*read_prompts("builtin"), *read_prompts("editing")]
+    odd = tmp_path / "a,b.jsonl"
+    odd.write_text('{"prompt": "x"}')
+    assert [prompt.text for prompt in read_sets(str(odd))] == ["x"]
 
 
 def test_chats_are_given_through_the_template(pair: Pair, tmp_path: Path) -> None:
@@ -115,7 +171,7 @@ def test_a_peer_that_does_not_quantise_is_refused(pair: Pair, whose: str) -> Non
 def test_openvino_multiplies_by_the_same_integers(pair: Pair) -> None:
     """With its own rounding of activations off, what is left to differ is the last bits."""
     ov = pytest.importorskip("openvino")
-    from outpace.bench.openvino import converted
+    from outpace.bench.peers.openvino import converted
 
     ids = torch.arange(24)[None]
     options = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
@@ -144,7 +200,7 @@ def test_openvino_multiplies_by_the_same_integers(pair: Pair) -> None:
 
 def test_openvino_holds_four_bits_in_groups() -> None:
     ov = pytest.importorskip("openvino")
-    from outpace.bench.ir import GROUP, four_bits
+    from outpace.bench.peers.ir import GROUP, four_bits
 
     weight = torch.randn(3, 2 * GROUP, generator=torch.Generator().manual_seed(0))
     node = four_bits(weight.numpy())

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from outpace import LLM
-from outpace.bench.benchmark import Benchmark, BenchmarkPlan
-from outpace.bench.contest import BatchJob
-from outpace.bench.divergence import one_step, watching
-from outpace.bench.ours import Ours
-from outpace.bench.pair import Pair
 from outpace.bench.prompts import Prompt
-from outpace.bench.results import Report
+from outpace.bench.report.results import Report
+from outpace.bench.run.benchmark import Benchmark, BenchmarkPlan
+from outpace.bench.run.contest import BatchJob
+from outpace.bench.run.ours import Ours
+from outpace.bench.stats.divergence import one_step, watching
+from outpace.bench.synthetic.pair import Pair
 from outpace.core.proposal import Point, Proposal, Sampled
 from outpace.core.tree import Tree
 from outpace.errors import ConfigError

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from outpace.bench.contest import BatchJob
-from outpace.bench.llama_server import PROGRAM, LlamaServer
-from outpace.bench.llamacpp import LlamaCpp
-from outpace.bench.peers import Models, peers
+from outpace.bench.peers.llama_server import PROGRAM, LlamaServer
+from outpace.bench.peers.llamacpp import LlamaCpp
+from outpace.bench.peers.registry import Models, peers
+from outpace.bench.run.contest import BatchJob
 from outpace.errors import ConfigError
 
 JOB = BatchJob(((3, 1, 4),), 6, 0.0)

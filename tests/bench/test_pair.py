@@ -9,11 +9,16 @@ import pytest
 import torch
 
 from outpace import LLM, SamplingParams
-from outpace.bench.agreement import Texts, generated, greedy_agreement
-from outpace.bench.model_shapes import SMALLEST_VOCABULARY, ModelShape, shape_named, shapes
-from outpace.bench.pair import Pair, PairOptions, find_scale
-from outpace.bench.tokens import byte_tokenizer, word
-from outpace.bench.weights import LaterLayersScale, first_layers, random_model
+from outpace.bench.synthetic.agreement import Texts, generated, greedy_agreement
+from outpace.bench.synthetic.model_shapes import (
+    SMALLEST_VOCABULARY,
+    ModelShape,
+    shape_named,
+    shapes,
+)
+from outpace.bench.synthetic.pair import Pair, PairOptions, find_scale
+from outpace.bench.synthetic.tokens import byte_tokenizer, word
+from outpace.bench.synthetic.weights import LaterLayersScale, first_layers, random_model
 from outpace.errors import ConfigError
 from outpace.targets.hf.load import load
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outpace.bench.prompts import DATA, Prompt, batches, chosen, read_prompts, task_of
-from outpace.bench.specbench import (
+from outpace.bench.report.specbench import (
     Answer,
     accept_lengths,
     mean_accepted,

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from tests.bench.reports import report, wide_report
 
-from outpace.bench.costing import cost_rows
-from outpace.bench.costs import CostReport, curve_of
-from outpace.bench.divergence import Divergence
-from outpace.bench.html import report_html
-from outpace.bench.outputs import OutputFiles
-from outpace.bench.plots import figures
-from outpace.bench.results import (
+from outpace.bench.report.html import report_html
+from outpace.bench.report.outputs import OutputFiles
+from outpace.bench.report.plots import figures
+from outpace.bench.report.results import (
     Report,
 )
-from outpace.bench.table import markdown
-from outpace.bench.theory import Times
+from outpace.bench.report.table import markdown
+from outpace.bench.run.costing import cost_rows
+from outpace.bench.run.costs import CostReport, curve_of
+from outpace.bench.stats.divergence import Divergence
+from outpace.bench.stats.theory import Times
 from outpace.errors import ConfigError
 
 PNG = b"\x89PNG\r\n"

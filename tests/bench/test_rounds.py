@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from outpace import LLM
-from outpace.bench.contest import BatchJob
-from outpace.bench.memory import peak_of, read_bandwidth
-from outpace.bench.meter import Meter
-from outpace.bench.ours import Ours
-from outpace.bench.pair import Pair
-from outpace.bench.roofline import bound_seconds, drafter_traffic, target_traffic
-from outpace.bench.rounds import acceptance, predicted_seconds, rounds_of, split, total_rounds
-from outpace.bench.theory import Times
+from outpace.bench.run.contest import BatchJob
+from outpace.bench.run.memory import peak_of, read_bandwidth
+from outpace.bench.run.meter import Meter
+from outpace.bench.run.ours import Ours
+from outpace.bench.stats.roofline import bound_seconds, drafter_traffic, target_traffic
+from outpace.bench.stats.rounds import acceptance, predicted_seconds, rounds_of, split, total_rounds
+from outpace.bench.stats.theory import Times
+from outpace.bench.synthetic.pair import Pair
 from outpace.core.stats import Metrics
 
 

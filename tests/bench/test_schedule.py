@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from outpace.bench.benchmark import Benchmark, BenchmarkPlan
-from outpace.bench.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.prompts import Prompt
-from outpace.bench.schedule import Pace, run_interleaved
-from outpace.bench.summary import SettingRuns, all_seconds, decode_seconds, speedup, throughput
+from outpace.bench.run.benchmark import Benchmark, BenchmarkPlan
+from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
+from outpace.bench.run.schedule import Pace, run_interleaved
+from outpace.bench.run.summary import SettingRuns, all_seconds, decode_seconds, speedup, throughput
 from outpace.errors import ConfigError
 
 PROMPTS = [Prompt(f"p{i}", f"task {i % 3}", f"text {i}") for i in range(12)]

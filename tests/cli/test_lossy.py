@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from outpace import LLM, SamplingParams
-from outpace.bench import replay as replaying
-from outpace.bench.divergence import watching
-from outpace.bench.replay import TOKENS, replay
+from outpace.bench.stats import replay as replaying
+from outpace.bench.stats.divergence import watching
+from outpace.bench.stats.replay import TOKENS, replay
 from outpace.cli import compare
 from outpace.verify.lossy.judge import JudgeHead
 

@@ -8,7 +8,7 @@ import pytest
 
 from outpace import LLM
 from outpace.engine.request import Request
-from outpace.targets.hf.prefixes import WORTHWHILE, SavedTexts
+from outpace.targets.hf.prefixes import WORTHWHILE, SavedText, SavedTexts
 from targets.families import CONTEXT, drafter, target
 from targets.generating import greedy
 
@@ -74,12 +74,12 @@ def test_short_beginnings_are_not_worth_copying() -> None:
 
 def test_a_text_that_goes_on_takes_the_place_of_its_beginning() -> None:
     texts = SavedTexts(limit=2)
-    texts.add(FIRST[:16], [])
-    texts.add(FIRST, [])
+    texts.add(FIRST[:16], SavedText())
+    texts.add(FIRST, SavedText())
     assert len(texts) == 1
-    texts.add([*FIRST[:16], 0], [])
+    texts.add([*FIRST[:16], 0], SavedText())
     assert texts.find(FIRST)[0] == len(FIRST)  # used last
-    texts.add([5] * 20, [])
+    texts.add([5] * 20, SavedText())
     assert len(texts) == 2
     assert texts.find([*FIRST[:16], 0])[0] == 16  # of the other one
 

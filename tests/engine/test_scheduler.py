@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from outpace import LLM
+from outpace.engine.order.simple import ByPriority, FirstCome
 from outpace.engine.request import Request
-from outpace.engine.scheduler import ByPriority, FirstCome, Queue
+from outpace.engine.scheduler import Queue
 from targets.families import CONTEXT, PROMPTS, target
 from targets.generating import greedy
 

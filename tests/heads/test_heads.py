@@ -100,7 +100,10 @@ def test_positions_turn_queries_and_keys_as_in_transformers() -> None:
     assert torch.allclose(found, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "sees"), [("medusa", 0), ("hydra", 2), ("mlp_speculator", 2)])
+SEEN = {"medusa": 0, "hydra": 2, "mlp_speculator": 2, "clover": 2, "lyanna": 2}
+
+
+@pytest.mark.parametrize(("kind", "sees"), SEEN.items())
 def test_which_tokens_a_guess_depends_on(kind: str, sees: int) -> None:
     made, parts = head(kind), Parts()
     changed = 0

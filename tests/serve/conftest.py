@@ -85,3 +85,8 @@ def url(llm: LLM) -> Iterator[str]:
     """The address of a server."""
     with running(llm) as address:
         yield address
+
+
+def running_requests_end(url: str) -> None:
+    """Waits until no text has a row."""
+    wait_for(lambda: call(url, "/ready")[1]["running"] == 0)

@@ -43,6 +43,9 @@ class Family:
     scale: float = SCALE
     attention: str | None = None
     windowed: bool = False
+    cached: bool = True
+    """Whether transformers' own generate is right with a cache: some keep states from call to call,
+    which a prompt of one token then goes on from."""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -177,16 +180,185 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 
+LINEAR = ["linear_attention", "full_attention"]
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}
+DELTA = {
+    "layer_types": LINEAR,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+LATENT = {
+    **EXPERTS,
+    "layer_types": LINEAR,
+    "num_experts": 4,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+}
+ZAMBA = {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"]}
+
+RECURRENT: Mapping[str, Family] = {
+    "mamba": Family("MambaConfig", {"state_size": 8, "time_step_rank": 4}),
+    "mamba2": Family(
+        "Mamba2Config",
+        {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 8},
+    ),
+    "falcon_mamba": Family("FalconMambaConfig", {"state_size": 8, "time_step_rank": 4}),
+    "jamba": Family(
+        "JambaConfig",
+        {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 4,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+        },
+    ),
+    "bamba": Family("BambaConfig", {**MAMBA, "attn_layer_indices": [1]}),
+    "granitemoehybrid": Family(
+        "GraniteMoeHybridConfig",
+        {
+            **MAMBA,
+            "layer_types": ["mamba", "attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 16,
+        },
+    ),
+    "nemotron_h": Family(
+        "NemotronHConfig",
+        {
+            "num_hidden_layers": 3,
+            "layers_block_type": ["mamba", "attention", "mlp"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "n_groups": 1,
+            "ssm_state_size": 8,
+            "chunk_size": 8,
+            "head_dim": 8,
+        },
+    ),
+    "falcon_h1": Family("FalconH1Config", {**MAMBA, "mamba_d_ssm": 64}),
+    "lfm2": Family("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
+    "lfm2_moe": Family(
+        "Lfm2MoeConfig",
+        {
+            **EXPERTS,
+            "layer_types": ["conv", "full_attention"],
+            "num_experts": 4,
+            "num_dense_layers": 1,
+        },
+    ),
+    "lfm3": Family(
+        "Lfm3Config",
+        {"num_hidden_layers": 3, "layer_types": ["conv", *BOTH], "sliding_window": WINDOW},
+        windowed=True,
+    ),
+    "qwen3_next": Family(
+        "Qwen3NextConfig",
+        {
+            **DELTA,
+            **EXPERTS,
+            "head_dim": 8,
+            "num_experts": 4,
+            "shared_expert_intermediate_size": 16,
+            "linear_num_key_heads": 2,
+        },
+    ),
+    "qwen3_5": Family("Qwen3_5TextConfig", {**DELTA, "head_dim": 8, "linear_num_key_heads": 2}),
+    "qwen3_5_moe": Family(
+        "Qwen3_5MoeTextConfig",
+        {
+            **DELTA,
+            **EXPERTS,
+            "head_dim": 8,
+            "num_experts": 4,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
+    "zamba": Family(
+        "ZambaConfig",
+        {
+            **ZAMBA,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+            "n_mamba_heads": 2,
+            "attention_head_dim": 16,
+        },
+    ),
+    "zamba2": Family(
+        "Zamba2Config",
+        {
+            **ZAMBA,
+            "mamba_d_state": 8,
+            "mamba_ngroups": 1,
+            "n_mamba_heads": 8,
+            "mamba_headdim": 8,
+            "chunk_size": 8,
+            "num_mem_blocks": 1,
+            "use_mem_rope": True,
+        },
+    ),
+    "olmo_hybrid": Family("OlmoHybridConfig", DELTA),
+    "kimi_linear": Family(
+        "KimiLinearConfig", {**LATENT, "linear_num_heads": 4, "linear_head_dim": 8}
+    ),
+    "bailing_hybrid": Family(
+        "BailingHybridConfig",
+        {**LATENT, "q_lora_rank": 16, "head_dim": 8, "n_group": 1, "topk_group": 1},
+    ),
+    "zaya": Family("ZayaConfig", {"head_dim": 8, "num_experts": 4}),
+    "minimax": Family(
+        "MiniMaxConfig",
+        {
+            "layer_types": LINEAR,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "block_size": 4,
+        },
+    ),
+    "recurrent_gemma": Family(
+        "RecurrentGemmaConfig",
+        {
+            "num_hidden_layers": 3,
+            "block_types": ["recurrent", "recurrent", "attention"],
+            "lru_width": 32,
+            "attention_window_size": WINDOW,
+            "head_dim": 8,
+        },
+        cached=False,
+    ),
+}
+"""Families with layers that keep a state."""
+
+
+def family_of(name: str) -> Family:
+    """Returns the family of this name, with states or without."""
+    return FAMILIES[name] if name in FAMILIES else RECURRENT[name]
+
 
 def config_of(name: str, **changes: Any) -> Any:
     """Returns the family's tiny configuration."""
-    family = FAMILIES[name]
+    family = family_of(name)
     return getattr(transformers, family.config)(**{**BASE, **family.options, **changes})
 
 
 def build(name: str, seed: int = 1, **changes: Any) -> Any:
     """Returns a new model of the family with random weights that depend on the seed only."""
-    family = FAMILIES[name]
+    family = family_of(name)
     return random_model(
         config_of(name, **changes), seed=seed, scale=family.scale, attention=family.attention
     )
@@ -215,7 +387,12 @@ def plain(name: str, length: int, prompts: tuple[tuple[int, ...], ...]) -> list[
     for prompt in prompts:
         ids = torch.tensor([prompt])
         made = target(name).generate(
-            ids, max_new_tokens=length, do_sample=False, pad_token_id=0, eos_token_id=None
+            ids,
+            max_new_tokens=length,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+            use_cache=family_of(name).cached,
         )
         texts.append(made[0, len(prompt) :].tolist())
     return texts

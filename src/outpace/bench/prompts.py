@@ -46,6 +46,15 @@ class Prompt:
     text: str
 
 
+def read_sets(names: str, data: str | Path | None = None) -> list[Prompt]:
+    """Returns the prompts of one or several sets with commas between their names, as `read_prompts`
+    does."""
+    if Path(names).exists():  # a file whose name has a comma
+        return read_prompts(names, data)
+    wanted = [name.strip() for name in names.split(",") if name.strip()] or [names]
+    return [prompt for name in wanted for prompt in read_prompts(name, data)]
+
+
 def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
     """Returns the prompts of a .jsonl file, of a named set in the data folder, or of a set that
     comes with the package: "builtin", texts to continue; "chat", questions for instruct models;

@@ -11,11 +11,13 @@ import typer
 from outpace.cli import options as opt
 from outpace.cli.groups import ModelFlags
 from outpace.cli.speculation import speculation
+from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outpace.bench.benchmark import BenchmarkPlan
-    from outpace.bench.outputs import OutputFiles
     from outpace.bench.prompts import Prompt
+    from outpace.bench.report.outputs import OutputFiles
+    from outpace.bench.run.benchmark import BenchmarkPlan
+    from outpace.bench.run.methods import NamedMethods
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write JSON.")]
 HtmlFile = Annotated[
@@ -36,9 +38,10 @@ class LlmFlags(ModelFlags):
     ] = None
 
     def arguments(self) -> dict[str, Any]:
-        from outpace.bench.session import parse_config
+        """Returns the arguments of ``LLM``, but for the model itself."""
+        from outpace.bench.run.session import parse_config
 
-        return {**super().arguments(), **parse_config(self.llm or "{}")}
+        return {**self.model_arguments(), **parse_config(self.llm or "{}")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class DraftFlags:
         self, bundled: bool, count: str | None = None, verify: str | None = None
     ) -> tuple[dict[str, Any], ...]:
         """Returns one ``speculative_config`` for each contestant."""
-        from outpace.bench.session import parse_config
+        from outpace.bench.run.session import parse_config
 
         if self.config:  # both together are refused
             speculation(self.config[0], self.draft, self.method, count, verify, bundled)
@@ -85,14 +88,34 @@ class ContestFlags(DraftFlags):
         bool, typer.Option("--again", help="Run plain decoding twice: an A/A check.")
     ] = False
 
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Several ways to draft, with commas, or 'all': a row for each. --draft is the "
+            "model of those that run one.",
+        ),
+    ] = None
+
     @property
     def peers(self) -> tuple[str, ...]:
         """The names of the other programs."""
         return tuple(name.strip() for name in self.vs.split(",") if name.strip())
 
-    def all_configs(self, bundled: bool) -> tuple[dict[str, Any], ...]:
-        """Returns one ``speculative_config`` for each contestant."""
-        return self.configs(bundled, self.num_speculative_tokens, self.verify)
+    def named(self, bundled: bool) -> NamedMethods:
+        """Returns one ``speculative_config`` for each contestant, and who was left out."""
+        from outpace.api import BUNDLED
+        from outpace.bench.run.methods import NamedMethods, named_methods
+
+        if self.methods is None:
+            found = self.configs(bundled, self.num_speculative_tokens, self.verify)
+            return NamedMethods(found, {})
+        if self.config or self.method:
+            raise ConfigError("--methods, --method and --speculative-config exclude each other.")
+        model = self.draft or (str(BUNDLED / "drafter") if bundled else None)
+        shared = speculation(None, model, None, self.num_speculative_tokens, self.verify, bundled)
+        names = [name.strip() for name in self.methods.split(",") if name.strip()]
+        return named_methods(names, shared or {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +127,8 @@ class PromptSetFlags:
         typer.Option(
             help="A .jsonl file, 'builtin', 'chat' (questions for instruct models), "
             "'editing' (changes in given code), or a set in --data: specbench, humaneval, gsm8k, "
-            "mbpp, mt_bench, fairytaleqa, oasst, selfinstruct, indomain, dialogue."
+            "mbpp, mt_bench, fairytaleqa, oasst, selfinstruct, indomain, dialogue. Several with "
+            "commas."
         ),
     ] = "builtin"
     data: Annotated[
@@ -124,9 +148,9 @@ class PromptSetFlags:
 
     def taken(self) -> list[Prompt]:
         """Returns the prompts that are run."""
-        from outpace.bench.prompts import chosen, read_prompts
+        from outpace.bench.prompts import chosen, read_sets
 
-        return chosen(read_prompts(self.prompts, self.data), self.num_prompts)
+        return chosen(read_sets(self.prompts, self.data), self.num_prompts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +172,9 @@ class PlanFlags:
 
     def plan(self) -> BenchmarkPlan:
         """Returns the plan; ``ConfigError`` for values that cannot be run."""
-        from outpace.bench.benchmark import BenchmarkPlan
-        from outpace.bench.schedule import Pace
-        from outpace.bench.session import numbers
+        from outpace.bench.run.benchmark import BenchmarkPlan
+        from outpace.bench.run.schedule import Pace
+        from outpace.bench.run.session import numbers
 
         return BenchmarkPlan(
             batches=numbers(self.batch, int, "--batch"),
@@ -181,7 +205,7 @@ class ReportFlags:
 
     def files(self) -> OutputFiles:
         """Returns the files; raises at once where one cannot be written."""
-        from outpace.bench.outputs import OutputFiles
+        from outpace.bench.report.outputs import OutputFiles
 
         found = OutputFiles(self.json, self.html, self.png, self.markdown, self.spec_bench)
         found.check()

@@ -63,12 +63,11 @@ def generate(
     `outpace generate --chat "Tell me a story." --max-tokens 200`
     """
     entries = read_prompts(prompt, source.prompt_file)
-    config = speculation.config(engine.bundled)
-    _check(source, output, config, engine.bundled)
+    arguments = engine.arguments(speculation)
+    _check(source, output, arguments["speculative_config"], engine.bundled)
     options = {**sampling.params(), **stopping.params(), "n": output.n, "logprobs": output.logprobs}
     if output.compare and stopping.max_tokens is None:
         options["max_tokens"] = COMPARED_TOKENS
-    arguments = {"speculative_config": config, **engine.arguments()}
     texts = output.n * len(entries)
     template = ChatTemplate(source.chat_template) if source.chat else None
 

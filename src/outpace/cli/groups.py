@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +26,10 @@ class ModelFlags:
         """Whether no model was named, so that the bundled pair is meant."""
         return self.model is None
 
-    def arguments(self) -> dict[str, Any]:
-        """Returns the arguments of ``LLM``, but for the model itself."""
-        found: dict[str, Any] = {
-            "dtype": self.dtype,
-            "device": self.device,
-            "quantization": self.quantization,
-            "trust_remote_code": self.trust_remote_code,
-        }
-        return found if self.threads is None else {**found, "threads": self.threads}
+    def model_arguments(self) -> dict[str, Any]:
+        """Returns the arguments of ``LLM`` that say how the model is held, but for its name."""
+        names = ["dtype", "device", "quantization", "trust_remote_code"]
+        return _named(self, names if self.threads is None else [*names, "threads"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +40,12 @@ class EngineFlags(ModelFlags):
     generation_config: opt.GenerationConfig = "auto"
     compile_passes: opt.Compile = False
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self, speculation: SpeculationFlags) -> dict[str, Any]:
+        """Returns the arguments of ``LLM``, but for the model itself."""
         return {
-            **super().arguments(),
-            "max_model_len": self.max_model_len,
-            "generation_config": self.generation_config,
+            "speculative_config": speculation.config(self.bundled),
+            **self.model_arguments(),
+            **_named(self, ["max_model_len", "generation_config"]),
             "compile": self.compile_passes,
         }
 
@@ -65,14 +62,7 @@ class SpeculationFlags:
 
     def config(self, bundled: bool) -> dict[str, Any] | None:
         """Returns the ``speculative_config``; None if the flags say nothing."""
-        return speculation(
-            self.speculative_config,
-            self.draft,
-            self.method,
-            self.num_speculative_tokens,
-            self.verify,
-            bundled,
-        )
+        return speculation(**vars(self), bundled=bundled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +100,12 @@ class StoppingFlags:
     def params(self) -> dict[str, Any]:
         """Returns the options of ``SamplingParams``."""
         return {
-            "max_tokens": self.max_tokens,
-            "min_tokens": self.min_tokens,
+            **_named(self, ["max_tokens", "min_tokens", "ignore_eos"]),
             "stop": self.stop or None,
             "stop_token_ids": self.stop_token_id or (),
-            "ignore_eos": self.ignore_eos,
         }
+
+
+def _named(flags: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the flags that are called as what they are given to."""
+    return {name: getattr(flags, name) for name in names}

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from outpace.api import LLM
-from outpace.bench.replay import replay
+from outpace.bench.stats.replay import replay
 from outpace.cli import report
 from outpace.cli.compare import measure
 from outpace.cli.prompts import Entry

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outpace.cli import options as opt
+from outpace.cli.grouped import grouped
+from outpace.cli.groups import EngineFlags, SpeculationFlags
 from outpace.cli.loading import load_llm
-from outpace.cli.speculation import speculation
 from outpace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outpace.serve.settings import Settings
 
 SERVER = "Server"
 LIMITS = "Limits"
@@ -20,13 +24,19 @@ def _option(flag: str, metavar: str, what: str, panel: str = SERVER) -> Any:
     return typer.Option(flag, metavar=metavar, help=what, rich_help_panel=panel)
 
 
-def serve(
-    model: opt.Model = None,
-    host: Annotated[str, _option("--host", "HOST", "Listen here; 0.0.0.0: to all.")] = "127.0.0.1",
-    port: Annotated[int, _option("--port", "N", "Listen at this port; 0: any free one.")] = 8000,
+def _switch(flag: str, what: str, panel: str = SERVER) -> Any:
+    return typer.Option(flag, help=what, rich_help_panel=panel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFlags:
+    """Where the server listens, and whom it lets in."""
+
+    host: Annotated[str, _option("--host", "HOST", "Listen here; 0.0.0.0: to all.")] = "127.0.0.1"
+    port: Annotated[int, _option("--port", "N", "Listen at this port; 0: any free one.")] = 8000
     served_model_name: Annotated[
         str | None, _option("--served-model-name", "NAME", "As clients call the model.")
-    ] = None,
+    ] = None
     api_key_file: Annotated[
         Path | None,
         _option(
@@ -35,72 +45,104 @@ def serve(
             "Let in only who shows one of these keys, one a line; also those of the environment "
             "variable OUTPACE_API_KEY.",
         ),
-    ] = None,
+    ] = None
     allowed_origin: Annotated[
         list[str] | None,
         _option("--allowed-origin", "ORIGIN", "Let web pages of this origin call (CORS)."),
-    ] = None,
+    ] = None
     allowed_host: Annotated[
         list[str] | None,
         _option("--allowed-host", "NAME", "Answer to this Host header, as behind a proxy."),
-    ] = None,
-    no_playground: Annotated[
-        bool,
-        typer.Option("--no-playground", help="Do not serve the page.", rich_help_panel=SERVER),
-    ] = False,
+    ] = None
+    no_playground: Annotated[bool, _switch("--no-playground", "Do not serve the page.")] = False
     log_prompts: Annotated[
-        bool,
-        typer.Option(
-            "--log-prompts", help="Write prompts and texts into the log.", rich_help_panel=SERVER
-        ),
-    ] = False,
-    max_num_seqs: Annotated[
-        int, _option("--max-num-seqs", "N", "Texts decoded at once.", LIMITS)
-    ] = 16,
+        bool, _switch("--log-prompts", "Write prompts and texts into the log.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitFlags:
+    """How much one client may ask for."""
+
     max_waiting: Annotated[
         int, _option("--max-waiting", "N", "Texts that may wait; more get status 429.", LIMITS)
-    ] = 256,
+    ] = 256
+    max_per_client: Annotated[
+        int | None,
+        _option(
+            "--max-per-client",
+            "N",
+            "Texts that one client (by API key, else by the field user) may have open; more get "
+            "status 429. Unset: as many as there is room for.",
+            LIMITS,
+        ),
+    ] = None
     max_body_bytes: Annotated[
         int, _option("--max-body-bytes", "N", "Largest body of a request.", LIMITS)
-    ] = 4 << 20,
+    ] = 4 << 20
     request_seconds: Annotated[
         float, _option("--request-seconds", "S", "Longest time of a request.", LIMITS)
-    ] = 600.0,
+    ] = 600.0
     drain_seconds: Annotated[
         float,
         _option("--drain-seconds", "S", "Time of open requests after SIGTERM.", LIMITS),
-    ] = 30.0,
+    ] = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchFlags:
+    """Which texts are decoded together."""
+
+    max_num_seqs: Annotated[
+        int, _option("--max-num-seqs", "N", "Texts decoded at once.", LIMITS)
+    ] = 16
+    max_batch_total_tokens: Annotated[
+        int | None,
+        _option(
+            "--max-batch-total-tokens",
+            "N",
+            "Tokens of prompts and texts that are cached at once; before there are more, a text is "
+            "put aside and read again later. Unset: as many as the texts can have.",
+            LIMITS,
+        ),
+    ] = None
     scheduling_policy: Annotated[
         str,
         _option(
             "--scheduling-policy",
             "NAME",
-            "Who waits least: fcfs (who came first) or priority (the smallest number that a "
-            "request gives).",
+            "Who waits least: fcfs (who came first), priority (the smallest number that a request "
+            "gives), fair (the client that was given the fewest tokens) or shortest (whose text is "
+            "predicted to end first, with ageing).",
             LIMITS,
         ),
-    ] = "fcfs",
+    ] = "fcfs"
     no_prefix_caching: Annotated[
         bool,
-        typer.Option(
+        _switch(
             "--no-prefix-caching",
-            help="Read every prompt from its beginning, also the next turn of a chat.",
-            rich_help_panel=LIMITS,
+            "Read every prompt from its beginning, also the next turn of a chat.",
+            LIMITS,
         ),
-    ] = False,
-    dtype: opt.Dtype = "auto",
-    device: opt.Device = "auto",
-    quantization: opt.Quantize = None,
-    max_model_len: opt.MaxModelLen = None,
-    generation_config: opt.GenerationConfig = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
-    threads: opt.Threads = None,
-    compile_passes: opt.Compile = False,
-    draft: opt.Draft = None,
-    method: opt.Method = None,
-    num_speculative_tokens: opt.NumSpeculativeTokens = None,
-    verify: opt.Verify = None,
-    speculative_config: opt.SpeculativeJson = None,
+    ] = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of ``LLM``."""
+        return {
+            "max_batch_total_tokens": self.max_batch_total_tokens,
+            "scheduling_policy": self.scheduling_policy,
+            "enable_prefix_caching": not self.no_prefix_caching,
+        }
+
+
+@grouped
+def serve(
+    *,
+    server: ServerFlags,
+    limits: LimitFlags,
+    batch: BatchFlags,
+    engine: EngineFlags,
+    speculation: SpeculationFlags,
 ) -> None:
     """Serve OpenAI's API, and a page at / that shows what was drafted.
 
@@ -113,39 +155,24 @@ def serve(
     `outpace serve --verify coupled` (the same text with speculation and without, seed by seed)
     """
     _check_installed()
-    config = speculation(
-        speculative_config, draft, method, num_speculative_tokens, verify, bundled=model is None
-    )
-    engine: dict[str, Any] = {
-        "speculative_config": config,
-        "dtype": dtype,
-        "device": device,
-        "quantization": quantization,
-        "max_model_len": max_model_len,
-        "generation_config": generation_config,
-        "trust_remote_code": trust_remote_code,
-        "compile": compile_passes,
-        "scheduling_policy": scheduling_policy,
-        "enable_prefix_caching": not no_prefix_caching,
-        **({} if threads is None else {"threads": threads}),
-    }
+    arguments = {**engine.arguments(speculation), **batch.arguments()}
+    _run(engine.model, arguments, _settings(engine.model, server, limits), batch.max_num_seqs)
+
+
+def _settings(model: str | None, server: ServerFlags, limits: LimitFlags) -> Settings:
     from outpace.serve.settings import Settings, read_keys
 
-    settings = Settings(
-        model_name=served_model_name or (Path(model).name if model else "outpace"),
-        host=host,
-        port=port,
-        api_keys=read_keys(api_key_file),
-        allowed_origins=tuple(allowed_origin or ()),
-        allowed_hosts=tuple(allowed_host) if allowed_host else None,
-        max_waiting=max_waiting,
-        max_body_bytes=max_body_bytes,
-        request_seconds=request_seconds,
-        drain_seconds=drain_seconds,
-        log_prompts=log_prompts,
-        playground=not no_playground,
+    return Settings(
+        model_name=server.served_model_name or (Path(model).name if model else "outpace"),
+        host=server.host,
+        port=server.port,
+        api_keys=read_keys(server.api_key_file),
+        allowed_origins=tuple(server.allowed_origin or ()),
+        allowed_hosts=tuple(server.allowed_host) if server.allowed_host else None,
+        log_prompts=server.log_prompts,
+        playground=not server.no_playground,
+        **vars(limits),
     )
-    _run(model, engine, settings, max_num_seqs)
 
 
 def _check_installed() -> None:
@@ -157,7 +184,7 @@ def _check_installed() -> None:
         raise ConfigError("outpace serve needs: pip install 'outpace[serve]'.") from error
 
 
-def _run(model: str | None, engine: dict[str, Any], settings: Any, rows: int) -> None:
+def _run(model: str | None, engine: dict[str, Any], settings: Settings, rows: int) -> None:
     """Takes the port before the model is loaded, so that a port in use is told at once."""
     from outpace.serve.runner import listen, serve
 

@@ -9,10 +9,10 @@ from outpace.errors import ConfigError, OutpaceError, ParamsError
 
 
 def speculation(
-    config: str | None,
+    speculative_config: str | None,
     draft: str | None,
     method: str | None,
-    count: str | None,
+    num_speculative_tokens: str | None,
     verify: str | None,
     bundled: bool,
 ) -> dict[str, Any] | None:
@@ -20,6 +20,7 @@ def speculation(
 
     bundled: no model was named, so that the bundled drafter is at hand.
     """
+    config, count = speculative_config, num_speculative_tokens
     flags = {"--draft": draft, "--method": method, "-k": count, "--verify": verify}
     given = [flag for flag, value in flags.items() if value is not None]
     if config is not None:

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outpace.cli import options as opt
+from outpace.cli.grouped import grouped
+from outpace.cli.groups import ModelFlags
 from outpace.cli.loading import load_llm
 from outpace.cli.prompts import read_prompts
 from outpace.errors import ConfigError
@@ -25,8 +27,8 @@ app = typer.Typer(
     help="Fit a drafter to your own model and prompts.",
 )
 
-DRAFTED = 6
-"""Tokens per draft while trying: from these, shorter drafts are predicted."""
+TRIED = {"method": "layer_skip", "num_speculative_tokens": 6, "draft_exit": None}
+"""What is tried: from drafts of six tokens, the speed with shorter ones is predicted."""
 
 
 @app.callback()
@@ -35,8 +37,10 @@ def tune() -> None:
 
 
 @app.command()
+@grouped
 def layers(
-    model: opt.Model = None,
+    *,
+    model: ModelFlags,
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
@@ -63,11 +67,6 @@ def layers(
     ] = 6,
     temperature: opt.Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
-    dtype: opt.Dtype = "auto",
-    device: opt.Device = "auto",
-    quantization: opt.Quantize = None,
-    trust_remote_code: opt.TrustRemoteCode = False,
-    threads: opt.Threads = None,
 ) -> None:
     """Find the sub-layers that a model can leave out when it drafts for itself.
 
@@ -81,19 +80,8 @@ def layers(
     texts = [entry.text for file in prompts or () for entry in read_prompts(None, file)]
     if not out.parent.is_dir():
         raise ConfigError(f"--out: there is no folder {str(out.parent)!r}.")
-    engine: dict[str, Any] = {
-        "speculative_config": {
-            "method": "layer_skip",
-            "num_speculative_tokens": DRAFTED,
-            "draft_exit": None,
-        },
-        "dtype": dtype,
-        "device": device,
-        "quantization": quantization,
-        "trust_remote_code": trust_remote_code,
-        **({} if threads is None else {"threads": threads}),
-    }
-    llm, _ = load_llm(model, engine, {}, texts=1)
+    engine = {**model.model_arguments(), "speculative_config": TRIED}
+    llm, _ = load_llm(model.model, engine, {}, texts=1)
 
     from outpace.draft.itself.chosen import Fingerprint
     from outpace.tune.layer_search import LayerSearch

@@ -41,22 +41,28 @@ class Riders:
     """Columns that ride in the target's pass and are never accepted: look-ahead tokens, Jacobi
     windows, a second copy of the draft.
 
-    Either tokens or embeddings are fed. ``parents`` says what each of R columns follows: 0 is the
-    root, 1..N are the drafted nodes, N + 1 is the first rider; a rider sees its ancestors and
-    itself and stands one position behind its parent. ``enter``: the layer at which embeddings join;
-    what the layers before it make of these columns is thrown away.
+    Either tokens or embeddings are fed, or states that are made in the pass. ``parents`` says what
+    each of R columns follows: 0 is the root, 1..N are the drafted nodes, N + 1 is the first rider;
+    a rider sees its ancestors and itself and stands one position behind its parent. ``enter``: the
+    layer at which embeddings or states join; what the layers before it make of these columns is
+    thrown away. ``made``: from what that layer is given of the root and the nodes, ``[B, M, H]``,
+    to the riders' states ``[B, R, H]``.
     """
 
     parents: Tensor  # [B, R]
     tokens: Tensor | None = None  # [B, R]
     embeddings: Tensor | None = None  # [B, R, H]
     enter: int = 0
+    made: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
-        if (self.tokens is None) == (self.embeddings is None):
-            raise ValueError("riders are either tokens or embeddings")
-        if self.enter and self.embeddings is None:
-            raise ValueError("riders that enter behind the first layer are embeddings")
+        given = (self.tokens, self.embeddings, self.made)
+        if sum(one is not None for one in given) != 1:
+            raise ValueError("riders are either tokens, or embeddings, or made in the pass")
+        if self.enter and self.tokens is not None:
+            raise ValueError("riders that enter behind the first layer are no tokens")
+        if self.made is not None and not self.enter:
+            raise ValueError("riders that are made in the pass enter behind the first layer")
 
     @property
     def size(self) -> int:

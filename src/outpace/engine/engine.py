@@ -17,14 +17,16 @@ from outpace.core.proposal import Drawn, Proposal
 from outpace.core.stats import Seconds
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Round, RowInfo, Rows
+from outpace.engine.counting import counted
 from outpace.engine.logprobs import logprobs_of
+from outpace.engine.order.base import Order
 from outpace.engine.request import Logprob, Request
-from outpace.engine.scheduler import Order, Queue
+from outpace.engine.scheduler import Queue, Room
 from outpace.engine.states import deliver_chunk, deliver_round
 from outpace.engine.trace import Observer, RoundTrace
 from outpace.engine.verifier import Decision, Verifier, branches_of, on_host
 from outpace.errors import ConfigError
-from outpace.policy.base import Controller, Outcome, affordable
+from outpace.policy.base import Controller, affordable
 from outpace.targets.base import Plan, PromptInputs, Scores, Target
 
 Done = TypeVar("Done")
@@ -57,8 +59,10 @@ class Engine:
         vocabulary: int,
         max_batched_tokens: int = TOKENS_BETWEEN_ROUNDS,
         order: Order | None = None,
+        max_tokens_held: int | None = None,
     ) -> None:
-        """order: in which waiting requests join the batch; unset: as they come."""
+        """order: in which waiting requests join the batch; unset: as they come. max_tokens_held:
+        by all rows together; before there are more, the last row in that order is put aside."""
         for drawn in [Drawn.POINT] if verifier.coupled else drafter.draws:
             verifier.rule.check(drawn, drafter.trees)
         self.target = target
@@ -68,6 +72,7 @@ class Engine:
         self.observers: list[Observer] = []
         self.waiting = Queue(order)
         self.running: list[Request] = []
+        self.room = Room(max_tokens_held)
         self.controller = controller
         self._max_batched_tokens = max_batched_tokens
         self._layers = verifier.layers | frozenset(drafter.needs.states)
@@ -101,6 +106,11 @@ class Engine:
                         self._uninterrupted(self._release)
             finally:
                 self._turn.release()
+
+    def between_rounds(self, work: Callable[[], Done]) -> Done:
+        """Returns what ``work`` does while nobody plays a round."""
+        with self._turn:
+            return work()
 
     @contextmanager
     def observing(self, observer: Observer) -> Iterator[None]:
@@ -166,11 +176,13 @@ class Engine:
 
     def _step(self) -> list[Request]:
         self._release()
+        self._make_room()
         self._admit()
         self._fill()
         played = self.running[: self.target.ready]
         if played:
             self._try_round(played)
+            self.waiting.order.played(played)
             self._release()
         return played
 
@@ -190,12 +202,16 @@ class Engine:
             request = self.waiting.first
             if request is None:
                 return
-            if not request.finished:
-                source = self._twin(request)
-                if source is not None and not self._can_fork(source):
-                    return  # soon: its prompt is being read for both
-                self._begin(request, source)
-            self.waiting.remove(request)
+            if request.finished:
+                self.waiting.remove(request)
+                continue
+            source = self._twin(request)
+            if source is not None and not self._can_fork(source):
+                return  # soon: its prompt is being read for both
+            if not self.room.holds(self.running, request):
+                return  # nobody overtakes it, so that it has its room soon
+            self._begin(request, source)
+            self.waiting.join(request)
 
     def _twin(self, request: Request) -> int | None:
         """A row with the same prompt."""
@@ -213,13 +229,17 @@ class Engine:
         return read and self.target.ready == self.target.active
 
     def _begin(self, request: Request, source: int | None) -> None:
-        request.began_with = request.token_ids
-        info = RowInfo(request.id, request.began_with, request.group, request.tag, source)
+        again, request.began_with = bool(request.began_with), request.token_ids
+        info = RowInfo(
+            request.id, request.began_with, request.group, request.tag, source, request.source
+        )
         if source is None:
-            row = self.target.admit(PromptInputs(request.began_with, not self.drafter.needs.states))
+            reuse = not self.drafter.needs.states
+            row = self.target.admit(PromptInputs(request.began_with, reuse, request.source))
         else:
             row = self.target.fork(source)
-        request.cached_tokens = self.target.lengths[row]
+        if not again:
+            request.cached_tokens = self.target.lengths[row]
         self.drafter.admit([info])
         self.running.append(request)
         self._rows_changed()
@@ -238,23 +258,37 @@ class Engine:
         self._rows_changed()
 
     def _release(self) -> None:
-        if not any(request.finished for request in self.running):
+        self._retain([request for request in self.running if not request.finished])
+
+    def _make_room(self) -> None:
+        """Puts aside the rows that come last, as long as there are too many tokens. They are read
+        again when there is room, and go on where they were."""
+        staying = list(self.running)
+        while self.room.lacks(staying):
+            last = max(staying, key=self.waiting.place)
+            staying.remove(last)
+            self.waiting.put_aside(last)
+        self._retain(staying)
+
+    def _retain(self, staying: Sequence[Request]) -> None:
+        """Keeps the rows of these requests, which stand in their order."""
+        if len(staying) == len(self.running):
             return
-        keep = [row for row, request in enumerate(self.running) if not request.finished]
-        self.target.retain(keep, self._texts_that_end())
+        keep = [row for row, request in enumerate(self.running) if request in staying]
+        self.target.retain(keep, self._texts_that_leave(keep))
         self.drafter.retain(keep)
-        self.running = [self.running[row] for row in keep]
+        self.running = list(staying)
         self._rows_changed()
 
     def _rows_changed(self) -> None:
         self._law = self._seeds = self._nothing = None
 
-    def _texts_that_end(self) -> dict[int, list[int]]:
+    def _texts_that_leave(self, keep: Sequence[int]) -> dict[int, list[int]]:
         """The tokens of the rows that leave, by row, for a target that saves what it has cached."""
         if not self.target.reuses:
             return {}
-        rows = enumerate(self.running)
-        return {row: one.token_ids for row, one in rows if one.finished and one.error is None}
+        leaving = [(row, one) for row, one in enumerate(self.running) if row not in keep]
+        return {row: one.token_ids for row, one in leaving if one.error is None}
 
     # -- the round -----------------------------------------------------------------------------
 
@@ -288,7 +322,7 @@ class Engine:
         deliver_round(self.drafter, scores, pending, decisions)
         self.drafter.observe(rows, Round(proposal, verdict, seconds, laws, scores.rider_logits))
         methods = proposal.methods or [self.drafter.name] * len(played)
-        outcomes = self._count(played, decisions, emitted, seconds, methods)
+        outcomes = counted(played, decisions, emitted, seconds, methods)
         steady = self.compile_seconds == compiled  # compiling is no price of a round
         self.controller.record(played, outcomes, seconds if steady else None)
         for observer in self.observers:
@@ -362,27 +396,3 @@ class Engine:
             request.logprobs += reported[row][:taken]
             emitted.append(taken)
         return emitted
-
-    def _count(
-        self,
-        played: Sequence[Request],
-        decisions: Sequence[Decision],
-        emitted: Sequence[int],
-        seconds: Seconds,
-        methods: Sequence[str],
-    ) -> list[Outcome]:
-        """Counts the round for each request; returns what came of it."""
-        outcomes = []
-        rows = zip(played, decisions, emitted, methods, strict=True)
-        for request, decision, taken, method in rows:
-            kept = min(taken, len(decision.path))
-            metrics = request.metrics
-            metrics.count_round(decision.drafted, kept, taken)
-            metrics.count_positions(decision.depth, kept)
-            metrics.draft_seconds += seconds.draft
-            metrics.verify_seconds += seconds.score
-            metrics.sample_seconds += seconds.rest
-            metrics.total_seconds += seconds.total
-            path = tuple(decision.path[:kept])
-            outcomes.append(Outcome(decision.drafted, decision.depth, kept, taken, path, method))
-        return outcomes

@@ -1,43 +1,15 @@
-"""In which order waiting requests join the batch."""
+"""Which requests are in the batch: a queue of those that wait, and room for those that write."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from outpace.engine.order.base import Order
+from outpace.engine.order.simple import FirstCome
 from outpace.engine.request import Request
 
-
-class Order(ABC):
-    """Compares waiting requests: the one with the smallest key joins first."""
-
-    name: str
-
-    @abstractmethod
-    def key(self, request: Request) -> tuple[float, ...]:
-        """Returns what the request is sorted by. Ties are broken by the time of arrival."""
-
-
-class FirstCome(Order):
-    """First come, first served."""
-
-    name = "fcfs"
-
-    def key(self, request: Request) -> tuple[float, ...]:
-        return ()
-
-
-class ByPriority(Order):
-    """The smallest number first, as in vLLM; equal ones as they come."""
-
-    name = "priority"
-
-    def key(self, request: Request) -> tuple[float, ...]:
-        return (request.priority,)
-
-
-ORDERS: dict[str, type[Order]] = {order.name: order for order in (FirstCome, ByPriority)}
-"""Each order by its name."""
+AHEAD = 32
+"""Tokens that are kept free for each row: what a round may add to it, its draft included."""
 
 
 class Queue:
@@ -54,7 +26,7 @@ class Queue:
     def __init__(self, order: Order | None = None) -> None:
         self.order = order or FirstCome()
         self._back: list[Request] = []  # were in the batch, in the order of their rows
-        self._waiting: list[Request] = []  # as they arrived
+        self._waiting: list[Request] = []
 
     def __len__(self) -> int:
         return len(self._back) + len(self._waiting)
@@ -67,16 +39,58 @@ class Queue:
         """The request that joins next."""
         if self._back:
             return self._back[0]
-        return min(self._waiting, key=self.order.key, default=None)  # the earliest of equals
+        return min(self._waiting, key=self.place, default=None)
+
+    def place(self, request: Request) -> tuple[float, ...]:
+        """Returns what requests are sorted by: the order's key, then the time of arrival."""
+        return (*self.order.key(request), request.id)
 
     def add(self, request: Request) -> None:
         """Adds a request that has just arrived."""
+        self.order.arrives(request)
         self._waiting.append(request)
 
     def put_back(self, requests: Iterable[Request]) -> None:
-        """Adds requests that were in the batch, before all others and in this order."""
-        self._back[:0] = requests
+        """Adds requests that were in the batch, before all others and in this order. Some of them
+        may be here already, if an interruption came while they were joining or leaving it."""
+        again = list(requests)
+        self._waiting = [one for one in self._waiting if one not in again]
+        self._back = [*again, *(one for one in self._back if one not in again)]
+
+    def put_aside(self, request: Request) -> None:
+        """Adds a request that has to leave the batch, where it would stand had it never joined."""
+        request.preemptions += 1
+        self._waiting.append(request)
+
+    def join(self, request: Request) -> None:
+        """Takes out a request that takes a row."""
+        self.remove(request)
+        self.order.joins(request)
 
     def remove(self, request: Request) -> None:
-        """Takes out a request that joins the batch, or has ended before it could."""
+        """Takes out a request that has ended before it could join."""
         (self._back if request in self._back else self._waiting).remove(request)
+
+
+class Room:
+    """How many tokens of prompts and texts all rows may hold together.
+
+    >>> Room(None).lacks([])
+    False
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        """limit: a single row always has room; None: there is no limit."""
+        self._limit = limit
+
+    def holds(self, running: Sequence[Request], request: Request) -> bool:
+        """Whether one more request may join, so that nobody has to leave in the next rounds."""
+        together = [*running, request]
+        return not running or self._limit is None or self._need(together, AHEAD) <= self._limit
+
+    def lacks(self, running: Sequence[Request]) -> bool:
+        """Whether a request has to leave before the next round."""
+        return len(running) > 1 and self._limit is not None and self._need(running) > self._limit
+
+    def _need(self, requests: Sequence[Request], spare: int = 0) -> int:
+        return sum(request.length + AHEAD + spare for request in requests)

@@ -13,6 +13,11 @@ REGISTRY = LazyRegistry(
         "hydra": "outpace.heads.hydra:Hydra",
         "mlp_speculator": "outpace.heads.mlp_speculator:MlpSpeculator",
         "eagle3": "outpace.heads.eagle3:Eagle3",
+        "clover": "outpace.heads.clover:Clover",
+        "pass": "outpace.heads.pass_:Pass",
+        "hidden_transfer": "outpace.heads.hidden_transfer:HiddenTransfer",
+        "ctc": "outpace.heads.ctc:Ctc",
+        "lyanna": "outpace.heads.lyanna:Lyanna",
     },
 )
 

@@ -26,7 +26,7 @@ def make_controller(
     length policy that does not go with the drafter.
     """
     count = config.num_speculative_tokens
-    prices = Prices.nominal(drafter.pass_bytes, target.pass_bytes, target.device.type)
+    prices = _prices(drafter, target)
     if config.length is not None:
         return _by_name(config, drafter, invariant, prices)
     if not drafter.longest:
@@ -41,8 +41,13 @@ def make_controller(
     return _auto(drafter, drafter.name, invariant, target)
 
 
+def _prices(drafter: Drafter, target: Target) -> Prices:
+    kind = target.device.type
+    return Prices.nominal(drafter.pass_bytes, target.pass_bytes, kind, drafter.riders)
+
+
 def _auto(drafter: Drafter, name: str, invariant: bool, target: Target) -> Auto:
-    prices = Prices.nominal(drafter.pass_bytes, target.pass_bytes, target.device.type)
+    prices = _prices(drafter, target)
     if drafter.any_shape:
         return Auto(Growing(prices), invariant, prices, name)
     shape = drafter.shape

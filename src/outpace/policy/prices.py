@@ -41,17 +41,17 @@ class Prices:
     forked: float = 0.0
 
     @classmethod
-    def nominal(cls, drafter: int, target: int, device: str) -> Prices:
+    def nominal(cls, drafter: int, target: int, device: str, riders: int = 0) -> Prices:
         """Returns the prices for bytes of weights that a pass of each reads; drafter: 0 for one
-        that is no model. device: its kind.
+        that is no model. device: its kind. riders: columns behind the root and each node.
 
         A measured time would be another one on every machine and in every run.
         """
-        whole = target + PASS
+        whole, scored = target + PASS, SCORED.get(device, SCORED_ELSEWHERE)
         return cls(
             level=(drafter + DRAWN) / whole if drafter else 0.0,
-            node=SCORED.get(device, SCORED_ELSEWHERE),
-            started=STARTED / whole,
+            node=scored * (1 + riders),
+            started=STARTED / whole + scored * riders,
             forked=FORKED / whole,
         )
 

@@ -119,5 +119,9 @@ class Answer:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
 
     def _metrics(self, request: Request) -> dict[str, Any]:
-        stop = request.stop_reason
-        return {**request.metrics.as_dict(), "seed": request.seed, "stop_reason": stop}
+        return {
+            **request.metrics.as_dict(),
+            "seed": request.seed,
+            "stop_reason": request.stop_reason,
+            "preemptions": request.preemptions,
+        }

@@ -26,9 +26,9 @@ from outpace.engine.trace import Observer
 from outpace.serve import openapi
 from outpace.serve.answers import Answer
 from outpace.serve.calls import Call, Reader
-from outpace.serve.engine_thread import EngineThread, QueueFull, ShuttingDown
+from outpace.serve.engine_thread import EngineThread, QueueFull, ShuttingDown, TooMany
 from outpace.serve.errors import ApiError
-from outpace.serve.guards import OPEN, Keys, RequestLog, body_of, failure
+from outpace.serve.guards import OPEN, Keys, RequestLog, body_of, client_of, failure
 from outpace.serve.jobs import Job
 from outpace.serve.metrics import ServerMetrics
 from outpace.serve.open_calls import Deliver, Events, OpenCall, told
@@ -65,7 +65,9 @@ class Server:
         self._settings = settings
         self._reader = Reader(llm, settings)
         self._tracer = Tracer(self._decode)
-        self.thread = EngineThread(llm.engine, settings.max_waiting, self._note_end)
+        self.thread = EngineThread(
+            llm.engine, settings.max_waiting, self._note_end, settings.max_per_client
+        )
         self._metrics = ServerMetrics(
             settings.model_name,
             lambda: self.thread.running,
@@ -162,7 +164,8 @@ class Server:
             if self._settings.log_prompts:
                 notes["body"] = body
             answer = Answer(call, self._settings.model_name, self._decode, self._tracer.take)
-            open_call = OpenCall(answer, partial(self._submit, call))
+            client = client_of(request, call.user)
+            open_call = OpenCall(answer, partial(self._submit, call, client))
             end = partial(self._end, call, open_call.job, notes)
             if call.stream:
                 return Events(open_call, end)
@@ -173,14 +176,14 @@ class Server:
 
         return respond
 
-    def _submit(self, call: Call, deliver: Deliver) -> Job:
+    def _submit(self, call: Call, client: str | bytes | None, deliver: Deliver) -> Job:
         """Hands a call to the engine; ``ApiError`` where there is no room, or no time left."""
-        job = Job(call.requests, deliver, self._settings.request_seconds)
+        job = Job(call.requests, deliver, self._settings.request_seconds, client)
         if call.trace:
             self._tracer.follow(call.requests)
         try:
             self.thread.submit(job)
-        except (QueueFull, ShuttingDown) as error:
+        except (QueueFull, ShuttingDown, TooMany) as error:
             self._tracer.leave(call.requests)
             raise told(error) from error
         return job

@@ -34,6 +34,8 @@ class Call:
     parses_tools: bool = False
     trace: bool = False
     texts_per_prompt: int = 1
+    user: str | None = None
+    """Who asks, by their own account."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -236,6 +238,7 @@ class Reader:
             parses_tools=parses_tools,
             trace=bool(given.get("outpace", {}).get("trace")),
             texts_per_prompt=params.n,
+            user=given.get("user"),
         )
 
 

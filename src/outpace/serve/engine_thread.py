@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from time import perf_counter
 
 from outpace.engine.engine import Engine
@@ -19,6 +20,10 @@ ATTEMPTS = 2
 
 class QueueFull(Exception):
     """More texts wait than the server lets wait."""
+
+
+class TooMany(Exception):
+    """A client has more texts open than the server lets one have."""
 
 
 class ShuttingDown(Exception):
@@ -39,18 +44,25 @@ class EngineThread:
     others go on.
 
     ended: is called with every job that ended, in the engine's thread. max_waiting: texts that may
-    wait for a row.
+    wait for a row. max_per_client: texts of one client that may wait or be written.
     """
 
     def __init__(
-        self, engine: Engine, max_waiting: int, ended: Callable[[Job], None] = lambda job: None
+        self,
+        engine: Engine,
+        max_waiting: int,
+        ended: Callable[[Job], None] = lambda job: None,
+        max_per_client: int | None = None,
     ) -> None:
         self.engine = engine
         self._room = engine.target.rows + max_waiting
+        self._room_of_one = max_per_client
         self._ended = ended
         self._mailbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._live = 0  # texts that were submitted and have not ended
+        # Texts that were submitted and have not ended: all of them, and by client.
+        self._live = 0
+        self._live_by_client: Counter[Hashable] = Counter()
         self._accepts = False
         self._idle = threading.Event()
         self._idle.set()
@@ -86,13 +98,18 @@ class EngineThread:
         return max(0, self._live - self.running)
 
     def submit(self, job: Job) -> None:
-        """Hands over a job; raises `QueueFull` or `ShuttingDown`."""
+        """Hands over a job; raises `QueueFull`, `TooMany` or `ShuttingDown`."""
+        texts = len(job.requests)
         with self._lock:
             if not self.accepts:
                 raise ShuttingDown
-            if self._live + len(job.requests) > self._room:
+            own = self._live_by_client[job.client] + texts
+            if self._room_of_one is not None and own > self._room_of_one:
+                raise TooMany
+            if self._live + texts > self._room:
                 raise QueueFull
-            self._live += len(job.requests)
+            self._live += texts
+            self._live_by_client[job.client] = own
             self._idle.clear()
         self._mailbox.put(lambda: self._take(job))
 
@@ -230,6 +247,9 @@ class EngineThread:
         for job in ended:
             self._ended(job)
         with self._lock:
-            self._live -= sum(len(job.requests) for job in ended)
+            for job in ended:
+                self._live -= len(job.requests)
+                self._live_by_client[job.client] -= len(job.requests)
+            self._live_by_client += Counter()  # forgets the clients that have none left
             if not self._live:
                 self._idle.set()

@@ -62,7 +62,15 @@ class Keys:
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         shown = _digest(key.strip())
         known = [hmac.compare_digest(shown, digest) for digest in self._digests]
+        scope.setdefault("state", {})["key"] = shown
         return kind.lower() == "bearer" and any(known)
+
+
+def client_of(request: Request, user: str | None) -> str | bytes | None:
+    """Returns who asks: by API key where there are keys, so that nobody is many; else by the field
+    ``user``; None where it is not known."""
+    key: bytes | None = getattr(request.state, "key", None)
+    return user if key is None else key
 
 
 def _digest(key: str) -> bytes:

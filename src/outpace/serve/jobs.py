@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -25,12 +25,14 @@ class Delta:
 class Job:
     """The texts of one call. ``deliver`` is called in the engine's thread, once a round at most.
 
-    Times are those of ``perf_counter``; None until it happens.
+    client: who asks, as far as it is known. Times are those of ``perf_counter``; None until it
+    happens.
     """
 
     requests: Sequence[Request]
     deliver: Callable[[list[Delta]], None]
     seconds: float
+    client: Hashable = None
     arrived: float = field(default_factory=perf_counter)
     began: float | None = None
     first_token: float | None = None
@@ -41,6 +43,8 @@ class Job:
     def __post_init__(self) -> None:
         self._sent = [0] * len(self.requests)
         self._done = [False] * len(self.requests)
+        for request in self.requests:
+            request.client = self.client
 
     @property
     def finished(self) -> bool:

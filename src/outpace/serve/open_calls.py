@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from outpace.serve.answers import Answer, event
-from outpace.serve.engine_thread import OutOfTime, QueueFull, ShuttingDown
+from outpace.serve.engine_thread import OutOfTime, QueueFull, ShuttingDown, TooMany
 from outpace.serve.errors import ApiError
 from outpace.serve.jobs import Delta, Job
 
@@ -107,6 +107,10 @@ def told(error: Exception | None) -> ApiError:
         return ApiError(504, "the request took longer than this server allows.", code="timeout")
     if isinstance(error, QueueFull):
         return ApiError(429, "too many texts wait already: come again later.", code="queue_full")
+    if isinstance(error, TooMany):
+        return ApiError(
+            429, "you have as many texts open as one client may: wait for one.", code="too_many"
+        )
     if error is None or isinstance(error, ShuttingDown):
         return ApiError(503, "the server is shutting down.", code="shutting_down")
     return ApiError.of(error)

@@ -24,7 +24,8 @@ class Settings:
     everybody. allowed_origins: web pages of other origins that may call (CORS). allowed_hosts:
     values of the Host header that are answered; unset: those of this machine where the server
     listens to it alone, so that no web page can reach it under a name of its own.
-    max_waiting: texts that may wait for a row; more are refused with status 429.
+    max_waiting: texts that may wait for a row; more are refused with status 429. max_per_client:
+    texts that one client may have open, waiting or not; None: any number.
     max_body_bytes, request_seconds, max_n: limits of one request. drain_seconds: how long open
     requests may go on after SIGTERM. log_prompts: whether prompts and texts are logged.
     """
@@ -36,6 +37,7 @@ class Settings:
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] | None = None
     max_waiting: int = 256
+    max_per_client: int | None = None
     max_body_bytes: int = 4 << 20
     request_seconds: float = 600.0
     max_n: int = 64
@@ -44,9 +46,11 @@ class Settings:
     playground: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_waiting", "max_body_bytes", "request_seconds", "max_n"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be positive, not {getattr(self, name)}.")
+        limits = ("max_waiting", "max_per_client", "max_body_bytes", "request_seconds", "max_n")
+        for name in limits:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} must be positive, not {value}.")
         if self.drain_seconds < 0:
             raise ConfigError(f"drain_seconds must be 0 or more, not {self.drain_seconds}.")
         for name in self.allowed_hosts or ():

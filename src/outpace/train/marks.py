@@ -45,8 +45,10 @@ class Recipe(ABC):
 class Sheet:
     """What is noted of a head's guesses, from depth 1 on."""
 
-    def __init__(self, head: Head, lesson: Lesson, places: int) -> None:
-        self._lesson, self._places, self._d2t = lesson, places, head.d2t
+    def __init__(self, head: Head, lesson: Lesson, places: int, spacing: int = 1) -> None:
+        """places: how many; spacing: tokens from each to the next."""
+        self._lesson, self._d2t = lesson, head.d2t
+        self._span, self._spacing = (places - 1) * spacing + 1, spacing
         own = head.d2t.new_full((head.target.vocab_size,), -1)
         own[head.d2t] = torch.arange(head.vocabulary, device=own.device)
         self._own = own  # [V]: the head's own number of each token, or -1
@@ -56,16 +58,20 @@ class Sheet:
     def path(self) -> Tensor:
         """Returns the tokens ``[B, P]`` that the path of each place goes on with: the roots at
         first."""
-        depth = len(self._hits) + 1
-        return self._lesson.tokens[:, depth : depth + self._places]
+        return self._lesson.tokens[:, self._behind()]
 
     def note(self, logits: Tensor) -> None:
         """Takes the guesses ``[B, P, V']`` behind these tokens."""
         depth = len(self._hits) + 1
-        here = slice(depth, depth + self._places)
+        here = self._behind()
         likeliest, chances = self._lesson.top_tokens[:, here], self._lesson.top_chances[:, here]
         self._losses.append(DECAY ** (depth - 1) * self._loss(logits, likeliest, chances))
         self._hits.append(self._d2t[logits.argmax(-1)] == likeliest[..., 0])
+
+    def _behind(self) -> slice:
+        """Where the tokens are that the next guesses stand behind."""
+        depth = len(self._hits) + 1
+        return slice(depth, depth + self._span, self._spacing)
 
     def marks(self) -> Marks:
         """Returns the marks for all that was noted."""

@@ -17,6 +17,8 @@ from outpace.audit.families.exceptions import DECODERS
 from outpace.audit.families.shrink import tiny_config
 
 SCALE = 6.0
+OWN_SCALE = ("A_log", "conv")
+"""Weights that random initialisation leaves at a useful size: decays, and short convolutions."""
 EXACT = (torch.float64, torch.float32)
 """Types to try: some models compute parts in float32, and stumble over wider weights."""
 
@@ -73,8 +75,8 @@ def random_model(
     options = {"attn_implementation": attention, "experts_implementation": "eager"}
     model = make(config, dtype=dtype, **options).eval()
     with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
+        for part, weight in model.named_parameters():
+            if weight.dim() > 1 and not any(own in part for own in OWN_SCALE):
                 weight.mul_(scale)
     return model
 

@@ -22,6 +22,10 @@ ENOUGH = 0.8
 """Share of a text's tokens, about, that have to be shared ones for `coverage` to suffice: each
 drafted token is one of these, and where the target's is another the chain ends."""
 
+UNSETTLED = 32
+"""Own tokens at the end of a text, drafts included, up to which more text may change it; where it
+changes more, a model with states reads it anew."""
+
 
 class ForeignModel(DraftModel):
     """Reads each text in its own tokens.
@@ -41,7 +45,7 @@ class ForeignModel(DraftModel):
         for info in rows:
             source = info.forked_from
             if source is None:
-                self.runner.admit(1)
+                self.runner.admit(1, info.source)
             else:
                 self.runner.fork(source, self.runner.lengths[source])
             self._begins.append(0 if source is None else self._begins[source])
@@ -60,7 +64,8 @@ class ForeignModel(DraftModel):
         self._texts, self._own, self._cached = [], [], []
 
     def observe(self, rows: Rows, round: Round) -> None:
-        """Has nothing to do: the next round compares what is cached with the text."""
+        """Leaves it to the next round to compare what is cached with the text."""
+        self.runner.settle(UNSETTLED)
 
     def rewind(self, rows: Rows) -> None:
         """The same."""
@@ -88,7 +93,7 @@ class ForeignModel(DraftModel):
         self._make_room(row, len(ids), depth)
         own, lengths = ids[self._begins[row] :], self.runner.lengths
         same = in_common(self._cached[row][: lengths[row]], own)
-        lengths[row] = min(same, len(own) - 1)
+        lengths[row] = self.runner.reach(row, min(same, len(own) - 1))
         self._own[row] = own
         return True
 

@@ -187,7 +187,9 @@ def _as_its_own(asked: Asked, round: Round, committed: Sequence[Sequence[int]]) 
     following = [tokens[len(path)] for path, tokens in zip(paths, committed, strict=True)]
     like = round.verdict.node
     verdict = Verdict(like.new_tensor(ends), like.new_tensor(following), ends)
-    return replace(round, proposal=asked.proposal, verdict=verdict, laws=None)
+    rode = asked.proposal.riders is round.proposal.riders
+    logits = round.rider_logits if rode else None
+    return replace(round, proposal=asked.proposal, verdict=verdict, laws=None, rider_logits=logits)
 
 
 def committed_in(round: Round) -> list[list[int]]:

@@ -7,19 +7,20 @@ LLMs" (HedgeSpec, arXiv 2510.20064).
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from outpace.core.proposal import Drawn, Needs, Proposal
+from outpace.core.proposal import Proposal
 from outpace.core.transfer import to_device
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.options import option
-from outpace.draft.route.base import Asked, Learned, build_children, names_of, rule_of
-from outpace.draft.route.choosing import Choosing, DraftersOptions
+from outpace.draft.route.base import Asked
+from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
-from outpace.draft.route.state import StateFile, numbers
+from outpace.draft.route.learning import Learning
+from outpace.draft.route.state import numbers
 from outpace.errors import ConfigError
 
 ALIKE = 1.02
@@ -74,7 +75,7 @@ class HedgeOptions(DraftersOptions):
             raise ConfigError(f"memory must be between 0 and 1, not {shown(self.memory)}.")
 
 
-class Hedge(Choosing):
+class Hedge(Learning[Leader]):
     """Drafts with the child that would have brought most lately, token for price.
 
     After each round every child says with which laws it would have drafted the committed tokens
@@ -87,8 +88,6 @@ class Hedge(Choosing):
 
     name: ClassVar[str] = "hedge"
     Options: ClassVar[type[Any]] = HedgeOptions
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT, Drawn.IID})
-    needs: Needs = Needs(laws=True)
 
     def __init__(
         self,
@@ -98,29 +97,21 @@ class Hedge(Choosing):
         options: HedgeOptions,
         target_bytes: int,
     ) -> None:
-        super().__init__(children, names, vocabulary)
-        self.needs = Needs(self.needs.states, laws=True)
         horizon = options.horizon
         prices = [1 + horizon * child.pass_bytes / max(1, target_bytes) for child in children]
+
+        def first() -> Leader:
+            return Leader(prices, horizon, options.memory)
+
+        super().__init__(children, names, vocabulary, first, options.state)
         self._horizon = horizon
-        self._learned = Learned(lambda: Leader(prices, horizon, options.memory))
         self._streams: dict[int, list[deque[float]]] = defaultdict(self._new_streams)
         self._ids: list[int] = []
-        self._file = None
-        if options.state is not None:
-            self._file = StateFile(options.state, self.name, names)
-            self._load()
 
     @classmethod
-    def usual_rule(cls, options: Any) -> str:
-        return rule_of(options.drafters)
-
-    @classmethod
-    def build(cls, setup: Setup) -> Hedge:
-        configs = list(setup.options.drafters)
-        children = build_children(setup, configs)
+    def of(cls, setup: Setup, children: Sequence[Drafter], names: Sequence[str]) -> Hedge:
         vocabulary, target = setup.loaded.vocabulary, setup.target
-        return cls(children, names_of(configs), vocabulary, setup.options, target.pass_bytes)
+        return cls(children, names, vocabulary, setup.options, target.pass_bytes)
 
     @property
     def gains(self) -> dict[str, float]:
@@ -129,20 +120,24 @@ class Hedge(Choosing):
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         super().admit(rows)
-        self._learned.admit(len(rows))
         self._ids += [info.id for info in rows]
 
     def retain(self, rows: Sequence[int]) -> None:
         super().retain(rows)
-        self._learned.retain(rows)
-        ended = len(rows) < len(self._ids)
         self._ids = [self._ids[row] for row in rows]
         self._streams = defaultdict(
             self._new_streams, {i: s for i, s in self._streams.items() if i in self._ids}
         )
-        if ended and self._file is not None:
-            shared = self._learned.shared
-            self._file.save({"gains": shared.gains, "best": [shared.best]})
+
+    def to_save(self) -> Mapping[str, Sequence[float]]:
+        shared = self._learned.shared
+        return {"gains": shared.gains, "best": [shared.best]}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        shared = self._learned.shared
+        shared.gains = numbers(saved, "gains", len(self.children))
+        best = int(numbers(saved, "best", 1)[0])
+        shared.best = min(max(0, best), len(self.children) - 1)
 
     def choice(self, rows: Rows) -> list[int]:
         return [self._learned.of(rows, row).best for row in range(len(rows))]
@@ -212,11 +207,3 @@ class Hedge(Choosing):
 
     def _new_streams(self) -> list[deque[float]]:
         return [deque() for _ in self.children]
-
-    def _load(self) -> None:
-        saved = self._file.load() if self._file is not None else None
-        if saved is not None:
-            shared = self._learned.shared
-            shared.gains = numbers(saved, "gains", len(self.children))
-            best = int(numbers(saved, "best", 1)[0])
-            shared.best = min(max(0, best), len(self.children) - 1)

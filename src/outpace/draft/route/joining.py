@@ -139,6 +139,7 @@ def cut(proposal: Proposal, counts: Sequence[int]) -> Proposal:
         tree=Tree.chain(*shape, device) if tree.is_chain else Tree(tree.parents[:, :width]),
         counts=torch.minimum(proposal.counts, to_device(list(counts), device)),
         law=law if isinstance(law, Point) else replace(law, q=law.q[:, :width]),
+        riders=None,  # which follow nodes that may be gone
         soft=None if proposal.soft is None else proposal.soft[:, :width],
     )
 

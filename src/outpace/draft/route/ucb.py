@@ -6,18 +6,18 @@ Kim, Jung and Yun 2026, "MetaSD" (arXiv 2604.05417).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from outpace.core.proposal import Drawn, Needs
 from outpace.core.values import shown
-from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.options import option
-from outpace.draft.route.base import Asked, Learned, build_children, names_of, rule_of
-from outpace.draft.route.choosing import Choosing, DraftersOptions
+from outpace.draft.route.base import Asked
+from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
-from outpace.draft.route.state import StateFile, numbers
+from outpace.draft.route.learning import Learning
+from outpace.draft.route.state import numbers
 from outpace.errors import ConfigError
 
 
@@ -66,7 +66,7 @@ class UcbOptions(DraftersOptions):
             raise ConfigError(f"exploration must be at least 0, not {shown(self.exploration)}.")
 
 
-class Ucb(Choosing):
+class Ucb(Learning[Bandit]):
     """Drafts with one child and learns about that one only: for drafters of like cost of which
     others cannot be asked what they would have done.
 
@@ -77,8 +77,6 @@ class Ucb(Choosing):
 
     name: ClassVar[str] = "ucb"
     Options: ClassVar[type[Any]] = UcbOptions
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT, Drawn.IID})
-    needs: Needs = Needs(laws=True)
 
     def __init__(
         self,
@@ -87,40 +85,20 @@ class Ucb(Choosing):
         vocabulary: int,
         options: UcbOptions,
     ) -> None:
-        super().__init__(children, names, vocabulary)
-        self.needs = Needs(self.needs.states, laws=True)
-        self._learned = Learned(lambda: Bandit(len(children), options.exploration))
+        def first() -> Bandit:
+            return Bandit(len(children), options.exploration)
+
         self._chosen: list[int] = []
-        self._file = None
-        if options.state is not None:
-            self._file = StateFile(options.state, self.name, names)
-            self._load()
+        super().__init__(children, names, vocabulary, first, options.state)
 
     @classmethod
-    def usual_rule(cls, options: Any) -> str:
-        return rule_of(options.drafters)
-
-    @classmethod
-    def build(cls, setup: Setup) -> Ucb:
-        configs = list(setup.options.drafters)
-        children = build_children(setup, configs)
-        return cls(children, names_of(configs), setup.loaded.vocabulary, setup.options)
+    def of(cls, setup: Setup, children: Sequence[Drafter], names: Sequence[str]) -> Ucb:
+        return cls(children, names, setup.loaded.vocabulary, setup.options)
 
     @property
     def pulls(self) -> dict[str, float]:
         """How many drafts of each drafter were played."""
         return dict(zip(self.names, self._learned.shared.pulls, strict=True))
-
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        super().admit(rows)
-        self._learned.admit(len(rows))
-
-    def retain(self, rows: Sequence[int]) -> None:
-        super().retain(rows)
-        self._learned.retain(rows)
-        if self._file is not None:
-            shared = self._learned.shared
-            self._file.save({"sums": shared.sums, "pulls": shared.pulls})
 
     def choice(self, rows: Rows) -> list[int]:
         self._chosen = [self._learned.of(rows, row).choice for row in range(len(rows))]
@@ -141,8 +119,10 @@ class Ucb(Choosing):
             self._learned.of(rows, row).add(arm, sum(tested) / len(tested))
         self._chosen = []
 
-    def _load(self) -> None:
-        saved = self._file.load() if self._file is not None else None
-        if saved is not None:
-            shared, arms = self._learned.shared, len(self.children)
-            shared.sums, shared.pulls = (numbers(saved, n, arms) for n in ("sums", "pulls"))
+    def to_save(self) -> Mapping[str, Sequence[float]]:
+        shared = self._learned.shared
+        return {"sums": shared.sums, "pulls": shared.pulls}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        shared, arms = self._learned.shared, len(self.children)
+        shared.sums, shared.pulls = (numbers(saved, name, arms) for name in ("sums", "pulls"))

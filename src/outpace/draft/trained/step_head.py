@@ -12,7 +12,7 @@ from torch import Tensor
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.draft.base import RowInfo, Rows
-from outpace.draft.trained.head_drafter import HeadDrafter
+from outpace.draft.trained.head_drafter import HeadDrafter, TrainedDrafter, Walk
 from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.base import Head, StepHead
 from outpace.targets.base import Target
@@ -40,22 +40,16 @@ class _Seen:
         return _Seen(0, self.of_prompt, self.of_prompt)
 
 
-class StepHeadDrafter(HeadDrafter):
-    """Drafts with a `StepHead`.
+class StateDrafter(TrainedDrafter):
+    """Drafts from the state that the target drew the root from.
 
-    The head starts from the state that the target drew the root from. That state comes with the
-    root's predecessor (`Drafter.read`), so nothing is computed twice. A row without one, whose
-    prompt is a single token, proposes nothing in its first round.
+    That state comes with the root's predecessor (`Drafter.read`), so nothing is computed twice. A
+    row without one, whose prompt is a single token, proposes nothing in its first round.
     """
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
-        self.head = cast(StepHead, self._head)
         self._rows: list[_Seen] = []
-
-    @property
-    def deepest(self) -> int:
-        return self.head.config.depths
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         for info in rows:
@@ -73,18 +67,28 @@ class StepHeadDrafter(HeadDrafter):
     def knows(self, row: int) -> bool:
         return self._rows[row].latest is not None
 
-    def walk(self, rows: Rows) -> _Walk:
+    def starts(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Returns these states ``[B, 1, H]`` and the roots ``[B, 1]``; some row has a state."""
         states = [row.latest for row in self._rows[: len(rows)]]
         blank = torch.zeros_like(next(state for state in states if state is not None))
-        memory = torch.stack([blank if state is None else state for state in states])
+        found = torch.stack([blank if state is None else state for state in states])
         roots = [rows.since(row, rows.length(row) - 1) for row in range(len(rows))]
-        return _Walk(
-            self.head,
-            self._target,
-            self._vocabulary,
-            memory[:, None],
-            to_device(roots, memory.device),
-        )
+        return found[:, None].to(self._head.dtype), to_device(roots, found.device)
+
+
+class StepHeadDrafter(StateDrafter, HeadDrafter):
+    """Drafts with a `StepHead`."""
+
+    def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
+        super().__init__(head, target, vocabulary)
+        self.head = cast(StepHead, self._head)
+
+    @property
+    def deepest(self) -> int:
+        return self.head.config.depths
+
+    def walk(self, rows: Rows) -> Walk:
+        return _Walk(self.head, self._target, self._vocabulary, *self.starts(rows))
 
 
 class _Walk:
@@ -100,7 +104,7 @@ class _Walk:
     ) -> None:
         """memory: ``[B, 1, H]``, the states to begin from; roots: ``[B, 1]``."""
         self._head, self._target, self._vocabulary = head, target, vocabulary
-        self._memory = memory.to(head.dtype)
+        self._memory = memory
         self._roots = roots
         self._depth = 0
 

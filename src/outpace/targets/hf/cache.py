@@ -139,7 +139,8 @@ class SlotCache(Cache):
     """Slot buffers of all layers, for at most ``rows`` rows."""
 
     def __init__(self, rows: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(layers=[])
+        # Not super(): a subclass may also be of a cache class that one model insists on.
+        Cache.__init__(self, layers=[])
         self.rows = rows
         self.capacity = 0
         """Slots of each buffer."""

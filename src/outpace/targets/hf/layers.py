@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -38,15 +38,15 @@ def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
     with ExitStack() as stack:
         for number in skipped.attention | skipped.mlp:
             layer = layers[number]
-            if number in skipped.wholes and _returns_states(layer):
-                stack.enter_context(_forward(layer, _unchanged))
+            if number in skipped.wholes and (_returns_states(layer) or not _has_parts(layer)):
+                stack.enter_context(exchanged_forward(layer, _unchanged))
                 continue
             # Code of ours that stands for a whole layer reads the weights and would not notice.
             stack.enter_context(_own_code(layer))
             if number in skipped.attention:
-                stack.enter_context(_forward(_part(layer, ATTENTION), _no_attention))
+                stack.enter_context(exchanged_forward(_part(layer, ATTENTION), _no_attention))
             if number in skipped.mlp:
-                stack.enter_context(_forward(_part(layer, MLP), _nothing))
+                stack.enter_context(exchanged_forward(_part(layer, MLP), _nothing))
         yield
 
 
@@ -75,14 +75,25 @@ class _Reached(Exception):
     """The pass has come as far as was wanted."""
 
 
+def joining(model: nn.Module, layer: int, embeddings: Tensor) -> AbstractContextManager[None]:
+    """Puts embeddings ``[B, R, H]`` in the place of the last R columns that a layer is given while
+    the block runs."""
+    return changing(model, layer, embeddings.shape[1], lambda before: embeddings)
+
+
 @contextmanager
-def joining(model: nn.Module, layer: int, embeddings: Tensor) -> Iterator[None]:
-    """Puts embeddings ``[B, R, H]`` in the place of the last R columns that a layer is given."""
+def changing(
+    model: nn.Module, layer: int, columns: int, make: Callable[[Tensor], Tensor]
+) -> Iterator[None]:
+    """Puts other states in the place of the last columns that a layer is given.
+
+    make: from those of the columns before them, ``[B, T, H]``, to theirs ``[B, columns, H]``.
+    """
 
     def exchange(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         states = args[0] if args else options["hidden_states"]
-        columns = states.shape[1] - embeddings.shape[1]
-        joined = torch.cat([states[:, :columns], embeddings.to(states)], 1)
+        before = states[:, : states.shape[1] - columns]
+        joined = torch.cat([before, make(before).to(states)], 1)
         return ((joined, *args[1:]), options) if args else ((), options | {"hidden_states": joined})
 
     hook = decoder_layers(model)[layer].register_forward_pre_hook(exchange, with_kwargs=True)
@@ -103,6 +114,10 @@ def _returns_states(layer: nn.Module) -> bool:
     """Whether a layer returns its hidden states alone, as nearly all in transformers do."""
     declared = inspect.signature(type(layer).forward).return_annotation
     return declared in (Tensor, "torch.Tensor", "Tensor")
+
+
+def _has_parts(layer: nn.Module) -> bool:
+    return any(name in (*ATTENTION, *MLP) for name, _ in layer.named_children())
 
 
 def _part(layer: nn.Module, names: tuple[str, ...]) -> nn.Module:
@@ -128,12 +143,12 @@ def _nothing(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
 
 @contextmanager
 def _own_code(layer: Any) -> Iterator[None]:
-    with _forward(layer, getattr(layer.forward, "plain", layer.forward)):
+    with exchanged_forward(layer, getattr(layer.forward, "plain", layer.forward)):
         yield
 
 
 @contextmanager
-def _forward(module: Any, forward: Any) -> Iterator[None]:
+def exchanged_forward(module: Any, forward: Any) -> Iterator[None]:
     """Exchanges the ``forward`` of a module while the block runs."""
     before = module.__dict__.get("forward")
     module.forward = forward

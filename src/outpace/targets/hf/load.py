@@ -68,6 +68,8 @@ def load(
         if isinstance(model, nn.Module):
             model = Loaded(model.eval(), tokenizer, type(model).__name__)
         _check_handed_over(model, dtype, device, cpu_kernels, wanted)
+        if model.cpu_kernels is not None:
+            return model  # It was loaded and checked here.
         report("checking the model", 0.5)
         support.check(model.model)
         support.probe(model.model)

@@ -16,6 +16,9 @@ from outpace.core.tree import Tree
 from outpace.targets.hf.attention import BOOLEAN
 from outpace.targets.hf.windows import chunk_of, window_of
 
+WITHOUT_MASK = frozenset({"linear_attention", "conv", "moe", "mlp"})
+"""Types of layers that attend to nothing."""
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -97,6 +100,7 @@ class MaskMaker:
         self.window = window_of(model, max_length)
         self.chunk = chunk_of(model, max_length)
         self._types = frozenset(getattr(config, "layer_types", None) or ())
+        self._attends = not self._types or bool(self._types - WITHOUT_MASK)
         self._implementation: str = config._attn_implementation
         self._dtype: torch.dtype = loaded.dtype
 
@@ -108,16 +112,20 @@ class MaskMaker:
         return self._implementation in BOOLEAN and wide
 
     def __call__(self, layout: Layout) -> Any:
-        """Returns the ``attention_mask`` argument: a tensor ``[A, 1, T, S]`` or a dict of them."""
+        """Returns the ``attention_mask`` argument: a tensor ``[A, 1, T, S]`` or a dict of them;
+        None for a model in which nothing attends."""
+        if not self._attends:
+            return None
         narrow = self._narrow(layout)
         if not narrow:
             return self._attended(layout.seen)
         if not self._types.intersection(_NARROW):
             return self._attended(narrow["sliding_attention"])
         wide = self._attended(layout.seen)
+        masks: dict[str, Tensor | None] = dict.fromkeys(self._types & WITHOUT_MASK)
+        masks |= {name: self._attended(seen) for name, seen in narrow.items()}
         # Some models ask for the mask of a type that none of their layers has.
-        types = {"full_attention", *narrow, *self._types}
-        masks = {name: self._attended(seen) for name, seen in narrow.items()}
+        types = {"full_attention", *masks, *self._types}
         return {name: masks.get(name, wide) for name in types}
 
     def _narrow(self, layout: Layout) -> dict[str, Tensor]:

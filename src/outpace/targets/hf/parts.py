@@ -25,6 +25,23 @@ class PartOutput(NamedTuple):
     logits: Tensor  # [A, keep, V]
 
 
+def try_without(model: nn.Module, skipped: SubLayers) -> None:
+    """Raises ``UnsupportedModel`` for a model that does not run without some sub-layers, after a
+    pass over a few tokens: what a part returns besides its numbers differs by model."""
+    error: Exception | None = None
+    try:
+        with skipping(model, skipped):
+            if read_plainly(model, some_tokens(model, 2)).dim() == 2:
+                return
+    except (ValueError, TypeError, IndexError, AttributeError, RuntimeError) as raised:
+        error = raised
+    raise UnsupportedModel(
+        f"{type(model).__name__} does not run without these parts of its layers "
+        f"({error or 'they return more than their states'}): leave out whole layers, or only the "
+        "other kind of part."
+    ) from error
+
+
 class WithoutSubLayers:
     """A model without some parts of its layers: these add nothing to the residual stream."""
 
@@ -33,18 +50,7 @@ class WithoutSubLayers:
         self._model, self._skipped = model, skipped
         self._native = _native_part(model, skipped=skipped)
         self.pass_bytes = pass_bytes(model) - _bytes_of(model, skipped)
-        self._try()
-
-    def _try(self) -> None:
-        """A pass over a few tokens: what a part returns besides its numbers differs by model."""
-        try:
-            with skipping(self._model, self._skipped):
-                read_plainly(self._model, some_tokens(self._model, 2))
-        except (ValueError, TypeError, IndexError, AttributeError) as error:
-            raise UnsupportedModel(
-                f"{type(self._model).__name__} does not run without these parts of its layers "
-                f"({error}): leave out whole layers, or only the other kind of part."
-            ) from error
+        try_without(model, skipped)
 
     def __call__(self, **options: Any) -> Any:
         """Takes and returns what the model does."""
@@ -67,6 +73,8 @@ class LowerLayers:
             )
         self._model, self.count = model, count
         self._others = SubLayers.whole(range(count, whole))
+        if not stops:
+            try_without(model, self._others)
         self._native = _native_part(model, last=count)
         self.pass_bytes = pass_bytes(model) - _bytes_of(model, self._others)
         self.states: Tensor

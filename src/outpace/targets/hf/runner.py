@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +16,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.errors import ConfigError
-from outpace.targets.hf.cache import SlotCache
+from outpace.targets.base import Source
 from outpace.targets.hf.fixed import PENDING, FixedShapes, FixedView
 from outpace.targets.hf.masks import (
     Layout,
@@ -23,12 +25,19 @@ from outpace.targets.hf.masks import (
     chain_positions,
     tree_layout,
 )
+from outpace.targets.hf.own_states import cache_for
 from outpace.targets.hf.placement import PassSlots
+from outpace.targets.hf.prefixes import SavedText
 from outpace.targets.hf.setting import Setting
+from outpace.targets.hf.states import StateCache
+from outpace.targets.hf.steps import TRIAL, Steps
 from outpace.targets.hf.telling.telling import Telling
+from outpace.targets.hf.weights import pass_bytes
 
 PREFILL_CHUNK = 512
 """Prompt tokens per pass, so that masks and activations stay small."""
+OF_MAMBA, OF_OTHERS = "cache_params", "past_key_values"
+"""What models call their cache."""
 
 
 class Runner:
@@ -52,17 +61,30 @@ class Runner:
         # The model's own properties walk through its parameters each time.
         self.device: torch.device = loaded.device
         self.dtype: torch.dtype = loaded.dtype
-        self.cache = SlotCache(rows, self.device)
+        self.cache = cache_for(loaded, rows, self.device)
         self._generation = self.cache.generation  # that recorded passes know
         self.setting = Setting.of(loaded)
-        self._mask = MaskMaker(loaded, max_length)
+        self._mask = self._masks(loaded)
         self._telling = Telling(loaded)
         if fixed is not None and self._telling.needed:
             raise ConfigError(
                 f"{type(model).__name__} counts positions by slots and is told them anew for each "
                 "pass, which cannot be compiled or recorded: leave compile out."
             )
+        self._cache_name = name_of_cache(loaded)
         self.fixed = fixed
+        self.steps: Steps | None = None
+        if isinstance(self.cache, StateCache):
+            if fixed is not None:
+                raise ConfigError(
+                    f"{type(model).__name__} keeps a recurrent state, and passes over it cannot be "
+                    "compiled or recorded: leave compile out."
+                )
+            self.steps = Steps(self.cache, lambda: Runner(model, 1, TRIAL))
+            self.steps.find_mixers(self)
+
+    def _masks(self, model: nn.Module) -> MaskMaker:
+        return MaskMaker(model, self.max_length)
 
     @property
     def active(self) -> int:
@@ -73,10 +95,23 @@ class Runner:
         """Seconds spent on compiling or recording passes so far."""
         return self.fixed.steps.seconds if self.fixed is not None else 0.0
 
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes of weights that one pass reads."""
+        return pass_bytes(self.model)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are cached of all rows."""
+        return self.cache.nbytes
+
     # -- rows ----------------------------------------------------------------------------------
 
-    def admit(self, count: int) -> None:
-        """Adds ``count`` empty rows after the active ones; ``ConfigError`` for a changed model."""
+    def admit(self, count: int, source: Source | None = None) -> None:
+        """Adds ``count`` empty rows after the active ones; ``ConfigError`` for a changed model.
+
+        source: what an encoder reads. A model without one does not look at it.
+        """
         self.setting.check(self.model)
         self.cache.admit(count)
         self.lengths += [0] * count
@@ -88,15 +123,39 @@ class Runner:
         self.lengths.append(length)
         return row
 
-    def save(self, row: int, length: int) -> list[Tensor]:
+    def save(self, row: int, length: int) -> SavedText:
         """Returns copies of what is cached of the first ``length`` tokens of a row."""
-        return self.cache.saved(row, length)
+        states = (
+            self.cache.saved_states(row, length) if isinstance(self.cache, StateCache) else None
+        )
+        return SavedText(self.cache.saved(row, length), states)
 
-    def restore(self, row: int, saved: Sequence[Tensor], length: int) -> None:
+    def restore(self, row: int, saved: SavedText, length: int) -> None:
         """Lets a row that has cached nothing begin with the first ``length`` saved tokens."""
         self.reserve(row, [length])
-        self.cache.restore(row, saved, length)
+        self.cache.restore(row, saved.slots, length)
+        if isinstance(self.cache, StateCache) and saved.states is not None:
+            self.cache.restore_states(row, saved.states, [length - 1])
         self.lengths[row] = length
+
+    # -- states: what a model without any does not need -----------------------------------------
+
+    def reach(self, row: int, length: int) -> int:
+        """Returns the greatest length up to ``length`` at which a row can go on from what it has
+        cached."""
+        length = min(length, self.lengths[row])
+        return self.cache.reach(row, length) if isinstance(self.cache, StateCache) else length
+
+    def pin(self, row: int, length: int) -> None:
+        """Sees to it that a row can be forked after its first ``length`` tokens, however long it
+        grows."""
+        if isinstance(self.cache, StateCache):
+            self.cache.pin(row, length)
+
+    def settle(self, behind: int = 0) -> None:
+        """Takes the rows' lengths for good: none will go back by more than ``behind`` tokens."""
+        if isinstance(self.cache, StateCache):
+            self.cache.settle(self.lengths, behind)
 
     def reset(self) -> None:
         """Forgets all rows, whatever state an interruption has left."""
@@ -135,6 +194,11 @@ class Runner:
         """Caches the prompts into the rows from ``first`` on, padded to the longest of them, and
         commits them; returns the model's output for the last chunk of them."""
         output = None
+        if self.steps is not None and len(set(map(len, prompts))) > 1:
+            # What a row has behind its last token is lost once padding was read.
+            for row, prompt in enumerate(prompts, first):
+                output = self.prefill(row, [prompt], **options)
+            return output
         longest = max(len(prompt) for prompt in prompts)
         for begin in range(0, longest, PREFILL_CHUNK):
             chunks = [list(prompt[begin : begin + PREFILL_CHUNK]) for prompt in prompts]
@@ -154,6 +218,7 @@ class Runner:
         first: int = 0,
         eager: bool = False,
         through: Callable[..., Any] | None = None,
+        certain: int | None = None,
         **options: Any,
     ) -> Any:
         """Returns the model's output for the pending tokens and drafted nodes of consecutive rows.
@@ -162,6 +227,8 @@ class Runner:
         pending, one chain). keep: logits of this many last columns, ``[A, keep, V]``.
         eager: neither compiled nor recorded, because the model's modules are changed for this pass.
         through: stands for the model in this pass, and is eager, too.
+        certain: so many first columns are committed in any case, so that no row will go on from
+        within them; by default those without logits.
         options: further arguments of the model, such as ``output_hidden_states``; with
         ``inputs_embeds`` the tokens are not looked at.
         """
@@ -179,21 +246,42 @@ class Runner:
             positions = positions.clamp(max=self.max_length - 1)
             layout = None if layout is None else replace(layout, positions=positions)
         self.passes += 1
-        with self._telling.told(layout):
+        options |= {self._cache_name: self.cache}
+        reading = self._reading(first, lengths, tree, columns, keep, certain)
+        with reading, self._telling.told(layout):
             output = (through or self.model)(
                 input_ids=None if "inputs_embeds" in options else tokens,
                 position_ids=positions,
                 attention_mask=mask,
-                past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=keep,
                 **options,
             )
-        if output.logits.shape[1] == keep:
-            return output
-        # Some models accept logits_to_keep, and give the logits of all columns nevertheless.
         states = getattr(output, "hidden_states", None)
+        if states is not None and self._cache_name == OF_MAMBA:
+            # Mamba's begin with what the first layer makes of the embedding.
+            embedded = options.get("inputs_embeds")
+            embedded = self.model.get_input_embeddings()(tokens) if embedded is None else embedded
+            states = (embedded, *states[:-2], states[-1])
+        # Some models accept logits_to_keep, and give the logits of all columns nevertheless.
         return CausalLMOutputWithPast(logits=output.logits[:, -keep:], hidden_states=states)
+
+    def _reading(
+        self,
+        first: int,
+        starts: Sequence[int],
+        tree: Tree | None,
+        columns: int,
+        keep: int,
+        certain: int | None,
+    ) -> AbstractContextManager[None]:
+        """What lets a model with states read a pass."""
+        if self.steps is None:
+            return nullcontext()
+        if certain is None:
+            pending = columns if tree is None else columns - tree.size
+            certain = max(0, min(columns - keep, pending - 1))
+        return self.steps.reading(first, starts, columns, tree, certain)
 
     # -- passes of fixed shapes ----------------------------------------------------------------
 
@@ -291,3 +379,9 @@ class Runner:
             return chain_positions(slots.starts, slots.columns), None, None
         layout = chain_layout(slots.starts, slots.columns, slots.view)
         return layout.positions, self._mask(layout), layout
+
+
+def name_of_cache(model: nn.Module) -> str:
+    """Returns what a model calls its cache."""
+    names = inspect.signature(type(model).forward).parameters
+    return OF_MAMBA if OF_MAMBA in names and OF_OTHERS not in names else OF_OTHERS

@@ -17,15 +17,17 @@ from outpace.core.tree import Tree
 from outpace.core.values import is_whole, shown
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.attention import BOOLEAN, INDEXED_LAYERS
+from outpace.targets.hf.masks import WITHOUT_MASK
+from outpace.targets.hf.own_states import STATES, keeps_states
 from outpace.targets.hf.plainly import read_plainly, some_tokens
 from outpace.targets.hf.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.seq2seq import support as seq2seq
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, reads_sources
 from outpace.targets.hf.windows import INDEXED, NAMES, follows, named_span, with_span
 
-RECURRENT = frozenset({"linear_attention", "conv", "mamba", "recurrent", "hybrid", "moe_mamba"})
-RECURRENT_MODELS = frozenset(
-    {"mamba", "mamba2", "rwkv", "falcon_mamba", "xlstm", "recurrent_gemma"}
-)
+RECURRENT_MODELS = frozenset({"rwkv", "xlstm"})
+"""Models whose states lie elsewhere than in transformers' cache."""
 MASKED = INDEXED_LAYERS | {"full_attention", "sliding_attention", "chunked_attention"}
 """Types of layers whose masks are known."""
 MASKABLE = BOOLEAN | {"eager"}
@@ -42,24 +44,29 @@ def check_config(config: Any) -> None:
             "or save the model again."
         )
     layer_types = set(getattr(text, "layer_types", None) or ())
-    if getattr(config, "is_encoder_decoder", False):
+    if reads_sources(config):
+        seq2seq.check_config(config)
+    _check_states(config)
+    unknown = layer_types - MASKED - WITHOUT_MASK - STATES
+    if unknown:
         raise UnsupportedModel(
-            f"{name} is an encoder-decoder: use a decoder-only causal language model."
-        )
-    if layer_types & RECURRENT or config.model_type in RECURRENT_MODELS:
-        raise UnsupportedModel(
-            f"{name} keeps a recurrent state, which cannot be rolled back to an earlier token: use "
-            "a model whose layers are all attention."
-        )
-    if layer_types - MASKED:
-        raise UnsupportedModel(
-            f"{name} has layers of type {sorted(layer_types - MASKED)}, for which no mask of "
+            f"{name} has layers of type {sorted(unknown)}, for which no mask of "
             "drafted tokens is known: use a model with full or sliding attention."
         )
     if _asks_for_alibi(text):
         raise UnsupportedModel(
             f"{name} has ALiBi biases, which are the same for all rows and cannot follow the "
             "branches of a draft: use a model with rotary or learned positions."
+        )
+
+
+def _check_states(config: Any) -> None:
+    """Raises ``UnsupportedModel`` for a model with states that are nobody's but its own."""
+    if config.model_type in RECURRENT_MODELS:
+        raise UnsupportedModel(
+            f"a model of type {config.model_type!r} keeps its recurrent state outside of "
+            "transformers' cache, where it cannot be taken back to an earlier token: use a model "
+            "whose state is in the cache, such as Mamba."
         )
 
 
@@ -72,11 +79,6 @@ def check(model: nn.Module) -> None:
     """Raises ``UnsupportedModel`` where configuration or class tell that the model cannot work."""
     check_config(model.config)
     name = type(model).__name__
-    if getattr(model, "_is_stateful", False):
-        raise UnsupportedModel(
-            f"{name} keeps a recurrent state, which cannot be rolled back to an earlier token: use "
-            "a model whose layers are all attention."
-        )
     config: Any = model.config
     attention = config.get_text_config()._attn_implementation
     if attention not in MASKABLE:
@@ -95,6 +97,9 @@ _PARENTS = (0, 0, 0, 0, 0, 0, 0, 0, 8, 9)
 """A wide tree: the last of many siblings stands far from where its column would put it."""
 _BRANCHES = ((1,), (8, 9, 10))
 """The paths whose nodes are compared: the first child, and the longest path."""
+_ACCEPTED = (8, 9)
+_AFTER, _OTHER = 2, 5
+"""So many tokens follow what was accepted, the first of them being this one."""
 
 _SPAN = 4
 """A sliding window, chunk or number of indexed tokens that ends inside the draft, whatever the
@@ -113,8 +118,10 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
 
     coarse: the layers round, so that the last bit of an input may be seen in the output.
     """
+    if is_encoder_decoder(model):
+        return seq2seq.probe(model, coarse)
     try:
-        tolerance = _COARSE if coarse else _TOLERANCE.get(_dtype(model), _COARSE)
+        tolerance = _COARSE if coarse else _TOLERANCE.get(_computed_in(model), _COARSE)
         if _difference(model) <= tolerance and _difference_of_rows(model) <= tolerance:
             return
         reason, cause = why_other_logits(model), None
@@ -190,7 +197,7 @@ def _spans(model: nn.Module) -> tuple[list[str], int]:
         if follows(model, name):
             followed.append(name)
         elif span <= _LONG_WINDOW:
-            longest = max(longest, min(span + 1, _positions(model, span) - len(_PARENTS)))
+            longest = max(longest, min(span + 1, _positions(model, span) - len(_PARENTS) - _AFTER))
     return followed, longest
 
 
@@ -207,18 +214,32 @@ def _dtype(model: nn.Module) -> torch.dtype:
     return dtype
 
 
+def _computed_in(model: nn.Module) -> torch.dtype:
+    """The type that passes compute in: states are summed up in float32, whatever the weights."""
+    loaded: Any = model
+    wide = _dtype(model) == torch.float64
+    return torch.float32 if wide and keeps_states(loaded.config) else _dtype(model)
+
+
 def _score_as_draft(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -> Tensor:
-    """Returns ``[P, V]``: the logits of the compared paths, the root before the nodes of each.
+    """Returns ``[P, V]``: the logits of the compared paths, the root before the nodes of each, and
+    of what follows after one was accepted in part.
 
     Fewer logits are asked for than tokens are fed, as in a round after a rejected draft.
     """
-    runner = Runner(model, rows=1, max_length=len(text) + len(nodes))
+    runner = Runner(model, rows=1, max_length=len(text) + len(nodes) + _AFTER)
     runner.admit(1)
     runner.prefill(0, [text[:-_PENDING]])
     tree = Tree.uniform(list(_PARENTS), rows=1, device=runner.device)
     tokens = torch.tensor([[*text[-_PENDING:], *nodes]], device=runner.device)
     logits = runner.forward(tokens, keep=1 + len(nodes), tree=tree).logits[0]
-    return torch.cat([logits[[0, *branch]] for branch in _BRANCHES]).double()
+    read = [logits[[0, *branch]] for branch in _BRANCHES]
+    # A part of a path is accepted, and the text goes on otherwise than it was drafted.
+    runner.advance_paths(_PENDING, [_ACCEPTED])
+    runner.settle()
+    after = torch.tensor([some_tokens(model, _AFTER, first=_OTHER)], device=runner.device)
+    read.append(runner.forward(after, keep=_AFTER).logits[0])
+    return torch.cat(read).double()
 
 
 def _read_as_text(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -> Tensor:
@@ -227,4 +248,7 @@ def _read_as_text(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -
     for branch in _BRANCHES:
         logits = read_plainly(model, [*text, *(nodes[node - 1] for node in branch)])
         read.append(logits[-len(branch) - 1 :])
+    after = some_tokens(model, _AFTER, first=_OTHER)
+    logits = read_plainly(model, [*text, *(nodes[node - 1] for node in _ACCEPTED), *after])
+    read.append(logits[-_AFTER:])
     return torch.cat(read).double()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,12 +14,12 @@ from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.targets.base import Chunk, Plan, PromptInputs, Scores, States, SubLayers, Target
 from outpace.targets.hf.fixed import FixedShapes
-from outpace.targets.hf.layers import joining
 from outpace.targets.hf.parts import LowerLayers, UpperLayers, WithoutSubLayers
 from outpace.targets.hf.prefixes import SavedTexts
+from outpace.targets.hf.riding import Carriage, boarding, with_riders
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.view import LowerLayersView, PartView, pass_behind
-from outpace.targets.hf.weights import pass_bytes, weight_bytes
+from outpace.targets.hf.weights import weight_bytes
 
 PADDING = 1.25
 """Prompts of several rows are read in one pass as long as padding them to the same length costs no
@@ -42,20 +41,28 @@ class HFTarget(Target):
         max_length: int,
         fixed: FixedShapes | None = None,
         saved_texts: int = 0,
+        saved_tokens: int | None = None,
     ) -> None:
         """fixed: how passes of shapes that come again are run, if they are compiled or recorded.
-        saved_texts: how many ended texts stay cached for texts that begin alike."""
-        self.runner = Runner(model, rows, max_length, fixed)
+        saved_texts: how many ended texts stay cached for texts that begin alike. saved_tokens: how
+        many tokens they may have together; None: any number."""
+        self.rows, self.max_length = rows, max_length
+        self.runner = self._runner(model, fixed)
         self.model: Any = model
         self.device, self.dtype = self.runner.device, self.runner.dtype
-        self.rows, self.max_length = rows, max_length
         self.reuses = saved_texts > 0
-        self._saved = SavedTexts(saved_texts)
+        self._saved = SavedTexts(saved_texts, saved_tokens)
+        # A state that has read padding would be of no use to a shorter row.
+        self._padding = PADDING if self.runner.steps is None else 1.0
         self._prompts: list[Sequence[int]] = []
         self._ready = 0
         self._scored: tuple[int, bool] = (0, True)  # pending tokens of the last plan; a chain?
         # By number of layers: the first so many, without norm and head, and those behind them.
         self._halves: dict[int, tuple[LowerLayers, UpperLayers]] = {}
+        self._carriage: Carriage | None = None
+
+    def _runner(self, model: nn.Module, fixed: FixedShapes | None) -> Runner:
+        return Runner(model, self.rows, self.max_length, fixed)
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -72,9 +79,10 @@ class HFTarget(Target):
         return self.runner.lengths
 
     def admit(self, inputs: PromptInputs) -> int:
-        self.runner.admit(1)
+        self.runner.admit(1, inputs.source)
         self._prompts.append(inputs.token_ids)
         row = self.active - 1
+        self.runner.pin(row, len(inputs.token_ids) - 1)
         if inputs.reuse and self.reuses:
             length, saved = self._saved.find(inputs.token_ids[:-1])  # the last one stays pending
             if length:
@@ -113,11 +121,16 @@ class HFTarget(Target):
         unread = self._prompts[self._ready :]
         self.runner.reserve(self._ready, [len(prompt) + 1 for prompt in unread])
         found = []
-        while self._skip_read_rows() < self.active and token_budget > 0:
+        while self._skip_read_rows() < self._readable and token_budget > 0:
             chunk = self._read(self._next_chunk(token_budget), layers)
             token_budget -= sum(map(len, chunk.tokens))
             found.append(chunk)
         return found
+
+    @property
+    def _readable(self) -> int:
+        """How many rows, from the first on, have all that reading their prompts needs."""
+        return self.active
 
     def _fit_the_first_pass(self) -> bool:
         """Whether all rows have as much left to read, and little enough, that the pass of their
@@ -130,7 +143,7 @@ class HFTarget(Target):
 
     def _skip_read_rows(self) -> int:
         """Counts as ready the rows whose prompts are read, up to the first that is not."""
-        while self._ready < self.active and self._left(self._ready) == 0:
+        while self._ready < self._readable and self._left(self._ready) == 0:
             self._ready += 1
         return self._ready
 
@@ -138,11 +151,11 @@ class HFTarget(Target):
         """The tokens that the next rows read in one pass."""
         found: list[list[int]] = []
         width = total = 0
-        for row in range(self._ready, self.active):
+        for row in range(self._ready, self._readable):
             begin = self.runner.lengths[row]
             size = min(self._left(row), PREFILL_CHUNK, budget - total)
             width, total = max(width, size), total + size
-            if found and (size == 0 or width * (len(found) + 1) > PADDING * total):
+            if found and (size == 0 or width * (len(found) + 1) > self._padding * total):
                 break
             found.append(list(self._prompts[row][begin : begin + size]))
         return found
@@ -179,12 +192,10 @@ class HFTarget(Target):
     def _score_with_riders(self, plan: Plan, tokens: Tensor, riders: Riders) -> Scores:
         """The same, with further columns behind the draft."""
         columns, nodes = tokens.shape[1], 1 + plan.tree.size
-        options: dict[str, Any] = {}
-        with self._boarding(tokens, riders, options):
-            all_tokens = torch.cat([tokens, _tokens_of(riders)], 1)
+        with boarding(self.model, tokens, nodes, riders) as (all_tokens, options):
             # Riders that enter later change the model for this pass: it is run as it comes.
             options["eager"] = riders.enter > 0
-            output = self._pass(plan, all_tokens, _with_riders(plan.tree, riders), **options)
+            output = self._pass(plan, all_tokens, with_riders(plan.tree, riders), **options)
         states = _states(output, plan.layers, columns)
         return Scores(output.logits[:, :nodes], states, output.logits[:, nodes:])
 
@@ -193,23 +204,13 @@ class HFTarget(Target):
         options |= _asking_for(plan.layers)
         return self.runner.forward(tokens, keep=1 + tree.size, tree=tree, **options)
 
-    def _boarding(
-        self, tokens: Tensor, riders: Riders, options: dict[str, Any]
-    ) -> AbstractContextManager[object]:
-        """Sees to it that riders that are embeddings join the pass where they should."""
-        if riders.embeddings is None:
-            return nullcontext()
-        if riders.enter:
-            return joining(self.model, riders.enter, riders.embeddings)
-        options["inputs_embeds"] = torch.cat([self.embed(tokens), riders.embeddings], 1)
-        return nullcontext()
-
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         pending, is_chain = self._scored
         if is_chain:
             self.runner.advance([pending + len(path) for path in paths])
         else:
             self.runner.advance_paths(pending, paths)
+        self.runner.settle()
 
     # -- what it costs -------------------------------------------------------------------------
 
@@ -219,11 +220,11 @@ class HFTarget(Target):
 
     @property
     def pass_bytes(self) -> int:
-        return pass_bytes(self.model)
+        return self.runner.pass_bytes
 
     @property
     def cache_bytes(self) -> int:
-        return self.runner.cache.nbytes + self._saved.nbytes
+        return self.runner.nbytes + self._saved.nbytes
 
     @property
     def compile_seconds(self) -> float:
@@ -258,6 +259,13 @@ class HFTarget(Target):
         logits: Tensor = self.model(input_ids=ids, use_cache=False, **wanted).logits
         return logits[0, -(last or 0) :]  # some models give the logits of all tokens
 
+    def carry(self, token_ids: Sequence[int], riders: Riders) -> Tensor:
+        if self._carriage is None:
+            self._carriage = Carriage(self.model, self.max_length)
+        ids = torch.tensor([list(token_ids)], device=self.device)
+        with torch.inference_mode():
+            return self._carriage(ids, riders)[0]
+
     def another(self, rows: int) -> HFTarget:
         return HFTarget(self.model, rows, self.max_length)
 
@@ -269,12 +277,3 @@ def _asking_for(layers: Iterable[int]) -> dict[str, Any]:
 def _states(output: Any, layers: Iterable[int], columns: int | None = None) -> States:
     """The hidden states of the first so many columns of a pass, by layer."""
     return {layer: output.hidden_states[layer][:, :columns] for layer in layers}
-
-
-def _with_riders(tree: Tree, riders: Riders) -> Tree:
-    return Tree(torch.cat([tree.parents, riders.parents], 1))
-
-
-def _tokens_of(riders: Riders) -> Tensor:
-    """The tokens ``[B, R]`` of riders; any, where embeddings stand for them."""
-    return torch.zeros_like(riders.parents) if riders.tokens is None else riders.tokens

@@ -66,10 +66,10 @@ def pass_behind(
     runner: Runner, fed: int, tokens: Tensor, keep: int, part: Callable[..., Any]
 ) -> Any:
     """Returns what a part of the model makes of tokens ``[A, T]`` that follow ``fed`` others behind
-    what is cached. Nothing is committed."""
+    what is cached. Nothing is committed, and any of it may be."""
     cached = runner.lengths
     try:
         runner.lengths = [length + fed for length in cached]
-        return runner.forward(tokens, keep=keep, through=part)
+        return runner.forward(tokens, keep=keep, through=part, certain=0)
     finally:
         runner.lengths = cached

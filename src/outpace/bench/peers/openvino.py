@@ -1,0 +1,109 @@
+"""OpenVINO GenAI as a contestant on CPUs: plain, and speculative with a draft model."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from outpace.bench.library import extra
+from outpace.bench.peers.ir import INSTALL, save_ir, save_quantised
+from outpace.bench.peers.registry import Models, drafter_of
+from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
+from outpace.errors import ConfigError
+
+COUNTS = (3, 5)
+"""Drafted tokens per round, a contestant for each."""
+
+
+class OpenVino(Contestant):
+    """One pipeline. Its cache is in float32, as everybody's here; its default would be 8 bits."""
+
+    def __init__(self, pipeline: Any, count: int | None) -> None:
+        self.name = "openvino" if count is None else f"openvino-speculative-{count}"
+        self.what = f"OpenVINO GenAI, {'plain' if count is None else f'{count} assistant tokens'}"
+        self._pipeline, self._count = pipeline, count
+
+    def refusal(self, batch: int, temperature: float) -> str | None:
+        if temperature > 0 and self._count is not None:
+            return "OpenVINO GenAI's speculative sampling does not sample the target's law"
+        return None
+
+    def run(self, job: BatchJob) -> BatchTexts:
+        genai, ov = _packages()
+        config = genai.GenerationConfig()
+        config.max_new_tokens = job.max_tokens
+        config.set_eos_token_id(0)  # a model without one gets -1, which is refused; see next line
+        config.ignore_eos = True
+        config.do_sample = job.temperature > 0
+        if job.temperature > 0:
+            config.temperature = job.temperature
+            config.rng_seed = job.seed
+        if self._count is not None:
+            config.num_assistant_tokens = self._count
+        width = max(map(len, job.prompts))
+        ids = np.array([[0] * (width - len(p)) + list(p) for p in job.prompts], dtype=np.int64)
+        mask = np.array([[0] * (width - len(p)) + [1] * len(p) for p in job.prompts], np.int64)
+        inputs = genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(mask))
+        found = self._pipeline.generate(inputs, config)
+        return BatchTexts([list(text) for text in found.tokens])
+
+
+def contestants(models: Models) -> list[Contestant]:
+    """Returns plain decoding and, with a drafter, speculative decoding with each count."""
+    _packages()
+    if models.dtype != "float32" or models.device != "cpu":
+        raise ConfigError(
+            "the OpenVINO peer is converted in float32 for the CPU, and this run is "
+            f"{models.dtype} on {models.device}: leave 'openvino' out of --vs."
+        )
+    found: list[Contestant] = [OpenVino(_pipeline(models, speculative=False), None)]
+    if models.drafter is not None:
+        speculative = _pipeline(models, speculative=True)
+        found += [OpenVino(speculative, count) for count in COUNTS]
+    return found
+
+
+def _pipeline(models: Models, speculative: bool) -> Any:
+    """A pipeline. With 8-bit weights it rounds activations to 8 bits too, which is its default."""
+    genai, _ = _packages()
+    options: dict[str, Any] = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "KV_CACHE_PRECISION": "f32",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+    }
+    folder = converted(models.target, models.quantization)
+    try:
+        if not speculative:
+            return genai.LLMPipeline(folder, "CPU", **options)
+        small = converted(drafter_of(models, "openvino"), models.drafter_quantization)
+        draft = genai.draft_model(small, "CPU", **options)
+        return genai.LLMPipeline(folder, "CPU", draft_model=draft, **options)
+    except RuntimeError as error:
+        first = str(error).strip().splitlines()[-1]
+        raise ConfigError(f"OpenVINO GenAI does not load the converted model: {first}") from error
+
+
+def converted(model: str, quantization: str | None = None) -> str:
+    """Returns the folder of a model's IR, made on first use and kept among temporary files."""
+    if quantization is not None:
+        plain = converted(model)
+        folder = Path(f"{plain}-{quantization}")
+        if not (folder / "openvino_detokenizer.xml").exists():
+            save_quantised(Path(plain), folder, quantization)
+        return str(folder)
+    stamp = Path(model, "config.json").stat().st_mtime_ns if Path(model).is_dir() else 0
+    key = hashlib.sha256(f"{Path(model).resolve()} {stamp}".encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / "outpace-openvino" / key
+    if not (folder / "openvino_detokenizer.xml").exists():
+        save_ir(model, folder)
+    return str(folder)
+
+
+def _packages() -> tuple[Any, Any]:
+    genai = extra("openvino_genai", "the OpenVINO peer", INSTALL)
+    return genai, extra("openvino", "the OpenVINO peer", INSTALL)

@@ -1,0 +1,73 @@
+"""Other programs as contestants, by name; each is imported when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from outpace.bench.run.contest import Contestant
+from outpace.errors import ConfigError, did_you_mean
+
+QUANTISING = frozenset({"openvino"})
+"""Peers that can quantise weights to 8 or 4 bits, if a run asks for it."""
+
+GGUF_READING = frozenset({"llamacpp"})
+"""Peers that read the blocks of a GGUF file as they are."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """The weights, their dtype and device, which must be the same for every contestant."""
+
+    target: str
+    drafter: str | None
+    dtype: str
+    device: str
+    quantization: str | None = None
+    drafter_quantization: str | None = None
+
+    @property
+    def gguf(self) -> bool:
+        """Whether the weights come from a GGUF file, whose blocks are used as they are."""
+        return self.target.endswith(".gguf")
+
+
+HOMES = {
+    "hf": "outpace.bench.peers.hf:plain",
+    "hf-assisted": "outpace.bench.peers.hf:assisted",
+    "openvino": "outpace.bench.peers.openvino:contestants",
+    "llamacpp": "outpace.bench.peers.llamacpp:contestants",
+}
+
+
+def peers(names: Sequence[str], models: Models) -> list[Contestant]:
+    """Returns the contestants of these names; ``ConfigError`` where one cannot run here."""
+    found: list[Contestant] = []
+    for name in names:
+        if name == "plain":
+            continue  # the baseline, which always takes part
+        if name not in HOMES:
+            raise ConfigError(f"unknown peer {name!r}{did_you_mean(name, ['plain', *HOMES])}.")
+        quantised = models.quantization or models.drafter_quantization
+        if quantised is not None and name not in QUANTISING:
+            raise ConfigError(
+                f"peer {name!r} runs the weights as they are, and this run quantises them to "
+                f"{quantised}: leave {name!r} out of --vs."
+            )
+        if models.gguf and name not in GGUF_READING:
+            raise ConfigError(
+                f"peer {name!r} reads model folders, and this run's model is a GGUF file: leave "
+                f"{name!r} out of --vs, or give a folder."
+            )
+        module, _, function = HOMES[name].partition(":")
+        make: Callable[[Models], list[Contestant]] = getattr(import_module(module), function)
+        found += make(models)
+    return found
+
+
+def drafter_of(models: Models, peer: str) -> str:
+    """Returns the drafter's path, which speculative peers need."""
+    if models.drafter is None:
+        raise ConfigError(f"{peer} needs a draft model: give --draft or 'model' in the config.")
+    return models.drafter

@@ -1,0 +1,1 @@
+"""What was found, as tables, figures, pages and files."""

@@ -1,0 +1,44 @@
+"""A run's texts in Spec-Bench's answer format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from outpace.bench.report.specbench import Answer, accept_lengths
+from outpace.bench.run.schedule import TimedRun
+from outpace.bench.run.summary import SettingRuns
+
+
+def answers(runs: SettingRuns, name: str, model: str, tokenizer: Any) -> list[Answer]:
+    """Returns a contestant's answers to all prompts, from its first repeat of each job.
+
+    The wall time of a text in a batch is the time of the whole batch.
+    """
+    return [
+        _answer(runs, run, row, model, tokenizer)
+        for run in runs.of(name)
+        if run.repeat == 0
+        for row in range(len(run.made.texts))
+    ]
+
+
+def _answer(runs: SettingRuns, run: TimedRun, row: int, model: str, tokenizer: Any) -> Answer:
+    prompt, text = runs.prompts[run.job][row], run.made.texts[row]
+    metrics: Sequence[Any] = run.made.metrics
+    own = metrics[row] if metrics else None
+    lengths = (
+        accept_lengths(own.accepted_per_position, own.num_target_passes)
+        if own is not None
+        else (1,) * len(text)
+    )
+    return Answer(
+        question_id=prompt.id,
+        category=prompt.task,
+        model_id=f"{model}/{run.contestant}",
+        text=tokenizer.decode(text, skip_special_tokens=True),
+        new_tokens=len(text),
+        wall_time=run.seconds,
+        decoding_steps=len(lengths),
+        accept_lengths=lengths,
+    )

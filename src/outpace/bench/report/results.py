@@ -1,0 +1,196 @@
+"""What a benchmark found, as frozen dataclasses that are written as JSON and read again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outpace.bench.stats.divergence import Divergence
+from outpace.bench.stats.identity import Identity
+from outpace.bench.stats.interval import Interval
+from outpace.bench.stats.rounds import AcceptanceCounts, Split
+from outpace.errors import ConfigError
+
+SCHEMA = 1
+"""Number of the JSON format; it is raised when a field changes its meaning."""
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What one contestant did on the prompts of one task."""
+
+    task: str
+    speedup: Interval | None
+    tokens_per_second: float
+    acceptance: AcceptanceCounts | None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The decode speed-up that follows from the times of a round's parts, beside the measured
+    one."""
+
+    predicted: float
+    measured: float
+    alpha: float
+    """Probability of accepting a drafted token, if acceptances are independent."""
+    draft_seconds: tuple[tuple[int, float], ...]
+    verify_seconds: tuple[tuple[int, float], ...]
+
+    @property
+    def reached(self) -> float:
+        """Measured / predicted: what is missing to 1 is the engine's own overhead."""
+        return self.measured / self.predicted
+
+
+@dataclass(frozen=True)
+class Roof:
+    """The speed at which reading weights and caches alone would take all the time."""
+
+    tokens_per_second: float
+    fraction: float
+    """Measured tokens per second / ``tokens_per_second``."""
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """One contestant at one batch size and temperature. Speed-ups are over the baseline, on the
+    same prompts."""
+
+    name: str
+    what: str
+    rule: str | None
+    lossless: bool
+    tokens_per_second: float
+    """All tokens of all prompts / all seconds, the prompts' own passes included."""
+    decode_tokens_per_second: float | None
+    """Without the first token of each text and what came before it."""
+    speedup: Interval | None
+    decode_speedup: Interval | None
+    tasks: tuple[TaskResult, ...] = ()
+    acceptance: AcceptanceCounts | None = None
+    split: Split | None = None
+    identity: Identity | None = None
+    divergence: Divergence | None = None
+    peak_bytes: int | None = None
+    own_bytes: int | None = None
+    over_peers: Mapping[str, Interval] = field(default_factory=dict)
+    """For outpace's own methods: speed-up over each other program, on the same prompts."""
+    prediction: Prediction | None = None
+    roof: Roof | None = None
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """Decode speed-ups with one draft length ``k``."""
+
+    k: int
+    speedup: Interval
+    """Measured."""
+    predicted: float
+    """From the times of the parts and the measured tokens per round."""
+    theory: float
+    """From the times of the parts, as if acceptances were independent."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Decode speed-up by draft length, of one method with one acceptance rate ``alpha``."""
+
+    method: str
+    alpha: float
+    points: tuple[SweepPoint, ...]
+
+
+@dataclass(frozen=True)
+class SettingResult:
+    """All contestants at one batch size and temperature."""
+
+    batch: int
+    temperature: float
+    prompts: int
+    prompt_tokens: float
+    """Mean length of the prompts."""
+    max_tokens: int
+    methods: tuple[MethodResult, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Why a contestant did not take part, by its name."""
+    sweep: Sweep | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run."""
+
+    provenance: Mapping[str, str]
+    baseline: str
+    bandwidth: float | None
+    """Bytes per second, measured."""
+    cells: tuple[SettingResult, ...]
+    """One for each batch size and temperature."""
+    schema: int = SCHEMA
+
+    def check(self) -> None:
+        """Raises ``ConfigError`` if a lossy rule has no measured divergence: such a report cannot
+        be written."""
+        for cell in self.cells:
+            for method in cell.methods:
+                if not method.lossless and method.divergence is None:
+                    raise unmeasured(method.rule, cell.batch, cell.temperature)
+
+    def to_json(self) -> str:
+        """Returns the report as JSON text; raises as `check` does."""
+        self.check()
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Returns the report that `to_json` wrote."""
+        try:
+            found = json.loads(text)
+            if found["schema"] != SCHEMA:
+                raise ConfigError(
+                    f"this report has schema {found['schema']} and this outpace reads {SCHEMA}."
+                )
+            report: Report = restored(cls, found)
+        except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"this is no report of outpace bench ({error}).") from error
+        return report
+
+
+def unmeasured(rule: str | None, batch: int, temperature: float) -> ConfigError:
+    """Returns the error for a lossy rule whose divergence is unknown: its speed is not reported."""
+    return ConfigError(
+        f"verify={rule!r} is lossy and its divergence could not be measured at batch {batch}, "
+        f"temperature {temperature:g}: its speed is not reported."
+    )
+
+
+def restored(kind: Any, value: Any) -> Any:
+    """Returns a value of ``kind`` (a dataclass, a tuple, a mapping, a union or a plain type) from
+    what JSON made of it. Unknown fields raise ``KeyError``."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        unknown = set(value) - {f.name for f in dataclasses.fields(kind)}
+        if unknown:
+            raise KeyError(f"unknown field {sorted(unknown)[0]!r}")
+        return kind(**{name: restored(hints[name], item) for name, item in value.items()})
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        return restored(next(a for a in arguments if a is not type(None)), value)
+    if origin is tuple:
+        inner = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(restored(a, item) for a, item in zip(inner, value, strict=True))
+    if isinstance(value, Mapping):
+        values = arguments[1] if arguments else Any
+        return {name: restored(values, item) for name, item in value.items()}
+    return value

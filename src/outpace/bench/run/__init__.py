@@ -1,0 +1,1 @@
+"""Timed runs: a benchmark, what passes cost, load on a server."""

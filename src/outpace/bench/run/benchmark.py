@@ -1,0 +1,233 @@
+"""The benchmark: at each batch size and temperature, all contestants on the same prompts."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from outpace.bench.prompts import Prompt, batches
+from outpace.bench.report.results import SettingResult, Sweep, SweepPoint, unmeasured
+from outpace.bench.run.contest import BatchJob, Contestant
+from outpace.bench.run.meter import Meter
+from outpace.bench.run.ours import Ours
+from outpace.bench.run.schedule import Clock, Pace, Tick, ignore, run_interleaved, warm_up
+from outpace.bench.run.summary import (
+    SettingRuns,
+    SideMeasurements,
+    counted,
+    decode_seconds,
+    speedup,
+    summarise,
+)
+from outpace.bench.stats import roofline
+from outpace.bench.stats.divergence import Divergence, watching
+from outpace.bench.stats.identity import gap_of
+from outpace.bench.stats.rounds import total_rounds
+from outpace.bench.stats.theory import acceptance_of, expected_tokens, speedup_from_times
+from outpace.errors import ConfigError, PromptError
+
+BASELINE = "plain"
+"""Name of the contestant that all others are compared with."""
+
+
+@dataclass(frozen=True)
+class BenchmarkPlan:
+    """What to run. Raises ``ConfigError`` for values that cannot be run."""
+
+    batches: tuple[int, ...] = (1,)
+    temperatures: tuple[float, ...] = (0.0,)
+    max_tokens: int = 128
+    max_prompt_tokens: int = 512
+    pace: Pace = field(default_factory=Pace)
+    seed: int = 0
+    sweep: tuple[int, ...] = ()
+    """Draft lengths that are also run, at the first batch size and temperature, for the curve of
+    speed-up by draft length."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 2:
+            raise ConfigError(f"--max-tokens must be at least 2, not {self.max_tokens}.")
+        if not self.batches or min(self.batches) < 1:
+            raise ConfigError("--batch must be whole numbers from 1 on.")
+        if not self.temperatures or min(self.temperatures) < 0:
+            raise ConfigError("--temperature must be numbers from 0 on.")
+        if self.sweep and min(self.sweep) < 1:
+            raise ConfigError("--sweep must be draft lengths from 1 on.")
+
+    @property
+    def settings(self) -> list[tuple[int, float]]:
+        """All pairs of a batch size and a temperature."""
+        return [(b, t) for b in self.batches for t in self.temperatures]
+
+
+@dataclass(frozen=True)
+class MeasuredSetting:
+    """What was found at one batch size and temperature, and the runs that it was found from."""
+
+    result: SettingResult
+    runs: SettingRuns
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Prompts, contestants and a plan; one of the contestants is called "plain", the baseline."""
+
+    plan: BenchmarkPlan
+    prompts: Sequence[Prompt]
+    encode: Callable[[str], list[int]]
+    contestants: Sequence[Contestant]
+    whole: bool = False
+    """Whether a prompt that is too long is refused, instead of cut at its beginning: a chat's
+    template must not lose its first tokens."""
+    bandwidth: float | None = None
+    """Bytes per second, None where it was not measured."""
+    clock: Clock = perf_counter
+    tick: Tick = ignore
+
+    def run(self) -> list[MeasuredSetting]:
+        """Runs all settings one after another."""
+        if BASELINE not in [c.name for c in self.contestants]:
+            raise ConfigError("a benchmark needs the contestant 'plain' to compare with.")
+        settings = self.plan.settings
+        return [self._setting(b, t, first=(b, t) == settings[0]) for b, t in settings]
+
+    def ticks(self) -> int:
+        """Returns how often `tick` will be called at most."""
+        total = 0
+        for batch, _ in self.plan.settings:
+            jobs = len(batches(self.prompts, batch))
+            total += len(self.contestants) * (jobs * self.plan.pace.repeats + self.plan.pace.warmup)
+        sweep = (len(self.plan.sweep) + 1) if self.plan.sweep else 0
+        return total + sweep * len(batches(self.prompts, self.plan.batches[0]))
+
+    # -- one batch size and temperature ----------------------------------------------------------
+
+    def _setting(self, batch: int, temperature: float, first: bool) -> MeasuredSetting:
+        prompts = batches(self.prompts, batch)
+        jobs = [self._job(of_job, temperature) for of_job in prompts]
+        refused = {c.name: c.refusal(batch, temperature) for c in self.contestants}
+        fit = [c for c in self.contestants if refused[c.name] is None]
+        peaks = warm_up(fit, jobs[0], self.plan.pace, self.tick)
+        engines = [c for c in fit if isinstance(c, Ours) and not c.plain]
+        context = round(SettingRuns(BASELINE, prompts, jobs, []).context)
+        meters = {c.name: Meter(c.llm, batch, context, temperature) for c in engines}
+        lengths = {c.name: self._lengths(c, jobs[0]) for c in engines}
+        # Before anything is timed: a rule whose divergence is unknown cannot be reported.
+        divergences = {c.name: _divergence(c, jobs) for c in engines if not c.lossless}
+        # Half of the samples before and half after the runs, so that both saw the same machine.
+        self._sample(meters, lengths)
+        gc.collect()
+        timed = run_interleaved(fit, jobs, self.plan.pace, self.clock, self.tick)
+        runs = SettingRuns(BASELINE, prompts, jobs, timed)
+        for c in engines:
+            lengths[c.name] |= set(total_rounds(run.made.metrics for run in runs.of(c.name)))
+        self._sample(meters, lengths)
+        methods = tuple(
+            summarise(runs, c, self._beside(c, fit, meters.get(c.name), peaks, divergences))
+            for c in fit
+        )
+        sweep = self._sweep(runs, engines[0], meters) if first and engines else None
+        prompt_lengths = [len(p) for job in jobs for p in job.prompts]
+        result = SettingResult(
+            batch=batch,
+            temperature=temperature,
+            prompts=sum(map(len, prompts)),
+            prompt_tokens=sum(prompt_lengths) / len(prompt_lengths),
+            max_tokens=self.plan.max_tokens,
+            methods=methods,
+            refused={name: reason for name, reason in refused.items() if reason is not None},
+            sweep=sweep,
+        )
+        return MeasuredSetting(result, runs)
+
+    def _job(self, prompts: Sequence[Prompt], temperature: float) -> BatchJob:
+        rows = tuple(tuple(self._ids(p)) for p in prompts)
+        if not all(rows):
+            raise PromptError("a prompt is empty once it is tokenised.")
+        return BatchJob(rows, self.plan.max_tokens, temperature, self.plan.seed)
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        ids, longest = self.encode(prompt.text), self.plan.max_prompt_tokens
+        if self.whole and len(ids) > longest:
+            raise PromptError(
+                f"prompt {prompt.id} has {len(ids)} tokens with its chat template, and a chat "
+                f"cannot be cut to {longest}: raise --max-prompt-tokens, or leave it out."
+            )
+        return ids[-longest:]
+
+    def _lengths(self, contestant: Ours, job: BatchJob) -> set[int]:
+        """The draft lengths that the rounds of a job have."""
+        return set(total_rounds([contestant.run(job).metrics]))
+
+    def _sample(self, meters: dict[str, Meter], lengths: dict[str, set[int]]) -> None:
+        for name, meter in meters.items():
+            scored = {1, *(k + 1 for k in lengths[name])}
+            meter.sample(lengths[name], scored, repeats=5)
+
+    def _beside(
+        self,
+        contestant: Contestant,
+        fit: Sequence[Contestant],
+        meter: Meter | None,
+        peaks: dict[str, int],
+        divergences: dict[str, Divergence],
+    ) -> SideMeasurements:
+        baseline = next(c for c in self.contestants if c.name == BASELINE)
+        gap = gap_of(baseline.llm.engine.target) if isinstance(baseline, Ours) else None
+        if not isinstance(contestant, Ours):
+            return SideMeasurements(gap=gap, peaks=peaks)
+        measured = self.bandwidth is not None
+        return SideMeasurements(
+            gap=gap,
+            times=meter.times if meter else None,
+            bandwidth=self.bandwidth,
+            target=roofline.target_traffic(contestant.llm) if measured else None,
+            drafter=roofline.drafter_traffic(contestant.llm) if measured else None,
+            divergence=divergences.get(contestant.name),
+            peaks=peaks,
+            peers=[c.name for c in fit if not isinstance(c, Ours)],
+        )
+
+    # -- speed-up by draft length ------------------------------------------------------------------
+
+    def _sweep(self, runs: SettingRuns, engine: Ours, meters: dict[str, Meter]) -> Sweep | None:
+        if not self.plan.sweep:
+            return None
+        plain = Ours(engine.llm, BASELINE, "off")
+        fixed = {k: Ours(engine.llm, f"K={k}", k) for k in self.plan.sweep}
+        once = Pace(1, 0)
+        timed = run_interleaved([plain, *fixed.values()], runs.jobs, once, self.clock, self.tick)
+        swept = SettingRuns(BASELINE, runs.prompts, runs.jobs, timed)
+        meter = meters[engine.name]
+        meter.sample(self.plan.sweep, {1, *(k + 1 for k in self.plan.sweep)}, repeats=5)
+        drafted = counted([run for run in timed if run.contestant != BASELINE])
+        if drafted is None:
+            return None
+        alpha = acceptance_of(drafted.accepted_per_position, drafted.drafted_per_position)
+        points = []
+        for k, contestant in fixed.items():
+            ratio = speedup(swept, contestant.name, decode_seconds)
+            own = counted(swept.of(contestant.name))
+            if ratio is None or own is None:
+                continue
+            # The prediction takes the tokens per round that this draft length had; the theory
+            # those that it would have if acceptances were independent.
+            theory = speedup_from_times(alpha, k, meter.times)
+            predicted = theory * own.length / expected_tokens(alpha, k)
+            points.append(SweepPoint(k, ratio, predicted, theory))
+        return Sweep(engine.name, alpha, tuple(points))
+
+
+def _divergence(contestant: Ours, jobs: Sequence[BatchJob]) -> Divergence:
+    """Runs jobs untimed and watched, until enough states were seen."""
+    with watching(contestant.llm) as watch:
+        for job in jobs:
+            if len(watch.found) >= watch.limit:
+                break
+            contestant.run(job)
+    found = watch.divergence()
+    if found is None:
+        raise unmeasured(contestant.rule, len(jobs[0].prompts), jobs[0].temperature)
+    return found

@@ -1,0 +1,59 @@
+"""Our own engine as a contestant: speculative, and plain as the same engine with K = 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from outpace.api import LLM
+from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
+from outpace.core.params import SamplingParams
+
+Speculative = Literal["auto", "off"] | int | None
+
+
+class Ours(Contestant):
+    """One `LLM` under one setting of ``SamplingParams.speculative``."""
+
+    def __init__(self, llm: LLM, name: str, speculative: Speculative = None) -> None:
+        self.llm = llm
+        self.name = name
+        self.speculative = speculative
+        self.plain = speculative in ("off", 0) or llm.config.method == "none"
+        rule = llm.engine.verifier.rule
+        self.rule = None if self.plain else rule.name
+        self.lossless = self.plain or rule.lossless
+        self.same_text_when_sampled = llm.engine.verifier.coupled
+        self.what = f"outpace, {'plain' if self.plain else describe(llm, speculative)}"
+
+    def run(self, job: BatchJob) -> BatchTexts:
+        params = [
+            SamplingParams(
+                temperature=job.temperature,
+                max_tokens=job.max_tokens,
+                ignore_eos=True,
+                seed=job.seed + index,
+                speculative=self.speculative,
+            )
+            for index in range(len(job.prompts))
+        ]
+        found = self.llm.generate([list(prompt) for prompt in job.prompts], params)
+        return BatchTexts([out.token_ids for out in found], [out.metrics for out in found])
+
+    @property
+    def nbytes(self) -> int:
+        engine = self.llm.engine
+        own = engine.target.weight_bytes + engine.target.cache_bytes
+        return own if self.plain else own + engine.drafter.nbytes
+
+
+def describe(llm: LLM, speculative: Speculative) -> str:
+    """Returns drafter, draft length and rule in a line; of a path its last part: reports travel."""
+    config = llm.config
+    count = config.num_speculative_tokens if speculative is None else speculative
+    options = ", ".join(
+        f"{key}={Path(value).name if key == 'model' and isinstance(value, (str, Path)) else value}"
+        for key, value in config.options.items()
+    )
+    options = f" ({options})" if options else ""
+    return f"{config.method}{options}, K={count}, verify={llm.engine.verifier.rule.name}"

@@ -1,0 +1,118 @@
+"""Interleaved paired runs: all contestants run each job one after another, in changing order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
+from outpace.bench.run.memory import peak_of
+from outpace.errors import ConfigError
+
+Clock = Callable[[], float]
+"""Returns the present time in seconds."""
+Tick = Callable[[str], None]
+"""Is called after each run with a few words on it, to show progress."""
+
+
+@dataclass(frozen=True, eq=False)
+class TimedRun:
+    """One contestant's run of one job."""
+
+    contestant: str
+    job: int
+    repeat: int
+    seconds: float
+    first_seconds: float
+    """Seconds of the same job with one token: the prompt, and one pass."""
+    made: BatchTexts
+
+    @property
+    def decode_seconds(self) -> float:
+        """Seconds of all tokens but the first."""
+        return self.seconds - self.first_seconds
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often each job is run: ``repeats`` times timed, after ``warmup`` untimed runs of the
+    first job."""
+
+    repeats: int = 1
+    warmup: int = 1
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1 or self.warmup < 0:
+            raise ConfigError("--repeats must be at least 1 and --warmup at least 0.")
+
+
+def ignore(what: str) -> None:
+    """A `Tick` that shows nothing."""
+
+
+def warm_up(
+    contestants: Sequence[Contestant], job: BatchJob, pace: Pace, tick: Tick = ignore
+) -> dict[str, int]:
+    """Runs the job untimed, ``warmup`` times with each contestant.
+
+    Returns the peak memory of each contestant in bytes.
+    """
+    peaks: dict[str, int] = {}
+    for contestant in contestants:
+        for _ in range(pace.warmup):
+            with peak_of() as peak:
+                contestant.run(job)
+            peaks[contestant.name] = max(peaks.get(contestant.name, 0), peak.bytes)
+            tick(f"warming up {contestant.name}")
+    return peaks
+
+
+def run_interleaved(
+    contestants: Sequence[Contestant],
+    jobs: Sequence[BatchJob],
+    pace: Pace,
+    clock: Clock = perf_counter,
+    tick: Tick = ignore,
+) -> list[TimedRun]:
+    """Returns the timed runs of all jobs by all contestants.
+
+    Within a job the contestants follow one another at once, in an order that changes from job to
+    job, so that a machine that gets faster or slower favours none of them.
+    """
+    runs = []
+    for repeat in range(pace.repeats):
+        for number, job in enumerate(jobs):
+            for contestant in _order(contestants, number + repeat):
+                runs.append(_timed(contestant, job, number, repeat, clock))
+                tick(contestant.name)
+    return runs
+
+
+def _order(contestants: Sequence[Contestant], turn: int) -> Iterator[Contestant]:
+    """Yields the contestants in the order of a turn.
+
+    The order is reversed in every other turn and rotated by one in every second, so that each
+    contestant comes first, and right after each other one, about equally often.
+    """
+    order = list(contestants) if turn % 2 == 0 else list(reversed(contestants))
+    shift = (turn // 2) % len(order)
+    yield from order[shift:] + order[:shift]
+
+
+def _timed(
+    contestant: Contestant, job: BatchJob, number: int, repeat: int, clock: Clock
+) -> TimedRun:
+    first = BatchJob(job.prompts, 1, job.temperature, job.seed)
+    begin = clock()
+    contestant.run(first)
+    middle = clock()
+    made = contestant.run(job)
+    end = clock()
+    for text in made.texts:
+        if len(text) != job.max_tokens:
+            raise ConfigError(
+                f"{contestant.name} generated {len(text)} tokens where {job.max_tokens} were asked "
+                "for: speeds of texts of different lengths cannot be compared."
+            )
+    return TimedRun(contestant.name, number, repeat, end - middle, middle - begin, made)

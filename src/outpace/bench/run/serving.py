@@ -1,0 +1,230 @@
+"""Load on a running server, and what each request waits for: requests that arrive at random times,
+or clients of which each sends its next request once the last one is answered.
+
+TTFT   time to the first token, from when the request is sent
+TPOT   time per output token after the first
+goodput  requests per second whose TTFT and TPOT were within the limits
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from outpace.errors import ConfigError
+
+KEY_VARIABLE = "OUTPACE_API_KEY"
+TIMEOUT = 600.0
+"""Seconds without a sign of life after which a request counts as failed."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is sent: one request per prompt, ``rate`` of them per second on average.
+
+    The gaps between them are exponential and follow from the seed, so that two runs see the same
+    arrivals.
+    """
+
+    prompts: Sequence[str]
+    rate: float
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rate <= 0:
+            raise ConfigError(f"the rate must be positive, not {self.rate:g}.")
+
+    def arrivals(self) -> list[float]:
+        """Returns when each request is sent, in seconds from the start."""
+        draws = random.Random(self.seed)
+        gaps = [draws.expovariate(self.rate) for _ in self.prompts]
+        return [sum(gaps[: index + 1]) for index in range(len(gaps))]
+
+
+@dataclass(frozen=True)
+class Clients:
+    """``count`` clients that share the prompts; each has one request open at any time."""
+
+    prompts: Sequence[str]
+    count: int
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.count <= 0:
+            raise ConfigError(f"there must be at least one client, not {self.count}.")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server, and the limits within which a request counts as served well."""
+
+    url: str
+    first_seconds: float = 1.0
+    token_seconds: float = 0.1
+
+    def connect(self) -> http.client.HTTPConnection:
+        """Returns a connection; ``ConfigError`` for what is no address."""
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{self.url} is no address: give one such as http://127.0.0.1:8000.")
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        return kind(parts.hostname, parts.port, timeout=TIMEOUT)
+
+
+@dataclass(frozen=True)
+class Served:
+    """One answered request; times in seconds since the load began."""
+
+    sent: float
+    first: float
+    last: float
+    tokens: int
+
+    @property
+    def ttft(self) -> float:
+        return self.first - self.sent
+
+    @property
+    def tpot(self) -> float:
+        return (self.last - self.first) / max(1, self.tokens - 1)
+
+
+def run_load(load: Load, target: Target, speculative: str = "auto") -> list[Served]:
+    """Sends the requests and returns those that were answered, once all have ended.
+
+    speculative: what each asks for: "off", "auto", or a number of tokens. Raises ``ConfigError``
+    where the server cannot be reached or refuses a request.
+    """
+    answers = _Answers(target, load, speculative)
+    threads = []
+    for at, prompt in zip(load.arrivals(), load.prompts, strict=True):
+        time.sleep(max(0.0, answers.begin + at - time.perf_counter()))
+        threads.append(threading.Thread(target=answers.ask, args=(prompt,), daemon=True))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    return answers.all()
+
+
+def run_clients(clients: Clients, target: Target, speculative: str = "auto") -> list[Served]:
+    """The same for clients that wait for their answers."""
+    answers = _Answers(target, clients, speculative)
+    with ThreadPoolExecutor(clients.count) as pool:
+        list(pool.map(answers.ask, clients.prompts))
+    return answers.all()
+
+
+class _Answers:
+    """Asks one prompt after another, from any thread, and collects what came of it."""
+
+    def __init__(self, target: Target, load: Load | Clients, speculative: str) -> None:
+        self._target, self._load, self._speculative = target, load, speculative
+        self._found: list[Served] = []
+        self._problems: list[str] = []
+        self.begin = time.perf_counter()
+
+    def ask(self, prompt: str) -> None:
+        try:
+            body = _body(self._load, prompt, self._speculative)
+            self._found.append(_served(self._target, body, self.begin))
+        except (OSError, http.client.HTTPException, ConfigError) as error:
+            self._problems.append(str(error))
+
+    def all(self) -> list[Served]:
+        """Returns the answers; ``ConfigError`` if any is missing."""
+        if self._problems:
+            raise ConfigError(
+                f"{len(self._problems)} of {len(self._load.prompts)} requests to "
+                f"{self._target.url} failed; the first: {self._problems[0]}"
+            )
+        return self._found
+
+
+def summary(served: Sequence[Served], target: Target) -> dict[str, float]:
+    """Returns the figures: percentiles in seconds, tokens and good requests per second."""
+    whole = max(one.last for one in served) - min(one.sent for one in served)
+    good = sum(
+        one.ttft <= target.first_seconds and one.tpot <= target.token_seconds for one in served
+    )
+    figures = {
+        "TTFT": [one.ttft for one in served],
+        "TPOT": [one.tpot for one in served],
+        "latency": [one.last - one.sent for one in served],
+    }
+    found = {
+        f"{name} p{percent} (s)": float(np.percentile(values, percent))
+        for name, values in figures.items()
+        for percent in (50, 90, 99)
+    }
+    found["tokens/s"] = sum(one.tokens for one in served) / whole
+    found["requests/s"] = len(served) / whole
+    found["goodput (requests/s)"] = good / whole
+    return found
+
+
+def medians(summaries: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the median of each figure over several runs."""
+    return {name: float(np.median([one[name] for one in summaries])) for name in summaries[0]}
+
+
+def _body(load: Load | Clients, prompt: str, speculative: str) -> dict[str, Any]:
+    return {
+        "prompt": prompt,
+        "max_tokens": load.max_tokens,
+        "temperature": load.temperature,
+        "seed": load.seed,
+        "speculative": int(speculative) if speculative.isdecimal() else speculative,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def _served(target: Target, body: dict[str, Any], begin: float) -> Served:
+    headers = {"Content-Type": "application/json"}
+    if key := os.environ.get(KEY_VARIABLE):
+        headers["Authorization"] = f"Bearer {key.split(',')[0].strip()}"
+    connection = target.connect()
+    try:
+        sent = time.perf_counter() - begin
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise ConfigError(
+                f"status {answer.status}: {answer.read(300).decode(errors='replace')}"
+            )
+        return _read(answer, sent, begin)
+    finally:
+        connection.close()
+
+
+def _read(answer: http.client.HTTPResponse, sent: float, begin: float) -> Served:
+    first = last = sent
+    tokens = 0
+    for line in answer:
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line[6:])
+        if "error" in event:
+            raise ConfigError(str(event["error"].get("message")))
+        if event["choices"]:
+            last = time.perf_counter() - begin
+            first = last if first == sent else first
+        elif event.get("usage"):
+            tokens = event["usage"]["completion_tokens"]
+    return Served(sent, first, last, tokens)

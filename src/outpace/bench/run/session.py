@@ -1,0 +1,236 @@
+"""From the options of the command line to contestants and a report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from outpace import chats
+from outpace.api import LLM
+from outpace.bench.peers.registry import Models, peers
+from outpace.bench.prompts import Prompt
+from outpace.bench.report.provenance import provenance
+from outpace.bench.report.results import Report
+from outpace.bench.run.benchmark import BASELINE, Benchmark, BenchmarkPlan, MeasuredSetting
+from outpace.bench.run.contest import Contestant
+from outpace.bench.run.memory import read_bandwidth
+from outpace.bench.run.ours import Ours
+from outpace.bench.run.schedule import Tick, ignore
+from outpace.errors import ConfigError, PromptError
+from outpace.targets.hf.loaded import Loaded
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Which models, how to speculate with them, and what else takes part."""
+
+    model: str | Loaded | None
+    """A path, a hub name, what was loaded already, or None for the bundled pair."""
+    configs: tuple[Mapping[str, Any], ...]
+    """One or several ``speculative_config``; each becomes a contestant."""
+    options: Mapping[str, Any]
+    """Other arguments of `LLM`."""
+    vs: tuple[str, ...] = ()
+    """Names of other programs that take part."""
+    again: bool = False
+    """Whether plain decoding runs a second time under another name: its speed-up must be 1.00."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Methods that do not take part, and why."""
+
+
+def contestants(engines: Engines, rows: int) -> list[Contestant]:
+    """Returns plain decoding first, then one per configuration, then the other programs.
+
+    rows: the greatest batch size that will be run.
+    """
+    wanted = [name for name in engines.vs if name != BASELINE]
+    if not (engines.configs or engines.model is None or engines.again or wanted):
+        raise ConfigError(
+            "nothing to compare plain decoding with: give --draft, --method, "
+            "--speculative-config, --vs or --again."
+        )
+    configs: list[Mapping[str, Any] | None] = list(engines.configs) or [None]
+    first = engine(engines, configs[0], rows)
+    llms = [first, *(_beside(first, engines, config, rows) for config in configs[1:])]
+    found: list[Contestant] = [Ours(llms[0], BASELINE, "off")]
+    if engines.again:
+        found.append(Ours(llms[0], "plain again", "off"))
+    speculating = [llm for llm in llms if llm.config.method != "none"]
+    found += map(Ours, speculating, _labels(speculating))
+    if wanted:
+        found += peers(wanted, _models(engines, llms[0]))
+    return found
+
+
+def _labels(llms: Sequence[LLM]) -> list[str]:
+    """A name for each: as much of its configuration as tells it from the others, else a number."""
+    if len(llms) == 1:
+        return [llms[0].config.method]
+    short = [
+        f"{llm.config.method} K={llm.config.num_speculative_tokens} {llm.engine.verifier.rule.name}"
+        for llm in llms
+    ]
+    long = [
+        label if short.count(label) == 1 else " ".join([label, *_options_of(llm)])
+        for llm, label in zip(llms, short, strict=True)
+    ]
+    return [
+        label if long.count(label) == 1 else f"{label} ({number})"
+        for number, label in enumerate(long, 1)
+    ]
+
+
+def _options_of(llm: LLM) -> list[str]:
+    """The drafter's options that were given, or the name of its model's folder."""
+    given = {name: value for name, value in llm.config.options.items() if name != "model"}
+    model = llm.config.options.get("model")
+    named = {"model": Path(model).name} if isinstance(model, str) and not given else {}
+    return [f"{name}={value}" for name, value in {**named, **given}.items()]
+
+
+def engine(engines: Engines, config: Mapping[str, Any] | None, rows: int) -> LLM:
+    """Returns the engine of one ``speculative_config``, for so many rows."""
+    options = {"generation_config": "none", "max_num_seqs": rows, **engines.options}
+    try:
+        return LLM(engines.model, speculative_config=config, **options)
+    except TypeError as error:
+        raise ConfigError(f"--llm has an argument that LLM does not know ({error}).") from error
+
+
+OF_LOADING = ("dtype", "device", "quantization", "trust_remote_code", "cpu_kernels", "progress")
+"""Arguments of `LLM` that say how a model is loaded."""
+
+
+def _beside(first: LLM, engines: Engines, config: Mapping[str, Any] | None, rows: int) -> LLM:
+    """Returns the engine of another configuration over the same target: its weights are in memory
+    once, however many engines there are."""
+    options = {k: v for k, v in engines.options.items() if k not in OF_LOADING}
+    return engine(replace(engines, model=first.target, options=options), config, rows)
+
+
+def _models(engines: Engines, llm: LLM) -> Models:
+    drafter = llm.config.options.get("model")
+    return Models(
+        target=llm.target.name,
+        drafter=None if drafter is None else str(drafter),
+        dtype=str(llm.target.dtype).removeprefix("torch."),
+        device=str(llm.target.device),
+        quantization=engines.options.get("quantization"),
+        drafter_quantization=llm.config.options.get("quantization"),
+    )
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A report, the runs that it was made from, and the tokenizer of their texts."""
+
+    report: Report
+    settings: Sequence[MeasuredSetting]
+    tokenizer: Any
+
+
+@dataclass(frozen=True)
+class Given:
+    """The prompts, and how the models are given them."""
+
+    prompts: Sequence[Prompt]
+    chat: bool = False
+    """Whether they are a user's messages, given through the target's chat template."""
+
+    def encoder(self, llm: LLM) -> Callable[[str], list[int]]:
+        """Returns what makes token ids of a prompt; ``PromptError`` where the model has none."""
+        if llm.tokenizer is None:
+            raise PromptError(f"{llm.target.name} came without a tokenizer, which prompts need.")
+        if not self.chat:
+            return lambda text: list(llm.tokenizer(text).input_ids)
+        chats.check_template(llm.tokenizer, llm.target.name, "leave --chat out")
+        return lambda text: llm.chat_ids([{"role": "user", "content": text}])
+
+
+def unheard(line: str) -> None:
+    """Takes a line about an engine and does nothing with it."""
+
+
+@dataclass(frozen=True)
+class Onlooker:
+    """Who is told about a run while it goes on."""
+
+    progress: Callable[[int], Tick] = lambda total: ignore
+    """Is given the number of steps at most, and returns what to call after each."""
+    tell: Callable[[str], None] = unheard
+    """Is given a line about each engine: how its models are computed, and what is slow and why."""
+
+
+def run(
+    engines: Engines, plan: BenchmarkPlan, given: Given, onlooker: Onlooker | None = None
+) -> Finished:
+    """Runs a whole benchmark."""
+    onlooker = onlooker or Onlooker()
+    facts = provenance()  # before the run, so that the load recorded is not the benchmark's own
+    competing = contestants(engines, max(plan.batches))
+    llm = next(c.llm for c in competing if isinstance(c, Ours))
+    for name, known in _engines_of(competing).items():
+        onlooker.tell(f"{name}: {known.describe()}")
+    benchmark = Benchmark(
+        plan=plan,
+        prompts=given.prompts,
+        encode=given.encoder(llm),
+        whole=given.chat,
+        contestants=competing,
+        bandwidth=read_bandwidth(llm.target.device),
+    )
+    measured = replace(benchmark, tick=onlooker.progress(benchmark.ticks())).run()
+    facts |= {
+        "model": Path(llm.target.name).name,
+        "dtype": str(llm.target.dtype).removeprefix("torch."),
+        "quantization": llm.target.quantization or "none",
+        "chat template": "applied" if given.chat else "none",
+        "repeats": str(plan.pace.repeats),
+        "warmup": str(plan.pace.warmup),
+        "seed": str(plan.seed),
+    }
+    if engines.left_out:
+        listed = [f"{name} ({reason})" for name, reason in engines.left_out.items()]
+        facts["left out"] = "; ".join(listed)
+    results = tuple(setting.result for setting in measured)
+    report = Report(facts, BASELINE, benchmark.bandwidth, results)
+    report.check()
+    return Finished(report, measured, llm.tokenizer)
+
+
+def _engines_of(competing: Sequence[Contestant]) -> dict[str, LLM]:
+    """Our own engines, each once, under the name of the last contestant that uses it."""
+    named = {id(c.llm): (c.name, c.llm) for c in competing if isinstance(c, Ours)}
+    return dict(named.values())
+
+
+def parse_config(text: str) -> dict[str, Any]:
+    """Returns a JSON object; ``ConfigError`` if it is something else.
+
+    >>> parse_config('{"method": "ngram"}')
+    {'method': 'ngram'}
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not JSON ({error}).") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f'a JSON object such as {{"key": value}} was expected, not {text}.')
+    return found
+
+
+def numbers(text: str, kind: type, flag: str) -> tuple[Any, ...]:
+    """Returns the numbers of a comma-separated list; ``ConfigError`` for anything else.
+
+    >>> numbers("1,4,16", int, "--batch")
+    (1, 4, 16)
+    """
+    try:
+        return tuple(kind(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise ConfigError(
+            f"{flag} must be numbers with commas between them, not {text!r}."
+        ) from error

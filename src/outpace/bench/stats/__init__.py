@@ -1,0 +1,1 @@
+"""What figures mean: intervals, formulas, divergence, whether texts are the same."""

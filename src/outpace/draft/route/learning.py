@@ -1,0 +1,70 @@
+"""Drafters that choose one child for each row by what they have learned from rounds."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Self
+
+from outpace.core.proposal import Drawn, Needs
+from outpace.draft.base import Drafter, RowInfo, Setup
+from outpace.draft.route.base import Learned, State, build_children, names_of, rule_of
+from outpace.draft.route.choosing import Choosing
+from outpace.draft.route.state import StateFile
+
+
+class Learning(Choosing, Generic[State]):
+    """Keeps what is learned, once for all rows and apart for rows that are `Rows.pure`, and in a
+    file between runs if the option ``state`` names one."""
+
+    draws: frozenset[Drawn] = frozenset({Drawn.POINT, Drawn.IID})
+    needs: Needs = Needs(laws=True)
+
+    def __init__(
+        self,
+        children: Sequence[Drafter],
+        names: Sequence[str],
+        vocabulary: int,
+        first: Callable[[], State],
+        file: Any,
+    ) -> None:
+        """first: makes what is known before the first round. file: where it is kept, or None."""
+        super().__init__(children, names, vocabulary)
+        self.needs = Needs(self.needs.states, laws=True)
+        self._learned = Learned(first)
+        self._file = None if file is None else StateFile(file, self.name, names)
+        saved = None if self._file is None else self._file.load()
+        if saved is not None:
+            self.restore(saved)
+
+    @classmethod
+    @abstractmethod
+    def of(cls, setup: Setup, children: Sequence[Drafter], names: Sequence[str]) -> Self:
+        """Returns the drafter that chooses among these children."""
+
+    @abstractmethod
+    def to_save(self) -> Mapping[str, Sequence[float]]:
+        """Returns what is known of all rows together, as lists of numbers."""
+
+    @abstractmethod
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from what `to_save` returned in an earlier run."""
+
+    @classmethod
+    def usual_rule(cls, options: Any) -> str:
+        return rule_of(options.drafters)
+
+    @classmethod
+    def build(cls, setup: Setup) -> Self:
+        configs = list(setup.options.drafters)
+        return cls.of(setup, build_children(setup, configs), names_of(configs))
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        super().admit(rows)
+        self._learned.admit(len(rows))
+
+    def retain(self, rows: Sequence[int]) -> None:
+        super().retain(rows)
+        self._learned.retain(rows)
+        if self._file is not None:
+            self._file.save(self.to_save())

@@ -1,0 +1,1 @@
+"""Who of the waiting requests joins the batch next."""

@@ -1,0 +1,121 @@
+"""Heads whose columns ride in the target's pass: what they are told, and when."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from engine.test_interruptions import FAULTS, Stops
+from outpace import LLM, SamplingParams
+from outpace.core.proposal import Riders
+from outpace.draft.base import Round, Rows
+from outpace.draft.registry import find_drafter
+from outpace.draft.trained.riding_head import RidingHeadDrafter
+from outpace.errors import UnsupportedModel
+from outpace.targets.hf.loaded import Loaded
+from outpace.train.teacher import Teacher
+from targets.families import CONTEXT, PROMPTS, target
+from targets.generating import greedy, ids
+
+METHODS = ["pass", "hidden_transfer"]
+SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=9, ignore_eos=True)
+
+
+def decoder(method: str, model: Any, **more: Any) -> LLM:
+    options = find_drafter(method).specimen(Loaded(model, None, "a model"))
+    config = {"method": method, "num_speculative_tokens": 4, **options, **more}
+    return LLM(model, speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
+
+
+def play(llm: LLM) -> None:
+    while llm.engine.busy:
+        llm.engine.step()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral"])
+def test_guesses_are_what_the_columns_say_in_a_plain_pass(
+    method: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains and trees, ragged rows and rows that end; windows are measured in positions."""
+    model, checked = target(family), 0
+    llm = decoder(method, model)
+    head = llm.engine.drafter.head
+    teacher, begin = Teacher(Loaded(model, None, family), ()), RidingHeadDrafter.walk
+
+    def walk(self: RidingHeadDrafter, rows: Rows) -> object:
+        nonlocal checked
+        for row in range(len(rows)):
+            if self.knows(row):
+                before = torch.tensor([rows.since(row, 0)[:-1]])
+                length = before.shape[1]
+                with torch.no_grad():
+                    riders = head.riders(torch.tensor([length - 1]), length, 1)
+                    said = teacher.carry(before, riders)[0]
+                # The norms of some models compute in float32.
+                assert torch.allclose(self._texts[row].guesses, said, atol=1e-5)
+                checked += 1
+        return begin(self, rows)
+
+    monkeypatch.setattr(RidingHeadDrafter, "walk", walk)
+    params = [SAMPLED, greedy(5), greedy(12), SAMPLED]
+    llm.generate(PROMPTS, params)
+    assert checked > 12
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stop_at_any_operation_costs_no_text(method: str) -> None:
+    """What rode in earlier rounds is lost then, and found again."""
+    llm, asked = decoder(method, target("llama")), [SAMPLED, greedy(6), SAMPLED, greedy(6)]
+    expected = ids(llm.generate(PROMPTS, asked))
+    carried: list[int] = []
+    inner = llm.engine.target.carry
+
+    def carry(text: list[int], riders: Riders) -> torch.Tensor:
+        carried.append(len(text))
+        return inner(text, riders)
+
+    llm.engine.target.carry = carry  # type: ignore[method-assign]
+    counting = Stops(0, KeyboardInterrupt)
+    with counting:
+        llm.generate(PROMPTS, asked)
+    assert not carried
+    choose = random.Random(3)
+    for number in range(25):
+        pairs = zip(PROMPTS, asked, strict=True)
+        played = [llm.intake.requests(prompt, params)[0] for prompt, params in pairs]
+        for request in played:
+            llm.engine.add(request)
+        fault = FAULTS[number % len(FAULTS)]
+        with pytest.raises(fault), Stops(choose.randrange(1, -counting.left), fault):
+            play(llm)
+        play(llm)
+        assert [request.output_ids for request in played] == expected
+    assert carried, "some stop came when there were guesses"
+
+
+def test_a_round_without_columns_leaves_no_guesses() -> None:
+    """Rows that draft nothing for a round begin anew, in whatever company they are."""
+    llm = decoder("pass", target("llama"))
+    drafter, seen = llm.engine.drafter, []
+    inner = drafter.observe
+
+    def observe(rows: Rows, round: Round) -> None:
+        inner(rows, round)
+        seen.append([drafter.knows(row) for row in range(len(rows))])
+
+    drafter.observe = observe
+    off = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, speculative="off")
+    llm.generate(PROMPTS[:2], [greedy(6), off])
+    assert any(first for first, *_ in seen)
+    assert not any(second for _, *others in seen for second in others)
+
+
+def test_a_target_without_gradients_is_not_trained_for() -> None:
+    teacher = Teacher(Loaded(target("llama"), None, "blocks"), ())
+    riders = Riders(torch.tensor([[0]]), embeddings=torch.zeros(1, 1, 32, dtype=torch.float64))
+    with pytest.raises(UnsupportedModel, match="blocks computes with code that no gradient"):
+        teacher.carry(torch.tensor([[1, 2, 3]]), riders)

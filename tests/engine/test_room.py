@@ -1,0 +1,121 @@
+"""Where all rows together may hold so many tokens only, some are put aside, and no text changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outpace import LLM, SamplingParams
+from outpace.engine.request import Request
+from outpace.engine.scheduler import AHEAD, Queue, Room
+from outpace.engine.trace import RoundTrace
+from outpace.errors import ConfigError
+from targets.families import CONTEXT, PROMPTS, drafter, target
+from targets.generating import greedy
+
+LIMIT = 300
+LENGTH = 90
+SAMPLED = SamplingParams(temperature=1.0, seed=3, max_tokens=LENGTH, ignore_eos=True)
+FRESH = SamplingParams(temperature=1.0, seed=3, max_tokens=LENGTH, presence_penalty=1.5, n=2)
+ASKED = [greedy(LENGTH), SAMPLED, SAMPLED, FRESH]
+
+
+def decoder(method: str, **more: Any) -> LLM:
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
+    if method.startswith("draft"):
+        config["model"] = drafter("llama")
+    if method == "draft_tree":
+        config["branching"] = [2, 1]
+    options = {"max_num_seqs": 4, "max_model_len": CONTEXT, "max_num_batched_tokens": 6, **more}
+    return LLM(target("llama"), speculative_config=config, **options)
+
+
+def played(llm: LLM) -> list[Request]:
+    """Plays requests of several kinds; no round leaves too many tokens."""
+    asked = zip(PROMPTS, ASKED, strict=True)
+    requests = [one for prompt, params in asked for one in llm.requests(prompt, params)]
+    held: list[int] = []
+
+    def note(trace: RoundTrace) -> None:
+        held.append(sum(llm.engine.target.lengths))
+
+    for request in requests:
+        llm.engine.add(request)
+    with llm.engine.observing(note):
+        while llm.engine.busy:
+            llm.engine.step()
+    assert max(held) <= LIMIT or not any(one.preemptions for one in requests)
+    return requests
+
+
+@pytest.mark.parametrize(
+    ("method", "caching"),
+    [("draft_model", False), ("draft_model", True), ("draft_tree", False), ("ngram", True)],
+)
+def test_a_text_that_is_put_aside_goes_on_where_it_was(method: str, caching: bool) -> None:
+    free = played(decoder(method))
+    short = played(decoder(method, max_batch_total_tokens=LIMIT, enable_prefix_caching=caching))
+    assert [one.output_ids for one in short] == [one.output_ids for one in free]
+    assert [one.finish_reason for one in short] == [one.finish_reason for one in free]
+    assert sum(one.preemptions for one in short) > 1
+    assert all(one.cached_tokens <= len(one.prompt_ids) for one in short)
+
+
+def test_who_comes_last_leaves_first() -> None:
+    llm = decoder("none", max_batch_total_tokens=250, scheduling_policy="priority")
+    first, last = (llm.requests(PROMPTS[0], greedy(110), priority=p)[0] for p in (1, 5))
+    middle = llm.requests(PROMPTS[0], greedy(110), priority=3)[0]
+    for request in (last, middle, first):
+        llm.engine.add(request)
+    left: list[Request] = []
+    while llm.engine.busy:
+        llm.engine.step()
+        aside = [one for one in (first, middle, last) if one.preemptions and one not in left]
+        left += aside
+    assert left == [last, middle]
+    assert [one.preemptions for one in (first, middle, last)] == [0, 1, 1]
+
+
+def test_a_text_that_was_put_aside_may_end_there() -> None:
+    llm = decoder("none", max_batch_total_tokens=LIMIT)
+    requests = [llm.requests(PROMPTS[0], greedy(110))[0] for _ in range(3)]
+    for request in requests:
+        llm.engine.add(request)
+    while not requests[2].preemptions:
+        llm.engine.step()
+    llm.engine.remove(requests[2])
+    while llm.engine.busy:
+        llm.engine.step()
+    assert [one.finish_reason for one in requests] == ["length", "length", "abort"]
+    assert len(llm.engine.waiting) <= 1  # the one that ended is taken out when its turn comes
+    llm.engine.step()
+    assert not len(llm.engine.waiting)
+
+
+def test_room() -> None:
+    (one,) = decoder("none").requests([1] * 20, greedy(5))
+    room = Room(2 * (20 + AHEAD) + 2 * AHEAD)
+    assert room.holds([], one)
+    assert room.holds([one], one)
+    assert not room.holds([one, one], one)
+    assert not room.lacks([one] * 3)
+    assert room.lacks([one] * 4)
+    assert not Room(1).lacks([one]), "a single row always has room"
+    assert Room(1).holds([], one)
+    assert not Room(None).lacks([one] * 100)
+
+
+def test_whoever_is_put_back_waits_once() -> None:
+    (one,) = decoder("none").requests([1], greedy(5))
+    queue = Queue()
+    queue.add(one)
+    queue.put_back([one])
+    assert list(queue) == [one]
+
+
+def test_a_limit_below_one_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="smaller max_model_len"):
+        decoder("none", max_batch_total_tokens=CONTEXT - 1)
+    with pytest.raises(ConfigError, match="max_batch_total_tokens must"):
+        decoder("none", max_batch_total_tokens=0)
