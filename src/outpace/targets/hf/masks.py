@@ -125,12 +125,10 @@ class MaskMaker:
         if not self._types.intersection(_NARROW):
             return self._attended(narrow["sliding_attention"])
         wide = self._attended(layout.seen)
+        masks: dict[str, Tensor | None] = dict.fromkeys(self._types & WITHOUT_MASK)
+        masks |= {name: self._attended(seen) for name, seen in narrow.items()}
         # Some models ask for the mask of a type that none of their layers has.
-        types = {"full_attention", *narrow, *self._types}
-        masks: dict[str, Tensor | None] = {
-            name: self._attended(seen) for name, seen in narrow.items()
-        }
-        masks |= dict.fromkeys(types & WITHOUT_MASK)
+        types = {"full_attention", *masks, *self._types}
         return {name: masks.get(name, wide) for name in types}
 
     def _narrow(self, layout: Layout) -> dict[str, Tensor]:
