@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test audit check clients clean
+.PHONY: demo test audit check clients heads clean
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt
@@ -36,6 +36,9 @@ clients:  ## other programs' clients, which tests/serve/test_clients.py then use
 	.clients/venv/bin/pip install --quiet --disable-pip-version-check -r tests/serve/clients/requirements.txt
 	cp tests/serve/clients/package.json .clients/
 	npm install --prefix .clients --no-audit --no-fund --no-package-lock
+
+heads: $(STAMP)  ## train every kind of head for the bundled target on its own text: hours on two cores
+	$(BIN)/python bundle/heads.py --out build/heads
 
 clean:
 	rm -rf $(VENV) .clients .pytest_cache .mypy_cache .ruff_cache

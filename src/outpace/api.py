@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -23,6 +23,8 @@ from outpace.engine.capture import capture_for
 from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS, Engine
 from outpace.engine.order.registry import ORDERS
 from outpace.engine.request import Request
+from outpace.engine.trial import OPTIONS as TRIAL
+from outpace.engine.trial import trial_prompts, try_out
 from outpace.engine.verifier import Verifier
 from outpace.errors import (
     ConfigError,
@@ -43,14 +45,14 @@ from outpace.targets.cpu.threads import use_threads
 from outpace.targets.describe import Description, describe
 from outpace.targets.hf.load import load
 from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.making import make_target
 from outpace.targets.hf.prepare import Progress
 from outpace.targets.hf.source import check_path
-from outpace.targets.hf.target import HFTarget
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
 
 BUNDLED = Path(__file__).parent / "bundled"
-"""The small target and drafter that come with the package."""
+"""The small target, and the drafters that come with the package: a model and a head."""
 
 _WARM_UP_DRAFT = 4
 
@@ -141,9 +143,7 @@ class LLM:
         max_num_seqs = arguments.rows("max_num_seqs", max_num_seqs)
         max_num_batched_tokens = arguments.tokens("max_num_batched_tokens", max_num_batched_tokens)
         use_threads(threads)
-        self.config = arguments.speculation(
-            speculative_config, BUNDLED / "drafter" if model is None else None
-        )
+        self.config = arguments.speculation(speculative_config, BUNDLED if model is None else None)
         drafter = find_drafter(self.config.method)
         options = drafter.configure(self.config.options)
         rule_name = self.config.rule_name or drafter.usual_rule(options)
@@ -179,6 +179,7 @@ class LLM:
         self.engine = self._engine(drafter, options, rule, asked)
         if compile:
             self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
+        self._try_out()
 
     def _engine(
         self,
@@ -190,7 +191,7 @@ class LLM:
         """Builds the engine of the loaded target. options: an instance of ``drafter.Options``."""
         capture = capture_for if asked.compile else None
         fixed = None if capture is None else capture(self.target.model)
-        target = HFTarget(
+        target = make_target(
             self.target.model,
             asked.rows,
             self.max_model_len,
@@ -220,6 +221,15 @@ class LLM:
             asked.max_tokens_held,
         )
 
+    def _try_out(self) -> None:
+        """Raises ``ConfigError`` for a drafter that was plainly made for another model."""
+        what, room = self.engine.drafter.on_trial, self.max_model_len
+        if what:
+            prompts = trial_prompts(self.tokenizer, self.target.vocabulary, max(1, room // 2))
+            asked = replace(TRIAL, max_tokens=min(TRIAL.max_tokens or 1, max(1, room // 4)))
+            requests = [each for prompt in prompts for each in self.requests(prompt, asked)]
+            try_out(self.engine, requests, what)
+
     @property
     def tokenizer(self) -> Any:
         """The target's tokenizer, or None."""
@@ -234,6 +244,13 @@ class LLM:
         """Returns how the target and its drafter are computed: kernels, threads, dtype,
         quantisation, and why they are slow where they are. ``str()`` of it is one line."""
         return describe(self.target, self.engine.drafter.loaded)
+
+    def save_drafter(self, folder: str | os.PathLike[str]) -> None:
+        """Writes a drafter that learns online as it is now, as ``"model"`` or ``--draft`` take it.
+
+        Raises ``ConfigError`` for a drafter that does not learn.
+        """
+        self.engine.between_rounds(lambda: self.engine.drafter.save(Path(folder)))
 
     @property
     def compile_seconds(self) -> float:
@@ -278,7 +295,9 @@ class LLM:
         """Returns one output per prompt, in order.
 
         prompts: one or several texts, lists of token ids, or dicts with one of the two as "prompt"
-        or "prompt_token_ids"; also what a tokenizer returns, without its padding. sampling_params:
+        or "prompt_token_ids"; also what a tokenizer returns, without its padding. An
+        encoder-decoder reads them with its encoder; what its decoder begins with, and audio, come
+        in dicts with "encoder_prompt", "decoder_prompt" and "multi_modal_data". sampling_params:
         one for all, or one for each, as `SamplingParams` or a dict of its options; default: as the
         model's generation_config says. use_tqdm: shows a progress bar on standard error.
 
@@ -445,4 +464,6 @@ def _output(request_id: str, prompt: Prompt, requests: Sequence[Request]) -> Req
     outputs = [CompletionOutput.of(request, index) for index, request in enumerate(requests)]
     known = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     text = known if isinstance(known, str) else None
-    return RequestOutput(request_id, text, requests[0].prompt_ids, outputs)
+    source = requests[0].source
+    encoded = None if source is None else list(source.token_ids)
+    return RequestOutput(request_id, text, requests[0].prompt_ids, outputs, encoded)

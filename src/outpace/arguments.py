@@ -124,18 +124,28 @@ def _params(given: Any) -> SamplingParams:
 
 
 def speculation(
-    config: Mapping[str, Any] | SpeculativeConfig | None, drafter: Path | None
+    config: Mapping[str, Any] | SpeculativeConfig | None, bundled: Path | None
 ) -> SpeculativeConfig:
-    """Returns how to speculate. drafter: the bundled one, for the bundled model; else None."""
+    """Returns how to speculate. bundled: where the bundled models are, for the bundled target; else
+    None."""
     if isinstance(config, SpeculativeConfig):
         return config
     if config is None:
-        config = {"method": "none"} if drafter is None else {}
-    if drafter is not None and isinstance(config, Mapping):
+        config = {"method": "none"} if bundled is None else {}
+    if bundled is not None and isinstance(config, Mapping):
         config = dict(config)
-        if config.get("method", "draft_model") in ("draft_model", "draft_tree"):
+        drafter = bundled_drafter(config.get("method", "draft_model"), bundled)
+        if drafter is not None:
             config.setdefault("model", drafter)
     return SpeculativeConfig.from_dict(config)
+
+
+def bundled_drafter(method: Any, bundled: Path) -> Path | None:
+    """Returns what comes with the bundled target for a method, if anything does."""
+    if method in ("draft_model", "draft_tree"):
+        return bundled / "drafter"
+    head = bundled / "heads" / str(method)
+    return head if (head / "config.json").is_file() else None
 
 
 def context(wanted: Any, target: Loaded) -> int:

@@ -19,8 +19,11 @@ from outpace.engine.request import Request
 from outpace.errors import ParamsError, PromptError
 from outpace.grammars import KINDS, Grammar, Grammars
 from outpace.prompts import Prompt, check_characters, unwrapped
+from outpace.sources import SourceReader
+from outpace.targets.base import Source
 from outpace.targets.hf import generation, processors
 from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.verify.base import Rule
 
 SEED_STEP = 0x9E3779B97F4A7C15
@@ -46,6 +49,8 @@ class Intake:
         arguments.check_defaults(self.defaults)
         self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
         self._tokenizing = threading.Lock()  # tokenizers are not made for several threads
+        reads_sources = is_encoder_decoder(loaded.model)
+        self._sources = SourceReader(loaded, self.token_ids) if reads_sources else None
 
     def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns a text's token ids."""
@@ -78,12 +83,15 @@ class Intake:
         while they grow. priority: the smallest joins the batch first, where that is the order.
         form: what their texts have to look like (`LLM.requests`)."""
         grammar = None if form is None else self._grammar(form, params)
-        ids = self.prompt_ids(prompt)
+        source, ids = self._read(prompt)
         resolved = params.resolve(self.defaults)
         room = self._max_length - len(ids)
         if self._own is not None:
             ends, device = self._loaded.eos_ids, self._loaded.device
-            resolved = generation.completed(self._own, params, resolved, ids, ends, room, device)
+            encoded = None if source is None else source.token_ids
+            resolved = generation.completed(
+                self._own, params, resolved, ids, ends, room, device, encoded
+            )
         options = self.row_options(resolved)
         group = object() if params.n > 1 else None
         seed = secrets.randbits(63) if params.seed is None else params.seed
@@ -97,6 +105,7 @@ class Intake:
                 tokenizer=self._loaded.tokenizer,
                 streaming=streaming,
                 group=group,
+                source=source,
                 tag=params.tag,
                 priority=priority,
                 seeded=params.seed is not None and not resolved.greedy,
@@ -126,8 +135,21 @@ class Intake:
         ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
+    def _read(self, prompt: Prompt) -> tuple[Source | None, list[int]]:
+        """What the encoder reads, where there is one, and the tokens that are continued."""
+        if self._sources is None:
+            return None, self.prompt_ids(prompt)
+        source, ids = self._sources(prompt)
+        self._check_length(ids)
+        return source, ids
+
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued."""
+        """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued.
+
+        Of an encoder-decoder, those that the encoder reads.
+        """
+        if self._sources is not None:
+            return list(self._sources(prompt)[0].token_ids)
         prompt = unwrapped(prompt)
         ids = self.token_ids(prompt) if isinstance(prompt, str) else prompt
         if not ids:
@@ -135,12 +157,15 @@ class Intake:
         top = self._loaded.config.vocab_size
         if any(not 0 <= i < top for i in ids):
             raise PromptError(f"prompt token ids must be whole numbers in [0, {top}).")
+        self._check_length(ids)
+        return ids
+
+    def _check_length(self, ids: Sequence[int]) -> None:
         if len(ids) >= self._max_length:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens and the context holds {self._max_length}, of "
                 "which one must be left for the text: shorten the prompt."
             )
-        return ids
 
     def row_options(self, params: SamplingParams) -> RowOptions:
         """Returns resolved params as laws are made from them, with every word as token ids."""

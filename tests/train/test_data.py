@@ -15,6 +15,7 @@ from outpace.train.data import blocks, documents, frequent
 class Tokens:
     """One token for each character, and 99 at the end of a document."""
 
+    bos_token_id = None
     eos_token_id = 99
     chat_template = None
 
@@ -42,7 +43,7 @@ def test_documents_of_text_files_and_of_json_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "sentence"),
-    [("{", "line 1 is no JSON"), ("[1]", "is no training text"), ('{"x": 1}', "needs 'text'")],
+    [("{", "line 1 is no JSON"), ("[1]", "is no JSON object"), ('{"x": 1}', "needs 'text'")],
 )
 def test_a_line_that_is_no_text_is_named(tmp_path: Path, line: str, sentence: str) -> None:
     with pytest.raises(PromptError, match=sentence):

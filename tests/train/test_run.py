@@ -84,8 +84,8 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None
     again = run(tmp_path / "cut", settings("medusa", 12))
     assert again.step == 5
     again.play(lambda progress: None, every=4)
-    for name, value in whole.head.state_dict().items():
-        assert torch.equal(value, again.head.state_dict()[name]), name
+    for name, value in whole.network.state_dict().items():
+        assert torch.equal(value, again.network.state_dict()[name]), name
     assert [entry["step"] for entry in read_log(tmp_path / "cut")] == [4, 5, 8, 12]
 
 

@@ -1,139 +1,139 @@
-"""``outpace train``: a drafter for one target, trained on given text."""
+"""``outpace train``: a drafter for one target, trained on given text or on the target's own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from outpace.cli.grouped import grouped
+from outpace.cli.groups import ModelFlags
 from outpace.cli.loading import starting, working
+from outpace.cli.self_distill import written
+from outpace.cli.train_flags import DrafterFlags, OnlineFlags, RunFlags, TextFlags
+from outpace.cli.train_online import train_online
+from outpace.cli.training_bar import play
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outpace.train.run import Progress as Reached
-    from outpace.train.run import TrainingRun
+    from torch import Tensor
+
+    from outpace.targets.hf.loaded import Loaded
+    from outpace.train.settings import TrainSettings
 
 
+@grouped
 def train(
-    method: Annotated[str, typer.Argument(help="medusa, hydra, mlp_speculator or eagle3.")],
-    data: Annotated[
-        list[Path], typer.Option(help="Training text: .txt or .jsonl. May be given several times.")
+    *,
+    method: Annotated[
+        str, typer.Argument(help="draft_model, or a head: medusa, hydra, mlp_speculator, eagle3.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the head; a run in it goes on.")],
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", metavar="ID_OR_PATH", help="The target. Unset: the bundled."),
-    ] = None,
-    steps: Annotated[int, typer.Option(help="Steps in all.")] = 1000,
-    batch: Annotated[int, typer.Option(help="Blocks of text per step.")] = 4,
-    block: Annotated[int, typer.Option(help="Tokens of a block.")] = 256,
-    learning_rate: Annotated[float, typer.Option("--lr", help="The highest.")] = 1e-3,
-    tokens: Annotated[
-        int | None, typer.Option(help="Tokens of text to use at most. Unset: all.")
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="Stop after this time; the same command goes on later.")
-    ] = None,
-    sizes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=N", help="A size of the head, such as depths=3."),
-    ] = None,
-    every: Annotated[int, typer.Option(help="Steps between two reports.")] = 50,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the order of the text.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    model: ModelFlags,
+    text: TextFlags,
+    drafter: DrafterFlags,
+    run: RunFlags,
+    online: OnlineFlags,
 ) -> None:
-    """Train a head that drafts for one target.
+    """Train a drafter for one target: a head over its hidden states, or a small model.
 
-    Each report says how many tokens a pass of the target would bring with the head's guesses, on
+    Each report says how many tokens a pass of the target would bring with the drafter's guesses, on
     text that it does not learn from. Ctrl-C keeps what the last report wrote.
+
+    `outpace train eagle3 -m big-model --data chats.jsonl --self-distill --out head`
+
+    `outpace train draft_model -m big-model --data prose.txt --out small --set layers=2`
+
+    `outpace train eagle3 -m big-model --data today.jsonl --online --start head --out newer`
     """
     console = Console(stderr=True)
+    text.check(online.online)
+    if online.online:
+        train_online(console, method, model, text, drafter, run, online)
+        return
+    if online.learner is not None:
+        raise ConfigError("--learner is about --online: leave it out, or add that.")
+    settings = _settings(console, method, drafter, run.filled())
+    target = _target(console, model)
+    _train(console, target, _text(console, target, text, settings, drafter), settings, drafter, run)
+
+
+def _settings(
+    console: Console, method: str, drafter: DrafterFlags, run: dict[str, Any]
+) -> TrainSettings:
     with starting(console):
         from outpace.train.settings import TrainSettings
+        from outpace.train.students import check_sizes
+    given: dict[str, Any] = {"start": drafter.start, "loss": drafter.loss}
+    named = {name: value for name, value in given.items() if value is not None}
+    if named and method != "draft_model":
+        raise ConfigError(f"--{next(iter(named))} is for draft_model; a head has none.")
+    names = ("block", "batch", "steps", "learning_rate", "seed")
     settings = TrainSettings(
-        method=method,
-        block=block,
-        batch=batch,
-        steps=steps,
-        learning_rate=learning_rate,
-        seed=seed,
-        head=_sizes(sizes or []),
+        method=method, head=drafter.head(), **{name: run[name] for name in names}, **named
     )
-    run = _prepare(console, model, device, data, tokens, settings, out)
+    check_sizes(settings)
+    return settings
+
+
+def _train(
+    console: Console,
+    target: Loaded,
+    blocks: Tensor,
+    settings: TrainSettings,
+    drafter: DrafterFlags,
+    flags: RunFlags,
+) -> None:
+    from outpace.train.run import TrainingRun
+
+    run = TrainingRun(target, blocks, settings, drafter.out)
     if run.step:
-        console.print(f"going on from step {run.step:,} of {steps:,}")
-    reached = _play(console, run, every, minutes)
+        console.print(f"going on from step {run.step:,} of {settings.steps:,}")
+    reached = play(console, run, flags.filled()["every"], flags.minutes)
     console.print(
         f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; simulated acceptance "
         f"length {reached.acceptance_length:.2f}, by depth "
         + " ".join(f"{share:.0%}" for share in reached.by_depth)
     )
-    console.print(f"use it: --method {method} --draft {out}", highlight=False)
+    console.print(
+        f"use it: --method {settings.method} --draft {drafter.out}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
-def _prepare(
-    console: Console,
-    model: str | None,
-    device: str,
-    data: list[Path],
-    limit: int | None,
-    settings: Any,
-    out: Path,
-) -> TrainingRun:
+def _target(console: Console, model: ModelFlags) -> Loaded:
     with starting(console):
         from outpace.api import BUNDLED
         from outpace.errors import PromptError
-        from outpace.heads.registry import find_head
-        from outpace.targets.hf.load import load
-        from outpace.train.data import blocks, documents
-        from outpace.train.run import TrainingRun
-        from outpace.train.settings import head_config
-    head_config(find_head(settings.method).Config, settings.head)
-    with working(console, f"loading {model or 'the bundled target'}") as report:
-        target = load(BUNDLED / "target" if model is None else model, device=device,
-                      progress=report)  # fmt: skip
+        from outpace.targets.cpu.threads import use_threads
+        from outpace.targets.hf.load import hide_progress_bars, load
+    arguments = model.arguments()
+    use_threads(arguments.pop("threads", None))
+    name = BUNDLED / "target" if model.model is None else model.model
+    local = model.model is None or os.path.exists(model.model)
+    hide_progress_bars(downloads=local or not console.is_terminal)
+    with working(console, f"loading {model.model or 'the bundled target'}") as report:
+        target = load(name, progress=report, **arguments)
     if target.tokenizer is None:
         raise PromptError(f"{target.name} has no tokenizer, so no text can be read for it.")
-    with working(console, "reading the text"):
-        texts = documents(data, target.tokenizer, target.name)
-        found = blocks(texts, target.tokenizer, settings.block, limit)
-    return TrainingRun(target, found, settings, out)
+    return target
 
 
-def _play(console: Console, run: TrainingRun, every: int, minutes: float | None) -> Reached:
-    import time
+def _text(
+    console: Console,
+    target: Loaded,
+    text: TextFlags,
+    settings: TrainSettings,
+    drafter: DrafterFlags,
+) -> Tensor:
+    """Returns the blocks that are learned from."""
+    from outpace.train.data import blocks, cut, documents
 
-    end = None if minutes is None else time.monotonic() + 60 * minutes
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("training", total=run.settings.steps, completed=run.step)
-
-        def report(reached: Reached) -> None:
-            bar.console.print(
-                f"step {reached.step:,}: loss {reached.loss:.3f}, acceptance length "
-                f"{reached.acceptance_length:.2f}"
-            )
-
-        def stop() -> bool:
-            bar.update(task, completed=run.step)
-            return end is not None and time.monotonic() > end
-
-        return run.play(report, every, stop)
-
-
-def _sizes(given: list[str]) -> Mapping[str, int | bool]:
-    """Reads ``NAME=N``; true and false are numbers, too."""
-    found: dict[str, int | bool] = {}
-    for text in given:
-        name, _, value = text.partition("=")
-        if value in ("true", "false"):
-            found[name] = value == "true"
-        elif value.isdigit():
-            found[name] = int(value)
-        else:
-            raise ConfigError(f"--set takes NAME=N, such as depths=3, not {text!r}.")
-    return found
+    if not text.self_distill:
+        with working(console, "reading the text"):
+            found = documents(text.data or [], target.tokenizer, target.name)
+            return blocks(found, target.tokenizer, settings.block, text.tokens)
+    answers = written(console, target, text, settings.seed, drafter.out)
+    return cut(answers, target.tokenizer.eos_token_id, settings.block, text.tokens)

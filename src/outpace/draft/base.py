@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -32,7 +33,8 @@ from outpace.core.transfer import to_device
 from outpace.core.tree_shape import TreeShape
 from outpace.draft.options import NoOptions, make_options
 from outpace.draft.registry import find_drafter
-from outpace.targets.base import Target
+from outpace.errors import ConfigError
+from outpace.targets.base import Source, Target
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.loaded import Loaded
@@ -51,6 +53,9 @@ class RowInfo:
     """What the request says of itself, such as its task or language."""
     forked_from: int | None = None
     """A present row with the same prompt, where the prompt is not read again."""
+    source: Source | None = None
+    """What the target's encoder reads, where it has one: a drafter may look into it, or read it
+    with an encoder of its own."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +219,9 @@ class Drafter(ABC):
     """Columns of its own that ride in the target's pass behind the root and each drafted node."""
     pass_bytes: int = 0
     """Of weights, those that one of its passes reads."""
+    on_trial: str = ""
+    """What it drafts with, for an error's sentence, if it has to show when it is loaded that this
+    was made for the target; "" if not."""
 
     @classmethod
     def configure(cls, given: Mapping[str, Any]) -> Any:
@@ -269,6 +277,13 @@ class Drafter(ABC):
     def reset(self) -> None:
         """Forgets all rows, whatever state an interruption in the middle of anything has left."""
         self.retain([])
+
+    def save(self, folder: Path) -> None:
+        """Writes what it has learned; ``ConfigError`` where that is nothing."""
+        raise ConfigError(
+            f"the method {self.name!r} learns nothing that could be saved: add 'online' to a head "
+            "or a draft model."
+        )
 
     @property
     def nbytes(self) -> int:

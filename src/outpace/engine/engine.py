@@ -107,6 +107,11 @@ class Engine:
             finally:
                 self._turn.release()
 
+    def between_rounds(self, work: Callable[[], Done]) -> Done:
+        """Returns what ``work`` does while nobody plays a round."""
+        with self._turn:
+            return work()
+
     @contextmanager
     def observing(self, observer: Observer) -> Iterator[None]:
         """Shows an observer the rounds that are played inside."""
@@ -225,9 +230,12 @@ class Engine:
 
     def _begin(self, request: Request, source: int | None) -> None:
         again, request.began_with = bool(request.began_with), request.token_ids
-        info = RowInfo(request.id, request.began_with, request.group, request.tag, source)
+        info = RowInfo(
+            request.id, request.began_with, request.group, request.tag, source, request.source
+        )
         if source is None:
-            row = self.target.admit(PromptInputs(request.began_with, not self.drafter.needs.states))
+            reuse = not self.drafter.needs.states
+            row = self.target.admit(PromptInputs(request.began_with, reuse, request.source))
         else:
             row = self.target.fork(source)
         if not again:

@@ -22,14 +22,31 @@ States = Mapping[int, Tensor]
 embedding, -1 is what the head reads."""
 
 
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What the encoder of an encoder-decoder reads, once for each text."""
+
+    token_ids: Sequence[int] = ()
+    features: Mapping[str, Tensor] = field(default_factory=dict)
+    """In the place of tokens: further arguments of the encoder, of one row, without the dimension
+    of rows. Whisper's: ``{"input_features": [M, F]}``."""
+    states: Tensor | None = None
+    """``[S, H]``, what an encoder has made of it already."""
+    encoder: object = None
+    """The model whose encoder that was. Others read the source themselves."""
+
+
 @dataclass(frozen=True)
 class PromptInputs:
     """What a new row begins with."""
 
     token_ids: Sequence[int]
+    """What the decoder continues; of an encoder-decoder at least the token that it starts with."""
     reuse: bool = False
     """Whether what was cached of another text that begins alike may be taken over. Its hidden
     states are then not among those that `Target.fill` returns."""
+    source: Source | None = None
+    """Of an encoder-decoder; others have none."""
 
 
 @dataclass(frozen=True, eq=False)

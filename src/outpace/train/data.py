@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,28 @@ def documents(paths: Sequence[Path], tokenizer: Any, name: str) -> Iterator[str]
     its answer ("prompt" and "response", and the like); these two go through the chat template
     where the tokenizer has one. Raises ``PromptError`` for a file that cannot be read.
     """
+    for item in items(paths):
+        yield item.content if isinstance(item.content, str) else _document(item, tokenizer, name)
+
+
+@dataclass(frozen=True)
+class Item:
+    """A document of a text file, or the object of a JSON line."""
+
+    content: str | Mapping[str, Any]
+    where: str
+
+
+def items(paths: Sequence[Path]) -> Iterator[Item]:
+    """Yields what the files hold; ``PromptError`` for one that cannot be read."""
     for path in paths:
         text = _read(path)
-        if path.suffix not in (".jsonl", ".ndjson"):
-            yield from filter(None, text.split(SEPARATOR))
-            continue
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                yield _document(path, number, line, tokenizer, name)
+        if path.suffix in (".jsonl", ".ndjson"):
+            for number, line in enumerate(text.split("\n"), 1):
+                if line.strip():
+                    yield Item(_object(line, f"{path}, line {number}"), f"{path}, line {number}")
+        else:
+            yield from (Item(part, str(path)) for part in text.split(SEPARATOR) if part)
 
 
 def blocks(texts: Iterable[str], tokenizer: Any, size: int, limit: int | None = None) -> Tensor:
@@ -46,11 +61,18 @@ def blocks(texts: Iterable[str], tokenizer: Any, size: int, limit: int | None = 
 
     limit: tokens to take at most. Raises ``PromptError`` where there is not a single block.
     """
+    listed = (tokenizer(text, add_special_tokens=True)["input_ids"] for text in texts)
+    return cut(listed, tokenizer.eos_token_id, size, limit)
+
+
+def cut(
+    texts: Iterable[Sequence[int]], end: int | None, size: int, limit: int | None = None
+) -> Tensor:
+    """As `blocks`, of tokens. end: the token that is put behind each text that lacks it."""
     tokens: list[int] = []
-    end = tokenizer.eos_token_id
     for text in texts:
-        tokens += tokenizer(text, add_special_tokens=True)["input_ids"]
-        tokens += [] if end is None else [end]
+        tokens += text
+        tokens += [] if end is None or (text and text[-1] == end) else [end]
         if limit is not None and len(tokens) >= limit:
             tokens = tokens[:limit]
             break
@@ -78,31 +100,42 @@ def _read(path: Path) -> str:
         raise PromptError(f"{path} is not UTF-8 text: save it as UTF-8.") from error
 
 
-def _document(path: Path, number: int, line: str, tokenizer: Any, name: str) -> str:
+def _object(line: str, where: str) -> Mapping[str, Any]:
     try:
         entry = json.loads(line)
-        text = _text_of(entry, tokenizer, name) if isinstance(entry, dict) else None
     except (ValueError, RecursionError) as error:
-        raise PromptError(f"{path}, line {number} is no JSON.") from error
-    if text is None:
+        raise PromptError(f"{where} is no JSON.") from error
+    if not isinstance(entry, dict):
+        raise PromptError(f"{where} is no training text: it is no JSON object.")
+    return entry
+
+
+def _document(item: Item, tokenizer: Any, name: str) -> str:
+    assert not isinstance(item.content, str)
+    messages = conversation(item.content)
+    if messages is not None:
+        return _chat(messages, tokenizer, name)
+    text = item.content.get("text")
+    if not isinstance(text, str):
         raise PromptError(
-            f"{path}, line {number} is no training text: it needs 'text', 'messages', or 'prompt' "
-            "and 'response'."
+            f"{item.where} is no training text: it needs 'text', 'messages', or 'prompt' and "
+            "'response'."
         )
     return text
 
 
-def _text_of(entry: dict[str, Any], tokenizer: Any, name: str) -> str | None:
+def conversation(entry: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Returns the messages of a JSON object, a question and its answer too; None if it holds
+    neither."""
     for key in CHATS:
         if isinstance(entry.get(key), list):
-            return _chat([_message(each) for each in entry[key]], tokenizer, name)
+            return [_message(each) for each in entry[key]]
     for asked, answer in PAIRS:
         if isinstance(entry.get(asked), str) and isinstance(entry.get(answer), str):
             question = "\n".join(filter(None, [entry[asked], str(entry.get("context") or "")]))
             turn = {"role": "user", "content": question}
-            return _chat([turn, {"role": "assistant", "content": entry[answer]}], tokenizer, name)
-    text = entry.get("text")
-    return text if isinstance(text, str) else None
+            return [turn, {"role": "assistant", "content": entry[answer]}]
+    return None
 
 
 def _message(entry: Any) -> dict[str, Any]:
@@ -115,9 +148,14 @@ def _message(entry: Any) -> dict[str, Any]:
     return entry
 
 
+def plain_chat(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a conversation as text, for a tokenizer without a chat template."""
+    return "\n\n".join(str(message.get("content", "")) for message in messages)
+
+
 def _chat(messages: list[dict[str, Any]], tokenizer: Any, name: str) -> str:
     if not getattr(tokenizer, "chat_template", None):
-        return "\n\n".join(str(message.get("content", "")) for message in messages)
+        return plain_chat(messages)
     answered = messages[-1].get("role") == "assistant"
     if not answered:
         return rendered(tokenizer, name, messages)

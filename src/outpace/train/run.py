@@ -14,13 +14,9 @@ import torch
 from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.base import Head, TargetShape
-from outpace.heads.checkpoint import save_head
-from outpace.heads.registry import find_head
 from outpace.targets.hf.loaded import Loaded
-from outpace.train.data import frequent
-from outpace.train.recipes import recipe_for
-from outpace.train.settings import TrainSettings, head_config
+from outpace.train.settings import TrainSettings
+from outpace.train.students import student_for
 from outpace.train.teacher import Teacher
 
 STATE, LOG = "training.pt", "training.jsonl"
@@ -45,16 +41,21 @@ class Progress:
 
 
 class TrainingRun:
-    """Trains one head for one target."""
+    """Trains one drafter for one target."""
 
     def __init__(self, loaded: Loaded, tokens: Tensor, settings: TrainSettings, out: Path) -> None:
-        """tokens: blocks of text ``[N, block]``; out: the folder that the head is written to."""
+        """tokens: blocks of text ``[N, block]``; out: the folder that the drafter is written to."""
         self.settings, self.out = settings, out
         torch.manual_seed(settings.seed)
-        self.head = _new_head(loaded, tokens, settings)
-        self._teacher = Teacher(loaded, self.head.layers)
-        self.head.begin_from(self._teacher.head_rows(self.head.d2t))
-        self._recipe = recipe_for(self.head, self._teacher)
+        self._student = student_for(loaded, tokens, settings)
+        self.network = self._student.network
+        """What learns."""
+        if self._student.depths >= settings.block:
+            raise ConfigError(
+                f"{self._student.depths} depths need blocks of more than so many tokens."
+            )
+        self._teacher = Teacher(loaded, self._student.layers, self._student.top)
+        self._recipe = self._student.recipe(self._teacher)
         held = max(1, int(len(tokens) * settings.held_out))
         if len(tokens) <= held:
             raise ConfigError(
@@ -63,7 +64,10 @@ class TrainingRun:
             )
         self._held, self._tokens = tokens[:held], tokens[held:]
         self._optimizer = torch.optim.AdamW(
-            self.head.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+            self.network.parameters(),
+            lr=settings.learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=0.0,
         )
         self.step, self.best, self._spent = 0, 0.0, 0.0
         self._resume()
@@ -95,7 +99,7 @@ class TrainingRun:
         loss = self._recipe.mark(self._teacher.read(self._batch(step))).loss
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.settings.clip)
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
         self._optimizer.step()
         return float(loss.detach())
 
@@ -129,17 +133,17 @@ class TrainingRun:
     # -- files ---------------------------------------------------------------------------------
 
     def _keep(self, progress: Progress) -> None:
-        """Writes the head where it is the best so far, and what is needed to go on."""
+        """Writes the drafter where it is the best so far, and what is needed to go on."""
         self.out.mkdir(parents=True, exist_ok=True)
         if progress.acceptance_length >= self.best:
             self.best = progress.acceptance_length
-            save_head(self.head, self.out)
+            self._student.save(self.out)
         state = {
             "settings": self.settings.as_dict(),
             "step": self.step,
             "best": self.best,
             "seconds": self._spent,
-            "head": self.head.state_dict(),
+            "network": self.network.state_dict(),
             "optimizer": self._optimizer.state_dict(),
         }
         torch.save(state, self.out / f"{STATE}.part")
@@ -165,7 +169,7 @@ class TrainingRun:
                 f"{self.out} holds a run with another {' and '.join(sorted(set(other)))}: name "
                 "another folder, or delete this one to begin anew."
             )
-        self.head.load_state_dict(state["head"])
+        self.network.load_state_dict(state["network"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.step, self.best = state["step"], state["best"]
         self._spent = state["seconds"]
@@ -175,25 +179,6 @@ def read_log(out: Path) -> Iterator[dict[str, Any]]:
     """Yields the reports of a run, in order."""
     for line in (out / LOG).read_text(encoding="utf-8").splitlines():
         yield json.loads(line)
-
-
-def _new_head(loaded: Loaded, tokens: Tensor, settings: TrainSettings) -> Head:
-    kind = find_head(settings.method)
-    config = head_config(kind.Config, settings.head)
-    if config.depths >= settings.block:
-        raise ConfigError(f"{config.depths} depths need blocks of more than so many tokens.")
-    if config.draft_vocab_size > loaded.vocabulary:
-        raise ConfigError(
-            f"draft_vocab_size {config.draft_vocab_size} is more than the {loaded.vocabulary} "
-            "tokens of the target."
-        )
-    try:
-        head = kind(TargetShape.of(loaded.config, loaded.name), config)
-    except ValueError as error:
-        raise ConfigError(f"no head of these sizes can be made: {error}.") from error
-    if config.draft_vocab_size:
-        head.d2t.copy_(frequent(tokens, config.draft_vocab_size, loaded.vocabulary))
-    return head.to(loaded.device)
 
 
 def _share(step: int, settings: TrainSettings) -> float:

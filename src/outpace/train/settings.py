@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, did_you_mean
-from outpace.heads.base import HeadConfig, config_of
+from outpace.heads.base import config_of
+from outpace.train.losses import FORWARD_KL, find_loss
+
+Sizes = TypeVar("Sizes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,11 @@ class TrainSettings:
     """The share of the text that nothing is learned from."""
     seed: int = 0
     head: Mapping[str, Any] = field(default_factory=dict)
-    """The head's sizes."""
+    """The drafter's sizes."""
+    start: str = "pruned"
+    """Of a draft model: a folder to begin from, "pruned" or "random"."""
+    loss: str = FORWARD_KL
+    """Of a draft model: how far its laws are from the target's (`losses`)."""
 
     def __post_init__(self) -> None:
         for name in ("block", "batch", "steps", "warmup"):
@@ -41,18 +48,19 @@ class TrainSettings:
             value = getattr(self, name)
             if not 0 < value <= top:
                 raise ConfigError(f"{name} must be above 0 and at most {top}, not {shown(value)}.")
+        find_loss(self.loss)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def head_config(kind: type[HeadConfig], given: Mapping[str, Any]) -> HeadConfig:
-    """Returns a head's sizes; ``ConfigError`` for a name or a value that it does not take."""
-    names = [one.name for one in fields(kind)]
+def sizes_of(kind: type[Sizes], given: Mapping[str, Any]) -> Sizes:
+    """Returns a drafter's sizes; ``ConfigError`` for a name or a value that it does not take."""
+    names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
     for name in given:
         if name not in names:
-            raise ConfigError(f"this head has no size {name!r}{did_you_mean(name, names)}.")
+            raise ConfigError(f"this drafter has no size {name!r}{did_you_mean(name, names)}.")
     try:
-        return config_of(kind, given)
+        return cast(Sizes, config_of(cast(Any, kind), given))
     except ValueError as error:
-        raise ConfigError(f"{error}, which this head does not take.") from error
+        raise ConfigError(f"{error}, which this drafter does not take.") from error

@@ -13,6 +13,8 @@ from outpace.core.proposal import Riders
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.riding import Carriage
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
+from outpace.train.readout import Readout
 
 TOP = 16
 """Most probable tokens that are kept of each law: the rest of it is left out of the loss."""
@@ -28,23 +30,28 @@ class Lesson:
     tokens: Tensor  # [B, T]
     states: Tensor  # [B, T, H], the layers that were asked for side by side
     top_tokens: Tensor  # [B, T, TOP], the likeliest next tokens, the likeliest first
-    top_chances: Tensor  # [B, T, TOP]
+    top_chances: Tensor  # [B, T, TOP]; 0 where nothing is to be learned
 
 
 class Teacher:
     """Reads blocks of tokens with a target that is never changed."""
 
-    def __init__(self, loaded: Loaded, layers: Sequence[int]) -> None:
-        """layers: whose states are wanted, numbered as in `Needs.states`."""
+    def __init__(self, loaded: Loaded, layers: Sequence[int], top: int = TOP) -> None:
+        """layers: whose states are wanted, numbered as in `Needs.states`. top: how many of the
+        likeliest tokens; none for who makes the laws from the states."""
         model: Any = loaded.model
+        if is_encoder_decoder(model):
+            raise UnsupportedModel(
+                f"{loaded.name} is an encoder-decoder, and heads learn from texts without a "
+                "source: use a decoder-only model."
+            )
         self._model = model
         self._layers = tuple(layers)
+        self._limit = top
         self.vocabulary = loaded.vocabulary
         self._name, self._max_length = loaded.name, loaded.max_length
         self._carriage: Carriage | None = None
-        self._head = model.get_output_embeddings()
-        if self._head is None:
-            raise UnsupportedModel(f"{loaded.name} has no output head to learn from.")
+        self._readout = Readout(model, loaded.config, loaded.name)
 
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Lesson:
@@ -57,6 +64,9 @@ class Teacher:
         last = output.hidden_states[-1]
         wanted = [output.hidden_states[layer] for layer in self._layers]
         states = torch.cat(wanted, -1) if wanted else last[..., :0]
+        if not self._limit:
+            none = last.new_zeros(*tokens.shape, 0)
+            return Lesson(tokens, states, none.long(), none)
         chances, likeliest = self._top(last.flatten(0, 1))
         shape = (*tokens.shape, -1)
         return Lesson(tokens, states, likeliest.view(shape), chances.view(shape))
@@ -65,9 +75,15 @@ class Teacher:
         """The likeliest tokens of the laws at states ``[P, H]``, with their probabilities."""
         found = []
         for piece in torch.split(last, AT_ONCE):
-            logits = self._head(piece)[:, : self.vocabulary].float()
-            found.append(logits.softmax(-1).topk(min(TOP, self.vocabulary), -1))
+            logits = self.logits(piece)
+            found.append(logits.softmax(-1).topk(min(self._limit, self.vocabulary), -1))
         return torch.cat([each.values for each in found]), torch.cat([e.indices for e in found])
+
+    @torch.no_grad()
+    def logits(self, states: Tensor) -> Tensor:
+        """Returns the logits ``[..., V]`` of last hidden states, for the tokens that the target can
+        generate."""
+        return self._readout(states)[..., : self.vocabulary].float()
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -76,8 +92,17 @@ class Teacher:
         return found
 
     def head(self, states: Tensor) -> Tensor:
-        """Returns the logits ``[..., V]`` of last hidden states ``[..., H]``."""
-        found: Tensor = self._head(states)
+        """Returns the logits ``[..., V]`` of last hidden states ``[..., H]``. Gradients go through
+        it, and leave none behind on the target's weights."""
+        module = self._model.get_output_embeddings()
+        learning = [weight for weight in module.parameters() if weight.requires_grad]
+        for weight in learning:
+            weight.requires_grad_(False)
+        try:
+            found: Tensor = module(states)
+        finally:
+            for weight in learning:
+                weight.requires_grad_(True)
         return found
 
     def carry(self, tokens: Tensor, riders: Riders) -> Tensor:
@@ -100,5 +125,5 @@ class Teacher:
     def head_rows(self, tokens: Tensor) -> Tensor | None:
         """Returns the output matrix's rows ``[R, H]`` of some tokens; None where it is not held as
         one matrix."""
-        weight = getattr(self._head, "weight", None)
+        weight = self._readout.weight
         return None if weight is None else weight.detach()[tokens.to(weight.device)].float()

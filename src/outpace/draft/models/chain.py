@@ -5,13 +5,14 @@ Leviathan et al. 2022; Chen et al. 2023.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.core.law import Branches
 from outpace.core.proposal import Drawn, Proposal
@@ -21,15 +22,18 @@ from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.draft.models.specimen import noisy_copy
+from outpace.draft.online.options import ONLINE_HELP, online_options
 from outpace.draft.options import option
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
+from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.load import load_drafter
 from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.making import make_runner
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.same_vocabulary import check_same_vocabulary
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.source import check_path
-from outpace.targets.hf.weights import pass_bytes
 
 CATCH_UP = 16
 """Unseen tokens that are fed beside other rows' in one pass; more are cached row by row first."""
@@ -59,8 +63,13 @@ class DraftModelOptions:
         "With another tokenizer: 'intersection' drafts the tokens that both have, 'text' compares "
         "texts, 'same' refuses it; 'auto': as much as is needed.",
     )
+    online: Any = option(None, ONLINE_HELP)
 
     def __post_init__(self) -> None:
+        if online_options(self.online) is not None and self.quantization not in (None, "auto"):
+            raise ConfigError(
+                "online and quantization exclude each other: rounded weights cannot learn."
+            )
         if self.vocabulary not in VOCABULARIES:
             raise ConfigError(
                 f"vocabulary must be one of {', '.join(VOCABULARIES)}, not "
@@ -94,12 +103,24 @@ class DraftModel(Drafter):
         self._vocabulary = Vocabulary.shared(own, vocabulary, runner.device)
         self._begins: list[int] = []  # by row: the first token of the text that it reads
         self.weight_bytes = drafter.nbytes
-        self.pass_bytes = pass_bytes(runner.model)
+        self.pass_bytes = runner.pass_bytes
         self._trees: dict[tuple[int, int], Tree] = {}
 
     @classmethod
-    def build(cls, setup: Setup) -> DraftModel:
+    def build(cls, setup: Setup) -> Drafter:
         """Loads ``model``; see `load_drafter`. One with another tokenizer drafts in another way."""
+        online = online_options(setup.options.online)
+        drafter = cls._built(setup)
+        if online is None:
+            return drafter
+        # Not imported above: few drafters learn.
+        from outpace.draft.online.online import Online
+        from outpace.draft.online.pupil import ModelPupil
+
+        return Online(drafter, ModelPupil(drafter.loaded, setup), online)
+
+    @classmethod
+    def _built(cls, setup: Setup) -> DraftModel:
         loaded = cls._load(setup)
         wanted, runner = setup.options.vocabulary, cls._runner(setup, loaded)
         if wanted in (AUTO, SAME):
@@ -109,6 +130,11 @@ class DraftModel(Drafter):
             except VocabularyMismatch:
                 if wanted == SAME or None in (setup.loaded.tokenizer, loaded.tokenizer):
                     raise
+        if online_options(setup.options.online) is not None:
+            raise ConfigError(
+                f"{loaded.name} has another tokenizer than {setup.loaded.name}, so that it cannot "
+                "learn from it online: leave online out, or use a model with the target's tokens."
+            )
         # Not imported above: what it returns is a draft model itself.
         from outpace.draft.models.foreign import foreign_drafter
 
@@ -117,21 +143,30 @@ class DraftModel(Drafter):
     @staticmethod
     def _load(setup: Setup) -> Loaded:
         target, options = setup.loaded, setup.options
+        learns = online_options(options.online) is not None
+        kernels: Kernels = "off" if learns else "auto"
+        if not learns and options.quantization in (None, "auto"):
+            kernels = setup.cpu_kernels
         return load_drafter(
-            options.model,
+            own_copy(options.model) if learns else options.model,
             target,
             tokenizer=options.tokenizer,
             dtype=options.dtype,
             device=options.device,
-            cpu_kernels=setup.cpu_kernels if options.quantization in (None, "auto") else "auto",
-            quantization=options.quantization,
+            cpu_kernels=kernels,
+            quantization=None if learns else options.quantization,
             trust_remote_code=options.trust_remote_code,
         )
 
     @staticmethod
     def _runner(setup: Setup, drafter: Loaded) -> Runner:
+        if is_encoder_decoder(drafter.model) and not is_encoder_decoder(setup.loaded.model):
+            raise ConfigError(
+                f"{drafter.name} is an encoder-decoder, and a target without an encoder has "
+                "nothing for its encoder to read: use a decoder-only drafter."
+            )
         fixed = setup.capture(drafter.model) if setup.capture is not None else None
-        return Runner(drafter.model, setup.rows, drafter.max_length, fixed)
+        return make_runner(drafter.model, setup.rows, drafter.max_length, fixed)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
@@ -139,7 +174,7 @@ class DraftModel(Drafter):
 
     @property
     def nbytes(self) -> int:
-        return self.weight_bytes + self.runner.cache.nbytes
+        return self.weight_bytes + self.runner.nbytes
 
     @property
     def compile_seconds(self) -> float:
@@ -156,7 +191,7 @@ class DraftModel(Drafter):
             ):
                 self.runner.fork(source, read)
             else:
-                self.runner.admit(1)
+                self.runner.admit(1, info.source)
                 self.runner.pin(self.runner.active - 1, read)
             self._begins.append(0)
 
@@ -274,3 +309,16 @@ class DraftModel(Drafter):
         row_index = torch.arange(len(pending), device=device)[:, None]
         columns = last[:, None] + torch.arange(1 + more, device=device)
         return self._vocabulary.logits(output.logits[row_index, columns])
+
+
+def own_copy(model: Any) -> Any:
+    """Returns a model that was handed over as another object, whose weights may be changed; a path
+    as it is. ``ConfigError`` for weights that cannot learn."""
+    if isinstance(model, Loaded):
+        if model.packed or model.quantization or model.cpu_kernels not in (None, "off"):
+            raise ConfigError(
+                f"the weights of {model.name} are laid out for drafting and cannot learn: name its "
+                "folder instead."
+            )
+        return replace(model, model=copy.deepcopy(model.model))
+    return copy.deepcopy(model) if isinstance(model, nn.Module) else model

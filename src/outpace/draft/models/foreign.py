@@ -45,7 +45,7 @@ class ForeignModel(DraftModel):
         for info in rows:
             source = info.forked_from
             if source is None:
-                self.runner.admit(1)
+                self.runner.admit(1, info.source)
             else:
                 self.runner.fork(source, self.runner.lengths[source])
             self._begins.append(0 if source is None else self._begins[source])

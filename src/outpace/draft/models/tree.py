@@ -124,7 +124,7 @@ class DraftTree(DraftModel):
         return cls.default_rule if options.growth is None else "match"
 
     @classmethod
-    def build(cls, setup: Setup) -> DraftModel:
+    def _built(cls, setup: Setup) -> DraftModel:
         """Loads ``model``; ``branching`` is the number of children at each depth, "auto" or
         "dynamic"; children are drawn ``with_replacement`` or not."""
         options, loaded = setup.options, cls._load(setup)

@@ -55,8 +55,8 @@ class Staged(DraftModel):
     lookup: Drafter
 
     @classmethod
-    def build(cls, setup: Setup) -> Staged:
-        drafter = super().build(setup)
+    def _built(cls, setup: Setup) -> Staged:
+        drafter = super()._built(setup)
         assert isinstance(drafter, Staged)
         drafter.lookup = setup.child(setup.options.lookup)
         return drafter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,9 @@ from outpace.core.proposal import Drawn, Needs, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.core.tree_shape import TreeShape
+from outpace.core.values import flag
 from outpace.draft.base import Drafter, Rows, Setup
+from outpace.draft.online.options import ONLINE_HELP, online_options
 from outpace.draft.options import option
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.draft.vocabulary import Vocabulary
@@ -39,7 +42,16 @@ class HeadOptions:
         "The trained head: a folder of 'outpace train', or a published EAGLE-3 or Medusa head.",
     )
 
+    check: bool = option(
+        True,
+        "Whether it is tried on a few tokens when it is loaded, and refused if next to none of its "
+        "guesses is right.",
+    )
+    online: Any = option(None, ONLINE_HELP)
+
     def __post_init__(self) -> None:
+        flag("check", self.check, error=ConfigError)
+        online_options(self.online)
         if not isinstance(self.model, (str, os.PathLike, Head)):
             raise ConfigError(
                 "a trained head needs 'model': the folder that 'outpace train' wrote for this "
@@ -76,16 +88,26 @@ class TrainedDrafter(Drafter):
         self.weight_bytes = self.pass_bytes = sum(parts.values())
 
     @classmethod
-    def build(cls, setup: Setup) -> TrainedDrafter:
-        given = setup.options.model
+    def build(cls, setup: Setup) -> Drafter:
+        given, online = setup.options.model, online_options(setup.options.online)
         head = given if isinstance(given, Head) else load_head(given)
         what = "the head" if isinstance(given, Head) else f"the head in {str(given)!r}"
         if head.kind != cls.name:
             raise ConfigError(f"{what} is of the kind {head.kind!r}: use that as the method.")
         fit(head, TargetShape.of(setup.loaded.config), what)
-        if not isinstance(given, Head):
+        if isinstance(given, Head):
+            head = head if online is None else copy.deepcopy(head)  # it stays as it is
+        else:
             head = head.to(setup.target.dtype)
-        return cls(head, setup.target, setup.loaded.vocabulary)
+        drafter = cls(head, setup.target, setup.loaded.vocabulary)
+        # A head that was handed over is its owner's affair.
+        drafter.on_trial = what if setup.options.check and not isinstance(given, Head) else ""
+        if online is None:
+            return drafter
+        from outpace.draft.online.online import Online
+        from outpace.draft.online.pupil import HeadPupil
+
+        return Online(drafter, HeadPupil(head, setup), online)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.quantize import Quantization
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, longest_text
 from outpace.targets.hf.weights import weight_bytes
 
 
@@ -54,8 +55,11 @@ class Loaded:
 
         Where longer texts have other rotary angles (LongRoPE), only those of the shorter ones: a
         batch would change what its rows have cached as soon as the longest of them got there.
-        Where attention drops tokens from some length on (Doge), only texts up to that length.
+        Where attention drops tokens from some length on (Doge), only texts up to that length. Of an
+        encoder-decoder, those of the decoder.
         """
+        if is_encoder_decoder(self.model):
+            return longest_text(self.model) or 1 << 20
         top = int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
         top = min(top, int(getattr(self.config, "keep_window_size", None) or top))
         rope = getattr(self.config, "rope_parameters", None) or {}

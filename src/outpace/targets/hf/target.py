@@ -19,7 +19,7 @@ from outpace.targets.hf.prefixes import SavedTexts
 from outpace.targets.hf.riding import Carriage, boarding, with_riders
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.view import LowerLayersView, PartView, pass_behind
-from outpace.targets.hf.weights import pass_bytes, weight_bytes
+from outpace.targets.hf.weights import weight_bytes
 
 PADDING = 1.25
 """Prompts of several rows are read in one pass as long as padding them to the same length costs no
@@ -46,10 +46,10 @@ class HFTarget(Target):
         """fixed: how passes of shapes that come again are run, if they are compiled or recorded.
         saved_texts: how many ended texts stay cached for texts that begin alike. saved_tokens: how
         many tokens they may have together; None: any number."""
-        self.runner = Runner(model, rows, max_length, fixed)
+        self.rows, self.max_length = rows, max_length
+        self.runner = self._runner(model, fixed)
         self.model: Any = model
         self.device, self.dtype = self.runner.device, self.runner.dtype
-        self.rows, self.max_length = rows, max_length
         self.reuses = saved_texts > 0
         self._saved = SavedTexts(saved_texts, saved_tokens)
         # A state that has read padding would be of no use to a shorter row.
@@ -60,6 +60,9 @@ class HFTarget(Target):
         # By number of layers: the first so many, without norm and head, and those behind them.
         self._halves: dict[int, tuple[LowerLayers, UpperLayers]] = {}
         self._carriage: Carriage | None = None
+
+    def _runner(self, model: nn.Module, fixed: FixedShapes | None) -> Runner:
+        return Runner(model, self.rows, self.max_length, fixed)
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -76,7 +79,7 @@ class HFTarget(Target):
         return self.runner.lengths
 
     def admit(self, inputs: PromptInputs) -> int:
-        self.runner.admit(1)
+        self.runner.admit(1, inputs.source)
         self._prompts.append(inputs.token_ids)
         row = self.active - 1
         self.runner.pin(row, len(inputs.token_ids) - 1)
@@ -118,11 +121,16 @@ class HFTarget(Target):
         unread = self._prompts[self._ready :]
         self.runner.reserve(self._ready, [len(prompt) + 1 for prompt in unread])
         found = []
-        while self._skip_read_rows() < self.active and token_budget > 0:
+        while self._skip_read_rows() < self._readable and token_budget > 0:
             chunk = self._read(self._next_chunk(token_budget), layers)
             token_budget -= sum(map(len, chunk.tokens))
             found.append(chunk)
         return found
+
+    @property
+    def _readable(self) -> int:
+        """How many rows, from the first on, have all that reading their prompts needs."""
+        return self.active
 
     def _fit_the_first_pass(self) -> bool:
         """Whether all rows have as much left to read, and little enough, that the pass of their
@@ -135,7 +143,7 @@ class HFTarget(Target):
 
     def _skip_read_rows(self) -> int:
         """Counts as ready the rows whose prompts are read, up to the first that is not."""
-        while self._ready < self.active and self._left(self._ready) == 0:
+        while self._ready < self._readable and self._left(self._ready) == 0:
             self._ready += 1
         return self._ready
 
@@ -143,7 +151,7 @@ class HFTarget(Target):
         """The tokens that the next rows read in one pass."""
         found: list[list[int]] = []
         width = total = 0
-        for row in range(self._ready, self.active):
+        for row in range(self._ready, self._readable):
             begin = self.runner.lengths[row]
             size = min(self._left(row), PREFILL_CHUNK, budget - total)
             width, total = max(width, size), total + size
@@ -212,11 +220,11 @@ class HFTarget(Target):
 
     @property
     def pass_bytes(self) -> int:
-        return pass_bytes(self.model)
+        return self.runner.pass_bytes
 
     @property
     def cache_bytes(self) -> int:
-        return self.runner.cache.nbytes + self._saved.nbytes
+        return self.runner.nbytes + self._saved.nbytes
 
     @property
     def compile_seconds(self) -> float:

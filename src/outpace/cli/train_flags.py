@@ -1,0 +1,190 @@
+"""The flags of ``outpace train``, in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outpace.errors import ConfigError
+
+TEXT, DRAFTER, RUN, ONLINE = "Text", "Drafter", "Run", "Online"
+
+
+def _option(name: str, text: str, panel: str, metavar: str | None = None) -> Any:
+    return typer.Option(name, help=text, rich_help_panel=panel, metavar=metavar)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFlags:
+    """What is learned from."""
+
+    data: Annotated[
+        list[Path] | None,
+        _option(
+            "--data",
+            "Training text: .txt, or .jsonl with texts, chats, or questions and answers. Several "
+            "times for several files.",
+            TEXT,
+        ),
+    ] = None
+    tokens: Annotated[
+        int | None, _option("--tokens", "Tokens of text to use at most. Unset: all.", TEXT)
+    ] = None
+    self_distill: Annotated[
+        bool,
+        _option(
+            "--self-distill",
+            "Learn from what the target itself writes behind the prompts in --data; without "
+            "--data, from nothing.",
+            TEXT,
+        ),
+    ] = False
+    answers: Annotated[
+        int | None,
+        _option(
+            "--answers", "Answers to write. Unset: one for each prompt; 1000 without any.", TEXT
+        ),
+    ] = None
+    answer_tokens: Annotated[
+        int, _option("--answer-tokens", "Tokens of the longest answer.", TEXT)
+    ] = 256
+    prompt_tokens: Annotated[
+        int, _option("--prompt-tokens", "Tokens of a text that are its prompt.", TEXT)
+    ] = 32
+    temperature: Annotated[
+        float, _option("--temperature", "Of the answers; 0 is greedy.", TEXT, "X")
+    ] = 0.8
+    cache: Annotated[
+        float,
+        _option("--cache", "Disk for answers, at most 5; then no more are written.", TEXT, "GB"),
+    ] = 5.0
+
+    def check(self, online: bool) -> None:
+        """Raises ``ConfigError`` for flags that make no sense together."""
+        if online and self.self_distill:
+            raise ConfigError("--online learns from the target's own answers: drop --self-distill.")
+        if not (self.data or self.self_distill or online):
+            raise ConfigError("there is nothing to learn from: add --data FILE, or --self-distill.")
+        if self.answers is not None and not (self.self_distill or online):
+            raise ConfigError("--answers needs --self-distill, which writes them.")
+        if not 0 < self.cache <= 5:
+            raise ConfigError(f"--cache must be above 0 and at most 5 GB, not {self.cache:g}.")
+        for name in ("answers", "answer_tokens", "prompt_tokens", "tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {value}.")
+
+    def wanted(self, prompts: int) -> int:
+        """Returns how many answers are written to so many prompts; ``ConfigError`` where some of
+        them would be the same."""
+        wanted = self.answers or (prompts if self.data else 1000)
+        if wanted > prompts and not self.temperature:
+            raise ConfigError(
+                f"{wanted} answers to {prompts} prompts would be the same again and again at "
+                "--temperature 0: ask for fewer, or give a temperature."
+            )
+        return wanted
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterFlags:
+    """What is trained."""
+
+    out: Annotated[Path, _option("--out", "Folder for the drafter; a run in it goes on.", DRAFTER)]
+    sizes: Annotated[
+        list[str] | None,
+        _option("--set", "A size of the drafter, such as depths=3.", DRAFTER, "NAME=N"),
+    ] = None
+    start: Annotated[
+        str | None,
+        _option(
+            "--start",
+            "Of draft_model: pruned (layers of the target), random, or a model's folder. With "
+            "--online the drafter's folder.",
+            DRAFTER,
+        ),
+    ] = None
+    loss: Annotated[
+        str | None,
+        _option(
+            "--loss", "Of draft_model: forward_kl, reverse_kl, jsd, tv or lk (acceptance).", DRAFTER
+        ),
+    ] = None
+
+    def head(self) -> Mapping[str, int | bool]:
+        """Returns the sizes; true and false are numbers, too."""
+        found: dict[str, int | bool] = {}
+        for text in self.sizes or []:
+            name, _, value = text.partition("=")
+            if value in ("true", "false"):
+                found[name] = value == "true"
+            elif value.isdigit():
+                found[name] = int(value)
+            else:
+                raise ConfigError(f"--set takes NAME=N, such as depths=3, not {text!r}.")
+        return found
+
+
+DEFAULTS: Mapping[str, Any] = {
+    "steps": 1000,
+    "batch": 4,
+    "block": 256,
+    "learning_rate": 1e-3,
+    "every": 50,
+    "seed": 0,
+}
+"""Of a run, for flags that are not given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """How long and how fast it learns."""
+
+    steps: Annotated[int | None, _option("--steps", "Steps in all. Unset: 1000.", RUN)] = None
+    batch: Annotated[int | None, _option("--batch", "Blocks of text per step. Unset: 4.", RUN)] = (
+        None
+    )
+    block: Annotated[int | None, _option("--block", "Tokens of a block. Unset: 256.", RUN)] = None
+    learning_rate: Annotated[
+        float | None,
+        _option("--lr", "The highest learning rate. Unset: 0.001; with --online 0.0001.", RUN),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        _option("--minutes", "Stop after this time; the same command goes on later.", RUN),
+    ] = None
+    every: Annotated[
+        int | None, _option("--every", "Steps between two reports. Unset: 50.", RUN)
+    ] = None
+    seed: Annotated[
+        int | None,
+        _option("--seed", "Of weights, answers and the order of the text. Unset: 0.", RUN),
+    ] = None
+
+    def filled(self) -> dict[str, Any]:
+        """Returns the flags, or the defaults where they are not given."""
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        known = {name: value for name, value in given.items() if value is not None}
+        return {**DEFAULTS, "minutes": None, **known}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineFlags:
+    """Learning in service."""
+
+    online: Annotated[
+        bool,
+        _option(
+            "--online",
+            "Answer the prompts in --data one after another with the drafter in --start, which "
+            "learns from each correction.",
+            ONLINE,
+        ),
+    ] = False
+    learner: Annotated[
+        str | None, _option("--learner", "osd (unset), optimistic or ensemble.", ONLINE)
+    ] = None

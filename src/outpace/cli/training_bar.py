@@ -1,0 +1,47 @@
+"""The progress bars of `outpace train`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from outpace.train.run import Progress as Reached
+    from outpace.train.run import TrainingRun
+
+
+@contextmanager
+def counting(console: Console, what: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
+    """Shows a bar while the block runs; yields a function that is told how much is done."""
+    with _bar(console) as bar:
+        task = bar.add_task(what, total=total, completed=done)
+        yield lambda count: bar.update(task, completed=count)
+
+
+def play(console: Console, run: TrainingRun, every: int, minutes: float | None) -> Reached:
+    """Trains under a bar and returns where the run ended."""
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    with _bar(console) as bar:
+        task = bar.add_task("training", total=run.settings.steps, completed=run.step)
+
+        def report(reached: Reached) -> None:
+            bar.console.print(
+                f"step {reached.step:,}: loss {reached.loss:.3f}, acceptance length "
+                f"{reached.acceptance_length:.2f}"
+            )
+
+        def stop() -> bool:
+            bar.update(task, completed=run.step)
+            return end is not None and time.monotonic() > end
+
+        return run.play(report, every, stop)
+
+
+def _bar(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=console)

@@ -1,0 +1,183 @@
+"""A drafter that learns from the target's corrections between rounds.
+
+Liu et al. 2023, "Online speculative decoding" (arXiv 2310.07177).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Needs, Proposal
+from outpace.draft.base import Drafter, Round, RowInfo, Rows
+from outpace.draft.online.options import ALL, OnlineOptions
+from outpace.draft.online.pupil import Pupil
+from outpace.draft.online.traces import Trace, Window, lesson
+from outpace.errors import ConfigError
+from outpace.train.learners import find_learner
+from outpace.train.teacher import TOP
+
+BACKLOG = 4
+"""Updates that may be due at once, while learning has had its share of time: older text is
+dropped."""
+
+
+class Online(Drafter):
+    """Drafts as another drafter does, whose weights it changes when a round is over.
+
+    Drafts come from the weights of their round, and the law that travels with them too, so that the
+    text's law stays the target's. Entries that the drafter has cached with earlier weights stay as
+    they are: that costs some acceptance for a while, and nothing else.
+
+    Rows whose text must follow from their own history alone (`Rows.pure`) are decoded plainly: what
+    a learning drafter proposes follows from everybody's texts.
+    """
+
+    def __init__(self, inner: Drafter, pupil: Pupil, options: OnlineOptions) -> None:
+        if pupil.depths + 1 >= options.window:
+            raise ConfigError(
+                f"window in 'online' must be more than {pupil.depths + 1} tokens for this head, "
+                f"not {options.window}."
+            )
+        self._inner, self._pupil, self._options = inner, pupil, options
+        self._learner = find_learner(options.learner)(pupil.network, options.learning_rate)
+        self._traces: list[Trace] = []
+        self._windows: list[Window] = []
+        self._begun: float | None = None
+        self._learned_for = 0.0
+        self.updates = 0
+        """How many there have been."""
+        self.losses: list[float] = []
+        """Of each update, before it."""
+        # What the engine and the controller ask of a drafter, as the inner one says it.
+        self.name, self.draws, self.trees = inner.name, inner.draws, inner.trees  # type: ignore[misc]
+        self.needs = Needs(states=inner.needs.states, laws=True)
+        self.longest, self.shape, self.any_shape = inner.longest, inner.shape, inner.any_shape
+        self.choices: Mapping[str, Drafter] = MappingProxyType({})
+        self.ends_chains, self.copies_prompts = inner.ends_chains, inner.copies_prompts
+        self.loaded, self.on_trial = inner.loaded, inner.on_trial
+        self.weight_bytes = inner.weight_bytes + pupil.nbytes
+        self.pass_bytes = inner.pass_bytes
+
+    @classmethod
+    def build(cls, setup: Any) -> Drafter:
+        raise NotImplementedError("it is built around a drafter with the option 'online'")
+
+    @property
+    def lane(self) -> int:
+        return self._inner.lane
+
+    @lane.setter
+    def lane(self, lane: int) -> None:
+        self._inner.lane = lane
+
+    @property
+    def nbytes(self) -> int:
+        return self._inner.nbytes + self._pupil.nbytes
+
+    @property
+    def compile_seconds(self) -> float:
+        return self._inner.compile_seconds
+
+    def save(self, folder: Path) -> None:
+        self._pupil.save(folder)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        self._inner.admit(rows)
+        self._traces += [Trace(self._options.window) for _ in rows]
+
+    def retain(self, rows: Sequence[int]) -> None:
+        for row in sorted(set(range(len(self._traces))) - set(rows)):
+            self._windows += self._traces[row].cut(ended=True)
+        self._inner.retain(rows)
+        self._traces = [self._traces[row] for row in rows]
+
+    def reset(self) -> None:
+        self._inner.reset()
+        self._traces = []
+
+    def rewind(self, rows: Rows) -> None:
+        self._inner.rewind(rows)
+
+    def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
+        self._inner.read(rows, tokens, states)
+        for place, row in enumerate(rows):
+            self._traces[row].read(tokens[place], states[place, : len(tokens[place])])
+
+    # -- rounds --------------------------------------------------------------------------------
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        if any(rows.pure):
+            pairs = zip(rows.pure, budgets, strict=True)
+            budgets = [0 if pure else budget for pure, budget in pairs]
+            if not any(budgets):
+                return Proposal.empty(len(rows), rows.seeds.device)
+        return self._inner.propose(rows, budgets)
+
+    def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
+        return self._inner.laws_of(rows, tokens)
+
+    def observe(self, rows: Rows, round: Round) -> None:
+        self._inner.observe(rows, round)
+        if self._begun is None:
+            self._begun = time.monotonic()
+        if round.laws is not None:
+            self._take(rows, round, round.laws)
+        for trace in self._traces[: len(rows)]:
+            self._windows += trace.cut(ended=False)
+        del self._windows[: -BACKLOG * self._options.every]
+        if len(self._windows) >= self._options.every and self._may_learn():
+            self._learn()
+
+    def _take(self, rows: Rows, round: Round, laws: Tensor) -> None:
+        """Adds to each row's trace what the round has committed, and the laws to learn there."""
+        paths = round.verdict.path(round.proposal.tree).tolist() if round.proposal.tree.size else []
+        drafted = round.proposal.tokens.tolist()
+        wrong = corrected(round)
+        top = laws.topk(min(TOP, laws.shape[-1]), -1)
+        for row, trace in enumerate(self._traces[: len(rows)]):
+            path = [0, *(node for node in (paths[row] if paths else ()) if node > 0)]
+            if not self.needs.states:
+                known = rows.since(row, 0 if not len(trace) else rows.length(row) - 1)
+                trace.read([*known, *(drafted[row][node - 1] for node in path[1:])], None)
+            places = range(len(path)) if self._options.positions == ALL else [len(path) - 1]
+            if self._options.positions == ALL or wrong[row]:
+                for at in places:
+                    node = path[at]
+                    trace.note(len(path) - at, top.indices[row, node], top.values[row, node])
+
+    def _may_learn(self) -> bool:
+        """Whether learning has had less than its share of the time so far."""
+        assert self._begun is not None
+        return self._learned_for <= self._options.share * (time.monotonic() - self._begun)
+
+    def _learn(self) -> None:
+        begin = time.monotonic()
+        windows, self._windows = self._windows, []
+        # The engine's rounds remember no gradients; tensors made there cannot.
+        with torch.inference_mode(False), torch.enable_grad():
+            device = next(self._pupil.network.parameters()).device
+            text = lesson(windows, self._options.window, device)
+            self.losses.append(self._learner.learn(lambda: self._pupil.recipe.mark(text).loss))
+            self._pupil.serve()
+        self.updates += 1
+        self._learned_for += time.monotonic() - begin
+
+
+def corrected(round: Round) -> list[bool]:
+    """Returns for each row whether a drafted token was refused: the last accepted node had
+    children, and none of them was taken."""
+    if not round.proposal.tree.size:
+        return [False] * len(round.proposal.counts)
+    parents, valid = round.proposal.tree.parents, round.proposal.valid
+    ends = torch.as_tensor(round.verdict.nodes, device=parents.device)
+    found: list[bool] = ((parents == ends[:, None]) & valid).any(-1).tolist()
+    return found

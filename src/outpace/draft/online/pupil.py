@@ -1,0 +1,90 @@
+"""What learns online: a head, or a draft model, with all that the learning needs to know of it."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from outpace.draft.base import Setup
+from outpace.heads.base import Head
+from outpace.heads.checkpoint import save_head
+from outpace.targets.hf.loaded import Loaded
+from outpace.train.draft_model import Start
+from outpace.train.marks import Recipe
+from outpace.train.model_recipe import LikeliestRecipe
+from outpace.train.recipes import recipe_for
+from outpace.train.teacher import Teacher
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+class Pupil(ABC):
+    """A network that learns in float32, and that which drafts with the same weights."""
+
+    network: nn.Module
+    recipe: Recipe
+    depths: int
+    """Tokens that a window has to have at least, less one."""
+
+    def __init__(self, drafting: nn.Module) -> None:
+        self._drafting = drafting
+
+    @torch.no_grad()
+    def serve(self) -> None:
+        """Lets what drafts have what was learned."""
+        if self._drafting is not self.network:
+            pairs = zip(self._drafting.parameters(), self.network.parameters(), strict=True)
+            for used, learned in pairs:
+                used.copy_(learned)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights that are there for learning only."""
+        if self._drafting is self.network:
+            return 0
+        return sum(weight.nbytes for weight in self.network.parameters())
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Writes what was learned, as ``--draft`` takes it."""
+
+
+class HeadPupil(Pupil):
+    """A head over the target's states."""
+
+    def __init__(self, head: Head, setup: Setup) -> None:
+        """head: the one that drafts."""
+        super().__init__(head)
+        self.network = self._head = learning(head)
+        self.recipe = recipe_for(self._head, Teacher(setup.loaded, head.layers))
+        self.depths = head.config.depths
+
+    def save(self, folder: Path) -> None:
+        save_head(self._head, folder)
+
+
+class ModelPupil(Pupil):
+    """A draft model with the target's tokens."""
+
+    depths = 1
+
+    def __init__(self, drafter: Loaded, setup: Setup) -> None:
+        super().__init__(drafter.model)
+        self.network = learning(drafter.model)
+        self.recipe = LikeliestRecipe(self.network, int(drafter.config.vocab_size))
+        self._tokenizer = drafter.tokenizer or setup.loaded.tokenizer
+
+    def save(self, folder: Path) -> None:
+        Start(self.network, self._tokenizer).save(folder)
+
+
+def learning(network: Network) -> Network:
+    """Returns a network in float32 with gradients: the same one where it is in float32."""
+    same = all(weight.dtype == torch.float32 for weight in network.parameters())
+    found: Any = network if same else copy.deepcopy(network).float()
+    return found.eval().requires_grad_(True)  # type: ignore[no-any-return]

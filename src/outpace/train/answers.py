@@ -1,0 +1,163 @@
+"""Text that the target writes itself, which is the best text to foresee it by.
+
+Zhou et al. 2023, DistillSpec (arXiv 2310.08461), on data that the models write themselves; and all
+published heads, whose training text is the target's own answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from outpace.chats import rendered
+from outpace.errors import ConfigError, ModelLoadError, PromptError
+from outpace.train.data import conversation, items, plain_chat
+
+FILE = "answers.jsonl"
+AT_ONCE = 256
+"""Prompts that are handed over together; the engine keeps as many rows busy as it has."""
+
+Write = Callable[[Sequence[Sequence[int]], Sequence[int]], Iterator[Sequence[int]]]
+"""From prompts, as token ids, and a seed for each to the answers in the same order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSettings:
+    """What the answers depend on; they are gone on with under the same ones only."""
+
+    target: str
+    temperature: float
+    max_tokens: int
+    """The longest answer."""
+    seed: int
+    prompts: int
+    """How many different ones there are."""
+
+
+class Answers:
+    """A file of answers that grows until there are enough, also over several runs.
+
+    A line holds the tokens of a prompt and of its answer. When the file has as many bytes as it
+    may, no more are written.
+    """
+
+    def __init__(self, path: Path, settings: AnswerSettings, most_bytes: int) -> None:
+        """Raises ``ConfigError`` for a file that was written under other settings."""
+        self._path, self._settings, self._most_bytes = path, settings, most_bytes
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.count = self._recover() if path.exists() else self._begin()
+
+    @property
+    def full(self) -> bool:
+        """Whether the file may not grow any more."""
+        return self._path.stat().st_size >= self._most_bytes
+
+    def extend(
+        self,
+        prompts: Sequence[Sequence[int]],
+        wanted: int,
+        write: Write,
+        report: Callable[[int], None],
+    ) -> None:
+        """Has answers written until there are so many; prompts come again with another seed.
+
+        report: called with how many there are, after each.
+        """
+        with self._path.open("a", encoding="utf-8") as file:
+            while self.count < wanted and not self.full:
+                numbers = range(self.count, min(wanted, self.count + AT_ONCE))
+                asked = [prompts[number % len(prompts)] for number in numbers]
+                answers = write(asked, [self._settings.seed + number for number in numbers])
+                for prompt, answer in zip(asked, answers, strict=True):
+                    file.write(json.dumps([*prompt, *answer]) + "\n")
+                    file.flush()
+                    self.count += 1
+                    report(self.count)
+                    if self.full:
+                        break
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yields the tokens of each prompt and its answer."""
+        with self._path.open(encoding="utf-8") as file:
+            next(file)
+            yield from map(json.loads, file)
+
+    def _begin(self) -> int:
+        self._path.write_text(json.dumps(asdict(self._settings)) + "\n", encoding="utf-8")
+        return 0
+
+    def _recover(self) -> int:
+        """Checks what an earlier run has left, and drops a line that it did not finish."""
+        whole, lines = 0, 0
+        try:
+            with self._path.open("rb") as file:
+                first = file.readline()
+                before: Mapping[str, Any] = json.loads(first)
+                whole = len(first)
+                for line in file:
+                    if line.endswith(b"\n"):
+                        whole, lines = whole + len(line), lines + 1
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(
+                f"{self._path} cannot be read, so that no answers can be added: delete it to begin "
+                "anew."
+            ) from error
+        mine = asdict(self._settings)
+        other = [name for name in mine if before.get(name) != mine[name]]
+        if other:
+            raise ConfigError(
+                f"{self._path} holds answers with another {' and '.join(other)}: name another "
+                "folder, or delete it to begin anew."
+            )
+        os.truncate(self._path, whole)
+        return lines
+
+
+def prompts(paths: Sequence[Path], tokenizer: Any, name: str, length: int) -> list[list[int]]:
+    """Returns the prompts in files, as token ids.
+
+    Of a conversation all up to the last answer, of a question without its answer all, of a text
+    the first ``length`` tokens. Without files, the beginning of a text. name: the model's, for
+    errors. Raises ``PromptError`` where there is none.
+    """
+    if not paths:
+        first = tokenizer.bos_token_id
+        first = tokenizer.eos_token_id if first is None else first
+        if first is None:
+            raise PromptError(
+                f"the tokenizer of {name} has no token that begins a text: give prompts with "
+                "--data."
+            )
+        return [[first]]
+    found = [_prompt(item.content, item.where, tokenizer, name, length) for item in items(paths)]
+    if not any(found):
+        raise PromptError(f"{', '.join(map(str, paths))}: no prompt in there.")
+    return [prompt for prompt in found if prompt]
+
+
+def _prompt(
+    content: str | Mapping[str, Any], where: str, tokenizer: Any, name: str, length: int
+) -> list[int]:
+    if isinstance(content, str):
+        return _ids(tokenizer, content)[:length]
+    messages = conversation(content)
+    if messages is not None:
+        if messages and messages[-1].get("role") == "assistant":
+            messages = messages[:-1]
+        if not getattr(tokenizer, "chat_template", None):
+            return _ids(tokenizer, plain_chat(messages) + "\n\n")
+        return _ids(tokenizer, rendered(tokenizer, name, messages), special=False)
+    if isinstance(content.get("prompt"), str):
+        return _ids(tokenizer, content["prompt"])
+    if isinstance(content.get("text"), str):
+        return _ids(tokenizer, content["text"])[:length]
+    raise PromptError(f"{where} holds no prompt: it needs 'messages', 'prompt' or 'text'.")
+
+
+def _ids(tokenizer: Any, text: str, special: bool = True) -> list[int]:
+    found: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
+    return found

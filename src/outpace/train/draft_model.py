@@ -1,0 +1,217 @@
+"""Where the training of a small model begins, and how it is kept."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from outpace.errors import ConfigError, UnsupportedModel
+from outpace.targets.hf.load import load
+from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.same_vocabulary import check_same_vocabulary
+from outpace.targets.hf.source import locate
+
+DRAFT_MODEL = "draft_model"
+PRUNED, RANDOM = "pruned", "random"
+"""Starts that are not a folder: layers of the target, and random weights."""
+
+NAMES = {
+    "hidden_size": "hidden_size",
+    "inner_size": "intermediate_size",
+    "heads": "num_attention_heads",
+    "groups": "num_key_value_heads",
+    "head_dim": "head_dim",
+}
+"""Our sizes, as configurations of transformers call them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftModelSizes:
+    """The sizes of a small model; 0 where they are the target's."""
+
+    depths: int = 5
+    """Tokens behind the root by which its drafts are simulated while it learns."""
+    layers: int = 0
+    """Its layers; 0: a quarter of the target's."""
+    hidden_size: int = 0
+    inner_size: int = 0
+    """Width of the feed-forward parts."""
+    heads: int = 0
+    """Attention heads."""
+    groups: int = 0
+    """Heads of keys and values."""
+    head_dim: int = 0
+    """Width of an attention head."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A small model in float32, and the tokenizer that is kept with it."""
+
+    model: nn.Module
+    tokenizer: Any
+
+    def save(self, out: Path) -> None:
+        """Writes a Hugging Face folder. Each file is replaced at once."""
+        model: Any = self.model
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out, prefix=".saving-") as beside:
+            model.save_pretrained(beside)
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(beside)
+            for file in sorted(Path(beside).iterdir()):
+                file.replace(out / file.name)
+
+
+def started(target: Loaded, start: str, sizes: DraftModelSizes) -> Start:
+    """Returns a small model to be trained for a target. start: a folder, `PRUNED` or `RANDOM`.
+
+    Raises ``ConfigError`` for sizes that do not fit, and `VocabularyMismatch` for a folder whose
+    model has other tokens.
+    """
+    if start == PRUNED:
+        model = _pruned(target, sizes)
+    elif start == RANDOM:
+        model = _random(target, sizes)
+    else:
+        return _given(target, start, sizes)
+    model = model.float().to(target.device).eval()
+    return Start(_to_learn(model), target.tokenizer)
+
+
+def _given(target: Loaded, folder: str, sizes: DraftModelSizes) -> Start:
+    _check_unset(sizes, "comes from a folder, which says its sizes", "layers", *NAMES)
+    found = load(folder, device=target.device, dtype=torch.float32, cpu_kernels="off")
+    if found.packed:
+        raise ConfigError(f"{folder} holds weights in blocks, which cannot be trained: name the "
+                          "model's Hugging Face folder.")  # fmt: skip
+    check_same_vocabulary(target, found)
+    return Start(_to_learn(found.model), found.tokenizer or target.tokenizer)
+
+
+def _pruned(target: Loaded, sizes: DraftModelSizes) -> nn.Module:
+    """Some layers of the target, evenly spaced, the first and the last among them."""
+    _check_unset(sizes, "has the target's own width", *NAMES)
+    count = int(target.config.num_hidden_layers)
+    wanted = sizes.layers or max(1, count // 4)
+    if wanted > count:
+        raise ConfigError(f"layers is {wanted}, and the target has {count}: ask for fewer.")
+    kept = evenly(count, wanted)
+    whole = _plain(target)
+    config = _shorter(whole.config, count, kept)
+    model = _made(config, "these layers of the target")
+    prefix = _name_of_layers(whole, count, target.name)
+    places = {f"{prefix}.{old}.": f"{prefix}.{new}." for new, old in enumerate(kept)}
+    weights = {}
+    for name, value in whole.state_dict().items():
+        place = next((old for old in places if name.startswith(old)), None)
+        if place is not None:
+            weights[places[place] + name[len(place) :]] = value
+        elif not name.startswith(f"{prefix}."):
+            weights[name] = value
+    model.load_state_dict(weights)
+    return model
+
+
+def evenly(count: int, wanted: int) -> list[int]:
+    """Returns so many of ``count`` numbers from 0, evenly spaced.
+
+    >>> evenly(20, 4), evenly(3, 1)
+    ([0, 6, 13, 19], [0])
+    """
+    if wanted == 1:
+        return [0]
+    return [round(at * (count - 1) / (wanted - 1)) for at in range(wanted)]
+
+
+def _random(target: Loaded, sizes: DraftModelSizes) -> nn.Module:
+    config = copy.deepcopy(target.config)
+    count = int(config.num_hidden_layers)
+    wanted = sizes.layers or max(1, count // 4)
+    known = {ours: theirs for ours, theirs in NAMES.items() if getattr(sizes, ours)}
+    for ours, theirs in known.items():
+        if not hasattr(config, theirs):
+            raise ConfigError(
+                f"a {config.model_type} model has no {theirs}, so {ours} cannot be set."
+            )
+        setattr(config, theirs, getattr(sizes, ours))
+    if "heads" in known and "groups" not in known and hasattr(config, "num_key_value_heads"):
+        config.num_key_value_heads = sizes.heads
+    if {"hidden_size", "heads"} & set(known) and "head_dim" not in known:
+        if config.hidden_size % config.num_attention_heads:
+            raise ConfigError(
+                f"hidden_size {config.hidden_size} cannot be shared evenly by "
+                f"{config.num_attention_heads} heads: set both, or head_dim as well."
+            )
+        if getattr(config, "head_dim", None) is not None:
+            config.head_dim = config.hidden_size // config.num_attention_heads
+    return _made(_shorter(config, count, evenly(count, min(wanted, count)), wanted), "these sizes")
+
+
+def _shorter(config: Any, count: int, kept: Sequence[int], wanted: int | None = None) -> Any:
+    """A configuration with fewer layers, or more of the kinds that these are of."""
+    found = copy.deepcopy(config)
+    found.num_hidden_layers = len(kept) if wanted is None else wanted
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and len(kinds) == count:
+        again = [kinds[place] for place in kept]
+        found.layer_types = [again[at % len(again)] for at in range(found.num_hidden_layers)]
+    return found
+
+
+def _made(config: Any, what: str) -> nn.Module:
+    try:
+        make: Any = AutoModelForCausalLM.from_config  # untyped
+        model: nn.Module = make(config)
+    except Exception as error:  # configurations raise all sorts
+        first = str(error).strip().split("\n")[0][:200]
+        raise ConfigError(f"no {config.model_type} model of {what} can be made: {first}") from error
+    return model
+
+
+def _plain(target: Loaded) -> Any:
+    """The target as transformers loads it: ours may have other layers in the places of some."""
+    if target.cpu_kernels is None:
+        return target.model
+    if target.packed:
+        raise ConfigError(
+            f"layers cannot be taken from {target.name}, whose weights are in blocks: name the "
+            "model's Hugging Face folder, or begin with --start random."
+        )
+    return AutoModelForCausalLM.from_pretrained(locate(target.name), dtype=torch.float32)
+
+
+def _name_of_layers(model: nn.Module, count: int, name: str) -> str:
+    lists = [
+        found
+        for found, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    ]
+    if len(lists) != 1:
+        raise UnsupportedModel(
+            f"the layers of {name} are not in one list, so that none can be left out: begin with "
+            "a folder, or with --start random."
+        )
+    return str(lists[0])
+
+
+def _check_unset(sizes: DraftModelSizes, why: str, *names: str) -> None:
+    given = [name for name in names if getattr(sizes, name)]
+    if given:
+        raise ConfigError(f"{given[0]} cannot be set for a start that {why}: leave it out.")
+
+
+def _to_learn(model: nn.Module) -> nn.Module:
+    # Not train(): without dropout a run that goes on later is the same bit by bit.
+    return model.eval().requires_grad_(True)

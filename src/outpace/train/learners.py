@@ -1,0 +1,149 @@
+"""How the weights of a drafter follow what it gets wrong while it is used.
+
+Liu et al. 2023, "Online speculative decoding" (OSD, arXiv 2310.07177): one step of distillation for
+each buffer of corrected positions. Qian et al. 2026, "When drafts evolve" (OnlineSPEC, arXiv
+2603.12617), sees this as online learning, and takes two more of its algorithms.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from outpace.errors import ConfigError, did_you_mean
+
+CLIP = 1.0
+"""Largest norm of a gradient."""
+RATES = (0.25, 1.0, 4.0)
+"""Learning rates of an ensemble, as multiples of the given one."""
+MEMORY = 0.8
+"""How much of the past losses of an ensemble counts after each update: what was best long ago may
+not be any more."""
+
+Loss = Callable[[], Tensor]
+"""Computes the loss of a buffer with the weights that the network has."""
+
+
+class Learner(ABC):
+    """Updates the weights of a network. Between two calls they are those that are to be used."""
+
+    def __init__(self, network: nn.Module, learning_rate: float) -> None:
+        self._weights = [weight for weight in network.parameters() if weight.requires_grad]
+
+    @abstractmethod
+    def learn(self, loss: Loss) -> float:
+        """Makes one update and returns the loss before it."""
+
+    def _optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self._weights, learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def _step(self, optimizer: torch.optim.Optimizer, loss: Loss) -> float:
+        for weight in self._weights:
+            weight.grad = None
+        found = loss()
+        found.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._weights, CLIP)
+        optimizer.step()
+        for weight in self._weights:
+            weight.grad = None
+        return float(found.detach())
+
+    def _copied(self) -> list[Tensor]:
+        return [weight.detach().clone() for weight in self._weights]
+
+    @torch.no_grad()
+    def _set(self, values: Sequence[Tensor]) -> None:
+        for weight, value in zip(self._weights, values, strict=True):
+            weight.copy_(value)
+
+
+class Osd(Learner):
+    """One step of AdamW for each buffer."""
+
+    def __init__(self, network: nn.Module, learning_rate: float) -> None:
+        super().__init__(network, learning_rate)
+        self._own = self._optimizer(learning_rate)
+
+    def learn(self, loss: Loss) -> float:
+        return self._step(self._own, loss)
+
+
+class Optimistic(Learner):
+    """Uses weights that are one step ahead: the next gradient will be like the last one.
+
+    The step itself begins from the weights behind, with the gradient of those that were used, so
+    that a wrong guess about the next gradient is taken back.
+    """
+
+    def __init__(self, network: nn.Module, learning_rate: float) -> None:
+        super().__init__(network, learning_rate)
+        self._own = self._optimizer(learning_rate)
+        self._hint = [torch.zeros_like(weight) for weight in self._weights]
+
+    def learn(self, loss: Loss) -> float:
+        used = self._copied()
+        behind = [value - hint for value, hint in zip(used, self._hint, strict=True)]
+        value = self._step(self._own, loss)
+        with torch.no_grad():
+            self._hint = [new - old for new, old in zip(self._weights, used, strict=True)]
+            self._set([old + 2 * hint for old, hint in zip(behind, self._hint, strict=True)])
+        return value
+
+
+class Ensemble(Learner):
+    """Several learners of different rates; what is used is the mean of their weights.
+
+    Each counts as much as its losses say, on buffers that it had not learned from yet (Hedge): a
+    fast one where the text changes, a slow one where it does not.
+    """
+
+    def __init__(self, network: nn.Module, learning_rate: float) -> None:
+        super().__init__(network, learning_rate)
+        self._learners = [self._optimizer(learning_rate * rate) for rate in RATES]
+        self._own = [self._copied() for _ in RATES]
+        self._losses = [0.0] * len(RATES)
+
+    @property
+    def shares(self) -> list[float]:
+        """How much each learner counts, the slowest first."""
+        best = min(self._losses)
+        chances = [math.exp(best - loss) for loss in self._losses]
+        return [chance / sum(chances) for chance in chances]
+
+    def learn(self, loss: Loss) -> float:
+        shares, losses = self.shares, []
+        for number, optimizer in enumerate(self._learners):
+            self._set(self._own[number])
+            losses.append(self._step(optimizer, loss))
+            self._own[number] = self._copied()
+        pairs = zip(self._losses, losses, strict=True)
+        self._losses = [MEMORY * before + now for before, now in pairs]
+        columns = zip(*self._own, strict=True)
+        self._set([_mean(values, self.shares) for values in columns])
+        return sum(share * value for share, value in zip(shares, losses, strict=True))
+
+
+def _mean(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    parts = [share * value for share, value in zip(shares, values, strict=True)]
+    return torch.stack(parts).sum(0)
+
+
+LEARNERS: Mapping[str, type[Learner]] = {
+    "osd": Osd,
+    "optimistic": Optimistic,
+    "ensemble": Ensemble,
+}
+
+
+def find_learner(name: str) -> type[Learner]:
+    """Returns the learner of this name; ``ConfigError`` with a suggestion if there is none."""
+    if name not in LEARNERS:
+        raise ConfigError(
+            f"unknown learner {name!r}{did_you_mean(name, LEARNERS)}; there are "
+            f"{', '.join(LEARNERS)}."
+        )
+    return LEARNERS[name]

@@ -1,0 +1,77 @@
+"""How far a drafter's laws are from the target's.
+
+DistillSpec (Zhou et al. 2023, arXiv 2310.08461) compares the first four; which of them serves best
+depends on the task. The last two aim at the acceptance rate itself, which is ``sum min(p, q)`` at
+each position, 1 minus the total variation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from outpace.errors import ConfigError, did_you_mean
+
+FORWARD_KL = "forward_kl"
+ETA = 3.0
+"""How fast `lk` goes over from the divergence to the total variation, as acceptance grows."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""From log-probabilities of the target's laws ``[..., V]`` and of the drafter's to ``[...]``."""
+
+
+def forward_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p || q): the drafter has to give chances to all that the target may say."""
+    return _expected(log_p, log_p - log_q)
+
+
+def reverse_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(q || p): the drafter must not say what the target would not."""
+    return _expected(log_q, log_q - log_p)
+
+
+def jsd(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """The Jensen-Shannon divergence: of both laws from their mean."""
+    middle = torch.logaddexp(log_p, log_q) - math.log(2)
+    return (_expected(log_p, log_p - middle) + _expected(log_q, log_q - middle)) / 2
+
+
+def total_variation(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """1 minus the chance that a drafted token is accepted."""
+    return (log_p.exp() - log_q.exp()).abs().sum(-1) / 2
+
+
+def lk(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """The forward divergence at first and the total variation later: each has a share that follows
+    from the mean acceptance. Total variation alone has next to no gradient where the two laws
+    hardly overlap, as at the start."""
+    missed = total_variation(log_p, log_q)
+    share = torch.exp(-ETA * (1 - missed.detach().mean()))
+    return share * forward_kl(log_p, log_q) + (1 - share) * missed
+
+
+LOSSES: Mapping[str, Loss] = {
+    FORWARD_KL: forward_kl,
+    "reverse_kl": reverse_kl,
+    "jsd": jsd,
+    "tv": total_variation,
+    "lk": lk,
+}
+
+
+def find_loss(name: str) -> Loss:
+    """Returns the loss of this name; ``ConfigError`` with a suggestion if there is none."""
+    if name not in LOSSES:
+        raise ConfigError(
+            f"unknown loss {name!r}{did_you_mean(name, LOSSES)}; there are {', '.join(LOSSES)}."
+        )
+    return LOSSES[name]
+
+
+def _expected(log_law: Tensor, values: Tensor) -> Tensor:
+    """The mean of values under a law; a token of no chance counts nothing, whatever its value."""
+    law = log_law.exp()
+    return torch.where(law > 0, law * values, 0.0).sum(-1)

@@ -1,0 +1,55 @@
+"""From the state behind a model's last layer to its logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.errors import UnsupportedModel
+
+PROBED = 4
+"""Tokens on which the two ways to logits are compared."""
+TOLERANCE = 0.02
+"""By how much of their spread the logits of the two ways may differ: 16-bit weights round."""
+
+
+class Readout:
+    """Makes a model's logits piece by piece: over a large vocabulary those of a whole batch take
+    more memory than its weights."""
+
+    def __init__(self, model: nn.Module, config: Any, name: str) -> None:
+        """config: the text model's. Raises ``UnsupportedModel`` where the logits follow from the
+        last state in a way that is not known here."""
+        self._head = model.get_output_embeddings()  # type: ignore[operator]
+        if self._head is None:
+            raise UnsupportedModel(f"{name} has no output head to learn from.")
+        self._cap = getattr(config, "final_logit_softcapping", None)
+        self._scale = float(getattr(config, "logit_scale", None) or 1.0)
+        self._scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+        self._check(model, int(config.vocab_size), name)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Returns the logits ``[..., V]`` of last states ``[..., H]``."""
+        found: Tensor = self._head(states) * self._scale
+        return found if self._cap is None else self._cap * torch.tanh(found / self._cap)
+
+    @property
+    def weight(self) -> Tensor | None:
+        """The output matrix ``[V, H]``, where it is held as one."""
+        found: Tensor | None = getattr(self._head, "weight", None)
+        return found
+
+    @torch.no_grad()
+    def _check(self, model: nn.Module, vocabulary: int, name: str) -> None:
+        device = next(model.parameters()).device
+        tokens = torch.arange(PROBED, device=device)[None] % vocabulary
+        output = model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+        own, theirs = self(output.hidden_states[-1]), output.logits
+        if float((own - theirs).abs().max()) > TOLERANCE * float(theirs.float().std()):
+            raise UnsupportedModel(
+                f"the logits of {name} do not follow from its last hidden state as those of other "
+                "models do, so that nothing can learn from them: use a drafter that needs no "
+                "training."
+            )

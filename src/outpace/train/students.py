@@ -1,0 +1,103 @@
+"""What is trained: a head, or a small model, with all that a run needs to know of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from outpace.errors import ConfigError
+from outpace.heads.base import Head, TargetShape
+from outpace.heads.checkpoint import save_head
+from outpace.heads.registry import find_head
+from outpace.targets.hf.loaded import Loaded
+from outpace.train.data import frequent
+from outpace.train.draft_model import DRAFT_MODEL, DraftModelSizes, started
+from outpace.train.marks import Recipe
+from outpace.train.model_recipe import ModelRecipe
+from outpace.train.recipes import recipe_for
+from outpace.train.settings import TrainSettings, sizes_of
+from outpace.train.teacher import TOP, Teacher
+
+
+class Student(ABC):
+    """A network that learns from a target."""
+
+    network: nn.Module
+    depths: int
+    """Tokens behind the root by which it is marked."""
+    layers: tuple[int, ...] = (-1,)
+    """The target's layers whose states it is shown."""
+    top: int = TOP
+    """How many of the target's likeliest tokens it is shown."""
+
+    @abstractmethod
+    def recipe(self, teacher: Teacher) -> Recipe:
+        """Returns how it is trained, and makes it ready to begin."""
+
+    @abstractmethod
+    def save(self, out: Path) -> None:
+        """Writes what ``--draft`` takes; a reader finds the old files or the new ones."""
+
+
+class HeadStudent(Student):
+    """A head over the target's states."""
+
+    def __init__(self, loaded: Loaded, tokens: Tensor, settings: TrainSettings) -> None:
+        """tokens: the text, whose frequent tokens a head with few of them knows."""
+        kind = find_head(settings.method)
+        config = sizes_of(kind.Config, settings.head)
+        if config.draft_vocab_size > loaded.vocabulary:
+            raise ConfigError(
+                f"draft_vocab_size {config.draft_vocab_size} is more than the {loaded.vocabulary} "
+                "tokens of the target."
+            )
+        try:
+            head: Head = kind(TargetShape.of(loaded.config, loaded.name), config)
+        except ValueError as error:
+            raise ConfigError(f"no head of these sizes can be made: {error}.") from error
+        if config.draft_vocab_size:
+            head.d2t.copy_(frequent(tokens, config.draft_vocab_size, loaded.vocabulary))
+        self.network = self._head = head.to(loaded.device)
+        self.depths, self.layers = config.depths, head.layers
+
+    def recipe(self, teacher: Teacher) -> Recipe:
+        self._head.begin_from(teacher.head_rows(self._head.d2t))
+        return recipe_for(self._head, teacher)
+
+    def save(self, out: Path) -> None:
+        save_head(self._head, out)
+
+
+class ModelStudent(Student):
+    """A small language model with the target's tokens."""
+
+    top = 0  # its losses look at whole laws
+
+    def __init__(self, loaded: Loaded, settings: TrainSettings) -> None:
+        sizes = sizes_of(DraftModelSizes, settings.head)
+        self._start = started(loaded, settings.start, sizes)
+        self._loss = settings.loss
+        self.network, self.depths = self._start.model, sizes.depths
+
+    def recipe(self, teacher: Teacher) -> Recipe:
+        return ModelRecipe(self.network, teacher, self._loss, self.depths)
+
+    def save(self, out: Path) -> None:
+        self._start.save(out)
+
+
+def student_for(loaded: Loaded, tokens: Tensor, settings: TrainSettings) -> Student:
+    """Returns what the settings ask for; ``ConfigError`` for what cannot be made."""
+    if settings.method == DRAFT_MODEL:
+        return ModelStudent(loaded, settings)
+    return HeadStudent(loaded, tokens, settings)
+
+
+def check_sizes(settings: TrainSettings) -> None:
+    """Raises ``ConfigError`` for a method or a size that does not exist: nothing is loaded yet."""
+    if settings.method == DRAFT_MODEL:
+        sizes_of(DraftModelSizes, settings.head)
+    else:
+        sizes_of(find_head(settings.method).Config, settings.head)

@@ -1,0 +1,89 @@
+"""``outpace train``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+SHORT = ("--steps", "2", "--every", "1", "--batch", "1", "--block", "16")
+
+
+def test_a_drafter_from_the_targets_own_answers(run: Run, target: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("w1 w2 w3\n<|endoftext|>\nw4 w5")
+    own = ("--self-distill", "--data", str(prompts), "--answers", "6", "--answer-tokens", "20")
+    out = str(tmp_path / "small")
+    asked = ("train", "draft_model", "-m", str(target), *own, "--out", out, "--set", "depths=2")
+    done = run(*asked, *SHORT)
+    assert done.exit_code == 0, done.stderr
+    assert "acceptance length" in done.stderr
+    written = (Path(out) / "answers.jsonl").read_text()
+    assert written.count("\n") == 7
+    again = run(*asked, *SHORT[2:], "--steps", "3")
+    assert "going on from step 2" in again.stderr
+    assert (Path(out) / "answers.jsonl").read_text() == written
+    used = run("generate", "w1 w2", "-m", str(target), "--draft", out, "-k", "2", "--json")
+    assert used.exit_code == 0, used.stderr
+
+
+def test_a_head_from_a_text(run: Run, target: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    out = str(tmp_path / "head")
+    done = run("train", "medusa", "-m", str(target), "--data", str(text), "--out", out, *SHORT)
+    assert done.exit_code == 0, done.stderr
+    assert f"--method medusa --draft {out}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ((), "there is nothing to learn from"),
+        (("--data", "x.txt", "--answers", "3"), "--answers needs --self-distill"),
+        (("--self-distill", "--cache", "6"), "--cache must be above 0 and at most 5 GB"),
+        (("--self-distill", "--answer-tokens", "0"), "--answer-tokens must be at least 1"),
+        (("--self-distill", "--start", "random"), "--start is for draft_model"),
+        (("--self-distill", "--set", "depths"), "--set takes NAME=N"),
+        (("--self-distill", "--set", "deep=3"), "no size 'deep'"),
+        (("--self-distill", "--temperature", "0"), "would be the same again"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(
+    run: Run, target: Path, tmp_path: Path, flags: tuple[str, ...], sentence: str
+) -> None:
+    done = run("train", "medusa", "-m", str(target), "--out", str(tmp_path / "out"), *flags)
+    assert done.exit_code == 2
+    assert sentence in " ".join(done.stderr.split())
+
+
+def test_a_drafter_learns_in_service(run: Run, target: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.txt", str(tmp_path / "newer")
+    prompts.write_text("w1 w2 w3\n<|endoftext|>\nw4 w5")
+    asked = ("train", "draft_model", "-m", str(target), "--online", "--data", str(prompts))
+    how = ("--start", str(target), "--answer-tokens", "30", "--answers", "4")
+    done = run(*asked, *how, "--learner", "optimistic", "--out", out)
+    assert done.exit_code == 0, done.stderr
+    used = run("generate", "w1 w2", "-m", str(target), "--draft", out, "-k", "2", "--json")
+    assert used.exit_code == 0, used.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--online",), "name its folder with --start"),
+        (("--online", "--start", "x", "--steps", "3"), "--steps is for training on text"),
+        (("--online", "--start", "x", "--seed", "0"), "--seed is for training on text"),
+        (("--online", "--self-distill"), "drop --self-distill"),
+        (("--self-distill", "--learner", "osd"), "--learner is about --online"),
+    ],
+)
+def test_mistakes_about_online_learning(
+    run: Run, target: Path, tmp_path: Path, flags: tuple[str, ...], sentence: str
+) -> None:
+    done = run("train", "medusa", "-m", str(target), "--out", str(tmp_path / "out"), *flags)
+    assert done.exit_code == 2
+    assert sentence in " ".join(done.stderr.split())

@@ -1,0 +1,160 @@
+"""Drafters that learn while they draft: the text stays, acceptance rises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outpace import LLM, SamplingParams
+from outpace.draft.registry import find_drafter
+from outpace.errors import ConfigError
+from outpace.targets.hf.loaded import Loaded
+from outpace.train.learners import LEARNERS
+from targets.families import CONTEXT, drafter, target
+from targets.generating import greedy, ids
+
+QUICK = {"every": 2, "window": 32, "share": 1.0, "positions": "all"}
+RATES = {"draft_model": 0.003, "medusa": 0.01, "eagle3": 0.01}
+DOMAINS = [[[5, 9, 2], [5, 9, 3]], [[40, 33, 21], [40, 33, 22]]]
+"""Prompts of two kinds of text."""
+
+
+def learner(method: str, verify: str | None = None, **more: Any) -> LLM:
+    options = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    if method == "draft_model":
+        options = {"model": drafter("llama", 0.3)}
+    online = {**QUICK, "learning_rate": RATES[method], **more}
+    config = {"method": method, "num_speculative_tokens": 3, **options, "online": online}
+    config |= {} if verify is None else {"verify": verify}
+    return LLM(target("llama"), speculative_config=config, max_num_seqs=2, max_model_len=CONTEXT)
+
+
+def plain(prompts: Sequence[list[int]]) -> list[list[int]]:
+    return ids(LLM(target("llama"), max_model_len=CONTEXT).generate(prompts, greedy(60)))
+
+
+def acceptance(outputs: Any) -> float:
+    accepted = sum(output.metrics.num_accepted_tokens for output in outputs)
+    return float(accepted / sum(output.metrics.num_target_passes for output in outputs))
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_acceptance_rises_after_the_text_changes_and_no_text_does(method: str) -> None:
+    llm = learner(method)
+    for prompts in DOMAINS:
+        expected = plain(prompts)
+        rates = []
+        for _ in range(5):
+            outputs = llm.generate(prompts, greedy(60))
+            assert ids(outputs) == expected
+            rates.append(acceptance(outputs))
+        assert sum(rates[-2:]) / 2 > rates[0] + 0.05, rates
+
+
+@pytest.mark.parametrize(
+    ("name", "positions"), [*((name, "all") for name in LEARNERS), ("osd", "corrected")]
+)
+def test_every_learner_learns(name: str, positions: str) -> None:
+    llm = learner("medusa", learner=name, positions=positions, learning_rate=0.005)
+    before = acceptance(llm.generate(DOMAINS[0], greedy(60)))
+    for _ in range(4):
+        outputs = llm.generate(DOMAINS[0], greedy(60))
+    assert acceptance(outputs) > before + 0.05
+    drafted: Any = llm.engine.drafter
+    assert drafted.losses[-1] < drafted.losses[0]
+
+
+@pytest.mark.parametrize("method", ["draft_model", "medusa"])
+def test_seeded_texts_repeat_themselves_whatever_was_learned(method: str) -> None:
+    llm = learner(method)
+    seeded = SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
+    first = llm.generate(DOMAINS[0], seeded)
+    llm.generate(DOMAINS[0], greedy(60))
+    other: Any = llm.engine.drafter
+    assert other.updates > 0
+    again = llm.generate([DOMAINS[0][0], DOMAINS[1][0]], [seeded, greedy(20)])
+    assert ids(again)[0] == ids(first)[0]
+    assert first[0].metrics.num_draft_tokens == 0
+
+
+def test_what_was_handed_over_stays_as_it_is() -> None:
+    model = drafter("llama", 0.3)
+    before = [weight.clone() for weight in model.parameters()]
+    llm = learner("draft_model")
+    llm.generate(DOMAINS[0], greedy(60))
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("method", ["draft_model", "medusa"])
+def test_what_was_learned_is_saved_and_drafts_as_well(method: str, tmp_path: Path) -> None:
+    llm = learner(method)
+    before = acceptance(llm.generate(DOMAINS[0], greedy(60)))
+    for _ in range(2):
+        llm.generate(DOMAINS[0], greedy(60))
+    llm.save_drafter(tmp_path)
+    config: dict[str, Any] = {"method": method, "model": str(tmp_path)}
+    config |= {"num_speculative_tokens": 3, **({} if method == "draft_model" else {"check": False})}
+    saved = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
+    outputs = saved.generate(DOMAINS[0], greedy(60))
+    assert ids(outputs) == plain(DOMAINS[0])
+    assert acceptance(outputs) > before
+
+
+def test_windows_overlap_and_each_law_is_learned_once() -> None:
+    from outpace.draft.online.traces import Trace
+
+    trace, law = Trace(8), (torch.tensor([1]), torch.tensor([1.0]))
+    trace.read(list(range(100, 120)), None)  # a prompt: its end is kept
+    assert len(trace) == 4
+    found = []
+    for token in range(10):
+        trace.read([token], None)
+        trace.note(1, *law)
+        found += trace.cut(ended=False)
+    found += trace.cut(ended=True)
+    learned = [window.tokens[at] for window in found for at in window.top_tokens]
+    assert learned == list(range(10))
+    assert found[1].tokens[:4] == found[0].tokens[4:]
+
+
+@pytest.mark.parametrize(
+    ("online", "sentence"),
+    [
+        ({"learner": "ods"}, "unknown learner 'ods'.*did you mean 'osd'"),
+        ({"evry": 2}, "unknown key 'evry' in 'online'.*did you mean 'every'"),
+        ({"every": 0}, "every in 'online' must be a whole number from 1"),
+        ({"share": 2}, "share in 'online' must be a number above 0"),
+        ({"positions": "some"}, "positions in 'online' must be"),
+        (3, "online must be a dict"),
+    ],
+)
+def test_mistakes_are_named(online: Any, sentence: str) -> None:
+    config = {"model": drafter("llama"), "online": online}
+    with pytest.raises(ConfigError, match=sentence):
+        LLM(target("llama"), speculative_config=config)
+
+
+def test_what_cannot_learn_is_refused() -> None:
+    rounded = {"model": drafter("llama"), "online": {}, "quantization": "int8"}
+    with pytest.raises(ConfigError, match="online and quantization exclude each other"):
+        LLM(target("llama"), speculative_config=rounded)
+    with pytest.raises(ConfigError, match="learns nothing that could be saved"):
+        LLM(target("llama")).save_drafter("nowhere")
+    head = find_drafter("medusa").specimen(Loaded(target("llama"), None, "llama"))
+    config = {"method": "medusa", **head, "online": {"window": 16}}
+    LLM(target("llama"), speculative_config=config)
+
+
+def test_a_coupled_text_is_the_same_with_a_drafter_that_learns() -> None:
+    drawn = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
+    config = {"method": "none", "verify": "coupled"}
+    expected = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
+    llm = learner("medusa", verify="coupled")
+    for _ in range(2):
+        outputs = llm.generate(DOMAINS[0], drawn)
+        assert ids(outputs) == ids(expected.generate(DOMAINS[0], drawn))
+    assert outputs[0].metrics.num_draft_tokens > 0

@@ -1,0 +1,95 @@
+"""Text that the target writes itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from outpace.errors import ConfigError, ModelLoadError, PromptError
+from outpace.train.answers import Answers, AnswerSettings, prompts
+
+from .test_data import Tokens
+
+SETTINGS = AnswerSettings(target="a model", temperature=0.8, max_tokens=4, seed=7, prompts=2)
+PROMPTS = [[1, 2], [3]]
+
+
+def write(prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Iterator[list[int]]:
+    for prompt, seed in zip(prompts, seeds, strict=True):
+        yield [seed, len(prompt)]
+
+
+def quiet(_: int) -> None:
+    """Reports nothing."""
+
+
+def test_answers_are_added_until_there_are_enough(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "answers.jsonl"
+    answers = Answers(file, SETTINGS, 10**6)
+    told: list[int] = []
+    answers.extend(PROMPTS, 3, write, told.append)
+    assert list(answers) == [[1, 2, 7, 2], [3, 8, 1], [1, 2, 9, 2]]
+    assert told == [1, 2, 3]
+    again = Answers(file, SETTINGS, 10**6)
+    assert again.count == 3
+    again.extend(PROMPTS, 4, write, quiet)
+    assert list(again)[3:] == [[3, 10, 1]]
+
+
+def test_a_line_that_was_cut_off_is_written_again(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    Answers(file, SETTINGS, 10**6).extend(PROMPTS, 3, write, quiet)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-3])
+    answers = Answers(file, SETTINGS, 10**6)
+    assert answers.count == 2
+    answers.extend(PROMPTS, 3, write, quiet)
+    assert file.read_bytes() == whole
+
+
+def test_the_file_stays_within_its_bounds(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    answers = Answers(file, SETTINGS, 200)
+    answers.extend(PROMPTS, 1000, write, quiet)
+    assert answers.full
+    assert answers.count < 1000
+    assert file.stat().st_size < 200 + 20
+
+
+def test_answers_under_other_settings_are_not_mixed(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    Answers(file, SETTINGS, 10**6)
+    other = AnswerSettings(target="b", temperature=0.1, max_tokens=4, seed=7, prompts=2)
+    with pytest.raises(ConfigError, match="another target and temperature"):
+        Answers(file, other, 10**6)
+    file.write_text("no json\n")
+    with pytest.raises(ModelLoadError, match="delete it to begin anew"):
+        Answers(file, SETTINGS, 10**6)
+
+
+def test_prompts_of_files(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abcdef\n<|endoftext|>\nbc")
+    lines = [
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
+        {"prompt": "a", "response": "b"},
+        {"prompt": "abcdef"},
+        {"text": "abcdef"},
+    ]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = prompts([tmp_path / "a.txt", tmp_path / "b.jsonl"], Tokens(), "a model", 3)
+    letters = ["".join(chr(ord("a") + token) for token in prompt) for prompt in found]
+    assert letters == ["abc", "bc", "x\n\n", "a\n\n", "abcdef", "abc"]
+
+
+def test_prompts_that_are_missing(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"answer": 3}')
+    with pytest.raises(PromptError, match="line 1 holds no prompt"):
+        prompts([tmp_path / "a.jsonl"], Tokens(), "a model", 3)
+    (tmp_path / "b.txt").write_text("")
+    with pytest.raises(PromptError, match="no prompt in there"):
+        prompts([tmp_path / "b.txt"], Tokens(), "a model", 3)
+
+    assert prompts([], Tokens(), "a model", 3) == [[99]]

@@ -1,0 +1,134 @@
+"""Small models that learn to draft for a tiny target."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outpace import LLM
+from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
+from outpace.train.draft_model import DraftModelSizes, evenly, started
+from outpace.train.losses import LOSSES
+from outpace.train.run import TrainingRun
+from outpace.train.settings import TrainSettings
+from targets.families import CONTEXT, build, target
+from targets.generating import greedy, ids
+
+from .test_run import BLOCK, PROMPTS, loaded, text
+
+
+def settings(steps: int = 8, **more: Any) -> TrainSettings:
+    given: dict[str, Any] = {"block": BLOCK, "batch": 8, "warmup": 5, "learning_rate": 0.005}
+    given |= {"held_out": 0.05, "method": "draft_model", "steps": steps, "start": "random"}
+    return TrainSettings(**{**given, "head": {"depths": 3, "layers": 1}, **more})
+
+
+def run(out: Path, asked: TrainSettings, tokens: torch.Tensor | None = None) -> TrainingRun:
+    return TrainingRun(loaded(), text() if tokens is None else tokens, asked, out)
+
+
+def quiet(_: object) -> None:
+    """Reports nothing."""
+
+
+def test_a_small_model_learns_and_its_simulated_acceptance_comes_true(tmp_path: Path) -> None:
+    repeated = torch.cat([text(), text()])
+    trainer = run(tmp_path, settings(150, held_out=0.5, loss="lk"), repeated)
+    reached = trainer.play(quiet, every=75)
+    assert reached.acceptance_length > 2
+    config = {"model": str(tmp_path), "num_speculative_tokens": 3}
+    model = LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
+    drafted = model.generate(PROMPTS, greedy(BLOCK - 2))
+    plain = LLM(target("llama"), max_num_seqs=4).generate(PROMPTS, greedy(BLOCK - 2))
+    assert ids(drafted) == ids(plain)
+    metrics = [output.metrics for output in drafted]
+    accepted = sum(metric.num_accepted_tokens for metric in metrics)
+    measured = 1 + accepted / sum(metric.num_target_passes for metric in metrics)
+    # A text's last round may draft beyond its end, which a longer text would have accepted.
+    assert measured == pytest.approx(reached.acceptance_length, rel=0.12)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_brings_the_laws_closer(loss: str, tmp_path: Path) -> None:
+    losses: list[float] = []
+    trainer = run(tmp_path, settings(24, loss=loss))
+    trainer.play(lambda progress: losses.append(progress.loss), every=8)
+    assert losses[-1] < losses[0]
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", settings(6))
+    whole.play(quiet, every=2)
+    calls = itertools.count()
+    run(tmp_path / "cut", settings(6)).play(quiet, every=2, stop=lambda: next(calls) == 2)
+    again = run(tmp_path / "cut", settings(6))
+    assert again.step == 3
+    again.play(quiet, every=2)
+    for name, value in whole.network.state_dict().items():
+        assert torch.equal(value, again.network.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2-window", "gemma3", "opt", "mixtral"])
+def test_all_layers_of_a_target_are_the_target(family: str) -> None:
+    from outpace.targets.hf.loaded import Loaded
+
+    whole = Loaded(target(family), None, family)
+    same = started(whole, "pruned", DraftModelSizes(layers=2)).model
+    tokens = torch.tensor([[3, 9, 2, 4]])
+    expected = target(family)(input_ids=tokens).logits
+    assert torch.allclose(same(input_ids=tokens).logits.double(), expected, atol=1e-2, rtol=1e-3)
+    short = started(whole, "pruned", DraftModelSizes(layers=1)).model
+    assert sum(p.numel() for p in short.parameters()) < sum(p.numel() for p in same.parameters())
+    assert short(input_ids=tokens).logits.shape == expected.shape
+
+
+def test_layers_are_taken_evenly() -> None:
+    assert evenly(20, 4) == [0, 6, 13, 19]
+    assert evenly(20, 1) == [0]
+    assert evenly(3, 3) == [0, 1, 2]
+
+
+def test_a_folder_is_begun_from(tmp_path: Path) -> None:
+    first = run(tmp_path / "first", settings(2))
+    first.play(quiet)
+    sizes = {"depths": 3}
+    second = run(tmp_path / "second", settings(2, start=str(tmp_path / "first"), head=sizes))
+    for name, value in first.network.state_dict().items():
+        assert torch.equal(value, second.network.state_dict()[name]), name
+
+
+def test_sizes_of_a_random_start() -> None:
+    sizes = DraftModelSizes(layers=3, hidden_size=24, inner_size=20, heads=2, groups=1)
+    made: Any = started(loaded(), "random", sizes).model
+    assert made.config.num_hidden_layers == 3
+    assert made.config.hidden_size == 24
+    assert made.config.head_dim == 12
+    assert made.config.vocab_size == 64
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"loss": "kl"}, "unknown loss 'kl'"),
+        ({"head": {"layer": 1}}, "no size 'layer'"),
+        ({"start": "pruned", "head": {"layers": 9}}, "layers is 9, and the target has 2"),
+        ({"start": "pruned", "head": {"hidden_size": 8}}, "hidden_size cannot be set"),
+        ({"head": {"hidden_size": 30}}, "cannot be shared evenly by 4 heads"),
+        ({"head": {"depths": 30}}, "30 depths need blocks of more"),
+    ],
+)
+def test_wrong_settings_are_refused(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        run(tmp_path, settings(**change))
+
+
+def test_a_folder_with_other_tokens_is_refused(tmp_path: Path) -> None:
+    build("llama", vocab_size=32).save_pretrained(tmp_path)
+    with pytest.raises(VocabularyMismatch, match="64 tokens and the drafter 32"):
+        run(tmp_path / "out", settings(start=str(tmp_path), head={"depths": 3}))
+    with pytest.raises(ModelLoadError):
+        run(tmp_path / "out", settings(start=str(tmp_path / "no/such"), head={"depths": 3}))
