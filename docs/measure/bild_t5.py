@@ -75,8 +75,8 @@ print("|---|---|---|---|---|")
 print(f"| plain greedy | 1.00 | | | {surprise(plain):.3f} |")
 texts, speed = written("token")
 print(f"| token (lossless) | {speed:.2f} | {differing(texts, plain)} | {surprise(texts):.3f} |")
-for fallback in (0.0, 0.6):
-    for rollback in (0.0, 1.0, 2.0, 4.0):
+for fallback in (0.0, 0.3):
+    for rollback in (0.0, 2.0, 3.0, 4.0):
         rule = {"name": "bild", "rollback": rollback, "fallback": fallback}
         texts, speed = written(rule)
         print(
