@@ -89,8 +89,8 @@ def check(model: nn.Module) -> None:
     window = getattr(config.get_text_config(), "sliding_window", None)
     if window is not None and not reads_forward(model):
         raise UnsupportedModel(
-            f"{name} reads prompts both ways and has sliding windows, but takes no mask for each type "
-            "of layer: use another model, such as PaliGemma 1."
+            f"{name} reads prompts both ways and has sliding windows, but takes no mask for each "
+            "type of layer: use another model, such as PaliGemma 1."
         )
 
 
