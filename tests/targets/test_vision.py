@@ -13,7 +13,7 @@ import transformers
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.engine.capture import AsTheyCome
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, UnsupportedModel
 from outpace.hf import speculative
 from outpace.targets.hf import runner
 from outpace.targets.hf.fixed import FixedShapes
@@ -247,3 +247,11 @@ def test_a_family_that_nobody_knows_is_tried_with_its_first_image(
         ]
     assert IMAGE not in PROMPTS[1]
     assert build("llava") is not target("llava")
+
+
+def test_windows_in_prompts_that_are_read_both_ways_are_refused() -> None:
+    """PaliGemma 2: its forward takes one mask for all layers."""
+    model = build("paligemma")
+    model.config.text_config.sliding_window = 6
+    with pytest.raises(UnsupportedModel, match="no mask for each type of layer"):
+        LLM(model)
