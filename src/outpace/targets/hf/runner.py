@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,13 +18,20 @@ from outpace.core.tree import Tree
 from outpace.errors import ConfigError
 from outpace.targets.base import Source
 from outpace.targets.hf.fixed import PENDING, FixedShapes, FixedView
-from outpace.targets.hf.masks import MaskMaker, chain_layout, chain_positions, tree_layout
+from outpace.targets.hf.masks import (
+    Layout,
+    MaskMaker,
+    chain_layout,
+    chain_positions,
+    tree_layout,
+)
 from outpace.targets.hf.own_states import cache_for
 from outpace.targets.hf.placement import PassSlots
 from outpace.targets.hf.prefixes import SavedText
 from outpace.targets.hf.setting import Setting
 from outpace.targets.hf.states import StateCache
 from outpace.targets.hf.steps import TRIAL, Steps
+from outpace.targets.hf.telling.telling import Telling
 from outpace.targets.hf.weights import pass_bytes
 
 PREFILL_CHUNK = 512
@@ -58,6 +66,12 @@ class Runner:
         self.setting = Setting.of(loaded)
         self._mask = self._masks(loaded)
         self._cache_name = name_of_cache(loaded)
+        self._telling = Telling(loaded)
+        if fixed is not None and self._telling.needed:
+            raise ConfigError(
+                f"{type(model).__name__} counts positions by slots and is told them anew for each "
+                "pass, which cannot be compiled or recorded: leave compile out."
+            )
         self.fixed = fixed
         self.steps: Steps | None = None
         if isinstance(self.cache, StateCache):
@@ -226,13 +240,15 @@ class Runner:
         self.reserve(first, [length + columns for length in lengths])
         slots = self._slots(first, lengths, columns)
         self.cache.slots = slots
-        positions, mask = self._placed(slots, tree)
+        positions, mask, layout = self._placed(slots, tree)
         if slots.view > self.max_length:
             # Only padding can stand beyond the context: a row that drafts less than others.
             positions = positions.clamp(max=self.max_length - 1)
+            layout = None if layout is None else replace(layout, positions=positions)
         self.passes += 1
         options |= {self._cache_name: self.cache}
-        with self._reading(first, lengths, tree, columns, keep, certain):
+        reading = self._reading(first, lengths, tree, columns, keep, certain)
+        with reading, self._telling.told(layout):
             output = (through or self.model)(
                 input_ids=None if "inputs_embeds" in options else tokens,
                 position_ids=positions,
@@ -350,17 +366,19 @@ class Runner:
             view=longest + columns,
         )
 
-    def _placed(self, slots: PassSlots, tree: Tree | None) -> tuple[Tensor, Any]:
-        """The positions ``[A, T]`` and the mask of a pass."""
+    def _placed(self, slots: PassSlots, tree: Tree | None) -> tuple[Tensor, Any, Layout | None]:
+        """The positions ``[A, T]`` and the mask of a pass, and the layout that both come from, None
+        where nothing but the positions is needed of it."""
         if tree is not None and not tree.is_chain:
             pending = slots.columns - tree.size
             layout = tree_layout(slots.starts, pending, tree, slots.view)
-            return layout.positions, self._mask(layout)
+            return layout.positions, self._mask(layout), layout
         alone = slots.columns == 1 and slots.uniform_start is not None
-        if (alone or slots.uniform_start == 0) and self._mask.has_own:
-            return chain_positions(slots.starts, slots.columns), None
+        plain = (alone or slots.uniform_start == 0) and self._mask.has_own
+        if plain and not self._telling.needed:
+            return chain_positions(slots.starts, slots.columns), None, None
         layout = chain_layout(slots.starts, slots.columns, slots.view)
-        return layout.positions, self._mask(layout)
+        return layout.positions, self._mask(layout), layout
 
 
 def name_of_cache(model: nn.Module) -> str:
