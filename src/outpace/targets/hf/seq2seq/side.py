@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast
 
-from outpace.targets.hf.masks import as_attended
+from outpace.targets.hf.attended import as_attended
 from outpace.targets.hf.seq2seq.masks import SelfMask
 from outpace.targets.hf.seq2seq.memory import LayerMemory, Seen
 from outpace.targets.hf.seq2seq.placing import Places, Placing
