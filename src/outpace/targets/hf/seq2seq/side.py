@@ -50,6 +50,10 @@ class DecoderSide:
         dtype: torch.dtype = self.model.dtype
         return dtype
 
+    def modules(self) -> Iterator[nn.Module]:
+        """Yields the decoder's modules, to which more may have to be told than their places."""
+        return iter(self.model.get_decoder().modules())
+
     def __call__(self, **given: Any) -> CausalLMOutputWithPast:
         """Returns what `forward` does."""
         return self.forward(**given)
