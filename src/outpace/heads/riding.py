@@ -8,6 +8,7 @@ guess costs columns of a pass that is made anyway, and hardly any weights.
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ class RidingHead(Head):
     and the target says there what comes after it: at the node's own root that is the guess at
     depth d. It has not seen the tokens in between.
     """
+
+    learns_online: ClassVar[bool] = False
 
     @property
     def layers(self) -> tuple[int, ...]:

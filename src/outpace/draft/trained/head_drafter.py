@@ -99,10 +99,10 @@ class TrainedDrafter(Drafter):
             head = head if online is None else copy.deepcopy(head)  # it stays as it is
         else:
             head = head.to(setup.target.dtype)
-        if online is not None and not head.layers:
+        if online is not None and not head.learns_online:
             raise ConfigError(
-                f"method={cls.name!r} reads no states of the target, so that it cannot learn from "
-                "them online: leave 'online' out, and train it with 'outpace train'."
+                f"method={cls.name!r} does not learn from single corrections: leave 'online' out, "
+                "and train it with 'outpace train'."
             )
         drafter = cls(head, setup.target, setup.loaded.vocabulary)
         drafter.take(setup.options)
