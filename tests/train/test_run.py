@@ -21,6 +21,10 @@ from targets.families import VOCABULARY, target
 from targets.generating import greedy, ids
 
 BLOCK = 24
+SMALL = {"mlp_speculator": {"inner_size": 64}, "dflash": {"layers": 2},
+         "diffusion": {"width": 64, "context": 8},
+         "s2d": {"width": 32, "layers": 3, "first": 1, "every": 1}}  # fmt: skip
+"""Sizes of heads that would take long to train otherwise."""
 PROMPTS = [[first, second] for first, second in itertools.product(range(4), range(4))]
 
 EFFORT = {
@@ -31,8 +35,6 @@ EFFORT = {
 """Steps that a head learns, the acceptance length that it must reach, and how near it the measured
 one must be, where these are not as of all others. Columns in the target's pass take long to train,
 PaSS has few weights, and neither drafts in the first round of these short texts."""
-
-SIZES = {"mlp_speculator": {"inner_size": 64}, "diffusion": {"width": 64, "context": 8}}
 
 
 @cache
@@ -49,7 +51,7 @@ def text() -> Tensor:
 
 
 def settings(method: str, steps: int = 250, **more: object) -> TrainSettings:
-    head = {"depths": 3, **SIZES.get(method, {})}
+    head = {"depths": 3, **SMALL.get(method, {})}
     given = {"block": BLOCK, "batch": 8, "warmup": 5, "learning_rate": 0.01, "held_out": 0.05}
     given |= {"method": method, "steps": steps, "head": head}
     return TrainSettings(**{**given, **more})  # type: ignore[arg-type]
@@ -80,8 +82,9 @@ def test_a_head_learns_and_its_simulated_acceptance_comes_true(method: str, tmp_
     assert measured == pytest.approx(reached.acceptance_length, rel=near)
 
 
-@pytest.mark.parametrize("method", ["medusa", "pass", "diffusion"])
+@pytest.mark.parametrize("method", ["medusa", "eagle", "dflash", "pass", "diffusion"])
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(method: str, tmp_path: Path) -> None:
+    """Also where a recipe draws: noise, or the places of blocks."""
     whole = run(tmp_path / "whole", settings(method, 12))
     whole.play(lambda progress: None, every=4)
     calls = itertools.count()

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 def train(
     *,
     method: Annotated[
-        str, typer.Argument(help="draft_model, or a kind of head, such as medusa or eagle3.")
+        str,
+        typer.Argument(
+            help="draft_model, or a head: eagle3, hydra, medusa, ... (docs/training.md)."
+        ),
     ],
     model: ModelFlags,
     text: TextFlags,
@@ -90,7 +93,7 @@ def _train(
     run = TrainingRun(target, blocks, settings, drafter.out)
     if run.step:
         console.print(f"going on from step {run.step:,} of {settings.steps:,}")
-    reached = play(console, run, flags.filled()["every"], flags.minutes)
+    reached = play(console, run, flags.filled()["every"], flags.minutes, flags.patience)
     console.print(
         f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; simulated acceptance "
         f"length {reached.acceptance_length:.2f}, by depth "
@@ -109,7 +112,7 @@ def _target(console: Console, model: ModelFlags) -> Loaded:
         from outpace.errors import PromptError
         from outpace.targets.cpu.threads import use_threads
         from outpace.targets.hf.load import hide_progress_bars, load
-    arguments = model.model_arguments()
+    arguments = model.arguments()
     use_threads(arguments.pop("threads", None))
     name = BUNDLED / "target" if model.model is None else model.model
     local = model.model is None or os.path.exists(model.model)

@@ -64,6 +64,8 @@ class Head(nn.Module, ABC):
     Config: ClassVar[type[HeadConfig]]
     learns_online: ClassVar[bool] = True
     """Whether it learns at single places of a text, as the target corrects them."""
+    recipe: ClassVar[str]
+    """Which recipe trains it (`outpace.train.recipes`)."""
 
     def __init__(self, target: TargetShape, config: HeadConfig) -> None:
         super().__init__()
@@ -104,6 +106,8 @@ class Head(nn.Module, ABC):
 
 class StepHead(Head):
     """Guesses from one hidden state of the target, and the tokens drafted since."""
+
+    recipe: ClassVar[str] = "step"
 
     @abstractmethod
     def step(

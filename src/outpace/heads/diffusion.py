@@ -48,6 +48,7 @@ class Diffusion(Head):
     """
 
     kind: ClassVar[str] = "diffusion"
+    recipe: ClassVar[str] = "diffusion"
     Config: ClassVar[type[HeadConfig]] = DiffusionConfig
     learns_online: ClassVar[bool] = False
 

@@ -26,6 +26,7 @@ class RidingHead(Head):
     """
 
     learns_online: ClassVar[bool] = False
+    recipe: ClassVar[str] = "riding"
 
     @property
     def layers(self) -> tuple[int, ...]:

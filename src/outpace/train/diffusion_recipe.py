@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from outpace.heads.base import Shared
 from outpace.heads.diffusion import Diffusion
 from outpace.train.marks import Marks, Recipe, Sheet
 from outpace.train.teacher import Lesson
@@ -19,7 +20,8 @@ class DiffusionRecipe(Recipe):
     what it meets in a draft: none is settled at first, and then those that it is surest of.
     """
 
-    def __init__(self, head: Diffusion) -> None:
+    def __init__(self, head: Diffusion, shared: Shared) -> None:
+        """shared: what other heads are given of the target; this one needs nothing."""
         self._head = head
 
     def mark(self, lesson: Lesson) -> Marks:
