@@ -129,7 +129,7 @@ def test_a_target_with_a_recurrent_state_carries_no_columns() -> None:
         Carriage(model, CONTEXT)
 
 
-@pytest.mark.parametrize("method", [*METHODS, "diffusion"])
-def test_heads_that_read_no_states_do_not_learn_online(method: str) -> None:
-    with pytest.raises(ConfigError, match="reads no states of the target"):
+@pytest.mark.parametrize("method", [*METHODS, "diffusion", "ctc"])
+def test_heads_that_learn_from_whole_texts_do_not_learn_online(method: str) -> None:
+    with pytest.raises(ConfigError, match="does not learn from single corrections"):
         decoder(method, target("llama"), online={})

@@ -62,6 +62,8 @@ class Head(nn.Module, ABC):
     kind: ClassVar[str]
     """Its name, which is the method's."""
     Config: ClassVar[type[HeadConfig]]
+    learns_online: ClassVar[bool] = True
+    """Whether it learns at single places of a text, as the target corrects them."""
     recipe: ClassVar[str]
     """Which recipe trains it (`outpace.train.recipes`)."""
 

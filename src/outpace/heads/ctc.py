@@ -36,6 +36,7 @@ class Ctc(Head):
 
     kind: ClassVar[str] = "ctc"
     Config: ClassVar[type[HeadConfig]] = CtcConfig
+    learns_online: ClassVar[bool] = False
     recipe: ClassVar[str] = "ctc"
 
     def __init__(self, target: TargetShape, config: CtcConfig) -> None:

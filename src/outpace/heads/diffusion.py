@@ -50,6 +50,7 @@ class Diffusion(Head):
     kind: ClassVar[str] = "diffusion"
     recipe: ClassVar[str] = "diffusion"
     Config: ClassVar[type[HeadConfig]] = DiffusionConfig
+    learns_online: ClassVar[bool] = False
 
     def __init__(self, target: TargetShape, config: DiffusionConfig) -> None:
         super().__init__(target, config)

@@ -25,6 +25,7 @@ class RidingHead(Head):
     depth d. It has not seen the tokens in between.
     """
 
+    learns_online: ClassVar[bool] = False
     recipe: ClassVar[str] = "riding"
 
     @property

@@ -111,10 +111,10 @@ class TrainedDrafter(Drafter):
     def build(cls, setup: Setup) -> Drafter:
         given, online = setup.options.model, online_options(setup.options.online)
         head = cls.head_for(setup)
-        if online is not None and not head.layers:
+        if online is not None and not head.learns_online:
             raise ConfigError(
-                f"method={cls.name!r} reads no states of the target, so that it cannot learn from "
-                "them online: leave 'online' out, and train it with 'outpace train'."
+                f"method={cls.name!r} does not learn from single corrections: leave 'online' out, "
+                "and train it with 'outpace train'."
             )
         if online is not None and isinstance(given, Head):
             head = copy.deepcopy(head)  # what was handed over stays as it is
