@@ -1,7 +1,7 @@
 """What states cost and what drafts bring, on a hybrid of random weights.
 
-``python docs/measure/states.py Qwen3.5``. The drafter has seen the text before (`suffix`), so that
-it agrees.
+``python docs/measure/states.py Qwen3.5``; with ``object`` behind it the model is handed over as
+transformers made it. The drafter has seen the text before (`suffix`), so that it agrees.
 """
 
 import statistics
@@ -108,9 +108,12 @@ def main() -> None:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32)
     size = sum(weight.numel() for weight in model.parameters()) / 1e6
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        loaded = load(folder)  # with the linear layers that outpace has for this machine
+    if "object" in sys.argv[2:]:
+        loaded = load(model.eval())
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            loaded = load(folder)  # with the linear layers that outpace has for this machine
     plain = rate(LLM(loaded, max_num_seqs=1, max_model_len=CONTEXT))
     speculation = {"method": "suffix", "num_speculative_tokens": 5}
     llm = LLM(loaded, speculative_config=speculation, max_num_seqs=1, max_model_len=CONTEXT)

@@ -1,4 +1,4 @@
-"""outpace: speculative decoding for Hugging Face causal language models.
+"""outpace: speculative decoding for Hugging Face models.
 
 Faster text, the same words.
 
