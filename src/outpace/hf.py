@@ -17,7 +17,10 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.generation.utils import (
+    GenerateDecoderOnlyOutput,
+    GenerateEncoderDecoderOutput,
+)
 
 from outpace.api import LLM
 from outpace.config import DEFAULT_TOKENS
@@ -27,12 +30,15 @@ from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
+from outpace.targets.base import Source
 from outpace.targets.hf import criteria, processors
-from outpace.targets.hf.calls import arguments_of_generate, check_config, unpadded
+from outpace.targets.hf.calls import arguments_of_generate, check_config, media_of, unpadded
 from outpace.targets.hf.load import load_drafter
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.processors import AsGenerate, RowProcessors, of_row, split
 from outpace.targets.hf.same_vocabulary import check_same_vocabulary
+from outpace.targets.hf.seq2seq.calls import of_decoder, sources_of
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.setting import Setting
 
 _OF_LOADING = ("dtype", "device", "quantization")
@@ -110,7 +116,7 @@ class Speculative:
         synced_gpus: bool = False,
         streamer: Any = None,
         **model_kwargs: Any,
-    ) -> Tensor | GenerateDecoderOnlyOutput:
+    ) -> Tensor | GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput:
         """Returns what ``generate`` returns."""
         asked = arguments_of_generate()
         streamer = streamer or asked.get("streamer")
@@ -120,17 +126,27 @@ class Speculative:
                 "drop the first, and give the second to speculative()."
             )
         check_config(generation_config)
-        prompts = unpadded(input_ids, model_kwargs)
+        reads = is_encoder_decoder(model)
+        media = {} if reads else media_of(model, input_ids, model_kwargs)
+        prompts = unpadded(input_ids, of_decoder(model, model_kwargs) if reads else model_kwargs)
+        sources: list[Source | None] = [None] * len(prompts)
+        if reads:
+            sources = [*sources_of(model, len(prompts), model_kwargs, asked)]
         with _evaluating(model):
             llm = self._engine_for(model, len(prompts))
-            call = _Call(generation_config, logits_processor, stopping_criteria, input_ids, prompts)
+            call = _Call(
+                generation_config, logits_processor, stopping_criteria, input_ids, prompts, sources
+            )
             requests = call.requests(llm.target.vocabulary, llm.max_model_len)
+            for request in requests:
+                request.media = llm.intake.media(request.prompt_ids, media)
             columns = _Columns(requests, call.padding, streamer)
             self._decode(llm, requests, columns)
         self.metrics = [request.metrics for request in requests]
         sequences = torch.cat([input_ids, columns.tensor(input_ids)], 1)
         if generation_config.return_dict_in_generate:
-            return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
+            output = GenerateEncoderDecoderOutput if reads else GenerateDecoderOnlyOutput
+            return output(sequences=sequences)  # type: ignore[arg-type]
         return sequences
 
     @staticmethod
@@ -207,6 +223,7 @@ class _Call:
     criteria: Sequence[Any]
     input_ids: Tensor
     prompts: list[list[int]]
+    sources: Sequence[Source | None]
 
     @property
     def padding(self) -> int | None:
@@ -238,6 +255,7 @@ class _Call:
             max_tokens=limit,
             eos_ids=self._eos_ids(),
             stop_when=self._stop_when(view),
+            source=self.sources[row],
         )
 
     def _params(self, row: int, view: AsGenerate) -> SamplingParams:

@@ -18,9 +18,21 @@ from outpace.core.values import shown
 from outpace.engine.request import Request
 from outpace.errors import ParamsError, PromptError
 from outpace.grammars import KINDS, Grammar, Grammars
-from outpace.prompts import Prompt, check_characters, unwrapped
+from outpace.pictures import Pictures
+from outpace.prompts import (
+    Prompt,
+    check_characters,
+    processed,
+    split_images,
+    split_processed,
+    token_ids_of,
+    unwrapped,
+)
+from outpace.sources import SourceReader
+from outpace.targets.base import Media
 from outpace.targets.hf import generation, processors
 from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.verify.base import Rule
 
 SEED_STEP = 0x9E3779B97F4A7C15
@@ -46,6 +58,9 @@ class Intake:
         arguments.check_defaults(self.defaults)
         self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
         self._tokenizing = threading.Lock()  # tokenizers are not made for several threads
+        reads_sources = is_encoder_decoder(loaded.model)
+        self._sources = SourceReader(loaded, self.token_ids) if reads_sources else None
+        self.pictures = Pictures(loaded)
 
     def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns a text's token ids."""
@@ -55,16 +70,26 @@ class Intake:
             ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens).input_ids
         return ids
 
-    def chat_ids(self, messages: Conversation, **for_template: Any) -> list[int]:
-        """Returns the prompt's token ids for one conversation.
+    def chat_prompt(
+        self, messages: Conversation, files: bool = True, **for_template: Any
+    ) -> Prompt:
+        """Returns the prompt that a chat template makes of one conversation: token ids or, with
+        images, what the processor makes of it.
 
-        for_template: what else the chat template is given, such as ``tools``.
+        files: whether images may be files. for_template: what else the chat template is given, such
+        as ``tools``.
         """
         tokenizer = self._needs_tokenizer("a chat")
         with self._tokenizing:
+            if self._loaded.processor is not None:
+                return self.pictures.chat(messages, files, **for_template)
             text = chats.rendered(tokenizer, self._loaded.name, messages, **for_template)
             ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
+
+    def chat_ids(self, messages: Conversation, **for_template: Any) -> list[int]:
+        """Returns the token ids of `chat_prompt`."""
+        return token_ids_of(self.chat_prompt(messages, **for_template))
 
     def requests(
         self,
@@ -78,12 +103,20 @@ class Intake:
         while they grow. priority: the smallest joins the batch first, where that is the order.
         form: what their texts have to look like (`LLM.requests`)."""
         grammar = None if form is None else self._grammar(form, params)
-        ids = self.prompt_ids(prompt)
+        source, media = None, None
+        if self._sources is not None:
+            source, ids = self._sources(prompt)
+            self._check_length(ids)
+        else:
+            ids, media = self.read(prompt)
         resolved = params.resolve(self.defaults)
         room = self._max_length - len(ids)
         if self._own is not None:
             ends, device = self._loaded.eos_ids, self._loaded.device
-            resolved = generation.completed(self._own, params, resolved, ids, ends, room, device)
+            encoded = None if source is None else source.token_ids
+            resolved = generation.completed(
+                self._own, params, resolved, ids, ends, room, device, encoded
+            )
         options = self.row_options(resolved)
         group = object() if params.n > 1 else None
         seed = secrets.randbits(63) if params.seed is None else params.seed
@@ -97,8 +130,10 @@ class Intake:
                 tokenizer=self._loaded.tokenizer,
                 streaming=streaming,
                 group=group,
+                source=source,
                 tag=params.tag,
                 priority=priority,
+                media=media,
                 seeded=params.seed is not None and not resolved.greedy,
             )
             for index in range(params.n)
@@ -127,20 +162,60 @@ class Intake:
         return ids
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued."""
-        prompt = unwrapped(prompt)
-        ids = self.token_ids(prompt) if isinstance(prompt, str) else prompt
+        """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued.
+
+        Of an encoder-decoder, those that the encoder reads.
+        """
+        if self._sources is not None:
+            return list(self._sources(prompt)[0].token_ids)
+        return self.read(prompt)[0]
+
+    def read(self, prompt: Prompt) -> tuple[list[int], Media | None]:
+        """Returns the token ids of one prompt, and what a processor made of its images, if there
+        are any; ``PromptError`` for a prompt that cannot be continued."""
+        prompt, images = split_images(prompt)
+        if images:
+            prompt = self._processed(prompt, images)
+        if processed(prompt):
+            ids, inputs = split_processed(prompt)  # type: ignore[arg-type]
+        else:
+            found, inputs = unwrapped(prompt), {}
+            ids = self.token_ids(found) if isinstance(found, str) else found
+        self._check_ids(ids)
+        return ids, self.media(ids, inputs)
+
+    def media(self, ids: Sequence[int], inputs: Mapping[str, Any]) -> Media | None:
+        """Returns what a processor made of a prompt's images as the target takes it, None where it
+        needs nothing; ``PromptError`` where that does not go with the prompt's tokens."""
+        return self.pictures.media(ids, inputs)
+
+    def _processed(self, prompt: Prompt, images: Sequence[Any]) -> Prompt:
+        """What the processor makes of a text and its images."""
+        text = unwrapped(prompt)
+        if not isinstance(text, str):
+            raise PromptError(
+                "images come with a text, in which the processor gives them their places, not with "
+                "token ids: give the text, or what the processor returns."
+            )
+        check_characters(text)
+        with self._tokenizing:
+            return self.pictures.processed(text, images)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        """Raises ``PromptError`` for token ids that cannot be continued."""
         if not ids:
             raise PromptError("the prompt is empty: give at least one token.")
         top = self._loaded.config.vocab_size
         if any(not 0 <= i < top for i in ids):
             raise PromptError(f"prompt token ids must be whole numbers in [0, {top}).")
+        self._check_length(ids)
+
+    def _check_length(self, ids: Sequence[int]) -> None:
         if len(ids) >= self._max_length:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens and the context holds {self._max_length}, of "
                 "which one must be left for the text: shorten the prompt."
             )
-        return ids
 
     def row_options(self, params: SamplingParams) -> RowOptions:
         """Returns resolved params as laws are made from them, with every word as token ids."""

@@ -72,7 +72,10 @@ class RequestOutput:
     """A number that the `LLM` gives to each prompt, from "0" up."""
     prompt: str | None
     prompt_token_ids: list[int]
+    """What was continued; of an encoder-decoder, what the decoder began with."""
     outputs: list[CompletionOutput]
+    encoder_prompt_token_ids: list[int] | None = None
+    """What the encoder has read, of an encoder-decoder; empty for audio."""
 
     @property
     def finished(self) -> bool:

@@ -42,6 +42,7 @@ run()
         ["audit", "model"],
         ["audit", "diff"],
         ["audit", "options"],
+        ["audit", "families"],
     ],
     ids=" ".join,
 )

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from outpace.bench.run.serving import Load, Served, Target, run_load, summary
+from outpace.bench.run.serving import (
+    Clients,
+    Load,
+    Served,
+    Target,
+    medians,
+    run_clients,
+    run_load,
+    summary,
+)
 from outpace.cli.main import app
 from outpace.errors import ConfigError
 
@@ -41,6 +50,43 @@ def test_a_server_under_load(url: str, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert set(json.loads(file.read_text())) == {"off", "auto"}
     assert "goodput" in result.stdout
+
+
+def test_clients_that_wait_for_their_answers(url: str, tmp_path: Path) -> None:
+    open_at_once = []
+    load = Clients(["One day", "The cat"] * 4, count=2, max_tokens=8)
+    served = run_clients(load, Target(url), "off")
+    for one in served:
+        open_at_once.append(sum(other.sent <= one.sent < other.last for other in served))
+    assert len(served) == 8
+    assert max(open_at_once) == 2
+    file, figure = tmp_path / "found.json", tmp_path / "load.png"
+    words = ["bench", "serve", "--url", url, "--clients", "1,3", "--num-requests", "4"]
+    words += ["--max-tokens", "4", "--repeats", "2", "--json", str(file), "--png", str(figure)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(file.read_text())
+    assert {kind: set(counts) for kind, counts in found.items()} == {
+        "off": {"1", "3"},
+        "auto": {"1", "3"},
+    }
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert medians([{"a": 1.0}, {"a": 5.0}, {"a": 2.0}]) == {"a": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rate", "2", "--clients", "1"], "exclude each other"),
+        (["--png", "x.png"], "needs --clients"),
+        (["--clients", "0"], "at least one client"),
+        (["--clients", "some"], "--clients must be numbers"),
+    ],
+)
+def test_what_makes_no_load_is_refused(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "serve", *words])
+    assert result.exit_code == 2
+    assert said in result.stderr
 
 
 def test_what_goes_wrong_is_told_in_one_sentence(url: str) -> None:

@@ -1,10 +1,16 @@
-"""Recorded requests, played with speculation off and on: every answer is the same."""
+"""The same requests with speculation off and on: every answer is the same.
+
+Without speculation all are answered whole, one after another; with speculation many at once, and
+most of them as streams, whose pieces have to make up the same text.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import openai
@@ -39,12 +45,55 @@ REQUESTS = [
 ]
 
 
+ENDS = ("Tom", "In the garden", "A cat and a dog", 'Mum said, "No', "The end", "He")
+MORE_STARTS = (*STARTS, *ENDS)
+FORMS: tuple[dict[str, Any], ...] = (
+    {"guided_regex": "[A-Z][a-z ]{3,20}[.!]"},
+    {"guided_choice": ["yes", "no", "perhaps not"]},
+    {"guided_json": {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}},
+)
+
+
+def drawn(number: int) -> dict[str, Any]:
+    """Returns one of very many requests, always the same one for a number."""
+    draws = random.Random(number)
+    request: dict[str, Any] = {
+        "start": draws.choice(MORE_STARTS),
+        "chat": draws.random() < 0.5,
+        "stream": draws.random() < 0.8,
+        "temperature": draws.choice((0, 0, 0.5, 0.8, 1.0, 1.0, 1.4)),
+        "seed": draws.randrange(1000),
+        "max_tokens": draws.choice((1, 2, 7, 16, 31)),
+    }
+    body: dict[str, Any] = {}
+    choices: tuple[tuple[float, dict[str, Any], dict[str, Any]], ...] = (
+        (0.2, request, {"n": draws.choice((2, 3))}),
+        (0.2, request, {"top_p": draws.choice((0.5, 0.9))}),
+        (0.2, request, {"presence_penalty": 0.7}),
+        (0.2, request, {"frequency_penalty": draws.choice((-0.5, 0.8))}),
+        (0.2, request, {"stop": draws.choice((".", ["e", "the"], ["\n", '"']))}),
+        (0.2, request, {"logit_bias": {str(draws.randrange(300)): 4.0, "18": -100}}),
+        (0.2, body, {"top_k": draws.choice((1, 9, 50))}),
+        (0.2, body, {"min_p": 0.05}),
+        (0.2, body, {"typical_p": 0.9}),
+        (0.2, body, {"repetition_penalty": 1.3}),
+        (0.2, body, {"min_tokens": 5 if request["max_tokens"] > 5 else 0}),
+        (0.2, body, draws.choice(FORMS)),
+    )
+    for chance, where, options in choices:
+        if draws.random() < chance:
+            where.update(options)
+    if any(name.startswith("guided") for name in body):
+        body.pop("min_tokens", None)  # a form may not allow so many, and is then refused
+    return {**request, "extra_body": body}
+
+
 async def answered(client: openai.AsyncOpenAI, request: dict[str, Any], speculative: Any) -> Any:
     """Returns texts, finish reasons, tokens with their log-probabilities, and usage."""
     given = dict(request)
     start, chat, stream = given.pop("start"), given.pop("chat"), given.pop("stream")
     body = {**given.pop("extra_body", {}), "speculative": speculative}
-    given |= {"model": MODEL, "max_tokens": 16, "extra_body": body}
+    given = {"model": MODEL, "max_tokens": 16, "extra_body": body, **given}
     if stream:
         given |= {"stream": True, "stream_options": {"include_usage": True}}
     if chat:
@@ -83,7 +132,9 @@ def laws_of(logprobs: Any) -> list[tuple[str, float]]:
     return [(token.token, token.logprob) for token in logprobs.content or ()]
 
 
-async def replayed(url: str, speculative: Any, at_once: int) -> list[Any]:
+async def replayed(
+    url: str, requests: Sequence[dict[str, Any]], speculative: Any, at_once: int
+) -> list[Any]:
     gate = asyncio.Semaphore(at_once)
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
 
@@ -91,15 +142,15 @@ async def replayed(url: str, speculative: Any, at_once: int) -> list[Any]:
             async with gate:
                 return await answered(client, request, speculative)
 
-        return await asyncio.gather(*map(one, REQUESTS))
+        return await asyncio.gather(*map(one, requests))
 
 
-def test_speculation_changes_no_answer(llm: LLM) -> None:
+def check_that_all_are_the_same(llm: LLM, requests: Sequence[dict[str, Any]]) -> None:
+    whole = [{**request, "stream": False} for request in requests]
     with running(llm) as url:
-        plain = asyncio.run(replayed(url, "off", at_once=1))
-        fast = asyncio.run(replayed(url, 4, at_once=8))
-    assert len(plain) == 50
-    for request, slow, quick in zip(REQUESTS, plain, fast, strict=True):
+        plain = asyncio.run(replayed(url, whole, "off", at_once=1))
+        fast = asyncio.run(replayed(url, requests, 4, at_once=8))
+    for request, slow, quick in zip(requests, plain, fast, strict=True):
         shown = json.dumps(request)
         for part in ("texts", "reasons", "usage"):
             assert quick[part] == slow[part], shown
@@ -107,3 +158,13 @@ def test_speculation_changes_no_answer(llm: LLM) -> None:
             assert [token for token, _ in ours] == [token for token, _ in theirs], shown
             expected = [value for _, value in theirs]
             assert [value for _, value in ours] == pytest.approx(expected, abs=2e-3), shown
+
+
+def test_speculation_changes_no_answer(llm: LLM) -> None:
+    assert len(REQUESTS) == 50
+    check_that_all_are_the_same(llm, REQUESTS)
+
+
+@pytest.mark.slow
+def test_speculation_changes_none_of_500_answers(llm: LLM) -> None:
+    check_that_all_are_the_same(llm, [drawn(number) for number in range(500)])

@@ -1,13 +1,8 @@
-"""Tiny random models in float64, one of each family, on which token identity is exact.
-
-float64, because in narrower types one argmax in some dozens differs between a batched and a
-single pass: equality of texts would be luck. Weights are scaled up so that the argmax varies from
-token to token, which with the usual initialisation it does not.
-"""
+"""Tiny random models in float64, one of each family, on which token identity is exact: see
+`outpace.audit.families.models`."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,10 +11,10 @@ from typing import Any
 import torch
 import transformers
 
-VOCABULARY = 64
-CONTEXT = 128
-WINDOW = 6
-"""Far below the length of the texts, so that every windowed layer forgets."""
+from outpace.audit.families.models import SCALE, noised, random_model
+from outpace.audit.families.sizes import CHUNK, CONTEXT, VOCABULARY, WINDOW
+
+__all__ = ["CHUNK", "CONTEXT", "VOCABULARY", "WINDOW", "noised"]
 
 BASE: Mapping[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -45,7 +40,7 @@ class Family:
 
     config: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    scale: float = 6.0
+    scale: float = SCALE
     attention: str | None = None
     windowed: bool = False
     cached: bool = True
@@ -97,6 +92,69 @@ FAMILIES: Mapping[str, Family] = {
             "qk_rope_head_dim": 8,
             "v_head_dim": 8,
             "num_key_value_heads": 4,
+        },
+    ),
+    "deepseek_v32": Family(
+        "DeepseekV32Config",
+        {
+            **EXPERTS,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 8,
+            "num_key_value_heads": 4,
+            "index_topk": CHUNK,
+            "index_head_dim": 16,
+        },
+    ),
+    "llama4": Family(
+        "Llama4TextConfig",
+        {
+            **EXPERTS,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 48,
+            "attention_chunk_size": CHUNK,
+            "layer_types": ["chunked_attention", "full_attention"],
+            "no_rope_layers": [1, 0],
+            "moe_layers": [1],
+            "floor_scale": CHUNK,
+        },
+    ),
+    "bart": Family(
+        "BartConfig", {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4}
+    ),
+    "bloom": Family("BloomConfig", {"n_layer": 2, "n_head": 4}),
+    "falcon-alibi": Family("FalconConfig", {"alibi": True}, scale=24.0),
+    "gpt_neo": Family(
+        "GPTNeoConfig",
+        {
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": WINDOW,
+        },
+    ),
+    "minimax_m3": Family(
+        "MiniMaxM3VLTextConfig",
+        {
+            **EXPERTS,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "dense_intermediate_size": 48,
+            "shared_intermediate_size": 16,
+            "layer_types": ["full_attention", "minimax_m3_sparse"],
+            "mlp_layer_types": ["dense", "sparse"],
+            "rotary_dim": 8,
+            "index_n_heads": 2,
+            "index_head_dim": 8,
+            "index_block_size": 4,
+            "index_topk_blocks": 2,
         },
     ),
     "falcon": Family("FalconConfig"),
@@ -286,9 +344,6 @@ RECURRENT: Mapping[str, Family] = {
 }
 """Families with layers that keep a state."""
 
-OWN_SCALE = ("A_log", "conv")
-"""Weights that random initialisation leaves at a useful size: decays, and short convolutions."""
-
 
 def family_of(name: str) -> Family:
     """Returns the family of this name, with states or without."""
@@ -304,38 +359,14 @@ def config_of(name: str, **changes: Any) -> Any:
 def build(name: str, seed: int = 1, **changes: Any) -> Any:
     """Returns a new model of the family with random weights that depend on the seed only."""
     family = family_of(name)
-    torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config_of(name, **changes),
-        attn_implementation=family.attention,
-        # The grouped kernels of the mixtures of experts know no float64.
-        experts_implementation="eager",
-        dtype=torch.float64,
-    ).eval()
-    with torch.no_grad():
-        for part, weight in model.named_parameters():
-            if weight.dim() > 1 and not any(own in part for own in OWN_SCALE):
-                weight.mul_(family.scale)
-    return model
+    config = config_of(name, **changes)
+    return random_model(config, seed=seed, scale=family.scale, attention=family.attention)
 
 
 @cache
 def target(name: str) -> Any:
     """Returns the family's model, shared by all tests: do not change it."""
     return build(name)
-
-
-def noised(model: Any, noise: float, seed: int = 2) -> Any:
-    """Returns a copy whose weights are off by ``noise`` of their spread: a drafter that is right
-    some of the time."""
-    generator = torch.Generator().manual_seed(seed)
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        for weight in other.parameters():
-            spread = weight.std() if weight.dim() > 1 else 0.1
-            error = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-            weight.add_(noise * spread * error)
-    return other
 
 
 @cache

@@ -9,7 +9,7 @@ import torch
 
 from outpace.targets.hf import runner
 
-from .families import FAMILIES, PROMPTS, WINDOW, build, plain, target
+from .families import CHUNK, FAMILIES, PROMPTS, WINDOW, build, plain, target
 from .generating import METHODS, decoder, greedy, ids
 
 LENGTH = 16
@@ -63,7 +63,23 @@ def test_windows_are_exceeded(family: str) -> None:
         assert not torch.allclose(target(family)(tokens).logits[:, -1], wide(tokens).logits[:, -1])
 
 
-@pytest.mark.parametrize("family", [*MANY, "gpt_oss"])
+@pytest.mark.parametrize(
+    ("family", "span"),
+    [
+        ("llama4", "attention_chunk_size"),
+        ("deepseek_v32", "index_topk"),
+        ("minimax_m3", "index_topk_blocks"),
+        ("gpt_neo", "window_size"),
+    ],
+)
+def test_chunks_indexers_and_local_windows_hide_tokens(family: str, span: str) -> None:
+    with torch.no_grad():
+        tokens = torch.arange(3 * CHUNK)[None]
+        wide = build(family, **{span: 64})
+        assert not torch.allclose(target(family)(tokens).logits[:, -1], wide(tokens).logits[:, -1])
+
+
+@pytest.mark.parametrize("family", [*MANY, "gpt_oss", "llama4", "deepseek_v32"])
 @pytest.mark.parametrize("chunk", [1, 4, 11])
 def test_prompts_longer_than_a_prefill_chunk(
     family: str, chunk: int, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.states import History, StateCache
 from outpace.targets.hf.steps import Steps
 
-from .families import CONTEXT, PROMPTS, RECURRENT, drafter, plain, target
+from .families import CONTEXT, PROMPTS, RECURRENT, build, drafter, plain, target
 from .generating import decoder, greedy, ids
 
 LENGTH = 10
@@ -255,6 +256,23 @@ def test_an_interrupted_pass_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) ->
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == reference("recurrent_gemma")
     block = target("recurrent_gemma").model.layers[0].temporal_block
     assert block.conv1d_state is None, "the model object stays as it was handed over"
+
+
+def test_rounded_weights_keep_their_states_too(tmp_path: Path) -> None:
+    build("mamba").float().save_pretrained(tmp_path)
+    texts = [
+        ids(
+            LLM(
+                str(tmp_path),
+                speculative_config={"method": method},
+                quantization="int8",
+                max_num_seqs=4,
+                max_model_len=CONTEXT,
+            ).generate(PROMPTS, greedy(LENGTH))
+        )
+        for method in ("none", "suffix")
+    ]
+    assert texts[0] == texts[1]
 
 
 # -- what is refused -------------------------------------------------------------------------------

@@ -12,13 +12,15 @@ import transformers
 from torch import Tensor
 
 from outpace import LLM
-from outpace.errors import UnsupportedModel
+from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.hf import support
+from outpace.targets.hf.cache import SlotLayer
 from outpace.targets.hf.load import load
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.masks import Layout
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.windows import window_of, with_window
+from outpace.targets.hf.telling import telling
+from outpace.targets.hf.windows import chunk_of, window_of, with_window
 
 from .families import BASE, BOTH, FAMILIES, WINDOW, build, target
 from .generating import greedy, ids
@@ -28,13 +30,10 @@ RECURRENT = "recurrent state"
 CONFIGS: dict[str, tuple[Any, str]] = {
     "rwkv": (transformers.RwkvConfig, RECURRENT),
     "xlstm": (transformers.xLSTMConfig, RECURRENT),
-    "bloom": (transformers.BloomConfig, "ALiBi"),
     "mpt": (transformers.MptConfig, "ALiBi"),
-    "falcon": (lambda: transformers.FalconConfig(alibi=True), "ALiBi"),
-    "t5": (transformers.T5Config, "encoder-decoder"),
-    "bart": (transformers.BartConfig, "encoder-decoder"),
-    "llama4_text": (transformers.Llama4TextConfig, "chunked_attention"),
-    "gpt_neo": (transformers.GPTNeoConfig, "local attention"),
+    "prophetnet": (transformers.ProphetNetConfig, "several tokens at once"),
+    "switch_transformers": (transformers.SwitchTransformersConfig, "experts drop tokens"),
+    "deepseek_v4": (transformers.DeepseekV4Config, "compressed_sparse_attention"),
 }
 
 
@@ -280,6 +279,50 @@ def test_the_probe_crosses_a_window_of_any_length(
     monkeypatch.setattr(Layout, "within", lambda self, window: self.seen)
     with pytest.raises(UnsupportedModel, match="otherwise than the same tokens in a text"):
         support.probe(model)
+
+
+def test_the_probe_picks_fewer_tokens_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it would not see otherwise: an attention that ignores what an indexer picks."""
+    model = build("deepseek_v32", index_topk=2048)
+    support.probe(model)
+    monkeypatch.setattr(SlotLayer, "update_indexer", lambda self, states: states * 0)
+    with pytest.raises(UnsupportedModel, match="cannot be decoded speculatively"):
+        support.probe(model)
+
+
+@pytest.mark.parametrize("family", ["bart", "bloom", "falcon-alibi", "gpt_neo", "llama4"])
+def test_a_model_that_is_not_told_positions_is_refused_and_none_is_changed(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(family, **({"floor_scale": 4} if family == "llama4" else {}))
+    before = [{**vars(module)} for module in model.modules()]
+    support.probe(model)
+    assert [{**vars(module)} for module in model.modules()] == before
+    monkeypatch.setattr(telling, "KINDS", ())
+    with pytest.raises(UnsupportedModel, match="cannot be decoded speculatively"):
+        support.probe(model)
+
+
+def test_a_model_that_is_told_positions_cannot_be_compiled() -> None:
+    with pytest.raises(ConfigError, match=r"counts positions by slots .* leave compile out"):
+        LLM(build("bloom"), compile=True)
+
+
+@pytest.mark.parametrize("size", [100, 8192])
+def test_the_probe_crosses_the_end_of_a_chunk(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama4", attention_chunk_size=size)
+    support.probe(model)
+    assert model.config.attention_chunk_size == size
+    monkeypatch.setattr(Layout, "within_chunk", lambda self, size: self.seen)
+    with pytest.raises(UnsupportedModel, match="otherwise than the same tokens in a text"):
+        support.probe(model)
+
+
+def test_a_chunk_as_long_as_the_context_is_none() -> None:
+    model = build("llama4", attention_chunk_size=64)
+    assert chunk_of(model, longest=65) == 64
+    assert chunk_of(model, longest=64) is None
+    assert chunk_of(build("llama", attention_chunk_size=8), longest=64) is None
 
 
 def test_a_text_ends_where_attention_begins_to_drop_tokens() -> None:

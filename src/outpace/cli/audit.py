@@ -1,4 +1,4 @@
-"""``outpace audit``: is the text really the target's? Four ways to know."""
+"""``outpace audit``: is the text really the target's? Five ways to know."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from outpace.cli import options as opt
+from outpace.cli.audit_families import families
 from outpace.cli.loading import load_llm, starting
 from outpace.cli.speculation import speculation
 
@@ -17,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Prove, or refute, that speculation leaves the text's law alone. Exit code 1: refuted.",
 )
+app.command()(families)
 
 Rules = Annotated[
     list[str] | None,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,15 +15,16 @@ from outpace.cli.bench_groups import (
     ContestFlags,
     CurveFlags,
     DraftFlags,
-    JsonFile,
     LlmFlags,
     PlanFlags,
     PromptSetFlags,
     ReportFlags,
     ShapeFlags,
 )
+from outpace.cli.bench_serving import serve_benchmark
 from outpace.cli.grouped import grouped
 from outpace.cli.loading import starting
+from outpace.cli.tables import table
 from outpace.errors import OutpaceError
 
 app = typer.Typer(
@@ -63,10 +63,10 @@ def pair_make(
     console = Console()
     with quiet(), console.status(f"making a pair of shape {shape}"):
         pair = make_pair(chosen, options, out)
-    table = Table(title="Synthetic pair", show_header=False, title_justify="left")
+    shown = Table(title="Synthetic pair", show_header=False, title_justify="left")
     for name, value in describe(pair).items():
-        table.add_row(name, value)
-    console.print(table)
+        shown.add_row(name, value)
+    console.print(shown)
 
 
 @app.command("run")
@@ -112,64 +112,15 @@ def run_benchmark(
         )
         done = session.run(engines, plan, given, looking)
     for cell in done.report.cells:
-        console.print(_table(title(cell), NARROW, narrow_rows(cell)))
+        console.print(table(title(cell), NARROW, narrow_rows(cell)))
         if len(tasks_of(cell)) > 1:
-            console.print(_table("speed-up by task", *by_task(cell)))
+            console.print(table("speed-up by task", *by_task(cell)))
         for note in [*notes(cell), *left_out(done.report)]:
             console.print(note, highlight=False, markup=False)
     files.write(done)
 
 
-@app.command("serve")
-def serve_benchmark(
-    url: Annotated[
-        str, typer.Option(help="Address of a running `outpace serve`.")
-    ] = "http://127.0.0.1:8000",
-    speculative: Annotated[
-        str, typer.Option(help="What requests ask for, with commas: off, auto, or a number.")
-    ] = "off,auto",
-    rate: Annotated[
-        float, typer.Option(help="Requests per second, which arrive at random (Poisson).")
-    ] = 2.0,
-    prompts: Annotated[
-        str, typer.Option(help="A .jsonl file, 'builtin', or a set in --data, as in bench run.")
-    ] = "builtin",
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where named sets are. Unset: OUTPACE_DATA.")
-    ] = None,
-    num_requests: Annotated[int, typer.Option(min=1, help="Requests of each kind.")] = 40,
-    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per text.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    first_seconds: Annotated[
-        float, typer.Option(help="Goodput counts texts whose first token came as soon as this,")
-    ] = 1.0,
-    token_seconds: Annotated[
-        float, typer.Option(help="and whose other tokens took at most this, on average.")
-    ] = 0.1,
-    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
-    json_file: JsonFile = None,
-) -> None:
-    """Measure a running server under load: latencies, throughput and goodput.
-
-    Every kind of request gets the same prompts at the same times. A key is read from
-    OUTPACE_API_KEY.
-    """
-    from outpace.bench.prompts import read_prompts
-    from outpace.bench.run.serving import Load, Target, run_load, summary
-
-    texts = [prompt.text for prompt in read_prompts(prompts, data)]
-    chosen = [texts[index % len(texts)] for index in range(num_requests)]
-    load = Load(chosen, rate, max_tokens, temperature, seed)
-    target = Target(url, first_seconds, token_seconds)
-    found = {}
-    for kind in speculative.split(","):
-        with Console(stderr=True).status(f"speculative={kind}: {num_requests} requests"):
-            found[kind] = summary(run_load(load, target, kind), target)
-    header = ["", *found]
-    rows = [[name, *(f"{one[name]:.4g}" for one in found.values())] for name in found[kind]]
-    Console().print(_table(f"{url}, {rate:g} requests/s", header, rows))
-    if json_file is not None:
-        json_file.write_text(json.dumps(found, indent=2) + "\n")
+app.command("serve")(serve_benchmark)
 
 
 @app.command("cost")
@@ -202,7 +153,7 @@ def cost(*, model: LlmFlags, drafting: DraftFlags, curves: CurveFlags) -> None:
         )
     for curve in report.curves:
         heading, header, lines = cost_rows(curve)
-        console.print(_table(heading, header, lines))
+        console.print(table(heading, header, lines))
     files.write_cost(report)
 
 
@@ -227,15 +178,6 @@ def _bar(console: Console) -> Progress:
 def _ticker(bar: Progress, total: int) -> Callable[[str], None]:
     task = bar.add_task("starting", total=total)
     return lambda what: bar.update(task, advance=1, description=what)
-
-
-def _table(title: str, header: Any, rows: Any) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in header:
-        table.add_column(name, justify="left" if name == header[0] else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def run() -> None:

@@ -112,7 +112,7 @@ def _target(console: Console, model: ModelFlags) -> Loaded:
         from outpace.errors import PromptError
         from outpace.targets.cpu.threads import use_threads
         from outpace.targets.hf.load import hide_progress_bars, load
-    arguments = model.model_arguments()
+    arguments = model.arguments()
     use_threads(arguments.pop("threads", None))
     name = BUNDLED / "target" if model.model is None else model.model
     local = model.model is None or os.path.exists(model.model)

@@ -37,7 +37,7 @@ def train_online(
     how = {name: value for name, value in given.items() if value is not None}
     start = {} if drafter.start is None else {"model": drafter.start}
     config = {"method": method, **start, "online": how}
-    llm, _ = load_llm(model.model, {"speculative_config": config, **model.model_arguments()}, {}, 1)
+    llm, _ = load_llm(model.model, {"speculative_config": config, **model.arguments()}, {}, 1)
     if llm.tokenizer is None:
         raise PromptError(f"{llm.target.name} has no tokenizer, so no text can be read for it.")
     lengths: list[float] = []

@@ -34,7 +34,7 @@ from outpace.core.tree_shape import TreeShape
 from outpace.draft.options import NoOptions, make_options
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
-from outpace.targets.base import Target
+from outpace.targets.base import Source, Target
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.loaded import Loaded
@@ -53,6 +53,9 @@ class RowInfo:
     """What the request says of itself, such as its task or language."""
     forked_from: int | None = None
     """A present row with the same prompt, where the prompt is not read again."""
+    source: Source | None = None
+    """What the target's encoder reads, where it has one: a drafter may look into it, or read it
+    with an encoder of its own."""
 
 
 @dataclass(frozen=True)

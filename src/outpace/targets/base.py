@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,14 +23,44 @@ States = Mapping[int, Tensor]
 embedding, -1 is what the head reads."""
 
 
+@dataclass(frozen=True, eq=False)
+class Media:
+    """What a processor made of a prompt's images, besides token ids: for the model alone."""
+
+    inputs: Mapping[str, Any]
+    """By the names of the model's arguments."""
+    tokens: int
+    """Of the prompt that they belong to. Those behind them, which a text has when it joins the
+    batch for a second time, are text."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What the encoder of an encoder-decoder reads, once for each text."""
+
+    token_ids: Sequence[int] = ()
+    features: Mapping[str, Tensor] = field(default_factory=dict)
+    """In the place of tokens: further arguments of the encoder, of one row, without the dimension
+    of rows. Whisper's: ``{"input_features": [M, F]}``."""
+    states: Tensor | None = None
+    """``[S, H]``, what an encoder has made of it already."""
+    encoder: object = None
+    """The model whose encoder that was. Others read the source themselves."""
+
+
 @dataclass(frozen=True)
 class PromptInputs:
     """What a new row begins with."""
 
     token_ids: Sequence[int]
+    """What the decoder continues; of an encoder-decoder at least the token that it starts with."""
     reuse: bool = False
     """Whether what was cached of another text that begins alike may be taken over. Its hidden
     states are then not among those that `Target.fill` returns."""
+    source: Source | None = None
+    """Of an encoder-decoder; others have none."""
+    media: Media | None = None
+    """Of a vision-language model whose prompt shows images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +141,11 @@ class Target(ABC):
 
     @abstractmethod
     def admit(self, inputs: PromptInputs) -> int:
-        """Adds a row that has yet to read its prompt, and returns its number."""
+        """Adds a row that has yet to read its prompt, and returns its number.
+
+        Raises ``PromptError`` or ``UnsupportedModel``, and adds nothing, where the model cannot
+        read what comes with the prompt.
+        """
 
     @abstractmethod
     def fill(self, token_budget: int, layers: frozenset[int] = frozenset()) -> list[Chunk]:

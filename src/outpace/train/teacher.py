@@ -13,6 +13,7 @@ from outpace.core.proposal import Riders
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.riding import Carriage
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.train.readout import Readout
 
 TOP = 16
@@ -39,9 +40,14 @@ class Teacher:
         """layers: whose states are wanted, numbered as in `Needs.states`. top: how many of the
         likeliest tokens; none for who makes the laws from the states."""
         model: Any = loaded.model
+        if is_encoder_decoder(model):
+            raise UnsupportedModel(
+                f"{loaded.name} is an encoder-decoder, and heads learn from texts without a "
+                "source: use a decoder-only model."
+            )
         self._model = model
         self._layers = tuple(layers)
-        self._limit = top
+        self._dtype, self._limit = loaded.dtype, top
         self.vocabulary = loaded.vocabulary
         self._name, self._max_length = loaded.name, loaded.max_length
         self._carriage: Carriage | None = None
@@ -93,7 +99,7 @@ class Teacher:
         for weight in learning:
             weight.requires_grad_(False)
         try:
-            found: Tensor = module(states)
+            found: Tensor = module(states.to(self._dtype))
         finally:
             for weight in learning:
                 weight.requires_grad_(True)

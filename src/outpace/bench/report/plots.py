@@ -54,6 +54,27 @@ def cost_figures(curves: Sequence[Curve]) -> dict[str, bytes]:
     return found
 
 
+def load_figure(found: Mapping[str, Mapping[int, Mapping[str, float]]]) -> bytes:
+    """Returns the image of a server under load: throughput, and the time of a token, by the number
+    of clients. found: by what requests ask for, then by clients, the figures of
+    `outpace.bench.run.serving.summary`."""
+    with _settings():
+        figure, both = _figure(9.0, columns=2)
+        for index, (kind, by_clients) in enumerate(found.items()):
+            clients = sorted(by_clients)
+            for axes, name, scale in ((both[0], "tokens/s", 1), (both[1], "TPOT p50 (s)", 1000)):
+                values = [by_clients[count][name] * scale for count in clients]
+                axes.plot(clients, values, "o-", color=_colour(index), label=f"speculative={kind}")
+        for axes, label in zip(both, ("tokens/s", "ms per token (median)"), strict=True):
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(clients, [str(count) for count in clients])
+            axes.minorticks_off()
+            axes.set_xlabel("clients")
+            axes.set_ylabel(label)
+            axes.set_ylim(bottom=0)
+        return _png(figure, both[0])
+
+
 def _of_setting(cell: SettingResult, colours: Colours) -> dict[str, bytes]:
     found = {"speedup-by-task": _speedup_by_task(cell, colours)}
     if drafting := [m for m in cell.methods if m.acceptance is not None]:

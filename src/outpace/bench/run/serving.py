@@ -1,4 +1,5 @@
-"""Load on a running server: requests that arrive at random times, and what each of them waits for.
+"""Load on a running server, and what each request waits for: requests that arrive at random times,
+or clients of which each sends its next request once the last one is answered.
 
 TTFT   time to the first token, from when the request is sent
 TPOT   time per output token after the first
@@ -13,7 +14,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -50,6 +52,21 @@ class Load:
         draws = random.Random(self.seed)
         gaps = [draws.expovariate(self.rate) for _ in self.prompts]
         return [sum(gaps[: index + 1]) for index in range(len(gaps))]
+
+
+@dataclass(frozen=True)
+class Clients:
+    """``count`` clients that share the prompts; each has one request open at any time."""
+
+    prompts: Sequence[str]
+    count: int
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.count <= 0:
+            raise ConfigError(f"there must be at least one client, not {self.count}.")
 
 
 @dataclass(frozen=True)
@@ -94,29 +111,49 @@ def run_load(load: Load, target: Target, speculative: str = "auto") -> list[Serv
     speculative: what each asks for: "off", "auto", or a number of tokens. Raises ``ConfigError``
     where the server cannot be reached or refuses a request.
     """
-    found: list[Served] = []
-    problems: list[str] = []
-    begin = time.perf_counter()
-
-    def one(prompt: str) -> None:
-        try:
-            found.append(_served(target, _body(load, prompt, speculative), begin))
-        except (OSError, http.client.HTTPException, ConfigError) as error:
-            problems.append(str(error))
-
+    answers = _Answers(target, load, speculative)
     threads = []
     for at, prompt in zip(load.arrivals(), load.prompts, strict=True):
-        time.sleep(max(0.0, begin + at - time.perf_counter()))
-        threads.append(threading.Thread(target=one, args=(prompt,), daemon=True))
+        time.sleep(max(0.0, answers.begin + at - time.perf_counter()))
+        threads.append(threading.Thread(target=answers.ask, args=(prompt,), daemon=True))
         threads[-1].start()
     for thread in threads:
         thread.join()
-    if problems:
-        raise ConfigError(
-            f"{len(problems)} of {len(load.prompts)} requests to {target.url} failed; the first: "
-            f"{problems[0]}"
-        )
-    return found
+    return answers.all()
+
+
+def run_clients(clients: Clients, target: Target, speculative: str = "auto") -> list[Served]:
+    """The same for clients that wait for their answers."""
+    answers = _Answers(target, clients, speculative)
+    with ThreadPoolExecutor(clients.count) as pool:
+        list(pool.map(answers.ask, clients.prompts))
+    return answers.all()
+
+
+class _Answers:
+    """Asks one prompt after another, from any thread, and collects what came of it."""
+
+    def __init__(self, target: Target, load: Load | Clients, speculative: str) -> None:
+        self._target, self._load, self._speculative = target, load, speculative
+        self._found: list[Served] = []
+        self._problems: list[str] = []
+        self.begin = time.perf_counter()
+
+    def ask(self, prompt: str) -> None:
+        try:
+            body = _body(self._load, prompt, self._speculative)
+            self._found.append(_served(self._target, body, self.begin))
+        except (OSError, http.client.HTTPException, ConfigError) as error:
+            self._problems.append(str(error))
+
+    def all(self) -> list[Served]:
+        """Returns the answers; ``ConfigError`` if any is missing."""
+        if self._problems:
+            raise ConfigError(
+                f"{len(self._problems)} of {len(self._load.prompts)} requests to "
+                f"{self._target.url} failed; the first: {self._problems[0]}"
+            )
+        return self._found
 
 
 def summary(served: Sequence[Served], target: Target) -> dict[str, float]:
@@ -141,7 +178,12 @@ def summary(served: Sequence[Served], target: Target) -> dict[str, float]:
     return found
 
 
-def _body(load: Load, prompt: str, speculative: str) -> dict[str, Any]:
+def medians(summaries: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the median of each figure over several runs."""
+    return {name: float(np.median([one[name] for one in summaries])) for name in summaries[0]}
+
+
+def _body(load: Load | Clients, prompt: str, speculative: str) -> dict[str, Any]:
     return {
         "prompt": prompt,
         "max_tokens": load.max_tokens,

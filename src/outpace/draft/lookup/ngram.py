@@ -29,6 +29,18 @@ class _Index:
         self._sizes = range(longest, shortest - 1, -1)
         self._after: dict[tuple[int, ...], int] = {}
         self.ids: list[int] = []
+        self.before = 0
+        """How many of them stand before the text: those of its source."""
+
+    @property
+    def read(self) -> int:
+        """Tokens of the text that are indexed."""
+        return len(self.ids) - self.before
+
+    def learn_source(self, tokens: Sequence[int]) -> None:
+        """Indexes what the text is made from: summaries and translations copy from it."""
+        self.learn(list(tokens))
+        self.before = len(self.ids)
 
     def learn(self, new: list[int]) -> None:
         """Appends tokens and indexes the n-grams that each of them follows."""
@@ -67,6 +79,7 @@ class NgramOptions:
 class NgramDrafter(Drafter):
     """Proposes the tokens after the right-most earlier occurrence of the row's last n tokens.
 
+    The source of an encoder-decoder counts as standing before the row's text.
     The longest n from ``prompt_lookup_max`` down to ``prompt_lookup_min`` that occurs is used. Rows
     without an occurrence propose nothing, which costs nothing.
     """
@@ -103,7 +116,10 @@ class NgramDrafter(Drafter):
         return {"prompt_lookup_min": 1}
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
-        self._rows += [_Index(*self._sizes) for _ in rows]
+        for info in rows:
+            self._rows.append(_Index(*self._sizes))
+            if info.source is not None:
+                self._rows[-1].learn_source(info.source.token_ids)
 
     def retain(self, rows: Sequence[int]) -> None:
         self._rows = [self._rows[row] for row in rows]
@@ -112,6 +128,6 @@ class NgramDrafter(Drafter):
         drafts = []
         for row, budget in enumerate(budgets):
             index = self._rows[row]
-            index.learn(rows.since(row, len(index.ids)))
+            index.learn(rows.since(row, index.read))
             drafts.append(index.follow(budget) if budget else [])
         return point_chains(drafts, rows.seeds.device)

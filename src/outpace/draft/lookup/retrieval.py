@@ -21,6 +21,7 @@ from outpace.draft.lookup.datastore import DEPTH, Datastore, fingerprint_of
 from outpace.draft.options import option
 from outpace.errors import ConfigError
 from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.plainly import of_texts
 
 COUNTED = 256
 """Places whose continuations are counted: of more, as many evenly from their order."""
@@ -98,7 +99,9 @@ class RetrievalDrafter(Drafter):
         texts = torch.stack([first, first.flip(0)], 1)
         with torch.inference_mode():
             for _ in range(24):
-                logits = loaded.model(input_ids=texts, use_cache=False).logits[:, -1]
+                logits = loaded.model(**of_texts(loaded.model, texts), use_cache=False).logits[
+                    :, -1
+                ]
                 texts = torch.cat([texts, logits[:, :vocabulary].argmax(-1, keepdim=True)], 1)
         return {"datastore": Datastore.of(texts.tolist(), vocabulary), "min_token_span": 1}
 

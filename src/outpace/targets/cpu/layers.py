@@ -9,6 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+READ = frozenset({"dt_proj"})
+"""Layers that are no layers to their model's code, which multiplies by their weight itself: Mamba's
+step sizes."""
+
 
 def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str]]:
     """Returns each plain linear layer of a model as its parent and its name there."""
@@ -17,7 +21,7 @@ def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str]]:
         for parent in model.modules()
         for name, child in parent.named_children()
         # Subclasses and hooked modules do more than a product.
-        if type(child) in (nn.Linear, Conv1D) and not any(hooks_of(child))
+        if type(child) in (nn.Linear, Conv1D) and not any(hooks_of(child)) and name not in READ
     ]
 
 

@@ -16,6 +16,7 @@ from outpace.targets.cpu.narrow import narrowed, to_int8
 from outpace.targets.cpu.native import Native, Prepared, Weight, in_rows, laid_out, native
 from outpace.targets.cpu.native_product import NativeProduct, Together
 from outpace.targets.cpu.opaque import opaque
+from outpace.targets.hf.plainly import read_plainly
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Dtypes of models whose layers can be replaced by these."""
@@ -233,7 +234,7 @@ def share_products(model: nn.Module) -> int:
     hooks = [layer.register_forward_pre_hook(note) for layer in layers]
     try:
         if layers:
-            model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=False)
+            read_plainly(model, [0])
     finally:
         for hook in hooks:
             hook.remove()

@@ -21,6 +21,10 @@ NAME = "sdpa_grouped"
 BOOLEAN = frozenset({"sdpa", NAME})
 """Attention functions that take masks as booleans."""
 
+INDEXED_LAYERS = frozenset({"indexed_attention", "minimax_m3_sparse"})
+"""Layers in which an indexer picks what attention sees: only for attention functions that their
+code knows by name its choice is put into the mask."""
+
 ELSEWHERE = ("position_bias", "softcap", "cache")
 """Arguments that only transformers' own function understands."""
 
@@ -32,6 +36,8 @@ def use_grouped(model: nn.Module) -> bool:
     heads = getattr(config, "num_attention_heads", 1)
     grouped = (getattr(config, "num_key_value_heads", None) or heads) < heads
     if not (grouped and config._attn_implementation == "sdpa"):
+        return False
+    if INDEXED_LAYERS.intersection(getattr(config, "layer_types", None) or ()):
         return False
     if not (loaded._supports_attention_backend and loaded._can_set_attn_implementation()):
         return False

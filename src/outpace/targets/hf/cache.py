@@ -47,6 +47,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     is_sliding = False
     keys: Tensor
     values: Tensor
+    index: Tensor | None = None
+    """``[1, S, D]``: keys by which an indexer picks the tokens that attention sees."""
 
     def __init__(self, owner: SlotCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -71,6 +73,30 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             _write(buffer, states, slots)
         return _seen(self.keys, slots), _seen(self.values, slots)
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Writes an indexer's new keys ``[A, T, D]``; returns what it may see, ``[A, view, D]``."""
+        slots, states = self._owner.slots, indexer_key_states[:, None]
+        if self.index is None:
+            self.index = states.new_zeros(1, self._owner.capacity, states.shape[3])
+        _write(self.index, states, slots)
+        return _seen(self.index, slots)[:, 0]
+
+    def update_index(self, idx_k: Tensor) -> Tensor:
+        """The same for keys with a dimension of heads, ``[A, 1, T, D]``: so MiniMax M3 calls it."""
+        return self.update_indexer(idx_k[:, 0])[:, None]
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """Those that exist, ``[H, S, D]``."""
+        return [self.keys, self.values, *([] if self.index is None else [self.index])]
+
+    def exchange(self, moves: Sequence[tuple[Extent, Extent]], capacity: int) -> None:
+        """Makes buffers of another size, with the content of extents at their new places."""
+        self.keys = _moved(self.keys, moves, capacity)
+        self.values = _moved(self.values, moves, capacity)
+        if self.index is not None:
+            self.index = _moved(self.index, moves, capacity)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._owner.slots.view, 0
@@ -139,6 +165,9 @@ class SlotCache(Cache):
         keys, values = self._layer(layer_idx).update(key_states, value_states)
         return keys, values
 
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        return self._layer(layer_idx).update_indexer(indexer_key_states)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.slots.uniform_start or 0
 
@@ -174,8 +203,8 @@ class SlotCache(Cache):
 
     @property
     def buffers(self) -> list[Tensor]:
-        """All key and value buffers ``[H, S, D]`` that exist by now."""
-        return [buffer for layer in self._made for buffer in (layer.keys, layer.values)]
+        """All buffers ``[H, S, D]`` of all layers that exist by now."""
+        return [buffer for layer in self._made for buffer in layer.buffers]
 
     def row(self, row: int) -> list[Tensor]:
         """Returns one row's part of each buffer, ``[H, its slots, D]``, as views."""
@@ -311,8 +340,7 @@ class SlotCache(Cache):
         assert extents is not None
         moves = list(zip(self._extents, extents, strict=True))
         for layer in self._made:
-            layer.keys = _moved(layer.keys, moves, self.capacity)
-            layer.values = _moved(layer.values, moves, self.capacity)
+            layer.exchange(moves, self.capacity)
         self._extents = extents
         self._placements.clear()
         self.generation += 1

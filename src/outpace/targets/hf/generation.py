@@ -83,7 +83,7 @@ def check(config: GenerationConfig) -> None:
         _check_tokens("forced_eos_token_id", config.forced_eos_token_id)
         for name in ("max_length", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"):
             whole(name, getattr(config, name) or 0, least=0)
-        text = _Text([0], 1, [0], torch.device("cpu"))
+        text = _Text([0], 1, [0], torch.device("cpu"), [0])
         _stop_strings(config)
         _before_penalty(config, text)
         _processors(config, text, SamplingParams())
@@ -108,18 +108,20 @@ def completed(
     eos_ids: Sequence[int],
     room: int,
     device: torch.device,
+    source: Sequence[int] | None = None,
 ) -> SamplingParams:
     """Returns the params of one request with all else that the config asks for.
 
     asked: the params as the user gave them, which win over the config. resolved: the same with
     unset options taken from the config. prompt: its token ids. room: tokens left in the context.
-    device: where the scores will be.
+    device: where the scores will be. source: the token ids that an encoder reads.
     """
     longest = min(resolved.max_tokens or room, room)
     if asked.max_tokens is None and config.max_length is not None:
         longest = max(1, min(longest, config.max_length - len(prompt)))
     stop = resolved.stop_strings if asked.stop is not None else _stop_strings(config)
-    text = _Text(list(prompt), longest, [] if resolved.ignore_eos else list(eos_ids), device)
+    ends = [] if resolved.ignore_eos else list(eos_ids)
+    text = _Text(list(prompt), longest, ends, device, list(prompt if source is None else source))
     before, penalty = _before_penalty(config, text), resolved.repetition_penalty or 1.0
     if before and penalty != 1.0:
         # What the config does to scores comes before the penalty, so the penalty has to become a
@@ -155,10 +157,12 @@ class _Text:
     longest: int
     eos_ids: list[int]
     device: torch.device
+    source: list[int]
+    """What options about an encoder mean: its tokens, or else the prompt."""
 
     @property
-    def prompt_ids(self) -> Any:
-        return self.ids([self.prompt])
+    def source_ids(self) -> Any:
+        return self.ids([self.source])
 
     def ids(self, tokens: Any) -> Any:
         """Returns token ids on the device of the scores: not all processors move theirs there."""
@@ -182,7 +186,7 @@ def _before_penalty(config: GenerationConfig, text: _Text) -> list[LogitsProcess
         found.append(hf.SequenceBiasLogitsProcessor(config.sequence_bias))
     if (config.encoder_repetition_penalty or 1.0) != 1.0:
         penalty = float(config.encoder_repetition_penalty)
-        found.append(hf.EncoderRepetitionPenaltyLogitsProcessor(penalty, text.prompt_ids))
+        found.append(hf.EncoderRepetitionPenaltyLogitsProcessor(penalty, text.source_ids))
     return found
 
 
@@ -191,8 +195,8 @@ def _repeating(config: GenerationConfig, text: _Text) -> list[LogitsProcessor]:
     # Longer sequences than there will be tokens cannot repeat, and transformers counts up to them.
     if (size := config.no_repeat_ngram_size or 0) and size <= len(text.prompt) + text.longest:
         found.append(hf.NoRepeatNGramLogitsProcessor(size))
-    if (size := config.encoder_no_repeat_ngram_size or 0) and size <= len(text.prompt):
-        found.append(hf.EncoderNoRepeatNGramLogitsProcessor(size, text.prompt_ids))
+    if (size := config.encoder_no_repeat_ngram_size or 0) and size <= len(text.source):
+        found.append(hf.EncoderNoRepeatNGramLogitsProcessor(size, text.source_ids))
     return found
 
 

@@ -13,6 +13,8 @@ from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.quantize import Quantization
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, longest_text
+from outpace.targets.hf.vision.tokens import placeholders
 from outpace.targets.hf.weights import weight_bytes
 
 
@@ -31,12 +33,20 @@ class Loaded:
     """Whether its weights are in blocks, as a GGUF file holds them."""
     cpu_kernels: Kernels | None = None
     """How its linear layers were to be replaced when it was loaded; None: it was handed over."""
+    processor: Any = None
+    """What makes a vision-language model's inputs of texts and images, if it has one."""
 
     @property
     def config(self) -> Any:
         """The text model's configuration."""
         config: Any = self.model.config
         return config.get_text_config()
+
+    @property
+    def placeholders(self) -> frozenset[int]:
+        """The tokens that stand for images; none for a model that reads text only."""
+        model: Any = self.model
+        return placeholders(model.config)
 
     @property
     def device(self) -> torch.device:
@@ -54,8 +64,11 @@ class Loaded:
 
         Where longer texts have other rotary angles (LongRoPE), only those of the shorter ones: a
         batch would change what its rows have cached as soon as the longest of them got there.
-        Where attention drops tokens from some length on (Doge), only texts up to that length.
+        Where attention drops tokens from some length on (Doge), only texts up to that length. Of an
+        encoder-decoder, those of the decoder.
         """
+        if is_encoder_decoder(self.model):
+            return longest_text(self.model) or 1 << 20
         top = int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
         top = min(top, int(getattr(self.config, "keep_window_size", None) or top))
         rope = getattr(self.config, "rope_parameters", None) or {}

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.tree import Tree
+from outpace.targets.hf.attended import as_attended
 from outpace.targets.hf.attention import BOOLEAN
-from outpace.targets.hf.windows import window_of
+from outpace.targets.hf.plainly import reads_forward
+from outpace.targets.hf.windows import chunk_of, window_of
 
 WITHOUT_MASK = frozenset({"linear_attention", "conv", "moe", "mlp"})
 """Types of layers that attend to nothing."""
@@ -32,6 +34,11 @@ class Layout:
         """Returns ``seen`` restricted to a sliding window, measured in positions, not in slots."""
         distance = self.positions[:, :, None] - self.slot_positions[:, None, :]
         return self.seen & (distance < window)
+
+    def within_chunk(self, size: int) -> Tensor:
+        """Returns ``seen`` restricted to each column's own chunk of ``size`` positions."""
+        chunks, theirs = self.positions // size, self.slot_positions // size
+        return self.seen & (chunks[:, :, None] == theirs[:, None, :])
 
 
 def chain_positions(starts: Tensor, columns: int) -> Tensor:
@@ -75,13 +82,17 @@ def tree_layout(starts: Tensor, pending: int, tree: Tree, slots: int) -> Layout:
     return Layout(positions, seen, slot_positions)
 
 
+_NARROW = ("sliding_attention", "chunked_attention")
+"""Types of layers that do not see all that came before."""
+
+
 class MaskMaker:
     """Puts a layout into the form that one model takes.
 
-    A model with one kind of layer takes one mask. One that lists layers with a sliding window among
-    others in ``layer_types`` takes one mask for each type. One with a window in every layer and no
-    such list (Mistral, Phi-3, Mixtral) uses the mask it is given as it is, so the window has to be
-    part of that mask.
+    A model with one kind of layer takes one mask. One that lists layers with a sliding window or
+    chunks among others in ``layer_types`` takes one mask for each type. One with a window in every
+    layer and no such list (Mistral, Phi-3, Mixtral) uses the mask it is given as it is, so the
+    window has to be part of that mask.
     """
 
     def __init__(self, model: nn.Module, max_length: int) -> None:
@@ -89,44 +100,45 @@ class MaskMaker:
         loaded: Any = model
         config = loaded.config.get_text_config()
         self.window = window_of(model, max_length)
-        layer_types = set(getattr(config, "layer_types", None) or ())
-        self.by_layer_type = "sliding_attention" in layer_types
-        self._attends = not layer_types or bool(layer_types - WITHOUT_MASK)
-        self._unmasked: dict[str, None] = dict.fromkeys(layer_types & WITHOUT_MASK)
+        self.chunk = chunk_of(model, max_length)
+        self._types = frozenset(getattr(config, "layer_types", None) or ())
+        self._attends = not self._types or bool(self._types - WITHOUT_MASK)
         self._implementation: str = config._attn_implementation
         self._dtype: torch.dtype = loaded.dtype
+        self._reads_forward = reads_forward(model)
 
     @property
     def has_own(self) -> bool:
         """Whether a causal pass over all slots needs no mask from here: the model then makes its
         own or none at all, and takes a faster kernel."""
-        return self._implementation in BOOLEAN and self.window is None
+        wide = self.window is None and self.chunk is None
+        return self._implementation in BOOLEAN and wide and self._reads_forward
 
     def __call__(self, layout: Layout) -> Any:
         """Returns the ``attention_mask`` argument: a tensor ``[A, 1, T, S]`` or a dict of them;
         None for a model in which nothing attends."""
         if not self._attends:
             return None
-        if self.window is None:
+        narrow = self._narrow(layout)
+        if not narrow:
             return self._attended(layout.seen)
-        narrow = self._attended(layout.within(self.window))
-        if not self.by_layer_type:
-            return narrow
-        seen = self._attended(layout.seen)
-        return {**self._unmasked, "full_attention": seen, "sliding_attention": narrow}
+        if not self._types.intersection(_NARROW):
+            return self._attended(narrow["sliding_attention"])
+        wide = self._attended(layout.seen)
+        masks: dict[str, Tensor | None] = dict.fromkeys(self._types & WITHOUT_MASK)
+        masks |= {name: self._attended(seen) for name, seen in narrow.items()}
+        # Some models ask for the mask of a type that none of their layers has.
+        types = {"full_attention", *masks, *self._types}
+        return {name: masks.get(name, wide) for name in types}
+
+    def _narrow(self, layout: Layout) -> dict[str, Tensor]:
+        """What layers see that do not see all, by their type."""
+        narrow = {}
+        if self.window is not None:
+            narrow["sliding_attention"] = layout.within(self.window)
+        if self.chunk is not None:
+            narrow["chunked_attention"] = layout.within_chunk(self.chunk)
+        return narrow
 
     def _attended(self, seen: Tensor) -> Tensor:
         return as_attended(seen, self._implementation, self._dtype)
-
-
-def as_attended(seen: Tensor, attn_implementation: str, dtype: torch.dtype) -> Tensor:
-    """Returns a mask as an attention function takes it, ``[A, 1, T, S]``.
-
-    seen: ``[A, T, S]`` bool. The result is of booleans, or else of numbers in the model's dtype,
-    which are added to the attention scores.
-    """
-    mask = seen[:, None]
-    if attn_implementation in BOOLEAN:
-        return mask
-    zero = torch.zeros((), dtype=dtype, device=seen.device)
-    return torch.where(mask, zero, torch.finfo(dtype).min)

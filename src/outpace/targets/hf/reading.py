@@ -12,12 +12,21 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    AutoTokenizer,
+)
 
 from outpace.errors import ModelLoadError
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import read_gguf_tokenizer
+from outpace.targets.hf.seq2seq.lengths import reads_sources
 from outpace.targets.hf.source import has_tokenizer, is_pickled, locate
+from outpace.targets.hf.vision.tokens import sees_images
 
 AGAIN = "download or save the model again."
 
@@ -43,9 +52,8 @@ def read_weights(
     source: str, name: str, config: Any, dtype: str | torch.dtype, trust: bool
 ) -> nn.Module:
     """Returns the model, with all the weights that its configuration calls for."""
-    load_it: Any = AutoModelForCausalLM.from_pretrained  # its stubs know one result, not the pair
     try:
-        model, report = load_it(
+        model, report = _class_for(config).from_pretrained(
             source,
             config=config,
             dtype=dtype,
@@ -77,6 +85,15 @@ def read_weights(
             f"({missing[0]!r} is one): download or save the model again."
         )
     return model  # type: ignore[no-any-return]
+
+
+def _class_for(config: Any) -> Any:
+    """What reads the weights. (Its stubs know one result, not the pair.)"""
+    if not reads_sources(config):
+        return AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
+    # Where speech is heard the first one has no class for the configuration.
+    hears = type(config) in AutoModelForSpeechSeq2Seq._model_mapping
+    return AutoModelForSpeechSeq2Seq if hears else AutoModelForSeq2SeqLM
 
 
 def _asks_for_trust(error: Exception) -> bool:
@@ -123,7 +140,8 @@ def read_tokenizer_of(source: str, name: str, trust: bool) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
         tokenizer("text")  # some mistakes in its files only show when it is used
-        return tokenizer
+        # For some types, such as Whisper, one without tokens is made where there are no files.
+        return tokenizer if set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens) else None
     except Exception as error:  # the tokenizers library raises bare exceptions over a broken file
         if _asks_for_trust(error):
             raise _untrusted(name) from error

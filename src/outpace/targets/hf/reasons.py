@@ -7,14 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.hf.masks import as_attended
+from outpace.targets.hf.attended import as_attended
 from outpace.targets.hf.plainly import read_plainly, some_tokens
 
 _TOKENS = 6
 
 
-def why_it_fails(model: nn.Module) -> str:
-    """Returns the first of the things that a round needs at which the model raises an error."""
+def why_it_fails(model: nn.Module, error: Exception) -> str:
+    """Returns the first of the things that a round needs at which the model raises an error.
+
+    error: the one that it has raised in a round.
+    """
+    if "view size is not compatible" in str(error):
+        return "it reads the keys of several rows only where they lie one behind the other"
     ids, positions, mask = some_tokens(model, _TOKENS), _positions(model), _causal(model)
     needed: tuple[tuple[dict[str, Tensor], str], ...] = (
         ({}, "it cannot read a text of token ids alone (it needs another input or a setting)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,14 +16,24 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.errors import ConfigError
+from outpace.targets.base import Source
 from outpace.targets.hf.fixed import PENDING, FixedShapes, FixedView
-from outpace.targets.hf.masks import MaskMaker, chain_layout, chain_positions, tree_layout
+from outpace.targets.hf.masks import (
+    Layout,
+    MaskMaker,
+    chain_layout,
+    chain_positions,
+    tree_layout,
+)
 from outpace.targets.hf.own_states import cache_for
 from outpace.targets.hf.placement import PassSlots
 from outpace.targets.hf.prefixes import SavedText
 from outpace.targets.hf.setting import Setting
 from outpace.targets.hf.states import StateCache
 from outpace.targets.hf.steps import TRIAL, Steps
+from outpace.targets.hf.telling.telling import Telling
+from outpace.targets.hf.vision.reading import text_offset
+from outpace.targets.hf.weights import pass_bytes
 
 PREFILL_CHUNK = 512
 """Prompt tokens per pass, so that masks and activations stay small."""
@@ -47,15 +58,25 @@ class Runner:
         self.config: Any = loaded.config.get_text_config()
         self.max_length = max_length
         self.lengths: list[int] = []
+        self.offsets: list[int] = []
+        """By row, how much further its positions are than its tokens: images take fewer positions
+        than placeholders."""
         self.passes = 0
         # The model's own properties walk through its parameters each time.
         self.device: torch.device = loaded.device
         self.dtype: torch.dtype = loaded.dtype
         self.cache = cache_for(loaded, rows, self.device)
         self._generation = self.cache.generation  # that recorded passes know
+        self._text_offset = text_offset(loaded)
         self.setting = Setting.of(loaded)
-        self._mask = MaskMaker(loaded, max_length)
+        self._mask = self._masks(loaded)
         self._cache_name = name_of_cache(loaded)
+        self._telling = Telling(loaded)
+        if fixed is not None and self._telling.needed:
+            raise ConfigError(
+                f"{type(model).__name__} counts positions by slots and is told them anew for each "
+                "pass, which cannot be compiled or recorded: leave compile out."
+            )
         self.fixed = fixed
         self.steps: Steps | None = None
         if isinstance(self.cache, StateCache):
@@ -67,6 +88,9 @@ class Runner:
             self.steps = Steps(self.cache, lambda: Runner(model, 1, TRIAL))
             self.steps.find_mixers(self)
 
+    def _masks(self, model: nn.Module) -> MaskMaker:
+        return MaskMaker(model, self.max_length)
+
     @property
     def active(self) -> int:
         return len(self.lengths)
@@ -76,19 +100,34 @@ class Runner:
         """Seconds spent on compiling or recording passes so far."""
         return self.fixed.steps.seconds if self.fixed is not None else 0.0
 
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes of weights that one pass reads."""
+        return pass_bytes(self.model)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are cached of all rows."""
+        return self.cache.nbytes
+
     # -- rows ----------------------------------------------------------------------------------
 
-    def admit(self, count: int) -> None:
-        """Adds ``count`` empty rows after the active ones; ``ConfigError`` for a changed model."""
+    def admit(self, count: int, source: Source | None = None) -> None:
+        """Adds ``count`` empty rows after the active ones; ``ConfigError`` for a changed model.
+
+        source: what an encoder reads. A model without one does not look at it.
+        """
         self.setting.check(self.model)
         self.cache.admit(count)
         self.lengths += [0] * count
+        self.offsets += [self._text_offset] * count
 
     def fork(self, source: int, length: int) -> int:
         """Adds a row that begins with the first ``length`` tokens cached of another row, so that
         they are not read again; returns its number."""
         row = self.cache.fork(source, length)
         self.lengths.append(length)
+        self.offsets.append(self.offsets[source])
         return row
 
     def save(self, row: int, length: int) -> SavedText:
@@ -127,13 +166,14 @@ class Runner:
 
     def reset(self) -> None:
         """Forgets all rows, whatever state an interruption has left."""
-        self.lengths = []
+        self.lengths, self.offsets = [], []
         self.cache.reset()
 
     def retain(self, rows: Sequence[int]) -> None:
         """Keeps only these rows (ascending), renumbered from 0."""
         self.cache.retain(rows)
         self.lengths = [self.lengths[row] for row in rows]
+        self.offsets = [self.offsets[row] for row in rows]
 
     def advance(self, counts: Sequence[int]) -> None:
         """Commits: the first ``counts[b]`` columns of the last pass become part of row b, for the
@@ -208,13 +248,17 @@ class Runner:
         self.reserve(first, [length + columns for length in lengths])
         slots = self._slots(first, lengths, columns)
         self.cache.slots = slots
-        positions, mask = self._placed(slots, tree)
+        positions, mask, layout = self._placed(slots, tree)
         if slots.view > self.max_length:
             # Only padding can stand beyond the context: a row that drafts less than others.
             positions = positions.clamp(max=self.max_length - 1)
+            layout = None if layout is None else replace(layout, positions=positions)
+        offsets = self._offsets(first, rows)
+        positions = positions if offsets is None else positions + offsets
         self.passes += 1
         options |= {self._cache_name: self.cache}
-        with self._reading(first, lengths, tree, columns, keep, certain):
+        reading = self._reading(first, lengths, tree, columns, keep, certain)
+        with reading, self._telling.told(layout):
             output = (through or self.model)(
                 input_ids=None if "inputs_embeds" in options else tokens,
                 position_ids=positions,
@@ -274,15 +318,17 @@ class Runner:
         rows, columns = tokens.shape
         view = self._fixed_view(rows, width)
         starts = to_device(self.lengths[:rows], self.device)
+        offsets = self._offsets(0, rows)
         inputs = [pad(tokens, (0, width - columns)), starts]
+        inputs.append(torch.zeros_like(starts)[:, None] if offsets is None else offsets)
         pending = None  # all that shapes a chain is its width
         if tree is not None and not tree.is_chain:
             pending = columns - tree.size
             inputs.append(pad(tree.parents, (0, width - columns)))  # children of the root
         self.passes += 1
 
-        def step(tokens: Tensor, starts: Tensor, *parents: Tensor) -> tuple[Tensor]:
-            return (self._fixed_pass(view, tokens, starts, pending or 0, *parents),)
+        def step(tokens: Tensor, starts: Tensor, offsets: Tensor, *tree: Tensor) -> tuple[Tensor]:
+            return (self._fixed_pass(view, tokens, starts, offsets, pending or 0, *tree),)
 
         (logits,) = self.fixed.steps.run(("pass", rows, width, view, pending), step, inputs)
         return CausalLMOutputWithPast(logits=logits[:, columns - keep : columns])
@@ -292,14 +338,15 @@ class Runner:
         view: FixedView,
         tokens: Tensor,
         starts: Tensor,
+        offsets: Tensor,
         pending: int = 0,
         parents: Tensor | None = None,
     ) -> Tensor:
         """Returns the logits ``[A, T, V]`` of the first rows, with nothing decided on the host but
         shapes: what a `StepRunner` may repeat, as long as the view is the same.
 
-        tokens: ``[A, T]``, fed behind ``starts`` ``[A]``; parents: of those after the pending ones,
-        if they make a tree.
+        tokens: ``[A, T]``, fed behind ``starts`` ``[A]``; offsets: ``[A, 1]``, of their positions;
+        parents: of those after the pending ones, if they make a tree.
         """
         assert self.fixed is not None
         rows, columns = tokens.shape
@@ -311,7 +358,7 @@ class Runner:
             layout = tree_layout(starts, pending, Tree(parents), view.slots)
         output = self.fixed.forward(
             input_ids=tokens,
-            position_ids=layout.positions.clamp(max=self.max_length - 1),
+            position_ids=layout.positions.clamp(max=self.max_length - 1) + offsets,
             attention_mask=self._mask(layout),
             past_key_values=self.cache,
             use_cache=True,
@@ -321,6 +368,11 @@ class Runner:
         return logits
 
     # -- plans ---------------------------------------------------------------------------------
+
+    def _offsets(self, first: int, rows: int) -> Tensor | None:
+        """``[A, 1]``: what is added to the positions of consecutive rows; None for nothing."""
+        offsets = self.offsets[first : first + rows]
+        return to_device(offsets, self.device)[:, None] if any(offsets) else None
 
     def _slots(self, first: int, lengths: Sequence[int], columns: int) -> PassSlots:
         longest = max(lengths)
@@ -332,17 +384,19 @@ class Runner:
             view=longest + columns,
         )
 
-    def _placed(self, slots: PassSlots, tree: Tree | None) -> tuple[Tensor, Any]:
-        """The positions ``[A, T]`` and the mask of a pass."""
+    def _placed(self, slots: PassSlots, tree: Tree | None) -> tuple[Tensor, Any, Layout | None]:
+        """The positions ``[A, T]`` and the mask of a pass, and the layout that both come from, None
+        where nothing but the positions is needed of it."""
         if tree is not None and not tree.is_chain:
             pending = slots.columns - tree.size
             layout = tree_layout(slots.starts, pending, tree, slots.view)
-            return layout.positions, self._mask(layout)
+            return layout.positions, self._mask(layout), layout
         alone = slots.columns == 1 and slots.uniform_start is not None
-        if (alone or slots.uniform_start == 0) and self._mask.has_own:
-            return chain_positions(slots.starts, slots.columns), None
+        plain = (alone or slots.uniform_start == 0) and self._mask.has_own
+        if plain and not self._telling.needed:
+            return chain_positions(slots.starts, slots.columns), None, None
         layout = chain_layout(slots.starts, slots.columns, slots.view)
-        return layout.positions, self._mask(layout)
+        return layout.positions, self._mask(layout), layout
 
 
 def name_of_cache(model: nn.Module) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from outpace.errors import ConfigError
+from outpace.targets.hf.windows import NAMES
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Setting:
 
     attn_implementation: str
     sliding_window: int | None
+    attention_chunk_size: int | None
     dtype: torch.dtype
     device: torch.device
 
@@ -26,8 +28,9 @@ class Setting:
         """Returns the setting that the model has now."""
         loaded: Any = model
         config = loaded.config.get_text_config()
-        window = getattr(config, "sliding_window", None)
-        return cls(config._attn_implementation, window, loaded.dtype, loaded.device)
+        spans = {name: getattr(config, name, None) for name in NAMES}
+        implementation: str = config._attn_implementation
+        return cls(implementation, dtype=loaded.dtype, device=loaded.device, **spans)
 
     def check(self, model: nn.Module) -> None:
         """Raises ``ConfigError`` if the model has another setting by now.

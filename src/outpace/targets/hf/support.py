@@ -7,7 +7,7 @@ that ignores its mask or its positions, without an error) is tried out by `probe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -16,18 +16,20 @@ from torch import Tensor, nn
 from outpace.core.tree import Tree
 from outpace.core.values import is_whole, shown
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.attention import BOOLEAN
+from outpace.targets.hf.attention import BOOLEAN, INDEXED_LAYERS
 from outpace.targets.hf.masks import WITHOUT_MASK
 from outpace.targets.hf.own_states import STATES, keeps_states
-from outpace.targets.hf.plainly import read_plainly, some_tokens
+from outpace.targets.hf.plainly import read_plainly, reads_forward, some_tokens
 from outpace.targets.hf.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.windows import follows_window, with_window
+from outpace.targets.hf.seq2seq import support as seq2seq
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, reads_sources
+from outpace.targets.hf.windows import INDEXED, NAMES, follows, named_span, with_span
 
 RECURRENT_MODELS = frozenset({"rwkv", "xlstm"})
 """Models whose states lie elsewhere than in transformers' cache."""
-ALIBI = frozenset({"bloom"})
-WINDOWED = frozenset({"full_attention", "sliding_attention"})
+MASKED = INDEXED_LAYERS | {"full_attention", "sliding_attention", "chunked_attention"}
+"""Types of layers whose masks are known."""
 MASKABLE = BOOLEAN | {"eager"}
 
 
@@ -42,26 +44,19 @@ def check_config(config: Any) -> None:
             "or save the model again."
         )
     layer_types = set(getattr(text, "layer_types", None) or ())
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModel(
-            f"{name} is an encoder-decoder: use a decoder-only causal language model."
-        )
+    if reads_sources(config):
+        seq2seq.check_config(config)
     _check_states(config)
-    unknown = layer_types - WINDOWED - WITHOUT_MASK - STATES
+    unknown = layer_types - MASKED - WITHOUT_MASK - STATES
     if unknown:
         raise UnsupportedModel(
             f"{name} has layers of type {sorted(unknown)}, for which no mask of "
             "drafted tokens is known: use a model with full or sliding attention."
         )
-    if "local" in (getattr(text, "attention_layers", None) or ()):
+    if _asks_for_alibi(text):
         raise UnsupportedModel(
-            f"{name} has local attention layers, whose windows count slots from the end of a pass: "
-            "use a model with full or sliding attention."
-        )
-    if config.model_type in ALIBI or _asks_for_alibi(text):
-        raise UnsupportedModel(
-            f"{name} encodes positions as ALiBi biases over slots, not as position_ids: use a "
-            "model with rotary or learned positions."
+            f"{name} has ALiBi biases, which are the same for all rows and cannot follow the "
+            "branches of a draft: use a model with rotary or learned positions."
         )
 
 
@@ -76,9 +71,8 @@ def _check_states(config: Any) -> None:
 
 
 def _asks_for_alibi(text: Any) -> bool:
-    # MPT has the option inside the options of its attention.
-    attention = getattr(text, "attn_config", None)
-    return bool(getattr(text, "alibi", False) or getattr(attention, "alibi", False))
+    # MPT's option is inside the options of its attention. Bloom and Falcon can be told positions.
+    return bool(getattr(getattr(text, "attn_config", None), "alibi", False))
 
 
 def check(model: nn.Module) -> None:
@@ -91,6 +85,12 @@ def check(model: nn.Module) -> None:
         raise UnsupportedModel(
             f"{name} runs {attention!r} attention, which takes no mask of drafted tokens: load it "
             "with attn_implementation='sdpa'."
+        )
+    window = getattr(config.get_text_config(), "sliding_window", None)
+    if window is not None and not reads_forward(model):
+        raise UnsupportedModel(
+            f"{name} reads prompts both ways and has sliding windows, but takes no mask for each "
+            "type of layer: use another model, such as PaliGemma 1."
         )
 
 
@@ -107,8 +107,9 @@ _ACCEPTED = (8, 9)
 _AFTER, _OTHER = 2, 5
 """So many tokens follow what was accepted, the first of them being this one."""
 
-_WINDOW = 4
-"""A sliding window that ends inside the draft, whatever the model's own."""
+_SPAN = 4
+"""A sliding window, chunk or number of indexed tokens that ends inside the draft, whatever the
+model's own."""
 _LONG_WINDOW = 256
 """Up to this a text that is longer than the window is affordable."""
 
@@ -117,21 +118,29 @@ _COARSE = 0.15
 """In 16 bits, where a mixture of experts may even send a token to other experts."""
 
 
+def tolerance(model: nn.Module) -> float:
+    """Returns how far logits may be off, in standard deviations of them, where the same is computed
+    in another order."""
+    return _TOLERANCE.get(_computed_in(model), _COARSE)
+
+
 def probe(model: nn.Module, coarse: bool = False) -> None:
     """Raises ``UnsupportedModel``, with the reason, unless a draft that is scored through the slot
     cache gets the logits that plain passes give.
 
     coarse: the layers round, so that the last bit of an input may be seen in the output.
     """
+    if is_encoder_decoder(model):
+        return seq2seq.probe(model, coarse)
     try:
-        tolerance = _COARSE if coarse else _TOLERANCE.get(_computed_in(model), _COARSE)
-        if _difference(model) <= tolerance:
+        most = _COARSE if coarse else tolerance(model)
+        if _difference(model) <= most and _difference_of_rows(model) <= most:
             return
         reason, cause = why_other_logits(model), None
     except UnsupportedModel:
         raise
     except Exception as error:  # whatever stops a model in its own forward pass
-        reason, cause = why_it_fails(model), error
+        reason, cause = why_it_fails(model, error), error
     raise UnsupportedModel(
         f"{type(model).__name__} cannot be decoded speculatively: {reason}. Use another model."
     ) from cause
@@ -140,12 +149,32 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
 @torch.inference_mode()
 def _difference(model: nn.Module) -> float:
     """Returns how far the logits of a draft are off, in standard deviations of the plain ones."""
-    setting, prefix = _with_short_window(model)
+    spans, prefix = _spans(model)
     text, nodes = some_tokens(model, prefix), some_tokens(model, len(_PARENTS), first=9)
-    with setting:
+    with ExitStack() as settings:
+        for name in spans:
+            settings.enter_context(with_span(model, name, _SPAN))
         expected = _read_as_text(model, text, nodes)
         _check_finite(model, expected)
         scored = _score_as_draft(model, text, nodes)
+    return _off(scored, expected)
+
+
+@torch.inference_mode()
+def _difference_of_rows(model: nn.Module) -> float:
+    """Returns the same for two rows of different length in one pass."""
+    texts = [some_tokens(model, 5), some_tokens(model, 3, first=9)]
+    runner = Runner(model, rows=len(texts), max_length=len(texts[0]) + 1)
+    runner.admit(len(texts))
+    runner.prefill(0, [text[:-_PENDING] for text in texts])
+    tokens = torch.tensor([text[-_PENDING:] for text in texts], device=runner.device)
+    scored = runner.forward(tokens, keep=_PENDING).logits
+    read = [read_plainly(model, text)[-_PENDING:] for text in texts]
+    return _off(scored.double(), torch.stack(read).double())
+
+
+def _off(scored: Tensor, expected: Tensor) -> float:
+    """Returns the greatest distance between two rows of logits, in their standard deviations."""
     spread = expected.std(-1).clamp(min=1e-12)
     return float(((scored - expected).square().mean(-1).sqrt() / spread).max())
 
@@ -164,21 +193,31 @@ def _check_finite(model: nn.Module, logits: Tensor) -> None:
         )
 
 
-def _with_short_window(model: nn.Module) -> tuple[AbstractContextManager[None], int]:
-    """Returns what makes a sliding window end inside a short text, and how long a text to try.
+def _spans(model: nn.Module) -> tuple[list[str], int]:
+    """Returns the spans that can be made to end inside a short text, and how long a text to try.
 
     A window that the model does not read from its configuration is either no window at all or one
     that was fixed when the model was made: then only a text that is longer than it can tell.
     """
+    followed, longest = [], _PREFIX
+    # In 16 bits rounding may well decide which tokens are picked.
+    indexed = [INDEXED] if _dtype(model) in _TOLERANCE else []
+    for name in (*NAMES, *indexed):
+        span = named_span(model, name)
+        if span is None:
+            continue
+        if follows(model, name):
+            followed.append(name)
+        elif span <= _LONG_WINDOW:
+            longest = max(longest, min(span + 1, _positions(model, span) - len(_PARENTS) - _AFTER))
+    return followed, longest
+
+
+def _positions(model: nn.Module, at_least: int) -> int:
+    """Returns the positions that a model has, ``at_least`` where it names none."""
     loaded: Any = model
     config = loaded.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
-    if window is not None and follows_window(model):
-        return with_window(model, _WINDOW), _PREFIX
-    if window is None or window > _LONG_WINDOW:
-        return nullcontext(), _PREFIX
-    longest = getattr(config, "max_position_embeddings", None) or window
-    return nullcontext(), max(_PREFIX, min(window + 1, longest - len(_PARENTS) - _AFTER))
+    return int(getattr(config, "max_position_embeddings", None) or at_least)
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

@@ -1,0 +1,37 @@
+"""What was found out about one family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["identical", "refused", "not built", "DIFFERENT"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A family of models, and what speculation does to its texts.
+
+    ``identical``: every text is the plain one. ``refused``: outpace will not decode the model, and
+    ``reason`` says why. ``not built``: no tiny model could be made or run here, and why.
+    ``DIFFERENT``: a text is another one, or decoding failed: a defect of outpace.
+    """
+
+    family: str
+    """The ``model_type`` of its configuration."""
+    model: str
+    """The name of its class."""
+    verdict: Verdict
+    reason: str = ""
+    trees: bool = False
+    """Whether drafts may be trees."""
+    drafted: int = 0
+    """Tokens that the noised copies drafted, in chains and trees."""
+    accepted: int = 0
+    dtype: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether texts are the plain ones, or the model is refused."""
+        return self.verdict in ("identical", "refused")

@@ -1,0 +1,98 @@
+"""Tiny random models in float64, on which equal texts are no luck.
+
+float64, because in narrower types one argmax in some dozens differs between a batched and a
+single pass. Weights are scaled up so that the argmax varies from token to token, which with the
+usual initialisation it does not.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import transformers
+
+from outpace.audit.families.exceptions import DECODERS
+from outpace.audit.families.shrink import tiny_config
+
+SCALE = 6.0
+OWN_SCALE = ("A_log", "conv")
+"""Weights that random initialisation leaves at a useful size: decays, and short convolutions."""
+EXACT = (torch.float64, torch.float32)
+"""Types to try: some models compute parts in float32, and stumble over wider weights."""
+
+
+def tiny_model(family: str, name: str, seed: int = 1, scale: float = SCALE) -> Any:
+    """Returns a random model of a family, in the widest type that it can compute in.
+
+    family: its ``model_type``. name: of its class. Raises what the class raises where no model can
+    be made.
+    """
+    kind, config = getattr(transformers, name), tiny_config(family)
+    config = getattr(config, DECODERS.get(family, ""), config)
+    if not isinstance(config, kind.config_class):
+        parts = [part for part in vars(config).values() if isinstance(part, kind.config_class)]
+        config = parts[0] if parts else config
+    for dtype in EXACT:
+        model = random_model(config, kind, seed, scale, dtype=dtype)
+        if _computes(model):
+            break
+    return model
+
+
+def _computes(model: Any) -> bool:
+    """Whether a model takes the dtype that it was made in. Other errors say nothing of that."""
+    try:
+        with torch.inference_mode():
+            model(input_ids=torch.tensor([[3, 4, 5]], device=model.device))
+    except RuntimeError as error:
+        return not any(word in str(error) for word in ("dtype", "Double", "overflow"))
+    except Exception:  # whoever uses the model meets it again, and says so
+        return True
+    return True
+
+
+OWN_SCALE = ("A_log", "conv")
+"""Weights that random initialisation leaves at a useful size: decays, and short convolutions."""
+
+
+def random_model(
+    config: Any,
+    kind: Any = transformers.AutoModelForCausalLM,
+    seed: int = 1,
+    scale: float = SCALE,
+    attention: str | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Any:
+    """Returns a model whose weights depend on the configuration and the seed only.
+
+    kind: a model's class, or one of transformers' automatic ones. attention: its kernel; unset:
+    the one that outpace would load the model with.
+    """
+    make = getattr(kind, "_from_config", None) or kind.from_config
+    text = config.get_text_config(decoder=True)
+    if attention is None and getattr(text, "attn_logit_softcapping", None):
+        attention = "eager"  # the only kernel with the soft cap
+    torch.manual_seed(seed)
+    # The grouped kernels of the mixtures of experts know no float64.
+    options = {"attn_implementation": attention, "experts_implementation": "eager"}
+    model = make(config, dtype=dtype, **options).eval()
+    with torch.no_grad():
+        for part, weight in model.named_parameters():
+            if weight.dim() > 1 and not any(own in part for own in OWN_SCALE):
+                weight.mul_(scale)
+    return model
+
+
+def noised(model: Any, noise: float, seed: int = 2) -> Any:
+    """Returns a copy whose weights are off by ``noise`` of their spread: a drafter that is right
+    some of the time."""
+    generator = torch.Generator().manual_seed(seed)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in other.parameters():
+            spread = weight.std() if weight.dim() > 1 else 0.1
+            error = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.add_(noise * spread * error)
+    return other

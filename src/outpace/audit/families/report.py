@@ -1,0 +1,93 @@
+"""The findings of a walk as a page, as JSON, and as a table for the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+
+from outpace.audit.families.finding import Finding
+
+VERDICTS = ("identical", "refused", "not built", "DIFFERENT")
+_HEAD = """\
+# Families of models
+
+What speculation does to the greedy texts of the causal language models that transformers
+{transformers} lists. Made by
+
+    outpace audit families --markdown docs/targets/families.md
+
+For each family a tiny random model is made, with the kinds of layers that its models have, in
+float64 where its code knows it. transformers' own greedy `generate` continues three prompts of
+different length, one by one, and outpace does, together and alone: without drafts, with n-grams,
+and with a noised copy of the model that drafts chains and trees. The texts are longer than every
+window and chunk of attention. No list says what works: a model is refused by the checks that every
+model goes through when it is loaded.
+
+* **identical**: every text is the plain one, token for token.
+* **refused**: outpace does not decode such a model, and says why.
+* **not built**: no tiny model could be made or read.
+* **DIFFERENT**: a text is another one. That is a defect.
+"""
+
+
+def tally(found: Sequence[Finding]) -> dict[str, int]:
+    """Returns how many families have each verdict that any has."""
+    counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in VERDICTS}
+    return {verdict: number for verdict, number in counts.items() if number}
+
+
+def as_markdown(found: Sequence[Finding]) -> str:
+    """Returns the page: how many families, and a line for each."""
+    lines = [
+        _HEAD.format(transformers=transformers.__version__),
+        f"{_counted(found)}\n",
+        "| family | class | texts | drafts, or the reason |",
+        "|---|---|---|---|",
+        *(
+            f"| {one.family} | {one.model} | {one.verdict} | {_told(one).replace('|', '/')} |"
+            for one in _sorted(found)
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def as_dict(found: Sequence[Finding]) -> dict[str, Any]:
+    """Returns all that was found, fit for JSON."""
+    return {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "ok": all(one.ok for one in found),
+        "families": [dataclasses.asdict(one) for one in _sorted(found)],
+    }
+
+
+def as_table(found: Sequence[Finding]) -> Group:
+    """Returns what the command prints."""
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("family", "class", "texts", "drafts, or the reason"):
+        table.add_column(column, overflow="fold")
+    for one in _sorted(found):
+        table.add_row(one.family, one.model, one.verdict, _told(one))
+    return Group(table, _counted(found))
+
+
+def _sorted(found: Sequence[Finding]) -> list[Finding]:
+    return sorted(found, key=lambda one: one.family)
+
+
+def _counted(found: Sequence[Finding]) -> str:
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in tally(found).items())
+    return f"{len(found)} families: {counts}."
+
+
+def _told(found: Finding) -> str:
+    if found.verdict != "identical":
+        return found.reason
+    return "chains, trees" if found.trees else f"chains only: {found.reason}"

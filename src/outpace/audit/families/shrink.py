@@ -1,0 +1,107 @@
+"""Tiny configurations of any family, made from the one that the family has by default.
+
+What makes a family what it is stays: the order and the types of its layers, whether query heads
+share key heads, its experts, its ways of telling positions. Only sizes shrink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from transformers import PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from outpace.audit.families.exceptions import DEFAULTS, EXCEPTIONS
+from outpace.audit.families.sizes import LAYERS, SHARED_HEADS, tiny
+
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""What configurations call the number of their layers."""
+_SHARED = ("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_query_groups")
+_INDICES = frozenset(
+    {
+        "full_attn_idxs",
+        "hybrid_layer_ids",
+        "moe_layers",
+        "ple_layer_ids",
+        "mlp_only_layers",
+        "cross_attention_layers",
+    }
+)
+"""Lists of the numbers of some layers, where other lists have an entry for every layer."""
+_UNTOUCHED = frozenset({"id2label", "label2id", "chunk_size_feed_forward", "per_layer_config"})
+
+
+def tiny_config(family: str, **changes: Any) -> Any:
+    """Returns a tiny configuration of a family, given by its ``model_type``.
+
+    changes: options beyond those, which win.
+    """
+    kind = CONFIG_MAPPING[family]
+    made = _shrunk(kind(**DEFAULTS.get(family, {})))
+    return kind(**_merged(_merged(made, EXCEPTIONS.get(family, {})), changes))
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``base`` with the entries of ``over``, those of configurations inside it too."""
+    merged = dict(base)
+    for name, value in over.items():
+        inner = name.endswith("_config") and isinstance(value, Mapping)
+        merged[name] = _merged(merged.get(name) or {}, value) if inner else value
+    return merged
+
+
+def _shrunk(config: Any) -> dict[str, Any]:
+    """Returns the options of a configuration that have other values in a tiny one."""
+    options = dict(_options(config))
+    count = next((name for name in _COUNTS if isinstance(options.get(name), int)), None)
+    kept = _kept_layers(options, options[count]) if count is not None else []
+    made: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, PretrainedConfig):
+            made[name] = _shrunk(value)
+        elif isinstance(value, list):
+            made[name] = _of_layers(name, value, kept, options.get(count or ""))
+        elif name == count:
+            made[name] = len(kept)
+        elif name in _SHARED:
+            heads = options.get("num_attention_heads")
+            made[name] = tiny("num_heads", value) if value == heads else min(SHARED_HEADS, value)
+        elif isinstance(value, int):
+            made[name] = tiny(name, value)
+    return {name: value for name, value in made.items() if value != options[name]}
+
+
+def _options(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the options that have a size: numbers, lists and inner configurations."""
+    for name, value in vars(config).items():
+        if name.startswith("_") or name in _UNTOUCHED or isinstance(value, bool):
+            continue
+        if isinstance(value, (int, list, PretrainedConfig)):
+            yield name, value
+
+
+def _kept_layers(options: Mapping[str, Any], layers: int) -> list[int]:
+    """Returns the numbers of the layers to keep: the first of each type, and at least two."""
+    listed = [
+        value for name, value in options.items() if isinstance(value, list) and name not in _INDICES
+    ]
+    types: dict[tuple[Any, ...], int] = {}
+    for layer in range(layers):
+        own = [value[layer] for value in listed if len(value) == layers]
+        chosen = [layer in options[name] for name in _INDICES if name in options]
+        types.setdefault((*map(str, own), *chosen), layer)
+    more = [layer for layer in range(layers) if layer not in types.values()]
+    return sorted([*types.values(), *more[: max(0, LAYERS - len(types))]])
+
+
+def _of_layers(name: str, value: list[Any], kept: Sequence[int], layers: Any) -> list[Any]:
+    """Returns what a list says of the kept layers."""
+    if name in _INDICES:
+        return [place for place, layer in enumerate(kept) if layer in value]
+    if name.endswith("token_id"):
+        return [tiny(name, token) for token in value]
+    if len(value) != layers:
+        return value
+    own = [value[layer] for layer in kept]
+    return [tiny(name, one) if type(one) is int else one for one in own]

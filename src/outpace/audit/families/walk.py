@@ -1,0 +1,110 @@
+"""All families, each in a process of its own, so that none can stop the walk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from time import perf_counter
+from typing import Any
+
+from outpace.audit.families.finding import Finding
+
+_TRIAL = "outpace.audit.families.trial"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one family may take."""
+
+    seconds: float = 300.0
+    gigabytes: float = 6.0
+    """Of memory. Only Linux can be asked to see to it."""
+
+
+def walk(families: Mapping[str, str], limits: Limits, workers: int = 1) -> Iterator[Finding]:
+    """Yields a finding on every family as soon as it is there.
+
+    families: names of classes by ``model_type``. workers: processes at once.
+    """
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        context = _context()
+        waiting = [
+            pool.submit(_guarded, context, family, name, limits)
+            for family, name in families.items()
+        ]
+        try:
+            for done in as_completed(waiting):
+                yield done.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _context() -> Any:
+    """Returns how processes are started: from one that has imported what all of them need, where
+    the system has that."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([_TRIAL])
+    return context
+
+
+def _guarded(context: Any, family: str, name: str, limits: Limits) -> Finding:
+    """Returns the finding of a process that tries one family, or what became of the process."""
+    begin = perf_counter()
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_try_apart, args=(there, family, name, limits), daemon=True)
+    process.start()
+    there.close()
+    found = Finding(family, name, "not built", "its process ended without a word")
+    try:
+        while here.poll(max(0.0, begin + limits.seconds - perf_counter())):
+            found = here.recv()
+        found = replace(found, reason=f"it takes longer than {limits.seconds:g} s")
+    except EOFError:
+        process.join()
+        if process.exitcode:
+            found = replace(found, reason=f"its process ended with exit code {process.exitcode}")
+    finally:
+        process.kill()
+        process.join()
+        here.close()
+    return replace(found, seconds=perf_counter() - begin)
+
+
+def _try_apart(results: Connection, family: str, name: str, limits: Limits) -> None:
+    """Sends findings on one family, each better than the one before it: the process may end at any
+    time. Runs in a process of its own."""
+    _be_quiet()
+    _limit_memory(limits.gigabytes)
+    import torch
+
+    from outpace.audit.families.trial import findings
+
+    torch.set_num_threads(1)  # as many processes as there are processors do the rest
+    for found in findings(family, name):
+        results.send(found)
+    results.close()
+
+
+def _be_quiet() -> None:
+    """Drops what is printed: others' models warn of a lot that is meant for their users."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+def _limit_memory(gigabytes: float) -> None:
+    if sys.platform != "linux":
+        return
+    import resource
+
+    most = int(gigabytes * 1e9)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))

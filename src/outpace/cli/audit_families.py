@@ -1,0 +1,86 @@
+"""``outpace audit families``: every kind of model that transformers lists, tried out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from outpace.cli.loading import starting
+from outpace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outpace.audit.families.finding import Finding
+    from outpace.audit.families.walk import Limits
+
+
+def families(
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TYPE", help="A model_type, such as llama. May be given several times."
+        ),
+    ] = None,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all findings as JSON.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the findings as a page.")
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Processes at once. 0: one for each processor.")
+    ] = 0,
+    seconds: Annotated[float, typer.Option(min=1, help="That one family may take.")] = 300.0,
+    gigabytes: Annotated[
+        float, typer.Option(min=1, help="Of memory that one family may take (on Linux).")
+    ] = 6.0,
+) -> None:
+    """Try a tiny random model of every family that transformers lists: is the text the plain one?
+
+    Each is identical, refused with the reason, or DIFFERENT, which is a defect. It takes some
+    twenty minutes on two cores. See docs/targets/families.md.
+    """
+    console = Console(stderr=True)
+    with starting(console):
+        from outpace.audit.families.listing import listed
+        from outpace.audit.families.report import as_dict, as_markdown, as_table
+        from outpace.audit.families.walk import Limits
+        from outpace.targets.cpu.threads import processors
+
+    names = listed(only or None)
+    found = _walked(names, Limits(seconds, gigabytes), workers or processors(), console)
+    if as_json is not None:
+        _write(as_json, json.dumps(as_dict(found), indent=1) + "\n")
+    if markdown is not None:
+        _write(markdown, as_markdown(found))
+    Console().print(as_table(found))
+    if any(one.verdict == "DIFFERENT" for one in found):
+        raise typer.Exit(1)
+
+
+def _walked(names: dict[str, str], limits: Limits, workers: int, console: Console) -> list[Finding]:
+    """Returns the findings on families, and shows how many have come."""
+    from outpace.audit.families.walk import walk
+
+    columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn())
+    found = []
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("starting", total=len(names))
+        for one in walk(names, limits, workers):
+            found.append(one)
+            bar.update(task, advance=1, description=one.family)
+            if one.verdict == "DIFFERENT":
+                bar.console.print(f"{one.family} DIFFERENT: {one.reason}", markup=False)
+    return found
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {str(file)!r} ({error}): name another file.") from error

@@ -1,0 +1,1 @@
+"""Encoder-decoders: the encoder reads a source once, the decoder is decoded as any other model."""

@@ -1,0 +1,100 @@
+"""Audio for an encoder that hears: samples become features, by the model's own extractor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoFeatureExtractor
+
+from outpace.core.values import shown
+from outpace.errors import PromptError
+from outpace.targets.base import Source
+from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.source import locate
+
+FEATURES = "input_features"
+_FORMS = (
+    "samples as an array of one dimension, a tuple of them and their rate in Hz, or the features "
+    "of one text as {'input_features': ...}"
+)
+
+
+def reads_audio(model: nn.Module) -> bool:
+    """Whether the encoder reads features of audio."""
+    return getattr(model, "main_input_name", None) == FEATURES
+
+
+class AudioReader:
+    """Makes sources of audio for one model.
+
+    The extractor is read from the model's folder when samples come for the first time.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._extractor: Any = None
+        config: Any = loaded.model.config
+        self._shape = (int(config.num_mel_bins), 2 * int(config.max_source_positions))
+
+    def __call__(self, audio: Any) -> Source:
+        """Returns what the encoder reads. audio: see the error message; ``PromptError``."""
+        if isinstance(audio, Mapping) and set(audio) == {FEATURES}:
+            return self._source(self._tensor(audio[FEATURES]))
+        samples, rate = audio if isinstance(audio, tuple) and len(audio) == 2 else (audio, None)
+        values = self._tensor(samples)
+        if values.ndim != 1 or not values.numel():
+            raise PromptError(f"audio is {_FORMS}, not {shown(audio)}.")
+        return self._source(self._extracted(values, rate))
+
+    def _tensor(self, given: Any) -> Tensor:
+        try:
+            found = torch.as_tensor(given)
+            return found if found.is_floating_point() else found.float()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise PromptError(f"audio is {_FORMS}, not {shown(given)}.") from error
+
+    def _source(self, features: Tensor) -> Source:
+        single = features[0] if features.ndim == 3 and len(features) == 1 else features
+        if tuple(single.shape) != self._shape:
+            raise PromptError(
+                f"the encoder of {self._loaded.name} reads features of shape "
+                f"{list(self._shape)}, not {list(features.shape)}."
+            )
+        return Source(features={FEATURES: single})
+
+    def _extracted(self, samples: Tensor, rate: Any) -> Tensor:
+        extractor = self._own_extractor()
+        wanted = int(extractor.sampling_rate)
+        if rate is not None and int(rate) != wanted:
+            raise PromptError(
+                f"{self._loaded.name} hears {wanted} samples a second, and the audio has {rate}: "
+                "resample it."
+            )
+        if samples.numel() > extractor.n_samples:
+            raise PromptError(
+                f"the audio takes {samples.numel() / wanted:.1f} s and {self._loaded.name} hears "
+                f"{extractor.n_samples / wanted:.0f} s at once: cut it, or call the model's own "
+                "generate with custom_generate=outpace.hf.speculative(...), which goes through "
+                "long audio piece by piece."
+            )
+        found = extractor(samples.numpy(), sampling_rate=wanted, return_tensors="pt")
+        features: Tensor = found[FEATURES]
+        return features
+
+    def _own_extractor(self) -> Any:
+        if self._extractor is None:
+            name, load = self._loaded.name, AutoFeatureExtractor.from_pretrained
+            try:
+                if self._loaded.cpu_kernels is None:
+                    raise FileNotFoundError("a model that was handed over has no folder")
+                self._extractor = load(locate(name))  # type: ignore[no-untyped-call]
+            except Exception as error:  # files of others, and models that have none
+                raise PromptError(
+                    f"{name} came without a feature extractor, which samples of audio need: give "
+                    "the model's folder instead of the loaded model, or the features of each text "
+                    "as {'input_features': ...}."
+                ) from error
+        return self._extractor

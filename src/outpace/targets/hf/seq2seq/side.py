@@ -1,0 +1,159 @@
+"""The decoder of an encoder-decoder, which a runner plays as if it were a causal language model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast
+
+from outpace.targets.hf.attended import as_attended
+from outpace.targets.hf.seq2seq.masks import SelfMask
+from outpace.targets.hf.seq2seq.memory import LayerMemory, Seen
+from outpace.targets.hf.seq2seq.placing import Places, Placing
+
+
+class DecoderSide:
+    """Takes what a causal language model takes, and returns logits and hidden states.
+
+    What its rows see of their sources is set before each pass, as ``seen``.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Raises ``UnsupportedModel`` for a decoder that cannot be told positions."""
+        self.model: Any = model
+        self.config: Any = self.model.config
+        self.seen: Seen
+        self.drops_short_masks = self.config.model_type == "led"
+        """Whether the model ignores the mask of a pass over one column."""
+        self._placing = Placing(model)
+        decoder: Any = self.model.get_decoder()
+        self.masks_sources = (
+            "encoder_attention_mask" in inspect.signature(decoder.forward).parameters
+        )
+        """Whether sources of different lengths can be seen in one pass."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its weights."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Yields the decoder's modules, to which more may have to be told than their places."""
+        return iter(self.model.get_decoder().modules())
+
+    def __call__(self, **given: Any) -> CausalLMOutputWithPast:
+        """Returns what `forward` does."""
+        return self.forward(**given)
+
+    def forward(
+        self,
+        *,
+        position_ids: Tensor,
+        attention_mask: SelfMask,
+        past_key_values: Cache,
+        logits_to_keep: int,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool = True,
+        **options: Any,
+    ) -> CausalLMOutputWithPast:
+        """Returns logits ``[A, keep, V]`` of the last columns, and hidden states if they are asked
+        for. attention_mask: as the runner's `DecoderMasks` makes it."""
+        rows = position_ids.shape[0]
+        places = Places(position_ids, attention_mask.slot_positions, input_ids)
+        with self._placing.told(places) as told, _keeping(self.model, logits_to_keep):
+            output = self.model(
+                decoder_input_ids=input_ids,
+                decoder_inputs_embeds=inputs_embeds,
+                decoder_attention_mask=attention_mask.mask,
+                attention_mask=self._source_mask(position_ids.shape[1]),
+                encoder_outputs=self._stand_in(rows),
+                past_key_values=_BothCaches(past_key_values, self.seen.layers),
+                use_cache=use_cache,
+                **told,
+                **options,
+            )
+        states = getattr(output, "decoder_hidden_states", None)
+        return CausalLMOutputWithPast(logits=output.logits, hidden_states=states)
+
+    def read(self, states: Tensor, tokens: Tensor, **options: Any) -> Any:
+        """Returns the model's output for one text in one pass, without the cache of a runner.
+
+        states: ``[1, S, H]``, the encoder's. tokens: ``[1, T]``.
+        """
+        encoded = BaseModelOutput(last_hidden_state=states)
+        return self.model(decoder_input_ids=tokens, encoder_outputs=encoded, **options)
+
+    @torch.inference_mode()
+    def memory_of(self, states: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Returns each layer's keys and values ``[H, S, D]`` of one source, ``[1, S, H]``, as the
+        decoder itself makes them when it begins a text."""
+        both = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        start = torch.zeros(1, 1, dtype=torch.long, device=states.device)
+        with _keeping(self.model, 1):
+            self.read(states, start, past_key_values=both, use_cache=True)
+        layers: Sequence[Any] = both.cross_attention_cache.layers
+        return [(layer.keys[0], layer.values[0]) for layer in layers]
+
+    def _stand_in(self, rows: int) -> BaseModelOutput:
+        """The encoder's states, whose numbers nobody reads again: only their shape is looked at."""
+        blank = torch.empty(1, 1, 1, dtype=self.dtype, device=self.device)
+        return BaseModelOutput(last_hidden_state=blank.expand(rows, self.seen.slots, 1))
+
+    def _source_mask(self, columns: int) -> Tensor | None:
+        visible = self.seen.visible
+        if visible is None:
+            return None
+        if not self.masks_sources:
+            raise AssertionError(f"{type(self.model).__name__} sees sources of one length only")
+        wide = visible[:, None, :].expand(-1, columns, -1)
+        kind = self.config.get_text_config()._attn_implementation
+        return as_attended(wide, kind, self.dtype)
+
+
+class _BothCaches(EncoderDecoderCache):
+    """A slot cache for what the decoder writes, and what it sees of the sources."""
+
+    def __init__(self, own: Cache, layers: Sequence[LayerMemory]) -> None:
+        # Not the base class's own, which wants a cache of transformers for the sources too.
+        self.self_attention_cache: Any = own
+        self.cross_attention_cache: Any = _CrossAttention(layers)
+        self.is_updated = dict.fromkeys(range(len(layers)), True)
+
+    def __len__(self) -> int:
+        return len(self.self_attention_cache)
+
+
+class _CrossAttention:
+    """What attention reads of a cross-attention cache that is written already."""
+
+    def __init__(self, layers: Sequence[LayerMemory]) -> None:
+        self.layers = layers
+
+
+@contextmanager
+def _keeping(model: nn.Module, keep: int) -> Iterator[None]:
+    """Lets the head see only the last columns while the block runs; all of them for 0."""
+    loaded: Any = model
+
+    def cut(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0][:, -keep:], *args[1:])
+
+    hook = loaded.get_output_embeddings().register_forward_pre_hook(cut)
+    try:
+        yield
+    finally:
+        hook.remove()

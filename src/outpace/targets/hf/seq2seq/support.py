@@ -1,0 +1,169 @@
+"""Which encoder-decoders can be decoded speculatively: by name, and by trying.
+
+What no configuration says is tried out by `probe`: two rows with sources of different lengths, a
+tree and a chain through the slot cache, against plain passes of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core.tree import Tree
+from outpace.errors import UnsupportedModel
+from outpace.targets.base import Source
+from outpace.targets.hf.plainly import some_states, some_tokens
+from outpace.targets.hf.seq2seq.runner import DecoderRunner
+
+REFUSED = {
+    "switch_transformers": "its experts drop tokens when many of a pass choose the same one",
+    "nllb-moe": "its experts drop tokens when many of a pass choose the same one",
+    "prophetnet": "its decoder predicts several tokens at once, with a state for each",
+    "xlm-prophetnet": "its decoder predicts several tokens at once, with a state for each",
+    "rag": "it looks documents up while it writes",
+    "encoder-decoder": "it is made of two models that count positions each in its own way",
+    "speech-encoder-decoder": "it is made of two models that count positions each in its own way",
+    "vision-encoder-decoder": "it is made of two models that count positions each in its own way",
+}
+"""Types of models that cannot work, and why."""
+
+
+def check_config(config: Any) -> None:
+    """Raises ``UnsupportedModel`` where the configuration alone tells that it cannot work."""
+    name = f"a model of type {config.model_type!r}"
+    reason = REFUSED.get(config.model_type)
+    if reason is not None:
+        raise UnsupportedModel(
+            f"{name} cannot be decoded speculatively, because {reason}: use another model."
+        )
+    own = getattr(config, "decoder_vocab_size", None)
+    if own is not None and own != config.vocab_size:
+        raise UnsupportedModel(
+            f"{name} has {own} tokens in its decoder and {config.vocab_size} in its encoder: use a "
+            "model in which they share one vocabulary."
+        )
+
+
+# -- trying a model out ----------------------------------------------------------------------------
+
+_SOURCES = (5, 3)
+"""States of the sources of the two rows."""
+_PREFIX = 6
+_PENDING = 2
+_PARENTS = (0, 0, 0, 0, 0, 0, 0, 0, 8, 9)
+"""A wide tree: the last of many siblings stands far from where its column would put it."""
+_BRANCHES = ((1,), (8, 9, 10))
+"""The paths whose nodes are compared: the first child, and the longest path."""
+
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+_COARSE = 0.15
+
+
+def probe(model: nn.Module, coarse: bool = False) -> None:
+    """Raises ``UnsupportedModel``, with the reason, unless drafts that are scored through the slot
+    cache get the logits of plain passes over the same sources.
+
+    coarse: the layers round, so that the last bit of an input may be seen in the output.
+    """
+    loaded: Any = model
+    tolerance = _COARSE if coarse else _TOLERANCE.get(loaded.dtype, _COARSE)
+    cause: Exception | None = None
+    try:
+        reason = _fault(model, tolerance)
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # whatever stops a model in its own forward pass
+        reason, cause = f"a pass over drafted tokens fails in it ({_first_line(error)})", error
+    if reason is not None:
+        raise UnsupportedModel(
+            f"{type(model).__name__} cannot be decoded speculatively: {reason}. Use another model."
+        ) from cause
+
+
+@torch.inference_mode()
+def _fault(model: nn.Module, tolerance: float) -> str | None:
+    runner = DecoderRunner(model, rows=2, max_length=_PREFIX + len(_PARENTS))
+    lengths = _SOURCES if runner.side.masks_sources else (_SOURCES[0],) * 2
+    sources = [_source(model, length, row) for row, length in enumerate(lengths)]
+    texts = [_tokens(model, _PREFIX - row, first=3 + row) for row in range(2)]
+    nodes = _tokens(model, len(_PARENTS), first=9)
+    expected = [_read_plainly(runner, *each, nodes) for each in zip(sources, texts, strict=True)]
+    if not all(bool(logits.isfinite().all()) for logits in expected):
+        return "its logits are NaN or infinite: its weights are damaged, or numbers overflow"
+    scored = _score_as_draft(runner, sources, texts, nodes)
+    off = max(_difference(*pair) for pair in zip(scored, expected, strict=True))
+    if off <= tolerance:
+        return None
+    return (
+        "drafted tokens behind cached ones get other logits than the same tokens in a text: it "
+        "ignores the mask or the positions that it is given"
+    )
+
+
+def _difference(scored: Tensor, expected: Tensor) -> float:
+    """How far logits are off, in standard deviations of the plain ones."""
+    spread = expected.std(-1).clamp(min=1e-12)
+    return float(((scored - expected).square().mean(-1).sqrt() / spread).max())
+
+
+def _tokens(model: Any, count: int, first: int) -> list[int]:
+    """A text without padding: M2M100 gives padding no position of its own, and then counts the
+    tokens behind it otherwise with a cache than without."""
+    padding = model.config.pad_token_id
+    found = [token for token in some_tokens(model, count + 1, first) if token != padding]
+    return found[:count]
+
+
+def _source(model: nn.Module, length: int, seed: int) -> Source:
+    """A source that the encoder might have read."""
+    return Source(states=some_states(model, length, seed), encoder=model)
+
+
+def _score_as_draft(
+    runner: DecoderRunner,
+    sources: Sequence[Source],
+    texts: Sequence[Sequence[int]],
+    nodes: Sequence[int],
+) -> list[Tensor]:
+    """Returns ``[P, V]`` for each row: the logits of the token before the root from a pass of its
+    own, and those of the compared paths, the root before each.
+
+    The rows have cached texts of different lengths.
+    """
+    for source in sources:
+        runner.admit(1, source)
+    runner.prefill(0, [text[:-_PENDING] for text in texts])
+    alone = runner.forward(_columns(runner, [[text[-_PENDING]] for text in texts]), keep=1).logits
+    tree = Tree.uniform(list(_PARENTS), rows=len(texts), device=runner.device)
+    fed = _columns(runner, [[*text[-_PENDING:], *nodes] for text in texts])
+    logits = runner.forward(fed, keep=1 + len(nodes), tree=tree).logits
+    return [
+        torch.cat([one, *(row[[0, *branch]] for branch in _BRANCHES)]).double()
+        for one, row in zip(alone, logits, strict=True)
+    ]
+
+
+def _columns(runner: DecoderRunner, tokens: Sequence[Sequence[int]]) -> Tensor:
+    return torch.tensor([list(row) for row in tokens], device=runner.device)
+
+
+def _read_plainly(
+    runner: DecoderRunner, source: Source, text: Sequence[int], nodes: Sequence[int]
+) -> Tensor:
+    """Returns ``[P, V]``: the same from one plain pass for each path."""
+    assert source.states is not None
+    read: list[Tensor] = []
+    for branch in _BRANCHES:
+        ids = _columns(runner, [[*text, *(nodes[node - 1] for node in branch)]])
+        logits = runner.side.read(source.states[None], ids, use_cache=False).logits[0]
+        if not read:
+            read.append(logits[len(text) - _PENDING, None])
+        read.append(logits[-len(branch) - 1 :])
+    return torch.cat(read).double()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]

@@ -1,0 +1,166 @@
+"""The walk over families finds what is identical, what is refused, and what is different."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from typer.testing import CliRunner
+
+from outpace.audit.families import trial, walk
+from outpace.audit.families.exceptions import DECODERS, DEFAULTS, EXCEPTIONS
+from outpace.audit.families.finding import Finding
+from outpace.audit.families.listing import listed
+from outpace.audit.families.report import as_markdown
+from outpace.audit.families.shrink import tiny_config
+from outpace.audit.families.sizes import CHUNK, VOCABULARY, WINDOW
+from outpace.audit.families.walk import Limits
+from outpace.cli.audit import app
+from outpace.errors import ConfigError
+from outpace.targets.hf import support
+from outpace.targets.hf.masks import Layout
+
+PAGE = Path(__file__).parents[2] / "docs/targets/families.md"
+FOUND = [
+    Finding("llama", "LlamaForCausalLM", "identical", trees=True),
+    Finding("rwkv", "RwkvForCausalLM", "identical", "a state | no tree"),
+    Finding("blt", "BltForCausalLM", "refused", "it cannot read a text"),
+]
+WRONG = Finding("mpt", "MptForCausalLM", "DIFFERENT", "with ngram the text differs")
+
+
+def last(family: str) -> Finding:
+    *_, found = trial.findings(family, listed()[family])
+    return found
+
+
+# -- tiny configurations -----------------------------------------------------------------------
+
+
+def test_what_makes_a_family_stays() -> None:
+    config = tiny_config("gemma3_text")
+    assert config.layer_types == ["sliding_attention", "full_attention"]
+    assert (config.sliding_window, config.vocab_size) == (WINDOW, VOCABULARY)
+    config = tiny_config("llama4_text")
+    assert config.layer_types == ["chunked_attention", "full_attention"]
+    assert (config.attention_chunk_size, config.no_rope_layers) == (CHUNK, [1, 0])
+    grouped, alone = tiny_config("mistral"), tiny_config("llama")
+    assert grouped.num_key_value_heads < grouped.num_attention_heads
+    assert alone.num_key_value_heads == alone.num_attention_heads
+
+
+def test_changes_win() -> None:
+    assert tiny_config("llama", num_hidden_layers=5).num_hidden_layers == 5
+
+
+def test_every_exception_is_of_a_listed_family() -> None:
+    assert {*DEFAULTS, *EXCEPTIONS, *DECODERS} <= {*listed()}
+
+
+def test_a_family_that_nobody_lists_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"no causal .* 'lama' \(did you mean 'llama'\?\)"):
+        listed(["lama"])
+
+
+# -- verdicts ----------------------------------------------------------------------------------
+
+
+def test_a_mask_without_the_window_is_refused_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Layout, "within", lambda self, window: self.seen)
+    found = last("mistral")
+    assert (found.verdict, found.ok) == ("refused", True)
+    assert "otherwise than the same tokens in a text" in found.reason
+
+
+def test_what_the_check_at_load_misses_is_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "probe", lambda model, coarse=False: None)
+    monkeypatch.setattr(Layout, "within", lambda self, window: self.seen)
+    found = last("mistral")
+    assert (found.verdict, found.ok) == ("DIFFERENT", False)
+    assert "differs from plain generate at token" in found.reason
+
+
+def test_a_family_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise ImportError("it needs timm\nand more")
+
+    monkeypatch.setattr(trial, "tiny_model", fails)
+    found = last("llama")
+    assert (found.verdict, found.reason) == ("not built", "ImportError: it needs timm")
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+
+def test_three_families_in_processes_of_their_own() -> None:
+    names = listed(["llama", "llama4_text", "blt"])
+    found = {one.family: one for one in walk.walk(names, Limits(), workers=2)}
+    assert {name: one.verdict for name, one in found.items()} == {
+        "llama": "identical",
+        "llama4_text": "identical",
+        "blt": "refused",
+    }
+    assert found["llama"].trees
+    assert 0 < found["llama"].accepted < found["llama"].drafted
+    assert "cannot read a text" in found["blt"].reason
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"), [(Limits(seconds=0.2), "longer than 0.2 s"), (Limits(gigabytes=0.01), "")]
+)
+def test_a_family_that_takes_too_much_is_stopped(limits: Limits, reason: str) -> None:
+    (found,) = walk.walk(listed(["llama"]), limits)
+    assert not found.ok
+    assert reason in found.reason
+
+
+@pytest.mark.slow
+def test_every_family_is_identical_or_refused() -> None:
+    found = [*walk.walk(listed(), Limits(), workers=2)]
+    assert {one.family: one.reason for one in found if one.verdict == "DIFFERENT"} == {}
+    assert as_markdown(found) == PAGE.read_text(encoding="utf-8"), "docs/audit.md says how"
+
+
+# -- command and page --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("found", "code"), [(FOUND, 0), ([*FOUND, WRONG], 1)])
+def test_the_command_writes_what_it_finds_and_fails_for_a_difference(
+    found: list[Finding], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def walked(names: Mapping[str, str], *_: Any) -> Iterator[Finding]:
+        assert [*names] == ["llama", "blt"]
+        yield from found
+
+    monkeypatch.setattr(walk, "walk", walked)
+    json_file, page = tmp_path / "new" / "families.json", tmp_path / "families.md"
+    options = ["--only", "llama", "--only", "blt", "--json", str(json_file)]
+    result = CliRunner().invoke(app, ["families", *options, "--markdown", str(page)])
+    assert result.exit_code == code, result.output
+    written = json.loads(json_file.read_text())
+    assert written["ok"] == (code == 0)
+    assert written["transformers"] == transformers.__version__
+    assert [one["family"] for one in written["families"]] == sorted(one.family for one in found)
+    text = " ".join(page.read_text().split())
+    assert f"transformers {transformers.__version__}" in text
+    assert "| llama | LlamaForCausalLM | identical | chains, trees |" in text
+    assert "chains only: a state / no tree" in text
+    assert "2 identical, 1 refused" in result.output
+    assert ("1 DIFFERENT" in text) == (code == 1)
+
+
+def test_a_file_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walk, "walk", lambda *_: iter(FOUND))
+    result = CliRunner().invoke(app, ["families", "--markdown", "/dev/null/page.md"])
+    assert isinstance(result.exception, ConfigError)
+    assert "cannot write '/dev/null/page.md'" in str(result.exception)
+
+
+def test_the_page_lists_the_families_of_one_version() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").split("\n") if line.startswith("| ")]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows[1:]] == [*listed()]
+    assert not any("DIFFERENT" in row for row in rows)
