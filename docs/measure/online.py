@@ -52,20 +52,21 @@ parser.add_argument("picture")
 parser.add_argument("--method", default="eagle3")
 parser.add_argument("--answers", type=int, default=60, help="of each kind, 64 at most")
 parser.add_argument("--lr", type=float, default=5e-4)
+parser.add_argument("--learners", nargs="+", default=["frozen", "osd", "optimistic", "ensemble"])
 options = parser.parse_args()
 torch.set_num_threads(1)
 texts = prompts(options.answers)
 _, plain = lengths(texts, {"method": "none"})
 base = {"method": options.method, "num_speculative_tokens": 4}
 online = {"learning_rate": options.lr, "every": 2, "window": 64, "share": 1.0, "positions": "all"}
-for learner in (None, "osd", "optimistic", "ensemble"):
-    config = base if learner is None else {**base, "online": {**online, "learner": learner}}
+for learner in options.learners:
+    config = base if learner == "frozen" else {**base, "online": {**online, "learner": learner}}
     found, written = lengths(texts, config)
     other = sum(a != b for a, b in zip(plain, written, strict=True))
     size = len(found) // 10
     tenths = [sum(found[at * size : (at + 1) * size]) / size for at in range(10)]
     print(
-        f"{learner or 'frozen':10}",
+        f"{learner:10}",
         *(f"{value:.2f}" for value in tenths),
         f"; other texts: {other}",
         flush=True,
@@ -75,7 +76,7 @@ for learner in (None, "osd", "optimistic", "ensemble"):
         sum(found[max(0, at - window) : at + 1]) / len(found[max(0, at - window) : at + 1])
         for at in range(len(found))
     ]
-    pyplot.plot(smooth, label=learner or "frozen")
+    pyplot.plot(smooth, label=learner)
 pyplot.axvline(options.answers, color="grey", linestyle=":")
 pyplot.xlabel("answers: stories, then code")
 pyplot.ylabel("acceptance length, mean of the latest answers")
