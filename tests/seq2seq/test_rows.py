@@ -118,7 +118,7 @@ def test_a_seed_gives_one_text_whatever_is_drafted() -> None:
     assert ids(speaking(verify="coupled").generate(PROMPTS, params)) == expected
 
 
-REFUSED = ("layer_skip", "early_exit", "hidden_transfer")
+REFUSED = ("layer_skip", "early_exit", "hidden_transfer", "pass")
 OTHERS = [name for name in drafter_names() if name not in {*REFUSED, "draft_model", "none"}]
 
 
