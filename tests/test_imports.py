@@ -19,7 +19,7 @@ ROOT = Path(outpace.__file__).parent
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "train", "draft", "policy"}
 _ARGUMENTS = {"arguments", "chats", "config", "grammars", "pictures", "prompts", "sources"}
-_API = {*_ENGINE, *_ARGUMENTS, "engine", "intake", "outputs", "progress", "bundled"}
+_API = {*_ENGINE, *_ARGUMENTS, "building", "engine", "intake", "outputs", "progress", "bundled"}
 _FACE = {*_API, "api"}
 _TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "tune"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "intake": {*_ENGINE, *_ARGUMENTS, "engine"},
     "grammars": {"core"},
     "progress": set(),
+    "building": {*_ENGINE, "config", "engine", "intake"},
     "outputs": {*_ENGINE, "engine"},
     "bundled": {"targets"},
     "api": _API,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -14,18 +14,15 @@ from torch import nn
 
 from outpace import arguments, chats
 from outpace.arguments import Params
+from outpace.building import EngineOptions, Speculation, build_engine
 from outpace.chats import Conversation
 from outpace.config import SpeculativeConfig
 from outpace.core.params import SamplingParams
-from outpace.draft.base import Drafter, Setup
-from outpace.draft.registry import find_drafter
-from outpace.engine.capture import capture_for
-from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS, Engine
+from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS
 from outpace.engine.order.registry import ORDERS
 from outpace.engine.request import Request
 from outpace.engine.trial import OPTIONS as TRIAL
 from outpace.engine.trial import trial_prompts, try_out
-from outpace.engine.verifier import Verifier
 from outpace.errors import (
     ConfigError,
     OutpaceError,
@@ -35,8 +32,6 @@ from outpace.errors import (
 )
 from outpace.intake import Intake
 from outpace.outputs import Chunk, CompletionOutput, RequestOutput
-from outpace.policy.lengths.registry import length_options
-from outpace.policy.making import make_controller
 from outpace.progress import with_bar
 from outpace.prompts import Prompt, listed
 from outpace.targets.cpu.kernels import Kernels
@@ -45,29 +40,13 @@ from outpace.targets.cpu.threads import use_threads
 from outpace.targets.describe import Description, describe
 from outpace.targets.hf.load import load
 from outpace.targets.hf.loaded import Loaded
-from outpace.targets.hf.making import make_target
 from outpace.targets.hf.prepare import Progress
 from outpace.targets.hf.source import check_path
-from outpace.verify.base import Rule
-from outpace.verify.registry import make_rule
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The small target, and the drafters that come with the package: a model and a head."""
 
 _WARM_UP_DRAFT = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class _EngineOptions:
-    """What of the arguments of `LLM` its engine is built from, besides drafter and rule."""
-
-    cpu_kernels: Kernels
-    compile: bool
-    rows: int
-    max_batched_tokens: int
-    scheduling_policy: str
-    max_tokens_held: int | None
-    saved_texts: int
 
 
 @names_checked(UnknownArgument, "argument of LLM")
@@ -146,12 +125,7 @@ class LLM:
         max_num_batched_tokens = arguments.tokens("max_num_batched_tokens", max_num_batched_tokens)
         use_threads(threads)
         self.config = arguments.speculation(speculative_config, BUNDLED if model is None else None)
-        drafter = find_drafter(self.config.method)
-        options = drafter.configure(self.config.options)
-        rule_name = self.config.rule_name or drafter.usual_rule(options)
-        rule = make_rule(rule_name, **self.config.rule_options)
-        if self.config.length_name is not None:
-            length_options(self.config.length_name, self.config.length_options)
+        speculation = Speculation.of(self.config)
         wanted = BUNDLED / "target" if model is None else model
         if isinstance(wanted, (str, os.PathLike)):
             check_path(wanted)
@@ -170,59 +144,20 @@ class LLM:
         arguments.check_held(max_batch_total_tokens, self.max_model_len)
         self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")
         self._request_ids = itertools.count()
-        asked = _EngineOptions(
+        asked = EngineOptions(
             cpu_kernels=cpu_kernels,
             compile=compile,
             rows=max_num_seqs,
+            max_length=self.max_model_len,
             max_batched_tokens=max_num_batched_tokens,
             scheduling_policy=scheduling_policy,
             max_tokens_held=max_batch_total_tokens,
             saved_texts=max_num_seqs if enable_prefix_caching else 0,
         )
-        self.engine = self._engine(drafter, options, rule, asked)
+        self.engine = build_engine(self.target, speculation, self.intake, asked)
         if compile:
             self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
         self._try_out()
-
-    def _engine(
-        self,
-        drafter: type[Drafter],
-        options: Any,
-        rule: Rule,
-        asked: _EngineOptions,
-    ) -> Engine:
-        """Builds the engine of the loaded target. options: an instance of ``drafter.Options``."""
-        capture = capture_for if asked.compile else None
-        fixed = None if capture is None else capture(self.target.model)
-        target = make_target(
-            self.target.model,
-            asked.rows,
-            self.max_model_len,
-            fixed,
-            asked.saved_texts,
-            asked.max_tokens_held,
-        )
-        setup = Setup(
-            loaded=self.target,
-            target=target,
-            rows=asked.rows,
-            max_length=self.max_model_len,
-            options=options,
-            capture=capture,
-            cpu_kernels=asked.cpu_kernels,
-        )
-        verifier = Verifier(rule, self.intake.second_text(rule))
-        built = drafter.build(setup)
-        return Engine(
-            target,
-            built,
-            verifier,
-            make_controller(self.config, built, verifier.coupled, target),
-            self.target.vocabulary,
-            asked.max_batched_tokens,
-            ORDERS[asked.scheduling_policy](),
-            asked.max_tokens_held,
-        )
 
     def _try_out(self) -> None:
         """Raises ``ConfigError`` for a drafter that was plainly made for another model."""
