@@ -161,6 +161,23 @@ FAMILIES: Mapping[str, VisionFamily] = {
         text_options={"rope_parameters": {**ROPE, "mrope_interleaved": True}, "head_dim": 8},
         types="mm_token_type_ids",
     ),
+    "qwen3_5": VisionFamily(  # with a recurrent state
+        "Qwen3_5Config",
+        "",
+        {**QWEN, "num_position_embeddings": 64},
+        6,
+        _gridded,
+        text_options={
+            "rope_parameters": {**ROPE, "mrope_interleaved": True},
+            "head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_value_heads": 2,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        },
+        types="mm_token_type_ids",
+    ),
     "gemma3": VisionFamily(
         "Gemma3Config",
         "",

@@ -13,6 +13,7 @@ IDENTICAL = frozenset(
         "paligemma",
         "qwen2_5_vl",
         "qwen2_vl",
+        "qwen3_5",
         "qwen3_vl",
         "smolvlm",
     }
