@@ -22,7 +22,7 @@ from outpace.bench.builtin import BUILT_IN
 from outpace.heads.checkpoint import load_head, save_head
 from outpace.heads.registry import head_names
 from outpace.targets.hf.load import load
-from outpace.train.answers import FILE, Answers, AnswerSettings, prompts
+from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
 from outpace.train.data import cut
 from outpace.train.run import Progress, TrainingRun
 from outpace.train.settings import TrainSettings
@@ -74,7 +74,7 @@ def _run(method: str, options: argparse.Namespace) -> TrainingRun:
         temperature=TEMPERATURE,
         max_tokens=LONGEST,
         seed=0,
-        prompts=len(asked),
+        prompts=fingerprint(asked),
     )
     answers = Answers(options.out / FILE, settings, 10**9)
     answers.extend(asked, options.answers, _write, lambda count: None)

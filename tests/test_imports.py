@@ -18,7 +18,7 @@ ROOT = Path(outpace.__file__).parent
 #      <- audit, bench, serve, tune <- cli.
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "train", "draft", "policy"}
-_ARGUMENTS = {"arguments", "chats", "config", "grammars", "prompts", "sources"}
+_ARGUMENTS = {"arguments", "chats", "config", "grammars", "pictures", "prompts", "sources"}
 _API = {*_ENGINE, *_ARGUMENTS, "engine", "intake", "outputs", "progress", "bundled"}
 _FACE = {*_API, "api"}
 _TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "tune"}
@@ -36,6 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prompts": {"core"},
     "sources": {"core", "prompts", "targets"},
     "chats": {"core", "prompts"},
+    "images": {"core"},
+    "pictures": {"chats", "core", "images", "prompts", "targets"},
     "arguments": {*_ENGINE, "config"},
     "intake": {*_ENGINE, *_ARGUMENTS, "engine"},
     "grammars": {"core"},

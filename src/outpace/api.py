@@ -75,7 +75,8 @@ class LLM:
     """A causal language model that generates faster with speculation, without other words.
 
     model: a folder, a GGUF file, a hub name, a loaded ``PreTrainedModel`` (then give its
-    ``tokenizer``), or nothing for the bundled pair. speculative_config: see `SpeculativeConfig`;
+    ``tokenizer`` and, for images, its ``processor``), or nothing for the bundled pair.
+    speculative_config: see `SpeculativeConfig`;
     nothing means plain decoding, and the bundled drafter for the bundled model. max_num_seqs: rows
     decoded at once.
     generation_config: "auto" takes unset options from the model's own, "none" ignores it.
@@ -116,6 +117,7 @@ class LLM:
         *,
         speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
         tokenizer: Any = None,
+        processor: Any = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         max_model_len: int | None = None,
@@ -156,6 +158,7 @@ class LLM:
         self.target: Loaded = load(
             wanted,
             tokenizer=tokenizer,
+            processor=processor,
             dtype=dtype,
             device=device,
             trust_remote_code=trust_remote_code,
@@ -295,10 +298,12 @@ class LLM:
         """Returns one output per prompt, in order.
 
         prompts: one or several texts, lists of token ids, or dicts with one of the two as "prompt"
-        or "prompt_token_ids"; also what a tokenizer returns, without its padding. An
-        encoder-decoder reads them with its encoder; what its decoder begins with, and audio, come
-        in dicts with "encoder_prompt", "decoder_prompt" and "multi_modal_data". sampling_params:
-        one for all, or one for each, as `SamplingParams` or a dict of its options; default: as the
+        or "prompt_token_ids"; also what a tokenizer returns, without its padding. For a
+        vision-language model: dicts with "prompt" and "images" (PIL images or files), or, as in
+        vLLM, "multi_modal_data"; or what its processor returns for one prompt. An encoder-decoder
+        reads them with its encoder; what its decoder begins with, and audio, come in dicts with
+        "encoder_prompt", "decoder_prompt" and "multi_modal_data". sampling_params: one for all, or
+        one for each, as `SamplingParams` or a dict of its options; default: as the
         model's generation_config says. use_tqdm: shows a progress bar on standard error.
 
         Where a request's options turn out to contradict each other on the way, its text ends there
@@ -363,10 +368,12 @@ class LLM:
         """Returns the assistant's next turn, through the tokenizer's chat template.
 
         messages: ``[{"role": "user", "content": ...}, ...]``; a content is a text or a list of
-        OpenAI's parts of type "text". Of a list of several conversations, the answers are a list.
+        OpenAI's parts: of type "text", and for a vision-language model "image_url" (a data: URL or
+        a file) or "image" (a PIL image or a file). Of a list of several conversations, the answers
+        are a list.
         """
         given, several = chats.conversations(messages)
-        prompts = [self.chat_ids(conversation) for conversation in given]
+        prompts = [self.chat_prompt(conversation) for conversation in given]
         outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
         return outputs if several else outputs[0]
 
@@ -376,6 +383,17 @@ class LLM:
         for_template: what else the chat template is given, such as ``tools``.
         """
         return self.intake.chat_ids(messages, **for_template)
+
+    def chat_prompt(
+        self, messages: Conversation, files: bool = True, **for_template: Any
+    ) -> Prompt:
+        """Returns the prompt for one conversation, as `generate` takes it: its token ids or, with
+        images, what the model's processor makes of it.
+
+        files: whether images may be files of this machine. for_template: what else the chat
+        template is given, such as ``tools``.
+        """
+        return self.intake.chat_prompt(messages, files, **for_template)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued."""

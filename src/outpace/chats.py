@@ -11,7 +11,7 @@ from outpace.prompts import check_characters
 
 Conversation = Sequence[Mapping[str, Any]]
 """``[{"role": "user", "content": "a text"}, ...]``; a content may also be a list of OpenAI's parts,
-``[{"type": "text", "text": "a text"}, ...]``."""
+``[{"type": "text", "text": "a text"}, {"type": "image_url", "image_url": {"url": ...}}, ...]``."""
 
 
 def conversations(messages: Conversation | Sequence[Conversation]) -> tuple[list[Any], bool]:
@@ -43,13 +43,20 @@ def rendered(tokenizer: Any, name: str, messages: Conversation, **for_template: 
     name: the model's, for error messages. for_template: what else the template is given. Raises
     ``PromptError`` where the tokenizer has no template, or the template refuses the messages.
     """
-    read = [_message(message) for message in messages]
-    if not read:
+    return applied(tokenizer, name, [_message(message) for message in messages], **for_template)
+
+
+def applied(
+    tokenizer: Any, name: str, messages: Sequence[Mapping[str, Any]], **for_template: Any
+) -> str:
+    """Returns what `rendered` does, of messages that are as the template wants them."""
+    if not messages:
         raise PromptError("the chat is empty: give at least one message.")
-    check_template(tokenizer, name)
+    if not for_template.get("chat_template"):
+        check_template(tokenizer, name)
     try:
         text = tokenizer.apply_chat_template(
-            read, **{**for_template, "tokenize": False, "add_generation_prompt": True}
+            list(messages), **{**for_template, "tokenize": False, "add_generation_prompt": True}
         )
     except Exception as error:  # a template is a program of the model's, and raises what it likes
         reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
@@ -59,6 +66,37 @@ def rendered(tokenizer: Any, name: str, messages: Conversation, **for_template: 
         ) from error
     check_characters(text)
     return str(text)
+
+
+def illustrated(
+    messages: Conversation, place: str | None = None
+) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Returns the messages as the template of a vision-language model wants them, and their images
+    in order, as they were given.
+
+    place: what stands for an image in a text, for a template whose contents are texts; None for one
+    that reads lists of parts.
+    """
+    read, images = [], []
+    for message in messages:
+        content = _checked(message).get("content")
+        if content is None and "tool_calls" in message:
+            read.append(dict(message))
+            continue
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(parts, (list, tuple)):
+            raise PromptError(_no_content(content))
+        shown = [(part, _image(part)) for part in parts]
+        images += [image for _, image in shown if image is not None]
+        if place is None:
+            own: Any = [
+                {"type": "text", "text": _part(part)} if image is None else {"type": "image"}
+                for part, image in shown
+            ]
+        else:
+            own = "\n".join(_part(part) if image is None else place for part, image in shown)
+        read.append({**message, "content": own})
+    return read, images
 
 
 def check_template(tokenizer: Any, name: str, remedy: str = "use generate() instead") -> None:
@@ -71,11 +109,15 @@ def check_template(tokenizer: Any, name: str, remedy: str = "use generate() inst
 _FORM = 'a chat is a list of messages such as {"role": "user", "content": "a text"}'
 
 
-def _message(message: Any) -> dict[str, Any]:
-    """Returns a message whose content is one text, as chat templates expect it."""
+def _checked(message: Any) -> Mapping[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise PromptError(f"{_FORM}, not {shown(message)}.")
-    content = message.get("content")
+    return message
+
+
+def _message(message: Any) -> dict[str, Any]:
+    """Returns a message whose content is one text, as chat templates expect it."""
+    content = _checked(message).get("content")
     if content is None and "tool_calls" in message:
         return dict(message)
     return {**message, "content": _text(content)}
@@ -86,10 +128,31 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, (list, tuple)):
-        raise PromptError(
-            f"a message's content is a text or a list of parts, not {shown(content)}."
-        )
+        raise PromptError(_no_content(content))
     return "\n".join(_part(part) for part in content)
+
+
+def _no_content(content: object) -> str:
+    return f"a message's content is a text or a list of parts, not {shown(content)}."
+
+
+def _image(part: Any) -> Any:
+    """Returns the image of a part, as it was given; None for a part that is no image."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "image_url":
+        link = part.get("image_url")
+        found = link.get("url") if isinstance(link, Mapping) else link
+    elif kind == "image":
+        names = ("image", "url", "path")
+        found = next((part[name] for name in names if part.get(name) is not None), None)
+    else:
+        return None
+    if found is None:
+        raise PromptError(
+            'a part with an image is {"type": "image", "image": ...} or {"type": "image_url", '
+            f'"image_url": {{"url": ...}}}}, not {shown(part)}.'
+        )
+    return found
 
 
 def _part(part: Any) -> str:

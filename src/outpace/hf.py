@@ -32,7 +32,7 @@ from outpace.engine.request import Request
 from outpace.errors import ConfigError
 from outpace.targets.base import Source
 from outpace.targets.hf import criteria, processors
-from outpace.targets.hf.calls import arguments_of_generate, check_config, unpadded
+from outpace.targets.hf.calls import arguments_of_generate, check_config, media_of, unpadded
 from outpace.targets.hf.load import load_drafter
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.processors import AsGenerate, RowProcessors, of_row, split
@@ -127,6 +127,7 @@ class Speculative:
             )
         check_config(generation_config)
         reads = is_encoder_decoder(model)
+        media = {} if reads else media_of(model, input_ids, model_kwargs)
         prompts = unpadded(input_ids, of_decoder(model, model_kwargs) if reads else model_kwargs)
         sources: list[Source | None] = [None] * len(prompts)
         if reads:
@@ -137,6 +138,8 @@ class Speculative:
                 generation_config, logits_processor, stopping_criteria, input_ids, prompts, sources
             )
             requests = call.requests(llm.target.vocabulary, llm.max_model_len)
+            for request in requests:
+                request.media = llm.intake.media(request.prompt_ids, media)
             columns = _Columns(requests, call.padding, streamer)
             self._decode(llm, requests, columns)
         self.metrics = [request.metrics for request in requests]

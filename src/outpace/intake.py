@@ -18,9 +18,18 @@ from outpace.core.values import shown
 from outpace.engine.request import Request
 from outpace.errors import ParamsError, PromptError
 from outpace.grammars import KINDS, Grammar, Grammars
-from outpace.prompts import Prompt, check_characters, unwrapped
+from outpace.pictures import Pictures
+from outpace.prompts import (
+    Prompt,
+    check_characters,
+    processed,
+    split_images,
+    split_processed,
+    token_ids_of,
+    unwrapped,
+)
 from outpace.sources import SourceReader
-from outpace.targets.base import Source
+from outpace.targets.base import Media
 from outpace.targets.hf import generation, processors
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
@@ -51,6 +60,7 @@ class Intake:
         self._tokenizing = threading.Lock()  # tokenizers are not made for several threads
         reads_sources = is_encoder_decoder(loaded.model)
         self._sources = SourceReader(loaded, self.token_ids) if reads_sources else None
+        self.pictures = Pictures(loaded)
 
     def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns a text's token ids."""
@@ -60,16 +70,26 @@ class Intake:
             ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens).input_ids
         return ids
 
-    def chat_ids(self, messages: Conversation, **for_template: Any) -> list[int]:
-        """Returns the prompt's token ids for one conversation.
+    def chat_prompt(
+        self, messages: Conversation, files: bool = True, **for_template: Any
+    ) -> Prompt:
+        """Returns the prompt that a chat template makes of one conversation: token ids or, with
+        images, what the processor makes of it.
 
-        for_template: what else the chat template is given, such as ``tools``.
+        files: whether images may be files. for_template: what else the chat template is given, such
+        as ``tools``.
         """
         tokenizer = self._needs_tokenizer("a chat")
         with self._tokenizing:
+            if self._loaded.processor is not None:
+                return self.pictures.chat(messages, files, **for_template)
             text = chats.rendered(tokenizer, self._loaded.name, messages, **for_template)
             ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
+
+    def chat_ids(self, messages: Conversation, **for_template: Any) -> list[int]:
+        """Returns the token ids of `chat_prompt`."""
+        return token_ids_of(self.chat_prompt(messages, **for_template))
 
     def requests(
         self,
@@ -83,7 +103,12 @@ class Intake:
         while they grow. priority: the smallest joins the batch first, where that is the order.
         form: what their texts have to look like (`LLM.requests`)."""
         grammar = None if form is None else self._grammar(form, params)
-        source, ids = self._read(prompt)
+        source, media = None, None
+        if self._sources is not None:
+            source, ids = self._sources(prompt)
+            self._check_length(ids)
+        else:
+            ids, media = self.read(prompt)
         resolved = params.resolve(self.defaults)
         room = self._max_length - len(ids)
         if self._own is not None:
@@ -108,6 +133,7 @@ class Intake:
                 source=source,
                 tag=params.tag,
                 priority=priority,
+                media=media,
                 seeded=params.seed is not None and not resolved.greedy,
             )
             for index in range(params.n)
@@ -135,14 +161,6 @@ class Intake:
         ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
-    def _read(self, prompt: Prompt) -> tuple[Source | None, list[int]]:
-        """What the encoder reads, where there is one, and the tokens that are continued."""
-        if self._sources is None:
-            return None, self.prompt_ids(prompt)
-        source, ids = self._sources(prompt)
-        self._check_length(ids)
-        return source, ids
-
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued.
 
@@ -150,15 +168,47 @@ class Intake:
         """
         if self._sources is not None:
             return list(self._sources(prompt)[0].token_ids)
-        prompt = unwrapped(prompt)
-        ids = self.token_ids(prompt) if isinstance(prompt, str) else prompt
+        return self.read(prompt)[0]
+
+    def read(self, prompt: Prompt) -> tuple[list[int], Media | None]:
+        """Returns the token ids of one prompt, and what a processor made of its images, if there
+        are any; ``PromptError`` for a prompt that cannot be continued."""
+        prompt, images = split_images(prompt)
+        if images:
+            prompt = self._processed(prompt, images)
+        if processed(prompt):
+            ids, inputs = split_processed(prompt)  # type: ignore[arg-type]
+        else:
+            found, inputs = unwrapped(prompt), {}
+            ids = self.token_ids(found) if isinstance(found, str) else found
+        self._check_ids(ids)
+        return ids, self.media(ids, inputs)
+
+    def media(self, ids: Sequence[int], inputs: Mapping[str, Any]) -> Media | None:
+        """Returns what a processor made of a prompt's images as the target takes it, None where it
+        needs nothing; ``PromptError`` where that does not go with the prompt's tokens."""
+        return self.pictures.media(ids, inputs)
+
+    def _processed(self, prompt: Prompt, images: Sequence[Any]) -> Prompt:
+        """What the processor makes of a text and its images."""
+        text = unwrapped(prompt)
+        if not isinstance(text, str):
+            raise PromptError(
+                "images come with a text, in which the processor gives them their places, not with "
+                "token ids: give the text, or what the processor returns."
+            )
+        check_characters(text)
+        with self._tokenizing:
+            return self.pictures.processed(text, images)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        """Raises ``PromptError`` for token ids that cannot be continued."""
         if not ids:
             raise PromptError("the prompt is empty: give at least one token.")
         top = self._loaded.config.vocab_size
         if any(not 0 <= i < top for i in ids):
             raise PromptError(f"prompt token ids must be whole numbers in [0, {top}).")
         self._check_length(ids)
-        return ids
 
     def _check_length(self, ids: Sequence[int]) -> None:
         if len(ids) >= self._max_length:

@@ -21,13 +21,16 @@ class Array(Protocol):
 
 Prompt = str | Sequence[int] | Mapping[str, Any] | Array
 """A text; token ids as a list, an array or a tensor of one row; one of the two as
-``{"prompt": ...}`` or ``{"prompt_token_ids": ...}``; or what a tokenizer returns for one text."""
+``{"prompt": ...}`` or ``{"prompt_token_ids": ...}``; what a tokenizer returns for one text; a text
+with its images, ``{"prompt": ..., "multi_modal_data": {"image": ...}}`` or ``{"prompt": ...,
+"images": [...]}``; or what a processor returns for those."""
 
 _NO_PROMPTS = (bytes, bytearray, memoryview, int, float)
 """What could be iterated over, or converted, and is still no list of token ids."""
 
 _NAMES = {"prompt", "prompt_token_ids"}
 _TOKENIZED = {"input_ids", "attention_mask", "token_type_ids"}
+_WITH_IMAGES = {"multi_modal_data", "images"}
 
 
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -39,7 +42,8 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, Mapping):
-        return _tokenized(prompts) if "input_ids" in prompts else [prompts]
+        tokenized = "input_ids" in prompts and not processed(prompts)
+        return _tokenized(prompts) if tokenized else [prompts]
     if _is_array(prompts):
         return _rows(prompts)
     if isinstance(plain(prompts), _NO_PROMPTS) or not isinstance(prompts, Iterable):
@@ -66,8 +70,63 @@ def unwrapped(prompt: Prompt) -> str | list[int]:
         return [_token(item) for item in found]
     raise PromptError(
         "a prompt is a text, a list of token ids, or a dict with one of the two as 'prompt' or "
-        f"'prompt_token_ids', not {_shown(prompt)}."
+        "'prompt_token_ids', and images as 'multi_modal_data' or 'images', not "
+        f"{_shown(prompt)}."
     )
+
+
+def processed(prompt: Prompt) -> bool:
+    """Returns whether this is what a processor makes of a text and images."""
+    return isinstance(prompt, Mapping) and "input_ids" in prompt and not set(prompt) <= _TOKENIZED
+
+
+def split_processed(prompt: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
+    """Returns the token ids of what a processor made of one text and its images, and the rest;
+    ``PromptError`` where it made it of several texts, or of none."""
+    ids = _table(prompt["input_ids"], "input_ids")
+    if len(ids) != 1:
+        raise PromptError(
+            f"a processor's output holds {len(ids)} prompts with images, and nothing says which "
+            "images belong to which: give the processor one prompt at a time."
+        )
+    mask = prompt.get("attention_mask")
+    if mask is not None and not all(all(row) for row in _table(mask, "attention_mask")):
+        raise PromptError(
+            "a prompt with images is padded: give the processor one prompt at a time."
+        )
+    rest = {name: prompt[name] for name in prompt if name not in ("input_ids", "attention_mask")}
+    return [_token(item) for item in ids[0]], rest
+
+
+def token_ids_of(prompt: Any) -> list[int]:
+    """Returns the token ids of what a chat becomes: ids, or what a processor made of it."""
+    return split_processed(prompt)[0] if processed(prompt) else list(prompt)
+
+
+def split_images(prompt: Prompt) -> tuple[Prompt, list[Any]]:
+    """Returns a prompt without its images, and these as they were given; ``PromptError`` for media
+    of another kind."""
+    if not isinstance(prompt, Mapping) or not _WITH_IMAGES & set(prompt):
+        return prompt, []
+    rest = {name: prompt[name] for name in prompt if name not in _WITH_IMAGES}
+    media = prompt.get("multi_modal_data")
+    if media is not None and (not isinstance(media, Mapping) or set(media) - {"image"}):
+        named = sorted(map(str, media)) if isinstance(media, Mapping) else shown(media)
+        raise PromptError(
+            f"multi_modal_data is a dict with 'image', an image or a list of them, not {named}: "
+            "outpace reads no other media."
+        )
+    found = [(media or {}).get("image"), prompt.get("images")]
+    if all(one is not None for one in found):
+        raise PromptError("images are given twice: drop 'images' or 'multi_modal_data'.")
+    given = next((one for one in found if one is not None), None)
+    return rest, _several(given)
+
+
+def _several(images: Any) -> list[Any]:
+    if images is None:
+        return []
+    return list(images) if isinstance(images, (list, tuple)) else [images]
 
 
 def check_characters(text: str) -> None:
@@ -119,11 +178,6 @@ def _rows(array: Any) -> list[Prompt]:
 
 def _tokenized(given: Mapping[str, Any]) -> list[Prompt]:
     """Returns the prompts of a tokenizer's output, without their padding."""
-    if not set(given) <= _TOKENIZED:
-        raise PromptError(
-            f"a tokenizer's output holds input_ids and attention_mask, not "
-            f"{sorted(map(str, set(given) - _TOKENIZED))}, which outpace cannot pass to the model."
-        )
     ids, mask = given["input_ids"], given.get("attention_mask")
     if mask is None:
         return _rows(ids) if _is_array(ids) else listed(ids)

@@ -12,13 +12,15 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
+from outpace.heads.checkpoint import load_head
+from outpace.heads.registry import head_names
 from outpace.targets.hf.loaded import Loaded
 from outpace.train.learners import LEARNERS
 from targets.families import CONTEXT, drafter, target
 from targets.generating import greedy, ids
 
 QUICK = {"every": 2, "window": 32, "share": 1.0, "positions": "all"}
-RATES = {"draft_model": 0.003, "medusa": 0.01, "eagle3": 0.01}
+RATE = 0.01
 DOMAINS = [[[5, 9, 2], [5, 9, 3]], [[40, 33, 21], [40, 33, 22]]]
 """Prompts of two kinds of text."""
 
@@ -26,8 +28,8 @@ DOMAINS = [[[5, 9, 2], [5, 9, 3]], [[40, 33, 21], [40, 33, 22]]]
 def learner(method: str, verify: str | None = None, **more: Any) -> LLM:
     options = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
     if method == "draft_model":
-        options = {"model": drafter("llama", 0.3)}
-    online = {**QUICK, "learning_rate": RATES[method], **more}
+        options, more = {"model": drafter("llama", 0.3)}, {"learning_rate": 0.003, **more}
+    online = {**QUICK, "learning_rate": RATE, **more}
     config = {"method": method, "num_speculative_tokens": 3, **options, "online": online}
     config |= {} if verify is None else {"verify": verify}
     return LLM(target("llama"), speculative_config=config, max_num_seqs=2, max_model_len=CONTEXT)
@@ -66,6 +68,22 @@ def test_every_learner_learns(name: str, positions: str) -> None:
     assert acceptance(outputs) > before + 0.05
     drafted: Any = llm.engine.drafter
     assert drafted.losses[-1] < drafted.losses[0]
+
+
+@pytest.mark.parametrize("method", head_names())
+def test_every_head_can_learn_and_no_text_changes(method: str, tmp_path: Path) -> None:
+    llm, expected = learner(method), plain(DOMAINS[0])
+    for _ in range(2):
+        assert ids(llm.generate(DOMAINS[0], greedy(60))) == expected
+    drafting: Any = llm.engine.drafter
+    assert drafting.updates > 0
+    untaught = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))["model"]
+    llm.save_drafter(tmp_path)
+    learned = load_head(tmp_path).state_dict()
+    assert not all(
+        torch.equal(value.to(learned[name]), learned[name])
+        for name, value in untaught.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("method", ["draft_model", "medusa"])

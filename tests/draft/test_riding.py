@@ -14,10 +14,11 @@ from outpace.core.proposal import Riders
 from outpace.draft.base import Round, Rows
 from outpace.draft.registry import find_drafter
 from outpace.draft.trained.riding_head import RidingHeadDrafter
-from outpace.errors import UnsupportedModel
+from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.riding import Carriage
 from outpace.train.teacher import Teacher
-from targets.families import CONTEXT, PROMPTS, target
+from targets.families import CONTEXT, PROMPTS, build, target
 from targets.generating import greedy, ids
 
 METHODS = ["pass", "hidden_transfer"]
@@ -84,7 +85,7 @@ def test_a_stop_at_any_operation_costs_no_text(method: str) -> None:
         llm.generate(PROMPTS, asked)
     assert not carried
     choose = random.Random(3)
-    for number in range(25):
+    for number in range(15):
         pairs = zip(PROMPTS, asked, strict=True)
         played = [llm.intake.requests(prompt, params)[0] for prompt, params in pairs]
         for request in played:
@@ -119,3 +120,16 @@ def test_a_target_without_gradients_is_not_trained_for() -> None:
     riders = Riders(torch.tensor([[0]]), embeddings=torch.zeros(1, 1, 32, dtype=torch.float64))
     with pytest.raises(UnsupportedModel, match="blocks computes with code that no gradient"):
         teacher.carry(torch.tensor([[1, 2, 3]]), riders)
+
+
+def test_a_target_with_a_recurrent_state_carries_no_columns() -> None:
+    model = build("llama")
+    model.config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(UnsupportedModel, match="keeps a recurrent state"):
+        Carriage(model, CONTEXT)
+
+
+@pytest.mark.parametrize("method", [*METHODS, "diffusion"])
+def test_heads_that_read_no_states_do_not_learn_online(method: str) -> None:
+    with pytest.raises(ConfigError, match="reads no states of the target"):
+        decoder(method, target("llama"), online={})

@@ -93,6 +93,38 @@ def test_a_text_that_was_put_aside_may_end_there() -> None:
     assert not len(llm.engine.waiting)
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_an_interruption_while_a_row_leaves_costs_no_text(
+    before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = decoder("ngram", max_batch_total_tokens=LIMIT)
+    requests = [llm.requests(PROMPTS[0], greedy(80))[0] for _ in range(4)]
+    alone = decoder("ngram").generate(PROMPTS[0], greedy(80))[0].outputs[0].token_ids
+    for request in requests:
+        llm.engine.add(request)
+    retain, interrupted = llm.engine.target.retain, []
+
+    def interrupting(rows: Any, texts: Any = None) -> None:
+        first = not interrupted and any(request.preemptions for request in requests)
+        if first and before:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        retain(rows, texts)
+        if first:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.engine.target, "retain", interrupting)
+    while llm.engine.busy:
+        try:
+            llm.engine.step()
+        except KeyboardInterrupt:
+            assert interrupted
+    assert interrupted
+    assert [one.output_ids for one in requests] == [alone] * 4
+    assert not len(llm.engine.waiting)
+
+
 def test_room() -> None:
     (one,) = decoder("none").requests([1] * 20, greedy(5))
     room = Room(2 * (20 + AHEAD) + 2 * AHEAD)

@@ -3,100 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from heads.published import (
+    DFLASH_CONFIG,
+    EAGLE3_CONFIG,
+    FILES,
+    LIBRARY,
+    MAKERS,
+    OWN,
+    SIZE,
+    TARGET,
+    TOKENS,
+    VOCABULARY,
+    Change,
+    Weights,
+    dflash,
+    eagle,
+    eagle3,
+    medusa,
+    mlp_speculator,
+)
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import fit, load_head, save_head
+from outpace.heads.dflash import DFlash, DFlashConfig
+from outpace.heads.eagle import Eagle, EagleConfig
 from outpace.heads.eagle3 import Eagle3, Eagle3Config
+from outpace.heads.formats.speculators import DEFAULTS
 from outpace.heads.hydra import Hydra, HydraConfig
-
-SIZE, VOCABULARY, OWN = 8, 20, 6
-TOKENS = [3, 4, 7, 11, 12, 19]
-TARGET = TargetShape(hidden_size=SIZE, vocab_size=VOCABULARY, layers=12, name="tiny")
-Weights = dict[str, Tensor]
-Change = Callable[[dict[str, Any], Weights], object]
-
-EAGLE3_CONFIG = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "model_type": "llama",
-    "hidden_size": SIZE,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 500000.0,
-    "vocab_size": VOCABULARY,
-    "draft_vocab_size": OWN,
-    "torch_dtype": "bfloat16",
-}
-
-
-def drawn(shapes: Mapping[str, tuple[int, ...]]) -> Weights:
-    torch.manual_seed(0)
-    return {name: torch.randn(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
-
-
-def eagle3(folder: Path, change: Change = lambda about, weights: None) -> Weights:
-    about = dict(EAGLE3_CONFIG)
-    layer, half = "midlayer.", SIZE // 2
-    weights = drawn(
-        {
-            "fc.weight": (SIZE, 3 * SIZE),
-            layer + "hidden_norm.weight": (SIZE,),
-            layer + "input_layernorm.weight": (SIZE,),
-            layer + "post_attention_layernorm.weight": (SIZE,),
-            layer + "self_attn.q_proj.weight": (SIZE, 2 * SIZE),
-            layer + "self_attn.k_proj.weight": (half, 2 * SIZE),
-            layer + "self_attn.v_proj.weight": (half, 2 * SIZE),
-            layer + "self_attn.o_proj.weight": (SIZE, SIZE),
-            layer + "mlp.gate_proj.weight": (24, SIZE),
-            layer + "mlp.up_proj.weight": (24, SIZE),
-            layer + "mlp.down_proj.weight": (SIZE, 24),
-            "norm.weight": (SIZE,),
-            "lm_head.weight": (OWN, SIZE),
-        }
-    )
-    weights["d2t"] = torch.tensor(TOKENS) - torch.arange(OWN)
-    weights["t2d"] = torch.tensor([token in TOKENS for token in range(VOCABULARY)])
-    change(about, weights)
-    return put(folder, about, weights, "model.safetensors")
-
-
-def medusa(folder: Path, change: Change = lambda about, weights: None) -> Weights:
-    about = {
-        "medusa_num_heads": 2,
-        "medusa_num_layers": 1,
-        "base_model_name_or_path": "a/model",
-    }
-    shapes: dict[str, tuple[int, ...]] = {}
-    for head in range(3):  # one more than the configuration says, as in some published files
-        shapes[f"{head}.0.linear.weight"] = (SIZE, SIZE)
-        shapes[f"{head}.0.linear.bias"] = (SIZE,)
-        shapes[f"{head}.1.weight"] = (VOCABULARY, SIZE)
-    weights = drawn(shapes)
-    change(about, weights)
-    return put(folder, about, weights, "medusa_lm_head.safetensors")
-
-
-def put(folder: Path, about: Mapping[str, Any], weights: Weights, file: str) -> Weights:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(about))
-    save_file(weights, folder / file)
-    return weights
-
-
-MAKERS = {"eagle3": eagle3, "medusa": medusa}
-FILES = {"eagle3": "model.safetensors", "medusa": "medusa_lm_head.safetensors"}
+from outpace.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
 
 
 @pytest.mark.parametrize("form", MAKERS)
@@ -109,6 +51,66 @@ def test_weights_come_back_bit_by_bit_through_our_own_format(form: str, tmp_path
     for name, value in given.items():
         assert found[name].dtype == value.dtype, name
         assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("kind", LIBRARY)
+def test_folders_of_the_library_come_back_bit_by_bit(kind: str, tmp_path: Path) -> None:
+    given = LIBRARY[kind](tmp_path / "public")
+    save_head(load_head(tmp_path / "public"), tmp_path / "own")
+    head = load_head(tmp_path / "own")
+    assert (head.kind, head.config.depths, head.target.name) == (kind, 3, "a/model")
+    save_head(head, tmp_path / "again", "speculators")
+    found = load_file(tmp_path / "again" / "model.safetensors")
+    assert set(found) == set(given)
+    assert all(torch.equal(found[name], value) for name, value in given.items())
+    about, again = (
+        json.loads((tmp_path / name / "config.json").read_text()) for name in ("public", "again")
+    )
+    for name in ("speculators_model_type", "draft_vocab_size", "norm_before_residual"):
+        assert again.get(name) == about.get(name)
+    layer, layer_again = (each["transformer_layer_config"] for each in (about, again))
+    for name in ("hidden_size", "num_key_value_heads", "vocab_size", "rms_norm_eps"):
+        assert layer_again[name] == layer[name]
+
+
+def test_what_a_layer_of_the_library_leaves_out_is_the_default_of_transformers() -> None:
+    from transformers import AutoConfig
+
+    for kind, defaults in DEFAULTS.items():
+        config = AutoConfig.for_model(kind)
+        assert {name: getattr(config, name) for name in defaults} == defaults
+
+
+def test_a_speculator_normalises_as_published_ones_do(tmp_path: Path) -> None:
+    given = {name: value.float() for name, value in mlp_speculator(tmp_path).items()}
+    head = load_head(tmp_path).float()
+
+    def unit(x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+    state, token = torch.randn(1, 1, SIZE), torch.tensor([[5]])
+    shares = 0.5 ** (0.5 / 3)
+    x = unit(state) / 2**0.5 @ given["speculator.proj.0.weight"].T
+    more = ((1 - shares**2) * 6 / 2) ** 0.5 / shares
+    x = x + more * given["speculator.emb.0.weight"][token]
+    x = given["speculator.ln.0.weight"] * unit(x) + given["speculator.ln.0.bias"]
+    wanted = torch.nn.functional.gelu(x) @ given["speculator.head.0.weight"].T
+    assert torch.allclose(head.step(state, token, 1, None)[0], wanted, atol=1e-5)
+
+
+def test_copies_of_tied_weights_are_left_out(tmp_path: Path) -> None:
+    def copied(about: dict[str, Any], weights: Weights) -> None:
+        for name in ("emb", "head"):
+            for at in (1, 2):
+                weights[f"speculator.{name}.{at}.weight"] = weights[
+                    f"speculator.{name}.0.weight"
+                ].clone()
+
+    mlp_speculator(tmp_path / "copies", copied)
+    mlp_speculator(tmp_path / "once")
+    copies, once = load_head(tmp_path / "copies"), load_head(tmp_path / "once")
+    for name, value in once.state_dict().items():
+        assert torch.equal(value, copies.state_dict()[name])
 
 
 def test_a_configuration_says_the_same_again(tmp_path: Path) -> None:
@@ -131,6 +133,53 @@ def test_what_an_eagle3_head_is_made_of(tmp_path: Path) -> None:
     assert head.layers == (2, 6, 9)
     attention = head.midlayer.self_attn
     assert (attention.heads, attention.groups, attention.base) == (2, 1, 500000.0)
+
+
+def biased(about: dict[str, Any], weights: Weights) -> None:
+    about["architectures"] = ["Qwen2ForCausalLM"]
+    for name in ("q", "k", "v"):
+        rows = len(weights[f"layers.0.self_attn.{name}_proj.weight"])
+        weights[f"layers.0.self_attn.{name}_proj.bias"] = torch.ones(rows, dtype=torch.bfloat16)
+
+
+def bare(about: dict[str, Any], weights: Weights) -> None:
+    about["bias"] = False
+    del weights["fc.bias"], weights["embed_tokens.weight"]
+
+
+def normed(about: dict[str, Any], weights: Weights) -> None:
+    weights["layers.0.input_layernorm.weight"] = torch.ones(SIZE, dtype=torch.bfloat16)
+    weights["lm_head.weight"] = torch.zeros(VOCABULARY, SIZE, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("change", [biased, bare, normed])
+def test_the_weights_say_which_parts_an_eagle_head_has(change: Change, tmp_path: Path) -> None:
+    given = eagle(tmp_path / "public", change)
+    save_head(load_head(tmp_path / "public"), tmp_path / "again", "eagle")
+    found = load_file(tmp_path / "again" / "model.safetensors")
+    assert set(found) == set(given)
+    head = load_head(tmp_path / "again")
+    assert (head.kind, head.config.depths) == ("eagle", 5)
+
+
+def test_what_a_dflash_head_is_made_of(tmp_path: Path) -> None:
+    dflash(tmp_path / "public")
+    head = load_head(tmp_path / "public")
+    assert (head.kind, head.config.depths, head.layers) == ("dflash", 3, (2, 6, 12))
+    fit(head, TARGET, "the head")
+    with pytest.raises(ConfigError, match="its layers is 12, and this target's is 13"):
+        fit(head, TargetShape(SIZE, VOCABULARY, 13), "the head")
+    save_head(head, tmp_path / "again", "dflash")
+    about = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert {name: about.get(name) for name in DFLASH_CONFIG} == DFLASH_CONFIG
+    dflash(tmp_path / "old", say(dflash_config={"mask_token_id": 17, "block_size": 4}))
+    with pytest.raises(ModelLoadError, match=r"size mismatch for fc\.weight"):
+        load_head(tmp_path / "old")  # two layers of its own read two of the target's, if unsaid
+
+
+def test_masks_of_their_own_have_no_place_in_a_dflash_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--set own_mask=false"):
+        save_head(DFlash(TARGET, DFlashConfig()), tmp_path, "dflash")
 
 
 def test_a_head_that_knows_all_tokens_has_no_maps(tmp_path: Path) -> None:
@@ -180,6 +229,19 @@ def give(name: str, value: Tensor) -> Change:
         ("eagle3", say(hidden_size="8"), "does not describe a head of the kind .eagle3."),
         ("eagle3", give("d2t", torch.full((OWN,), VOCABULARY)), "does not lead to 6 of the 20"),
         ("eagle3", give("t2d", torch.ones(VOCABULARY, dtype=torch.bool)), "d2t and t2d disagree"),
+        ("eagle", drop("fc.weight"), "damaged, or not those .*fc.weight"),
+        ("eagle", give("fc.weight", torch.zeros(SIZE, SIZE)), "size mismatch for fc.weight"),
+        ("eagle", say(rope_scaling={"type": "linear"}), "rope_scaling is"),
+        ("eagle", say(num_hidden_layers=2), "no trained head"),
+        ("eagle", say(num_key_value_heads=3), "do not fit"),
+        ("dflash", drop("norm.weight"), "damaged, or not those .*norm.weight"),
+        ("dflash", say(sliding_window=8, layer_types=["sliding_attention"] * 2), "'sliding_att"),
+        ("dflash", say(block_size=None), "no block_size"),
+        ("dflash", say(dflash_config={"mask_token_id": 20}), "mask_token is 20 of 20 tokens"),
+        ("dflash", say(dflash_config={"mask_token_id": 1}, num_target_layers=0), "it says neither"),
+        ("mlp_speculator", drop("speculator.ln.0.bias"), "damaged, or not those .*ln.0.bias"),
+        ("mlp_speculator", say(n_predict="3"), "does not describe a head"),
+        ("mlp_speculator", give("speculator.head.1.weight", torch.zeros(1)), "weights are tied"),
         ("medusa", say(medusa_num_heads=4), r"3 whole heads of 1 block\(s\), not 4"),
         ("medusa", say(medusa_num_heads="two"), "no whole numbers"),
         ("medusa", drop("0.0.linear.bias"), "damaged, or not those .*blocks.0.0.linear.bias"),
@@ -195,6 +257,25 @@ def test_a_head_of_another_make_is_refused(
         load_head(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "change", "sentence"),
+    [
+        ("eagle3", say(norm_output=True), "norm_output is True, and only False"),
+        ("eagle3", say(speculators_model_type="mtp"), "its kind is 'mtp'"),
+        ("eagle3", say(speculators_config={}), "does not describe a head of the kind 'eagle3'"),
+        ("eagle3", say(transformer_layer_config={"model_type": "phi"}), "of the type 'phi'"),
+        ("eagle", say(layernorms=True), "layernorms is True"),
+        ("eagle", drop("transformer.mlp.up_proj.weight"), "damaged, or not those"),
+    ],
+)
+def test_a_folder_of_the_library_of_another_make_is_refused(
+    kind: str, change: Change, sentence: str, tmp_path: Path
+) -> None:
+    LIBRARY[kind](tmp_path, change)
+    with pytest.raises(ModelLoadError, match=sentence):
+        load_head(tmp_path)
+
+
 def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:
     eagle3(tmp_path, say(eagle_aux_hidden_state_layer_ids=[1, 5, 80]))
     head = load_head(tmp_path)
@@ -206,9 +287,13 @@ def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:
 
 def test_a_format_refuses_what_it_has_no_words_for(tmp_path: Path) -> None:
     hydra = Hydra(TARGET, HydraConfig())
-    for form in ("eagle3", "medusa"):
+    for form in (*MAKERS, "speculators"):
         with pytest.raises(ConfigError, match="holds no hydra heads"):
             save_head(hydra, tmp_path, form)
+    with pytest.raises(ConfigError, match="--set centred=false"):
+        save_head(MlpSpeculator(TARGET, MlpSpeculatorConfig()), tmp_path, "mlp_speculator")
+    with pytest.raises(ConfigError, match="norms before and embeddings of their own"):
+        save_head(Eagle(TARGET, EagleConfig(own_embedding=True)), tmp_path, "speculators")
     with pytest.raises(ConfigError, match="unknown format 'eagle9'"):
         save_head(Eagle3(TARGET, Eagle3Config()), tmp_path, "eagle9")
     assert not list(tmp_path.iterdir())

@@ -13,6 +13,7 @@ from torch import Tensor
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.attending import AttendingHead
 from outpace.heads.base import StepHead, TargetShape
+from outpace.heads.block import BlockHead
 from outpace.heads.checkpoint import CONFIG, WEIGHTS, fit, load_head, save_head
 from outpace.heads.registry import find_head, head_names
 
@@ -28,10 +29,11 @@ class Parts:
         return self.table[tokens]
 
     def head(self, states: Tensor) -> Tensor:
-        return states @ self.table.T
+        return states @ self.table.to(states.dtype).T
 
 
 STEPPING = [kind for kind in head_names() if issubclass(find_head(kind), StepHead)]
+BLOCKS = [kind for kind in head_names() if issubclass(find_head(kind), BlockHead)]
 ATTENDING = [kind for kind in head_names() if issubclass(find_head(kind), AttendingHead)]
 
 
@@ -61,7 +63,7 @@ def test_columns_do_not_see_each_other(kind: str) -> None:
 @pytest.mark.parametrize("kind", ATTENDING)
 def test_entries_are_the_same_one_at_a_time_and_all_at_once(kind: str) -> None:
     made, parts = head(kind).double(), Parts()
-    guides = made.guide(torch.randn(2, 5, 24, dtype=torch.float64))
+    guides = made.guide(torch.randn(2, 5, 8 * len(made.layers), dtype=torch.float64))
     tokens, at = torch.randint(20, (2, 5)), torch.arange(5).expand(2, -1)
     causal = torch.ones(2, 5, 5, dtype=torch.bool).tril()
     together, _ = made.step(guides, tokens, at, made.begin(2), causal, parts)
@@ -98,6 +100,59 @@ def test_positions_turn_queries_and_keys_as_in_transformers() -> None:
     turn = LlamaRotaryEmbedding(config)(x, at)
     wanted, _ = theirs(x, position_embeddings=turn, attention_mask=mask)
     assert torch.allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_blocks_see_their_own_text_and_no_other_block(kind: str) -> None:
+    """Several blocks of a row at once, as in training, against each of them alone, as in a draft;
+    entries that a block does not see make no difference."""
+    made, parts = head(kind).double(), Parts()
+    states = torch.randn(2, 6, 8 * len(made.layers), dtype=torch.float64)
+    at = torch.arange(6).expand(2, -1)
+    before = made.entries(states, at)
+    roots, places = torch.randint(20, (2, 3)), torch.tensor([1, 4, 6]).expand(2, -1)
+    visible = at[:, None] < places[..., None]
+    together = made.block(roots, places, before, visible, parts)
+    assert together.shape == (2, 3, 3, 20)
+    for column, place in enumerate((1, 4, 6)):
+        here = slice(column, column + 1)
+        short = made.entries(states[:, :place], at[:, :place])
+        seen = torch.ones(2, 1, place, dtype=torch.bool)
+        alone = made.block(roots[:, here], places[:, here], short, seen, parts)
+        assert torch.allclose(alone, together[:, here], atol=1e-12)
+    assert not torch.allclose(together[:, 0], together[:, 1], atol=1e-3)
+
+
+def test_a_dflash_block_is_what_transformers_makes_of_it() -> None:
+    """Muse Glimmer's assistant is of the same build: the layers, and the text as their context."""
+    family = pytest.importorskip("transformers.models.muse_glimmer_assistant")
+    made, parts = head("dflash", layers=2, heads=2, groups=1, head_dim=6, inner_size=24), Parts()
+    config = family.MuseGlimmerAssistantConfig(
+        hidden_size=8, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=6, rms_norm_eps=1e-6, target_layer_ids=[0, 1],
+        layer_types=["full_attention"] * 2, block_size=4, mask_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        attn_implementation="eager",
+    )  # fmt: skip
+    theirs = family.MuseGlimmerAssistantModel(config).eval()
+    names = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc.", "stack.": "layers."}
+    weights = {name: value for name, value in made.state_dict().items() if "." in name}
+    for old, new in names.items():
+        weights = {
+            new + name[len(old) :] if name.startswith(old) else name: value
+            for name, value in weights.items()
+        }
+    theirs.load_state_dict(weights)
+    states, root = torch.randn(1, 5, 16), torch.tensor([[7]])
+    before = made.entries(states, torch.arange(5)[None])
+    seen = torch.ones(1, 1, 5, dtype=torch.bool)
+    found = made.block(root, torch.tensor([[5]]), before, seen, parts)
+    block = torch.cat([parts.embed(root), made.mask.expand(1, 3, -1)], 1)
+    wanted = theirs(
+        noise_embeds=block, context_hidden_states=states, position_ids=torch.arange(9)[None],
+        use_cache=False,
+    ).last_hidden_state[:, 1:]  # fmt: skip
+    assert torch.allclose(found[:, 0], parts.head(wanted), atol=1e-5)
 
 
 SEEN = {"medusa": 0, "hydra": 2, "mlp_speculator": 2, "clover": 2, "lyanna": 2}

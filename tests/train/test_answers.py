@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from outpace.errors import ConfigError, ModelLoadError, PromptError
-from outpace.train.answers import Answers, AnswerSettings, prompts
+from outpace.train.answers import Answers, AnswerSettings, fingerprint, prompts
 
 from .test_data import Tokens
 
-SETTINGS = AnswerSettings(target="a model", temperature=0.8, max_tokens=4, seed=7, prompts=2)
 PROMPTS = [[1, 2], [3]]
+SETTINGS = AnswerSettings(
+    target="a model", temperature=0.8, max_tokens=4, seed=7, prompts=fingerprint(PROMPTS)
+)
 
 
 def write(prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Iterator[list[int]]:
@@ -62,9 +65,14 @@ def test_the_file_stays_within_its_bounds(tmp_path: Path) -> None:
 def test_answers_under_other_settings_are_not_mixed(tmp_path: Path) -> None:
     file = tmp_path / "answers.jsonl"
     Answers(file, SETTINGS, 10**6)
-    other = AnswerSettings(target="b", temperature=0.1, max_tokens=4, seed=7, prompts=2)
+    other = AnswerSettings(
+        target="b", temperature=0.1, max_tokens=4, seed=7, prompts=fingerprint(PROMPTS)
+    )
     with pytest.raises(ConfigError, match="another target and temperature"):
         Answers(file, other, 10**6)
+    swapped = AnswerSettings(**{**asdict(SETTINGS), "prompts": fingerprint(PROMPTS[::-1])})
+    with pytest.raises(ConfigError, match="another prompts"):
+        Answers(file, swapped, 10**6)
     file.write_text("no json\n")
     with pytest.raises(ModelLoadError, match="delete it to begin anew"):
         Answers(file, SETTINGS, 10**6)

@@ -14,7 +14,7 @@ from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, VOCABULARY, target
 
 
-@pytest.mark.parametrize("method", ["eagle3"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "s2d"])
 def test_a_draft_begins_as_if_the_whole_text_were_read_at_once(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,9 +21,17 @@ from targets.families import VOCABULARY, target
 from targets.generating import greedy, ids
 
 BLOCK = 24
+SMALL = {"mlp_speculator": {"inner_size": 64}, "dflash": {"layers": 2},
+         "diffusion": {"width": 64, "context": 8},
+         "s2d": {"width": 32, "layers": 3, "first": 1, "every": 1}}  # fmt: skip
+"""Sizes of heads that would take long to train otherwise."""
 PROMPTS = [[first, second] for first, second in itertools.product(range(4), range(4))]
 
-EFFORT = {"pass": (80, 1.3, 0.12), "hidden_transfer": (80, 1.5, 0.2)}
+EFFORT = {
+    "pass": (80, 1.3, 0.12),
+    "hidden_transfer": (60, 1.5, 0.2),
+    **dict.fromkeys(["clover", "lyanna", "ctc", "diffusion"], (120, 1.5, 0.12)),
+}
 """Steps that a head learns, the acceptance length that it must reach, and how near it the measured
 one must be, where these are not as of all others. Columns in the target's pass take long to train,
 PaSS has few weights, and neither drafts in the first round of these short texts."""
@@ -43,7 +51,7 @@ def text() -> Tensor:
 
 
 def settings(method: str, steps: int = 250, **more: object) -> TrainSettings:
-    head = {"depths": 3, **({"inner_size": 64} if method == "mlp_speculator" else {})}
+    head = {"depths": 3, **SMALL.get(method, {})}
     given = {"block": BLOCK, "batch": 8, "warmup": 5, "learning_rate": 0.01, "held_out": 0.05}
     given |= {"method": method, "steps": steps, "head": head}
     return TrainSettings(**{**given, **more})  # type: ignore[arg-type]
@@ -74,14 +82,16 @@ def test_a_head_learns_and_its_simulated_acceptance_comes_true(method: str, tmp_
     assert measured == pytest.approx(reached.acceptance_length, rel=near)
 
 
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", settings("medusa", 12))
+@pytest.mark.parametrize("method", ["medusa", "eagle", "dflash", "pass", "diffusion"])
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(method: str, tmp_path: Path) -> None:
+    """Also where a recipe draws: noise, or the places of blocks."""
+    whole = run(tmp_path / "whole", settings(method, 12))
     whole.play(lambda progress: None, every=4)
     calls = itertools.count()
-    run(tmp_path / "cut", settings("medusa", 12)).play(
+    run(tmp_path / "cut", settings(method, 12)).play(
         lambda progress: None, every=4, stop=lambda: next(calls) == 4
     )
-    again = run(tmp_path / "cut", settings("medusa", 12))
+    again = run(tmp_path / "cut", settings(method, 12))
     assert again.step == 5
     again.play(lambda progress: None, every=4)
     for name, value in whole.network.state_dict().items():
@@ -134,6 +144,10 @@ def test_few_tokens_are_the_frequent_ones(tmp_path: Path) -> None:
             {"method": "eagle3", "head": {"heads": 3, "groups": 2}},
             "3 heads of width 10 in 2 groups",
         ),
+        ({"method": "ctc", "head": {"depths": 3, "frames": 2}}, "2 frames do not spell 3 tokens"),
+        ({"method": "hidden_transfer", "head": {"layer": 2}}, "columns join behind the first of 2"),
+        ({"method": "diffusion", "head": {"passes": 9}}, "passes is 9 and context 32"),
+        ({"method": "clover", "head": {"heads": 3}}, "3 attention heads do not share a width"),
         ({"method": "meduza"}, "unknown head 'meduza'"),
     ],
 )

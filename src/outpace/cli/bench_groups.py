@@ -38,10 +38,9 @@ class LlmFlags(ModelFlags):
     ] = None
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments of ``LLM``, but for the model itself."""
         from outpace.bench.run.session import parse_config
 
-        return {**self.model_arguments(), **parse_config(self.llm or "{}")}
+        return {**super().arguments(), **parse_config(self.llm or "{}")}
 
 
 @dataclass(frozen=True, kw_only=True)

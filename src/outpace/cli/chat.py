@@ -79,7 +79,7 @@ def chat(
 
     `echo "What is a B-tree?" | outpace chat -m big-model --method ngram`
     """
-    arguments = engine.arguments(speculation)
+    arguments = engine.speculating(speculation)
     options = {**sampling.params(), **stopping.params()}
     # Before seconds are spent on the model: what was said before, and whether it can be kept.
     begun = Conversation() if talk.load is None else load(talk.load)

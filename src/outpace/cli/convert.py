@@ -14,7 +14,9 @@ from outpace.errors import ConfigError
 
 def convert(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder with a trained head.")],
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="outpace, eagle3 or medusa.")],
+    to: Annotated[
+        str, typer.Option(metavar="FORMAT", help="outpace, or the name of a published format.")
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write it into.")],
 ) -> None:
     """Write a trained head in another format. Its weights stay the same, bit by bit.

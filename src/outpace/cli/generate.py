@@ -63,7 +63,7 @@ def generate(
     `outpace generate --chat "Tell me a story." --max-tokens 200`
     """
     entries = read_prompts(prompt, source.prompt_file)
-    arguments = engine.arguments(speculation)
+    arguments = engine.speculating(speculation)
     _check(source, output, arguments["speculative_config"], engine.bundled)
     options = {**sampling.params(), **stopping.params(), "n": output.n, "logprobs": output.logprobs}
     if output.compare and stopping.max_tokens is None:

@@ -26,8 +26,8 @@ class ModelFlags:
         """Whether no model was named, so that the bundled pair is meant."""
         return self.model is None
 
-    def model_arguments(self) -> dict[str, Any]:
-        """Returns the arguments of ``LLM`` that say how the model is held, but for its name."""
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of ``LLM``, but for the model itself."""
         names = ["dtype", "device", "quantization", "trust_remote_code"]
         return _named(self, names if self.threads is None else [*names, "threads"])
 
@@ -40,14 +40,16 @@ class EngineFlags(ModelFlags):
     generation_config: opt.GenerationConfig = "auto"
     compile_passes: opt.Compile = False
 
-    def arguments(self, speculation: SpeculationFlags) -> dict[str, Any]:
-        """Returns the arguments of ``LLM``, but for the model itself."""
+    def arguments(self) -> dict[str, Any]:
         return {
-            "speculative_config": speculation.config(self.bundled),
-            **self.model_arguments(),
+            **super().arguments(),
             **_named(self, ["max_model_len", "generation_config"]),
             "compile": self.compile_passes,
         }
+
+    def speculating(self, speculation: SpeculationFlags) -> dict[str, Any]:
+        """Returns the same arguments, and how to speculate."""
+        return {"speculative_config": speculation.config(self.bundled), **self.arguments()}
 
 
 @dataclass(frozen=True, kw_only=True)

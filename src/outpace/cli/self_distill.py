@@ -22,7 +22,7 @@ def written(
     console: Console, target: Loaded, text: TextFlags, seed: int, out: Path
 ) -> Iterator[Sequence[int]]:
     """Has the target write what is still missing of its answers; returns them all."""
-    from outpace.train.answers import FILE, Answers, AnswerSettings, prompts
+    from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
 
     asked = prompts(text.data or [], target.tokenizer, target.name, text.prompt_tokens)
     settings = AnswerSettings(
@@ -30,7 +30,7 @@ def written(
         temperature=text.temperature,
         max_tokens=text.answer_tokens,
         seed=seed,
-        prompts=len(asked),
+        prompts=fingerprint(asked),
     )
     wanted = text.wanted(len(asked))
     answers = Answers(out / FILE, settings, int(text.cache * GIGABYTE))
@@ -47,8 +47,7 @@ def _writer(target: Loaded, text: TextFlags) -> Any:
     from outpace.api import LLM
     from outpace.core.params import SamplingParams
 
-    model: Any = target  # loaded as it is to learn from
-    llm = LLM(model, speculative_config={"method": "none"}, max_num_seqs=ROWS)
+    llm = LLM(target, speculative_config={"method": "none"}, max_num_seqs=ROWS)
 
     def write(prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Iterator[list[int]]:
         room = [llm.max_model_len - len(prompt) for prompt in prompts]

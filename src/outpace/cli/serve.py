@@ -155,7 +155,7 @@ def serve(
     `outpace serve --verify coupled` (the same text with speculation and without, seed by seed)
     """
     _check_installed()
-    arguments = {**engine.arguments(speculation), **batch.arguments()}
+    arguments = {**engine.speculating(speculation), **batch.arguments()}
     _run(engine.model, arguments, _settings(engine.model, server, limits), batch.max_num_seqs)
 
 

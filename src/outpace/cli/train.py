@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 def train(
     *,
     method: Annotated[
-        str, typer.Argument(help="draft_model, or a head: medusa, hydra, mlp_speculator, eagle3.")
+        str,
+        typer.Argument(
+            help="draft_model, or a head: eagle3, hydra, medusa, ... (docs/training.md)."
+        ),
     ],
     model: ModelFlags,
     text: TextFlags,
@@ -90,7 +93,7 @@ def _train(
     run = TrainingRun(target, blocks, settings, drafter.out)
     if run.step:
         console.print(f"going on from step {run.step:,} of {settings.steps:,}")
-    reached = play(console, run, flags.filled()["every"], flags.minutes)
+    reached = play(console, run, flags.filled()["every"], flags.minutes, flags.patience)
     console.print(
         f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; simulated acceptance "
         f"length {reached.acceptance_length:.2f}, by depth "

@@ -157,6 +157,10 @@ class RunFlags:
         float | None,
         _option("--minutes", "Stop after this time; the same command goes on later.", RUN),
     ] = None
+    patience: Annotated[
+        int | None,
+        _option("--patience", "Stop after so many reports without a longer acceptance.", RUN),
+    ] = None
     every: Annotated[
         int | None, _option("--every", "Steps between two reports. Unset: 50.", RUN)
     ] = None
@@ -169,7 +173,9 @@ class RunFlags:
         """Returns the flags, or the defaults where they are not given."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
         known = {name: value for name, value in given.items() if value is not None}
-        return {**DEFAULTS, "minutes": None, **known}
+        if self.patience is not None and self.patience < 1:
+            raise ConfigError(f"--patience must be at least 1, not {self.patience}.")
+        return {**DEFAULTS, "minutes": None, "patience": None, **known}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -23,13 +23,20 @@ def counting(console: Console, what: str, total: int, done: int) -> Iterator[Cal
         yield lambda count: bar.update(task, completed=count)
 
 
-def play(console: Console, run: TrainingRun, every: int, minutes: float | None) -> Reached:
-    """Trains under a bar and returns where the run ended."""
+def play(
+    console: Console, run: TrainingRun, every: int, minutes: float | None, patience: int | None
+) -> Reached:
+    """Trains under a bar and returns where the run ended.
+
+    patience: reports without a longer acceptance than before, after which it ends; None: any.
+    """
+    lengths: list[float] = []
     end = None if minutes is None else time.monotonic() + 60 * minutes
     with _bar(console) as bar:
         task = bar.add_task("training", total=run.settings.steps, completed=run.step)
 
         def report(reached: Reached) -> None:
+            lengths.append(reached.acceptance_length)
             bar.console.print(
                 f"step {reached.step:,}: loss {reached.loss:.3f}, acceptance length "
                 f"{reached.acceptance_length:.2f}"
@@ -37,9 +44,19 @@ def play(console: Console, run: TrainingRun, every: int, minutes: float | None) 
 
         def stop() -> bool:
             bar.update(task, completed=run.step)
-            return end is not None and time.monotonic() > end
+            late = end is not None and time.monotonic() > end
+            return late or (patience is not None and _stale(lengths, patience))
 
         return run.play(report, every, stop)
+
+
+def _stale(lengths: Sequence[float], patience: int) -> bool:
+    """Whether the longest is so many reports old.
+
+    >>> _stale([1.0, 1.5, 1.5, 1.4], 2), _stale([1.0, 1.5, 1.4], 2)
+    (True, False)
+    """
+    return bool(lengths) and len(lengths) - 1 - lengths.index(max(lengths)) >= patience
 
 
 def _bar(console: Console) -> Progress:

@@ -80,7 +80,7 @@ def layers(
     texts = [entry.text for file in prompts or () for entry in read_prompts(None, file)]
     if not out.parent.is_dir():
         raise ConfigError(f"--out: there is no folder {str(out.parent)!r}.")
-    engine = {**model.model_arguments(), "speculative_config": TRIED}
+    engine = {**model.arguments(), "speculative_config": TRIED}
     llm, _ = load_llm(model.model, engine, {}, texts=1)
 
     from outpace.draft.itself.chosen import Fingerprint

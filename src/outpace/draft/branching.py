@@ -6,8 +6,15 @@ import itertools
 import operator
 
 from outpace.core.tree_shape import LARGEST, TreeShape
-from outpace.core.values import shown
+from outpace.core.values import is_whole, shown
+from outpace.draft.dynamic import Growth
 from outpace.errors import ConfigError
+
+DYNAMIC = "dynamic"
+TOP_K, DEPTH = 10, 6
+"""Of dynamic trees, unless they are given; EAGLE-2's."""
+TOP_K_HELP = f"Nodes of a level that are expanded, and children of each; dynamic trees ({TOP_K})."
+DEPTH_HELP = f"Levels at most; dynamic trees ({DEPTH})."
 
 BRANCHING_HELP = "Children of a node at each depth, such as [3, 2, 1]; 'auto': as it pays."
 
@@ -33,3 +40,24 @@ def shape_of(branching: object) -> TreeShape | None:
             f"at most {LARGEST}, such as [3, 2, 1]."
         )
     return TreeShape.branching(listed)
+
+
+def growth_of(branching: object, top_k: int | None, depth: int | None) -> Growth | None:
+    """Returns how the trees grow, None where they are not dynamic.
+
+    Raises ``ConfigError`` for wrong numbers, for numbers without dynamic trees, and, of other
+    trees, for what `shape_of` refuses.
+    """
+    for name, value in (("top_k", top_k), ("depth", depth)):
+        if value is None:
+            continue
+        if branching != DYNAMIC:
+            raise ConfigError(f"{name!r} is about dynamic trees: add branching 'dynamic'.")
+        if not (is_whole(value) and 1 <= value <= LARGEST):
+            raise ConfigError(
+                f"{name} must be a whole number from 1 to {LARGEST}, not {shown(value)}."
+            )
+    if branching == DYNAMIC:
+        return Growth(top_k or TOP_K, depth or DEPTH)
+    shape_of(branching)
+    return None

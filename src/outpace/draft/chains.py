@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.law import Branches
-from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.proposal import Law, Point, Proposal, Sampled
 from outpace.core.rng import Role, inverse_cdf, realise, uniform
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
@@ -30,6 +30,7 @@ class Chains:
         self._rows = rows
         self._sampled = not (rows.coupled or rows.law.all_greedy)
         self._laws: list[Tensor] = []  # [B, 1, V] each, of what was sampled
+        self._chosen: list[Tensor] = []  # [B, 1] bool each, beside the laws
         self._soft: list[Tensor] = []  # [B, 1, V] each, before any argmax
         if self._sampled:
             self._u = uniform(
@@ -41,10 +42,11 @@ class Chains:
         """How many tokens the longest chain has."""
         return self.tokens.shape[1]
 
-    def grow(self, logits: Tensor) -> bool:
+    def grow(self, logits: Tensor, given: Tensor | None = None) -> bool:
         """Draws one token more, if the rule lets any chain go on; returns whether another is due.
 
-        logits: ``[B, V']``, after the tokens so far.
+        logits: ``[B, V']``, after the tokens so far. given: ``[B]``, tokens that were chosen and
+        are not drawn; -1 where there is none.
         """
         rows, tokens = self._rows, self.tokens[:, None]
         here = (
@@ -61,6 +63,8 @@ class Chains:
             token = self._draw(rows.law(*here))
         else:
             token = self._draw(soft)
+        if given is not None:
+            token = self._take(given[:, None], token)
         self.tokens = torch.cat([self.tokens, token], 1)
         if soft is not None:
             self._end_behind(soft[:, 0], token[:, 0])
@@ -92,11 +96,25 @@ class Chains:
         self._laws.append(q)
         return inverse_cdf(q, self._u[:, self.length, None])
 
+    def _take(self, given: Tensor, drawn: Tensor) -> Tensor:
+        """Returns the tokens ``[B, 1]`` that were chosen, and the drawn ones where none was."""
+        chosen = given >= 0
+        token = torch.where(chosen, given, drawn)
+        if self._sampled:
+            law = self._laws[-1]
+            certain = torch.zeros_like(law).scatter_(2, token[..., None], 1.0)
+            self._laws[-1] = torch.where(chosen[..., None], certain, law)
+            self._chosen.append(chosen)
+        return token
+
     def proposal(self, tree: Tree) -> Proposal:
         """Returns what was drafted. tree: the chain of this `length`."""
         if not self.length:
             return Proposal.empty(len(self._rows), self.tokens.device)
-        law = Sampled(torch.cat(self._laws, 1)) if self._sampled else Point()
+        law: Law = Point()
+        if self._sampled:
+            given = torch.cat(self._chosen, 1) if self._chosen else None
+            law = Sampled(torch.cat(self._laws, 1), given=given)
         soft = torch.cat(self._soft, 1) if self._rows.terms.laws else None
         counts = to_device(self.counts, self.tokens.device)
         return Proposal(self.tokens, tree, counts, law, soft=soft)

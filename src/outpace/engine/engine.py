@@ -25,7 +25,7 @@ from outpace.engine.scheduler import Queue, Room
 from outpace.engine.states import deliver_chunk, deliver_round
 from outpace.engine.trace import Observer, RoundTrace
 from outpace.engine.verifier import Decision, Verifier, branches_of, on_host
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, PromptError, UnsupportedModel
 from outpace.policy.base import Controller, affordable
 from outpace.targets.base import Plan, PromptInputs, Scores, Target
 
@@ -210,8 +210,10 @@ class Engine:
                 return  # soon: its prompt is being read for both
             if not self.room.holds(self.running, request):
                 return  # nobody overtakes it, so that it has its room soon
-            self._begin(request, source)
-            self.waiting.join(request)
+            if self._begins(request, source):
+                self.waiting.join(request)
+            else:
+                self.waiting.remove(request)
 
     def _twin(self, request: Request) -> int | None:
         """A row with the same prompt."""
@@ -228,6 +230,15 @@ class Engine:
         read = self.target.lengths[row] >= len(self.running[row].began_with) - 1
         return read and self.target.ready == self.target.active
 
+    def _begins(self, request: Request, source: int | None) -> bool:
+        """Begins a request, or ends it where the target cannot read what comes with its prompt;
+        returns whether it has a row."""
+        try:
+            self._begin(request, source)
+        except (PromptError, UnsupportedModel) as error:
+            request.fail(error)
+        return not request.finished
+
     def _begin(self, request: Request, source: int | None) -> None:
         again, request.began_with = bool(request.began_with), request.token_ids
         info = RowInfo(
@@ -235,7 +246,8 @@ class Engine:
         )
         if source is None:
             reuse = not self.drafter.needs.states
-            row = self.target.admit(PromptInputs(request.began_with, reuse, request.source))
+            inputs = PromptInputs(request.began_with, reuse, request.source, request.media)
+            row = self.target.admit(inputs)
         else:
             row = self.target.fork(source)
         if not again:

@@ -11,7 +11,7 @@ from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
 from outpace.engine.text import StopStrings
-from outpace.targets.base import Source
+from outpace.targets.base import Media, Source
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -67,6 +67,8 @@ class Request:
     """Tokens of the prompt that were not read for this request, because they were cached."""
     source: Source | None = None
     """What the encoder reads, where the target has one; the prompt is then the decoder's."""
+    media: Media | None = None
+    """What comes with the prompt besides tokens: its images."""
     began_with: list[int] = field(default_factory=list)
     """The tokens that the request had when it joined the batch."""
     _looked_at: int = 0  # tokens whose stop conditions have been looked at

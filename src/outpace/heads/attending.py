@@ -9,7 +9,9 @@ guide. Each entry attends over those before it, so that keys and values of a tex
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,9 +35,24 @@ class Entries:
             torch.cat([self.keys, more.keys], 2), torch.cat([self.values, more.values], 2)
         )
 
+    @classmethod
+    def of_layers(cls, layers: Sequence[Entries]) -> Entries:
+        """Returns those of several layers side by side, as groups of one."""
+        return cls(
+            torch.cat([each.keys for each in layers], 1),
+            torch.cat([each.values for each in layers], 1),
+        )
+
+    def by_layer(self, layers: int) -> list[Entries]:
+        """Returns what `of_layers` has put side by side."""
+        parts = zip(self.keys.chunk(layers, 1), self.values.chunk(layers, 1), strict=True)
+        return [Entries(keys, values) for keys, values in parts]
+
 
 class AttendingHead(Head):
     """Guesses from all of a text, and the tokens drafted behind it."""
+
+    recipe: ClassVar[str] = "attending"
 
     @abstractmethod
     def guide(self, states: Tensor) -> Tensor:

@@ -62,6 +62,8 @@ class Head(nn.Module, ABC):
     kind: ClassVar[str]
     """Its name, which is the method's."""
     Config: ClassVar[type[HeadConfig]]
+    recipe: ClassVar[str]
+    """Which recipe trains it (`outpace.train.recipes`)."""
 
     def __init__(self, target: TargetShape, config: HeadConfig) -> None:
         super().__init__()
@@ -96,9 +98,14 @@ class Head(nn.Module, ABC):
         one.
         """
 
+    def start(self, shared: Shared) -> None:
+        """Starts training from the target's embeddings, where that helps."""
+
 
 class StepHead(Head):
     """Guesses from one hidden state of the target, and the tokens drafted since."""
+
+    recipe: ClassVar[str] = "step"
 
     @abstractmethod
     def step(

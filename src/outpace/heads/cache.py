@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.core.transfer import to_device
-from outpace.heads.attending import AttendingHead, Entries
+from outpace.heads.attending import Entries
 
 ROOM = 64
 """Entries by which there is more room once it is full, at least."""
+
+
+class Beginning(Protocol):
+    """What has entries."""
+
+    def begin(self, rows: int) -> Entries:
+        """Returns no entries of so many rows."""
 
 
 class TextCache:
     """Keys and values by row. Rows are numbered from 0; what is behind a row's length is left over
     from something else."""
 
-    def __init__(self, head: AttendingHead) -> None:
+    def __init__(self, head: Beginning) -> None:
         self._head = head
         self._held = head.begin(0)  # of all rows, with room for more
         self.lengths: list[int] = []

@@ -36,6 +36,7 @@ class Ctc(Head):
 
     kind: ClassVar[str] = "ctc"
     Config: ClassVar[type[HeadConfig]] = CtcConfig
+    recipe: ClassVar[str] = "ctc"
 
     def __init__(self, target: TargetShape, config: CtcConfig) -> None:
         super().__init__(target, config)

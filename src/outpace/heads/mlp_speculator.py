@@ -9,9 +9,12 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import HeadConfig, Shared, StepHead, TargetShape
+
+EPS = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,10 @@ class MlpSpeculatorConfig(HeadConfig):
     tied: bool = True
     """Whether all depths share their weights (the first matrix apart: it reads the target's
     state)."""
+    centred: bool = True
+    """Whether states are normalised about their mean; in published speculators they are not."""
+    scaled: bool = False
+    """Whether the target's state is normalised first."""
 
 
 class MlpSpeculator(StepHead):
@@ -44,7 +51,9 @@ class MlpSpeculator(StepHead):
         self.proj = nn.ModuleList(
             nn.Linear(inner if k else target.hidden_size, inner, bias=False) for k in range(states)
         )
-        self.ln = nn.ModuleList(nn.LayerNorm(inner) for _ in range(own))
+        norm = nn.LayerNorm if config.centred else ShiftedNorm
+        self.ln = nn.ModuleList(norm(inner) for _ in range(own))
+        self.scaled = config.scaled
         self.head = nn.ModuleList(nn.Linear(inner, self.vocabulary, bias=False) for _ in range(own))
         for table in self.emb:
             nn.init.normal_(table.weight, std=inner**-0.5)  # type: ignore[arg-type]
@@ -53,7 +62,22 @@ class MlpSpeculator(StepHead):
         self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
     ) -> tuple[Tensor, Tensor]:
         at = min(depth, len(self.emb)) - 1
+        if depth == 1 and self.scaled:
+            memory = nn.functional.rms_norm(memory, memory.shape[-1:], eps=EPS) / math.sqrt(2)
         state = self.proj[min(depth, len(self.proj)) - 1](memory)
         state = self.ln[at](state + self.token_share * self.emb[at](tokens))
         state = nn.functional.gelu(state)
         return self.head[at](state), state
+
+
+class ShiftedNorm(nn.Module):
+    """Normalises by the mean square, and then scales and shifts."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``[..., size]`` -> the same shape."""
+        return nn.functional.rms_norm(x, x.shape[-1:], self.weight, EPS) + self.bias

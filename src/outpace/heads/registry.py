@@ -12,12 +12,17 @@ REGISTRY = LazyRegistry(
         "medusa": "outpace.heads.medusa:Medusa",
         "hydra": "outpace.heads.hydra:Hydra",
         "mlp_speculator": "outpace.heads.mlp_speculator:MlpSpeculator",
+        "eagle": "outpace.heads.eagle:Eagle",
         "eagle3": "outpace.heads.eagle3:Eagle3",
+        "mtp": "outpace.heads.mtp:Mtp",
+        "dflash": "outpace.heads.dflash:DFlash",
+        "s2d": "outpace.heads.s2d:S2d",
         "clover": "outpace.heads.clover:Clover",
         "pass": "outpace.heads.pass_:Pass",
         "hidden_transfer": "outpace.heads.hidden_transfer:HiddenTransfer",
         "ctc": "outpace.heads.ctc:Ctc",
         "lyanna": "outpace.heads.lyanna:Lyanna",
+        "diffusion": "outpace.heads.diffusion:Diffusion",
     },
 )
 

@@ -8,12 +8,13 @@ guess costs columns of a pass that is made anyway, and hardly any weights.
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from outpace.core.proposal import Riders
-from outpace.heads.base import Head, Shared
+from outpace.heads.base import Head
 
 
 class RidingHead(Head):
@@ -23,6 +24,8 @@ class RidingHead(Head):
     and the target says there what comes after it: at the node's own root that is the guess at
     depth d. It has not seen the tokens in between.
     """
+
+    recipe: ClassVar[str] = "riding"
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -41,9 +44,6 @@ class RidingHead(Head):
         states: ``[B, P, H]``, what the layer is given of the P nodes that they stand behind; of no
         meaning where they join at the first layer.
         """
-
-    def start(self, shared: Shared) -> None:
-        """Starts training from the target's embeddings, where that helps."""
 
     def riders(self, behind: Tensor, first: int, rows: int) -> Riders:
         """Returns the columns behind P nodes, the same in all rows.

@@ -10,6 +10,7 @@ from outpace.api import LLM
 from outpace.core.params import SamplingParams
 from outpace.engine.request import Request
 from outpace.errors import OutpaceError, ParamsError, PromptError
+from outpace.prompts import Prompt, token_ids_of
 from outpace.serve import schemas, tools
 from outpace.serve.errors import ApiError
 from outpace.serve.settings import Settings
@@ -82,8 +83,8 @@ class Reader:
         demanded = tools.form_of(choice, offered)
         if form and demanded:
             raise ApiError(400, "tool_choice and a form of the text exclude each other.", "tools")
-        ids = self.chat_ids(given, offered)
-        requests = self._requests(given, ids, params, form or demanded)
+        prompt = self._chat_prompt(given, offered)
+        requests = self._requests(given, prompt, params, form or demanded)
         return self._call(given, requests, params, True, logprobs, parses_tools=bool(offered))
 
     def tokens(self, body: Any) -> list[int]:
@@ -92,7 +93,7 @@ class Reader:
         if ("prompt" in given) == ("messages" in given):
             raise ApiError(400, "give either a prompt or messages.", "prompt")
         if "messages" in given:
-            return self.chat_ids(given, [])
+            return token_ids_of(self._chat_prompt(given, []))
         try:
             return self._llm.token_ids(given["prompt"], given.get("add_special_tokens", True))
         except OutpaceError as error:
@@ -108,10 +109,14 @@ class Reader:
             raise ApiError(400, "the model came without a tokenizer.", "tokens")
         return str(self._llm.tokenizer.decode(given["tokens"]))
 
-    def chat_ids(self, given: Mapping[str, Any], offered: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Returns the prompt that a chat template makes of a conversation."""
+    def _chat_prompt(
+        self, given: Mapping[str, Any], offered: Sequence[Mapping[str, Any]]
+    ) -> Prompt:
+        """The prompt that a chat template makes of a conversation. Files of this machine are no
+        business of those who send it."""
         more = dict(given.get("chat_template_kwargs", {}))
-        if reserved := {"messages", "conversation", "tools", "tokenize"} & set(more):
+        reserved = {"messages", "conversation", "tools", "tokenize", "files"} & set(more)
+        if reserved:
             name = min(reserved)
             raise ApiError(
                 400, f"chat_template_kwargs must not hold {name!r}.", "chat_template_kwargs"
@@ -119,7 +124,8 @@ class Reader:
         if offered:
             more["tools"] = list(offered)
         try:
-            return self._llm.chat_ids(tools.as_template(given["messages"]), **more)
+            messages = tools.as_template(given["messages"])
+            return self._llm.chat_prompt(messages, files=False, **more)
         except PromptError as error:
             raise ApiError(400, str(error), "messages") from error
 

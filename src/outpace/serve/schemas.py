@@ -124,7 +124,18 @@ TOOL_CALL: Schema = _object(
     ["function"],
 )
 
-PART: Schema = _object({"type": {"type": "string", "enum": ["text"]}, "text": TEXT}, ["type"])
+IMAGE_URL: Schema = _object(
+    {"url": TEXT, "detail": {"type": "string", "enum": ["auto", "low", "high"]}}, ["url"]
+)
+
+PART: Schema = _object(
+    {
+        "type": {"type": "string", "enum": ["text", "image_url"]},
+        "text": TEXT,
+        "image_url": IMAGE_URL,
+    },
+    ["type"],
+)
 
 MESSAGE: Schema = _object(
     {

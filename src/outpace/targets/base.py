@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,17 @@ from outpace.core.tree import Tree
 States = Mapping[int, Tensor]
 """Hidden states by layer, ``[B, T, H]`` each. Layers are numbered as in transformers: 0 is the
 embedding, -1 is what the head reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Media:
+    """What a processor made of a prompt's images, besides token ids: for the model alone."""
+
+    inputs: Mapping[str, Any]
+    """By the names of the model's arguments."""
+    tokens: int
+    """Of the prompt that they belong to. Those behind them, which a text has when it joins the
+    batch for a second time, are text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +59,8 @@ class PromptInputs:
     states are then not among those that `Target.fill` returns."""
     source: Source | None = None
     """Of an encoder-decoder; others have none."""
+    media: Media | None = None
+    """Of a vision-language model whose prompt shows images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +141,11 @@ class Target(ABC):
 
     @abstractmethod
     def admit(self, inputs: PromptInputs) -> int:
-        """Adds a row that has yet to read its prompt, and returns its number."""
+        """Adds a row that has yet to read its prompt, and returns its number.
+
+        Raises ``PromptError`` or ``UnsupportedModel``, and adds nothing, where the model cannot
+        read what comes with the prompt.
+        """
 
     @abstractmethod
     def fill(self, token_budget: int, layers: frozenset[int] = frozenset()) -> list[Chunk]:

@@ -6,6 +6,7 @@ published heads, whose training text is the target's own answers.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,8 +35,8 @@ class AnswerSettings:
     max_tokens: int
     """The longest answer."""
     seed: int
-    prompts: int
-    """How many different ones there are."""
+    prompts: str
+    """Which ones: `fingerprint`."""
 
 
 class Answers:
@@ -115,6 +116,12 @@ class Answers:
             )
         os.truncate(self._path, whole)
         return lines
+
+
+def fingerprint(prompts: Sequence[Sequence[int]]) -> str:
+    """Returns a short text that other prompts, or the same in another order, do not have."""
+    digest = hashlib.sha256(json.dumps([list(prompt) for prompt in prompts]).encode())
+    return f"{len(prompts)} ({digest.hexdigest()[:16]})"
 
 
 def prompts(paths: Sequence[Path], tokenizer: Any, name: str, length: int) -> list[list[int]]:

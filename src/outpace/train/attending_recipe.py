@@ -7,7 +7,10 @@ own output of step d - 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
+from torch import Tensor
 
 from outpace.heads.attending import AttendingHead
 from outpace.heads.base import Shared
@@ -27,23 +30,29 @@ class AttendingRecipe(Recipe):
 
     def mark(self, lesson: Lesson) -> Marks:
         depths = self._head.config.depths
-        rows, places = lesson.tokens.shape[0], lesson.tokens.shape[1] - depths
-        sheet = Sheet(self._head, lesson, places)
-        at = torch.arange(places, device=lesson.tokens.device)
+        sheet = Sheet(self._head, lesson, lesson.tokens.shape[1] - depths)
+        for outputs in self._unrolled(lesson.tokens, lesson.states.float(), depths):
+            sheet.note(self._head.logits(outputs, self._shared))
+        return sheet.marks()
+
+    def _unrolled(self, tokens: Tensor, states: Tensor, depths: int) -> Iterator[Tensor]:
+        """Yields the outputs ``[B, P, H]`` of the first so many steps, at all places that have text
+        enough behind them for the head's depths. tokens: ``[B, T]``; states: ``[B, T, H]``."""
+        rows, places = tokens.shape[0], tokens.shape[1] - self._head.config.depths
+        at = torch.arange(places, device=tokens.device)
         visible = at <= at[:, None]  # [P, P]
         alone = at == at[:, None]
-        outputs = self._head.guide(lesson.states[:, :places].float())
+        outputs = self._head.guide(states[:, :places])
         before = self._head.begin(rows)
         for depth in range(1, depths + 1):
             outputs, entries = self._head.step(
                 outputs,
-                sheet.path(),
+                tokens[:, depth : depth + places],
                 (at + depth - 1).expand(rows, -1),
                 before,
                 visible.expand(rows, -1, -1),
                 self._shared,
             )
-            sheet.note(self._head.logits(outputs, self._shared))
+            yield outputs
             before = before.then(entries)
             visible = torch.cat([visible, alone], -1)
-        return sheet.marks()

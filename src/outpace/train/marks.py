@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.heads.base import Head
+from outpace.heads.base import Head, Shared
 from outpace.train.teacher import Lesson
 
 DECAY = 0.8
@@ -38,6 +39,10 @@ class Recipe(ABC):
     """
 
     @abstractmethod
+    def __init__(self, head: Any, shared: Shared) -> None:
+        """head: of the kind that names this recipe (`Head.recipe`)."""
+
+    @abstractmethod
     def mark(self, lesson: Lesson) -> Marks:
         """Returns the marks for a lesson."""
 
@@ -45,10 +50,21 @@ class Recipe(ABC):
 class Sheet:
     """What is noted of a head's guesses, from depth 1 on."""
 
-    def __init__(self, head: Head, lesson: Lesson, places: int, spacing: int = 1) -> None:
-        """places: how many; spacing: tokens from each to the next."""
-        self._lesson, self._d2t = lesson, head.d2t
-        self._span, self._spacing = (places - 1) * spacing + 1, spacing
+    def __init__(
+        self,
+        head: Head,
+        lesson: Lesson,
+        places: int | Tensor,
+        spacing: int = 1,
+        decay: float = DECAY,
+    ) -> None:
+        """places: how many, or these ``[P]``. spacing: tokens from each of so many to the next.
+        decay: the weight of each depth's loss, as a share of the depth above it."""
+        device = lesson.tokens.device
+        if isinstance(places, int):
+            places = torch.arange(places, device=device) * spacing
+        self._places = places
+        self._lesson, self._d2t, self._decay = lesson, head.d2t, decay
         own = head.d2t.new_full((head.target.vocab_size,), -1)
         own[head.d2t] = torch.arange(head.vocabulary, device=own.device)
         self._own = own  # [V]: the head's own number of each token, or -1
@@ -65,13 +81,12 @@ class Sheet:
         depth = len(self._hits) + 1
         here = self._behind()
         likeliest, chances = self._lesson.top_tokens[:, here], self._lesson.top_chances[:, here]
-        self._losses.append(DECAY ** (depth - 1) * self._loss(logits, likeliest, chances))
+        self._losses.append(self._decay ** (depth - 1) * self._loss(logits, likeliest, chances))
         self._hits.append(self._d2t[logits.argmax(-1)] == likeliest[..., 0])
 
-    def _behind(self) -> slice:
+    def _behind(self) -> Tensor:
         """Where the tokens are that the next guesses stand behind."""
-        depth = len(self._hits) + 1
-        return slice(depth, depth + self._span, self._spacing)
+        return self._places + (len(self._hits) + 1)
 
     def marks(self) -> Marks:
         """Returns the marks for all that was noted."""

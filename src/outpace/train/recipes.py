@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from outpace.errors import ConfigError
-from outpace.heads.attending import AttendingHead
-from outpace.heads.base import Head, StepHead
-from outpace.heads.ctc import Ctc
-from outpace.heads.riding import RidingHead
-from outpace.train.attending_recipe import AttendingRecipe
-from outpace.train.ctc_recipe import CtcRecipe
+from outpace.core.lazy import LazyRegistry
+from outpace.heads.base import Head
 from outpace.train.marks import Recipe
-from outpace.train.riding_recipe import Carrier, RidingRecipe
-from outpace.train.step_recipe import StepRecipe
+from outpace.train.riding_recipe import Carrier
+
+REGISTRY = LazyRegistry(
+    "recipe",
+    "outpace.recipes",
+    {
+        "step": "outpace.train.step_recipe:StepRecipe",
+        "attending": "outpace.train.attending_recipe:AttendingRecipe",
+        "eagle": "outpace.train.eagle_recipe:EagleRecipe",
+        "block": "outpace.train.block_recipe:BlockRecipe",
+        "s2d": "outpace.train.s2d_recipe:S2dRecipe",
+        "riding": "outpace.train.riding_recipe:RidingRecipe",
+        "ctc": "outpace.train.ctc_recipe:CtcRecipe",
+        "diffusion": "outpace.train.diffusion_recipe:DiffusionRecipe",
+    },
+)
 
 
 def recipe_for(head: Head, shared: Carrier) -> Recipe:
     """Returns the recipe for a head; ``ConfigError`` where there is none."""
-    if isinstance(head, StepHead):
-        return StepRecipe(head, shared)
-    if isinstance(head, AttendingHead):
-        return AttendingRecipe(head, shared)
-    if isinstance(head, RidingHead):
-        return RidingRecipe(head, shared)
-    if isinstance(head, Ctc):
-        return CtcRecipe(head, shared)
-    raise ConfigError(f"nothing is known of how to train a {head.kind} head.")
+    kind: type[Recipe] = REGISTRY.find(head.recipe)
+    return kind(head, shared)

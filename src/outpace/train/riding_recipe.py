@@ -30,7 +30,6 @@ class RidingRecipe(Recipe):
 
     def __init__(self, head: RidingHead, target: Carrier) -> None:
         self._head, self._target = head, target
-        head.start(target)
 
     def mark(self, lesson: Lesson) -> Marks:
         depths, (rows, length) = self._head.config.depths, lesson.tokens.shape

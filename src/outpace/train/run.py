@@ -96,6 +96,8 @@ class TrainingRun:
     def _learn(self, step: int) -> float:
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * _share(step, self.settings)
+        # What a recipe draws (noise, places) follows from the step, also in a run that goes on.
+        torch.manual_seed(self.settings.seed * 1_000_003 + step)
         loss = self._recipe.mark(self._teacher.read(self._batch(step))).loss
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

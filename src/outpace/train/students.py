@@ -64,6 +64,7 @@ class HeadStudent(Student):
 
     def recipe(self, teacher: Teacher) -> Recipe:
         self._head.begin_from(teacher.head_rows(self._head.d2t))
+        self._head.start(teacher)
         return recipe_for(self._head, teacher)
 
     def save(self, out: Path) -> None:

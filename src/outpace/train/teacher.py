@@ -47,7 +47,7 @@ class Teacher:
             )
         self._model = model
         self._layers = tuple(layers)
-        self._limit = top
+        self._dtype, self._limit = loaded.dtype, top
         self.vocabulary = loaded.vocabulary
         self._name, self._max_length = loaded.name, loaded.max_length
         self._carriage: Carriage | None = None
@@ -99,7 +99,7 @@ class Teacher:
         for weight in learning:
             weight.requires_grad_(False)
         try:
-            found: Tensor = module(states)
+            found: Tensor = module(states.to(self._dtype))
         finally:
             for weight in learning:
                 weight.requires_grad_(True)

@@ -17,6 +17,8 @@ from outpace.audit.families.exceptions import DECODERS
 from outpace.audit.families.shrink import tiny_config
 
 SCALE = 6.0
+OWN_SCALE = ("A_log", "conv")
+"""Weights that random initialisation leaves at a useful size: decays, and short convolutions."""
 EXACT = (torch.float64, torch.float32)
 """Types to try: some models compute parts in float32, and stumble over wider weights."""
 

@@ -21,6 +21,7 @@ from outpace.core.tree import Tree
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
+from outpace.draft.models.own_text import KnownTokens, OwnText
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.online.options import ONLINE_HELP, online_options
 from outpace.draft.options import option
@@ -95,12 +96,21 @@ class DraftModel(Drafter):
     ends_chains: bool = True
     Options: ClassVar[type[Any]] = DraftModelOptions
 
-    def __init__(self, drafter: Loaded, runner: Runner, vocabulary: int) -> None:
-        """vocabulary: tokens of the target."""
+    def __init__(
+        self,
+        drafter: Loaded,
+        runner: Runner,
+        vocabulary: int,
+        hidden: frozenset[int] = frozenset(),
+    ) -> None:
+        """vocabulary: tokens of the target. hidden: those that stand for images."""
         self.loaded: Loaded = drafter
         self.runner = runner
-        own = int(drafter.config.vocab_size)
-        self._vocabulary = Vocabulary.shared(own, vocabulary, runner.device)
+        self._own_size = int(drafter.config.vocab_size)
+        self._hidden = hidden
+        self._vocabulary = Vocabulary.shared(self._own_size, vocabulary, runner.device)
+        self._texts: list[OwnText] = []  # by row
+        self._own: list[list[int]] = []  # by row: its text, or the window of it
         self._begins: list[int] = []  # by row: the first token of the text that it reads
         self.weight_bytes = drafter.nbytes
         self.pass_bytes = runner.pass_bytes
@@ -126,7 +136,7 @@ class DraftModel(Drafter):
         if wanted in (AUTO, SAME):
             try:
                 check_same_vocabulary(setup.loaded, loaded)
-                return cls(loaded, runner, setup.loaded.vocabulary)
+                return cls(loaded, runner, setup.loaded.vocabulary, setup.loaded.placeholders)
             except VocabularyMismatch:
                 if wanted == SAME or None in (setup.loaded.tokenizer, loaded.tokenizer):
                     raise
@@ -182,7 +192,9 @@ class DraftModel(Drafter):
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         for info in rows:
-            read = len(info.prompt) - 1
+            text = KnownTokens(self._own_size, self._hidden)
+            own = text.extend(info.prompt)
+            read = max(0, len(own) - 1)
             source = info.forked_from
             if (
                 source is not None
@@ -194,14 +206,18 @@ class DraftModel(Drafter):
                 self.runner.admit(1, info.source)
                 self.runner.pin(self.runner.active - 1, read)
             self._begins.append(0)
+            self._texts.append(text)
+            self._own.append(own)
 
     def reset(self) -> None:
         self.runner.reset()
-        self._begins = []
+        self._begins, self._texts, self._own = [], [], []
 
     def retain(self, rows: Sequence[int]) -> None:
         self.runner.retain(rows)
         self._begins = [self._begins[row] for row in rows]
+        self._texts = [self._texts[row] for row in rows]
+        self._own = [self._own[row] for row in rows]
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         counts = self._affordable(rows, budgets)
@@ -220,11 +236,15 @@ class DraftModel(Drafter):
         """Returns the laws before any argmax, ``[B, T, V]``, from one pass that reads what was
         committed since, too. Rows that reach beyond the context have laws that mean nothing."""
         count = tokens.shape[1]
-        live = [rows.length(row) + count <= self.runner.max_length for row in range(len(rows))]
+        budgets = self._heard(rows, [count] * len(rows))
+        most = self.runner.max_length - count
+        live = [budget > 0 and len(self._own[row]) <= most for row, budget in enumerate(budgets)]
         if not any(live):
             return None
         self.rewind(rows)
-        listed = zip(tokens[:, :-1].tolist(), live, strict=True)
+        # Behind a token that it does not have its laws mean nothing.
+        fed = tokens[:, :-1].clamp(max=self._own_size - 1)
+        listed = zip(fed.tolist(), live, strict=True)
         logits = self._read(rows, live, [row if on else [] for row, on in listed])
         self.rewind(rows)  # whoever drafts next wants the logits after the text, too
         if logits.shape[1] < count:
@@ -237,17 +257,19 @@ class DraftModel(Drafter):
     def observe(self, rows: Rows, round: Round) -> None:
         # What is cached of a draft stays as far as it was accepted. The last token of a chain was
         # never fed, and of trees nothing counts as cached.
+        self._heard(rows)
         lengths = self.runner.lengths
         for row, accepted in enumerate(round.verdict.nodes):
-            known = rows.length(row) - self._begins[row] + accepted
+            known = len(self._own[row]) - self._begins[row] + accepted
             lengths[row] = self.runner.reach(row, known)
         self.runner.settle(BEHIND)
 
     def rewind(self, rows: Rows) -> None:
         # The last committed token is fed once more: its logits are gone.
+        self._heard(rows)
         for row in range(len(rows)):
-            read = rows.length(row) - self._begins[row]
-            self.runner.lengths[row] = self.runner.reach(row, read - 1)
+            read = len(self._own[row]) - self._begins[row]
+            self.runner.lengths[row] = self.runner.reach(row, max(0, read - 1))
 
     def _tree(self, rows: int, nodes: int) -> Tree:
         """The first nodes of a draft: few shapes come again and again, with all that a tree
@@ -261,11 +283,19 @@ class DraftModel(Drafter):
 
     def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
         """How many tokens each row drafts: as many as its budget, but for a tiny context."""
-        counts = [min(budget, self.runner.max_length // 2) for budget in budgets]
+        most = self.runner.max_length // 2
+        counts = [min(budget, most) for budget in self._heard(rows, budgets)]
         for row, count in enumerate(counts):
             if count:
-                self._make_room(row, rows.length(row), count)
+                self._make_room(row, len(self._own[row]), count)
         return counts
+
+    def _heard(self, rows: Rows, budgets: Sequence[int] = ()) -> list[int]:
+        """Reads what each row has committed since, in own tokens; returns the budgets, but 0 where
+        nothing can be drafted."""
+        for row, text in enumerate(self._texts[: len(rows)]):
+            self._own[row] = text.extend(rows.since(row, text.read))
+        return [0 if self._texts[row].unfinished else n for row, n in enumerate(budgets)]
 
     def _make_room(self, row: int, length: int, depth: int) -> None:
         """Moves the window of a row, if its context is too short for a text of this length and a
@@ -275,8 +305,11 @@ class DraftModel(Drafter):
             self.runner.lengths[row] = 0
 
     def _unread(self, rows: Rows, row: int) -> list[int]:
-        """The tokens that a row has and the cache has not."""
-        return rows.since(row, self._begins[row] + self.runner.lengths[row])
+        """The tokens that a row has and the cache has not; the last one is fed again where there
+        are none, because all that was committed since is unknown here."""
+        own, begin = self._own[row], self._begins[row]
+        self.runner.lengths[row] = min(self.runner.lengths[row], len(own) - begin - 1)
+        return own[begin + self.runner.lengths[row] :]
 
     def _catch_up(self, rows: Rows, live: Sequence[bool]) -> Tensor:
         """Feeds what each live row has committed since; returns the logits after it, ``[B, V]``."""

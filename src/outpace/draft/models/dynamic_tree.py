@@ -32,18 +32,26 @@ class DynamicTree(DraftModel):
     trees: bool = True
     ends_chains: bool = False
 
-    def __init__(self, drafter: Loaded, runner: Runner, vocabulary: int, growth: Growth) -> None:
-        """vocabulary: tokens of the target."""
-        super().__init__(drafter, runner, vocabulary)
+    def __init__(
+        self,
+        drafter: Loaded,
+        runner: Runner,
+        vocabulary: int,
+        growth: Growth,
+        hidden: frozenset[int] = frozenset(),
+    ) -> None:
+        """vocabulary: tokens of the target. hidden: those that stand for images."""
+        super().__init__(drafter, runner, vocabulary, hidden)
         # Of a context that is shorter than two drafts, a half stays for the text.
         self._growth = Growth(growth.top_k, min(growth.depth, runner.max_length // 2))
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        budgets = self._heard(rows, budgets)
         if not any(budgets) or not self._growth.depth:
             return Proposal.empty(len(rows), rows.seeds.device)
         for row, budget in enumerate(budgets):
             if budget:
-                self._make_room(row, rows.length(row), self._growth.depth)
+                self._make_room(row, len(self._own[row]), self._growth.depth)
         logits = self._catch_up(rows, [budget > 0 for budget in budgets])
         return self._growth(rows, logits, self._deeper, budgets)
 

@@ -37,8 +37,6 @@ class ForeignModel(DraftModel):
     def __init__(self, target: Loaded, drafter: Loaded, runner: Runner) -> None:
         super().__init__(drafter, runner, target.vocabulary)
         self._target = target
-        self._texts: list[Translation] = []  # by row
-        self._own: list[list[int]] = []  # what each row's text is, or the window of it
         self._cached: list[list[int]] = []  # what each row's slots hold
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
@@ -55,13 +53,11 @@ class ForeignModel(DraftModel):
 
     def retain(self, rows: Sequence[int]) -> None:
         super().retain(rows)
-        self._texts = [self._texts[row] for row in rows]
-        self._own = [self._own[row] for row in rows]
         self._cached = [self._cached[row] for row in rows]
 
     def reset(self) -> None:
         super().reset()
-        self._texts, self._own, self._cached = [], [], []
+        self._cached = []
 
     def observe(self, rows: Rows, round: Round) -> None:
         """Leaves it to the next round to compare what is cached with the text."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outpace.core.detokenizer import UNFINISHED, Detokenizer
+from outpace.draft.models.own_text import OwnText
 
 TAIL = 128
 """Characters at the end of a text that are tokenised anew each time, at least: a new character
@@ -19,7 +20,7 @@ ANCHORS = ("\n", ".", "a")
 out first: at the beginning of a text, tokenizers add spaces or tokens of their own."""
 
 
-class Translation:
+class Translation(OwnText):
     """One text in the drafter's tokens, from the target's.
 
     Text is cut into tokens anew where it grows, so that the drafter reads what its own tokenizer
@@ -37,16 +38,14 @@ class Translation:
 
     @property
     def read(self) -> int:
-        """How many of the target's tokens it has been given."""
         return self._read
 
     @property
     def unfinished(self) -> bool:
-        """Whether the text ends in the middle of a character: nothing can be drafted there."""
+        # In the middle of a character.
         return self._detokenizer.unfinished
 
     def extend(self, tokens: Sequence[int]) -> list[int]:
-        """Adds tokens of the target, and returns the whole text in the drafter's own."""
         if tokens:
             self._detokenizer.extend(tokens)
             self._read += len(tokens)

@@ -15,10 +15,10 @@ from torch import Tensor
 from outpace.core.proposal import Drawn, Point, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
-from outpace.core.tree_shape import LARGEST, TreeShape
-from outpace.core.values import is_whole, shown
+from outpace.core.tree_shape import TreeShape
+from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
-from outpace.draft.branching import shape_of
+from outpace.draft.branching import DEPTH_HELP, TOP_K_HELP, growth_of, shape_of
 from outpace.draft.dynamic import Growth
 from outpace.draft.models.chain import AUTO, SAME, DraftModel, DraftModelOptions
 from outpace.draft.models.dynamic_tree import DynamicTree
@@ -28,10 +28,6 @@ from outpace.errors import ConfigError
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.same_vocabulary import check_same_vocabulary
-
-DYNAMIC = "dynamic"
-TOP_K, DEPTH = 10, 6
-"""Of dynamic trees, unless they are given; EAGLE-2's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +40,8 @@ class DraftTreeOptions(DraftModelOptions):
         "nodes that the draft model finds most probable.",
     )
     with_replacement: bool = option(False, "Whether siblings may be the same token.")
-    top_k: int | None = option(
-        None, f"Nodes of a level that are expanded, and children of each; dynamic trees ({TOP_K})."
-    )
-    depth: int | None = option(None, f"Levels at most; dynamic trees ({DEPTH}).")
+    top_k: int | None = option(None, TOP_K_HELP)
+    depth: int | None = option(None, DEPTH_HELP)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,22 +53,7 @@ class DraftTreeOptions(DraftModelOptions):
         if not isinstance(self.with_replacement, bool):
             given = self.with_replacement
             raise ConfigError(f"with_replacement must be true or false, not {shown(given)}.")
-        self._check_growth()
-
-    def _check_growth(self) -> None:
-        for name in ("top_k", "depth"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if self.branching != DYNAMIC:
-                raise ConfigError(f"{name!r} is about dynamic trees: add branching 'dynamic'.")
-            if not (is_whole(value) and 1 <= value <= LARGEST):
-                raise ConfigError(
-                    f"{name} must be a whole number from 1 to {LARGEST}, not {shown(value)}."
-                )
-        if self.branching != DYNAMIC:
-            shape_of(self.branching)
-        elif self.with_replacement:
+        if self.growth is not None and self.with_replacement:
             raise ConfigError(
                 "with_replacement is about siblings that are drawn, and those of a dynamic tree "
                 "are chosen: leave it out, or name another branching."
@@ -83,9 +62,7 @@ class DraftTreeOptions(DraftModelOptions):
     @property
     def growth(self) -> Growth | None:
         """How dynamic trees grow, None where that is not asked for."""
-        if self.branching != DYNAMIC:
-            return None
-        return Growth(self.top_k or TOP_K, self.depth or DEPTH)
+        return growth_of(self.branching, self.top_k, self.depth)
 
 
 class DraftTree(DraftModel):
@@ -110,9 +87,10 @@ class DraftTree(DraftModel):
         vocabulary: int,
         shape: TreeShape | None = None,
         with_replacement: bool = False,
+        hidden: frozenset[int] = frozenset(),
     ) -> None:
         """shape: None for what `Rows.shape` says in each round."""
-        super().__init__(drafter, runner, vocabulary)
+        super().__init__(drafter, runner, vocabulary, hidden)
         self.shape = shape
         self.any_shape = shape is None
         self._with_replacement = with_replacement
@@ -130,10 +108,11 @@ class DraftTree(DraftModel):
         options, loaded = setup.options, cls._load(setup)
         check_same_vocabulary(setup.loaded, loaded)
         runner, vocabulary = cls._runner(setup, loaded), setup.loaded.vocabulary
+        hidden = setup.loaded.placeholders
         if options.growth is not None:
-            return DynamicTree(loaded, runner, vocabulary, options.growth)
+            return DynamicTree(loaded, runner, vocabulary, options.growth, hidden)
         shape = shape_of(options.branching)
-        return cls(loaded, runner, vocabulary, shape, options.with_replacement)
+        return cls(loaded, runner, vocabulary, shape, options.with_replacement, hidden)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
@@ -141,11 +120,12 @@ class DraftTree(DraftModel):
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
+        budgets = self._heard(rows, budgets)
         room = self.runner.max_length // 2 >= shape.height
         counts = [min(budget, shape.size) if room else 0 for budget in budgets]
         for row, count in enumerate(counts):
             if count:
-                self._make_room(row, rows.length(row), shape.height)
+                self._make_room(row, len(self._own[row]), shape.height)
         shape = shape.first(max(counts))
         if shape.is_chain:
             return self._as_siblings(super().propose(rows, counts))

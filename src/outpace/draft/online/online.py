@@ -39,7 +39,10 @@ class Online(Drafter):
     a learning drafter proposes follows from everybody's texts.
     """
 
-    def __init__(self, inner: Drafter, pupil: Pupil, options: OnlineOptions) -> None:
+    def __init__(
+        self, inner: Drafter, pupil: Pupil, options: OnlineOptions, width: int = 0
+    ) -> None:
+        """width: of the target's states of one token, for a head that reads them."""
         if pupil.depths + 1 >= options.window:
             raise ConfigError(
                 f"window in 'online' must be more than {pupil.depths + 1} tokens for this head, "
@@ -62,8 +65,10 @@ class Online(Drafter):
         self.choices: Mapping[str, Drafter] = MappingProxyType({})
         self.ends_chains, self.copies_prompts = inner.ends_chains, inner.copies_prompts
         self.loaded, self.on_trial = inner.loaded, inner.on_trial
+        self.riders = inner.riders
         self.weight_bytes = inner.weight_bytes + pupil.nbytes
         self.pass_bytes = inner.pass_bytes
+        self._rehearse(width)
 
     @classmethod
     def build(cls, setup: Any) -> Drafter:
@@ -87,6 +92,16 @@ class Online(Drafter):
 
     def save(self, folder: Path) -> None:
         self._pupil.save(folder)
+
+    def _rehearse(self, width: int) -> None:
+        """Raises what learning raises: when the drafter is loaded, not in the middle of a text."""
+        device = next(self._pupil.network.parameters()).device
+        count, certain = self._pupil.depths + 2, torch.ones(1, device=device)
+        states = [torch.zeros(width, device=device)] * count if width else []
+        window = Window([0] * count, states, {count - 1: certain.long()}, {count - 1: certain})
+        loss = self._pupil.recipe.mark(lesson([window], count, device)).loss
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._pupil.network.zero_grad()
 
     # -- rows ----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Spector and Re 2023, "Accelerating LLM inference with staged speculative decodin
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -110,7 +111,13 @@ class Staged(DraftModel):
     def _guesses(self, rows: Rows, budgets: Sequence[int]) -> list[list[int]]:
         if not any(budgets):
             return [[] for _ in budgets]
-        return [eldest_chain(nodes) for nodes in nodes_of(self.lookup.propose(rows, budgets))]
+        guessed = nodes_of(self.lookup.propose(rows, budgets))
+        # A look-up may find tokens that the draft model does not have.
+        known = itertools.takewhile
+        return [list(known(self._knows, eldest_chain(nodes))) for nodes in guessed]
+
+    def _knows(self, token: int) -> bool:
+        return token < self._own_size
 
     def _as_guessed(
         self, drawn: Tensor, guesses: Sequence[Sequence[int]], live: Sequence[bool], place: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.draft.base import RowInfo, Rows
-from outpace.draft.trained.head_drafter import HeadDrafter
+from outpace.draft.trained.head_drafter import HeadDrafter, TreeHeadOptions, of_parents
 from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.attending import AttendingHead
 from outpace.heads.base import Head
@@ -61,6 +61,8 @@ class AttendingHeadDrafter(HeadDrafter):
     guides, are dropped when the round is over. A row whose prompt is a single token has no entry
     and proposes nothing in its first round.
     """
+
+    Options: ClassVar[type[Any]] = TreeHeadOptions
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
@@ -176,11 +178,12 @@ class _Walk:
     @torch.inference_mode()
     def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
         """Returns those behind the last tokens that were fed, each of which sees its text and its
-        ancestors; parents: which columns of the step before they belong to."""
-        width = len(parents)
+        ancestors; parents: ``[W]`` or ``[B, W]``, which columns of the step before they belong to.
+        """
+        width = parents.shape[-1]
         related = tree.ancestors[:, -width:, 1:]  # [B, W, F]
         self._outputs, entries = self._head.step(
-            self._outputs[:, parents],
+            of_parents(self._outputs, parents),
             fed[:, -width:],
             self._position.expand(-1, width),
             self._entries,

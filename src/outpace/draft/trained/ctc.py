@@ -13,7 +13,7 @@ import torch
 
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import is_whole, shown
-from outpace.draft.base import Rows, Setup
+from outpace.draft.base import Rows
 from outpace.draft.guesses import Guess, point_trees
 from outpace.draft.options import option
 from outpace.draft.trained.head_drafter import HeadOptions
@@ -52,15 +52,13 @@ class CtcDrafter(StateDrafter):
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = CtcOptions
 
-    def __init__(self, head: Head, target: Target, vocabulary: int, top_k: int = 6) -> None:
+    def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
         self.head = cast(Ctc, self._head)
-        self._top_k = min(top_k, len(self._vocabulary))
+        self._top_k = 1
 
-    @classmethod
-    def build(cls, setup: Setup) -> CtcDrafter:
-        made = cast(CtcDrafter, super().build(setup))
-        return cls(made.head, setup.target, setup.loaded.vocabulary, setup.options.top_k)
+    def take(self, options: CtcOptions) -> None:
+        self._top_k = min(options.top_k, len(self._vocabulary))
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         live = [budget if self.knows(row) else 0 for row, budget in enumerate(budgets)]

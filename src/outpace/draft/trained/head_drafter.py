@@ -6,7 +6,7 @@ import copy
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
@@ -18,6 +18,8 @@ from outpace.core.tree import Tree
 from outpace.core.tree_shape import TreeShape
 from outpace.core.values import flag
 from outpace.draft.base import Drafter, Rows, Setup
+from outpace.draft.branching import DEPTH_HELP, DYNAMIC, TOP_K_HELP, growth_of, shape_of
+from outpace.draft.dynamic import Growth
 from outpace.draft.online.options import ONLINE_HELP, online_options
 from outpace.draft.options import option
 from outpace.draft.trees import TreePlans, draw_tree
@@ -39,7 +41,7 @@ class HeadOptions:
 
     model: Any = option(
         None,
-        "The trained head: a folder of 'outpace train', or a published EAGLE-3 or Medusa head.",
+        "The trained head: a folder of 'outpace train', or a published one.",
     )
 
     check: bool = option(
@@ -59,6 +61,23 @@ class HeadOptions:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TreeHeadOptions(HeadOptions):
+    """Of a head that drafts trees of any kind."""
+
+    branching: Any = option(
+        "auto",
+        "Children of a node at each depth, such as [3, 2, 1]; 'auto': as it pays; 'dynamic': the "
+        "nodes that the head finds most probable.",
+    )
+    top_k: int | None = option(None, TOP_K_HELP)
+    depth: int | None = option(None, DEPTH_HELP)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        growth_of(self.branching, self.top_k, self.depth)
+
+
 class Walk(Protocol):
     """The steps of a head through one draft."""
 
@@ -66,7 +85,8 @@ class Walk(Protocol):
         """Returns the logits ``[B, V]`` behind the roots."""
 
     def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """As `draft.trees.Deeper`."""
+        """As `draft.trees.Deeper`, and of heads with `TreeHeadOptions` also as
+        `draft.dynamic.Deeper`."""
 
 
 class TrainedDrafter(Drafter):
@@ -90,24 +110,36 @@ class TrainedDrafter(Drafter):
     @classmethod
     def build(cls, setup: Setup) -> Drafter:
         given, online = setup.options.model, online_options(setup.options.online)
-        head = given if isinstance(given, Head) else load_head(given)
-        what = "the head" if isinstance(given, Head) else f"the head in {str(given)!r}"
-        if head.kind != cls.name:
-            raise ConfigError(f"{what} is of the kind {head.kind!r}: use that as the method.")
-        fit(head, TargetShape.of(setup.loaded.config), what)
-        if isinstance(given, Head):
-            head = head if online is None else copy.deepcopy(head)  # it stays as it is
-        else:
-            head = head.to(setup.target.dtype)
+        head = cls.head_for(setup)
+        if online is not None and not head.layers:
+            raise ConfigError(
+                f"method={cls.name!r} reads no states of the target, so that it cannot learn from "
+                "them online: leave 'online' out, and train it with 'outpace train'."
+            )
+        if online is not None and isinstance(given, Head):
+            head = copy.deepcopy(head)  # what was handed over stays as it is
         drafter = cls(head, setup.target, setup.loaded.vocabulary)
-        # A head that was handed over is its owner's affair.
-        drafter.on_trial = what if setup.options.check and not isinstance(given, Head) else ""
+        drafter.take(setup.options)
+        if setup.options.check and given is not None and not isinstance(given, Head):
+            drafter.on_trial = _named(given)  # what was handed over is its owner's affair
         if online is None:
             return drafter
         from outpace.draft.online.online import Online
         from outpace.draft.online.pupil import HeadPupil
 
-        return Online(drafter, HeadPupil(head, setup), online)
+        width = len(head.layers) * head.target.hidden_size
+        return Online(drafter, HeadPupil(head, setup), online, width)
+
+    @classmethod
+    def head_for(cls, setup: Setup) -> Head:
+        """Returns the head that the options name, once it fits the target."""
+        given = setup.options.model
+        head = given if isinstance(given, Head) else load_head(given)
+        what = _named(given)
+        if head.kind != cls.name:
+            raise ConfigError(f"{what} is of the kind {head.kind!r}: use that as the method.")
+        fit(head, TargetShape.of(setup.loaded.config), what)
+        return head if isinstance(given, Head) else head.to(setup.target.dtype)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
@@ -119,6 +151,9 @@ class TrainedDrafter(Drafter):
         for parameter in head.parameters():  # so that all parts of it matter
             parameter.add_(torch.randn_like(parameter), alpha=NOISE)
         return {"model": head}
+
+    def take(self, options: Any) -> None:
+        """Takes over what the options say of how it drafts."""
 
     @property
     def nbytes(self) -> int:
@@ -132,11 +167,29 @@ class TrainedDrafter(Drafter):
 class HeadDrafter(TrainedDrafter):
     """Drafts with a head that goes from depth to depth.
 
-    How many nodes are drafted, and as which tree, is the controller's choice.
+    How many nodes are drafted is the controller's choice, and so is the tree, unless the options
+    of the head name one.
     """
 
     draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
     any_shape = True
+    _growth: Growth | None = None
+    """How trees grow that hold the most probable nodes, if they do."""
+
+    def take(self, options: Any) -> None:
+        if not isinstance(options, TreeHeadOptions):
+            return
+        self._growth = growth_of(options.branching, options.top_k, options.depth)
+        if self._growth is not None:
+            self.any_shape, self.draws = False, frozenset({Drawn.POINT})
+        elif (shape := shape_of(options.branching)) is not None:
+            self.shape = shape if self.deepest is None else shape.up_to(self.deepest)
+            self.any_shape = False
+
+    @classmethod
+    def usual_rule(cls, options: Any) -> str:
+        dynamic = getattr(options, "branching", None) == DYNAMIC
+        return "match" if dynamic else cls.default_rule
 
     @property
     def deepest(self) -> int | None:
@@ -148,20 +201,35 @@ class HeadDrafter(TrainedDrafter):
         """Begins the drafts of a round, for rows of which some is known."""
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        shape = rows.shape or TreeShape.chain(max(budgets))
+        known = [budget if self.knows(row) else 0 for row, budget in enumerate(budgets)]
+        if not any(known):
+            return Proposal.empty(len(rows), rows.seeds.device)
+        return self._drawn(rows, known) if self._growth is None else self._grown(rows, known)
+
+    def _drawn(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        """Drafts the first nodes of a shape."""
+        shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
         if self.deepest is not None:
             shape = shape.up_to(self.deepest)
-        counts = [
-            min(budget, shape.size) if self.knows(row) else 0 for row, budget in enumerate(budgets)
-        ]
-        if not any(counts):
-            return Proposal.empty(len(rows), rows.seeds.device)
+        counts = [min(budget, shape.size) for budget in budgets]
         plan = self._plans.of(shape.first(max(counts)))
         walk = self.walk(rows)
         tokens, law = draw_tree(
             plan, rows, walk.first(), walk.deeper, lane=self.lane, with_replacement=False
         )
         return Proposal(tokens, plan.tree(len(rows)), to_device(counts, tokens.device), law)
+
+    def _grown(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        """Drafts the nodes that the head finds most probable."""
+        assert self._growth is not None
+        depth = min(self._growth.depth, self.deepest or self._growth.depth)
+        walk = self.walk(rows)
+        return replace(self._growth, depth=depth)(rows, walk.first(), walk.deeper, budgets)
+
+
+def _named(given: Any) -> str:
+    """What a head that was named is called in errors."""
+    return "the head" if isinstance(given, Head) else f"the head in {str(given)!r}"
 
 
 def _known(d2t: Tensor, vocabulary: int) -> Vocabulary:
@@ -171,3 +239,13 @@ def _known(d2t: Tensor, vocabulary: int) -> Vocabulary:
             raise ConfigError("the head guesses tokens that the target's tokenizer does not have.")
         d2t = d2t[:vocabulary]
     return Vocabulary(d2t, vocabulary)
+
+
+def of_parents(columns: Tensor, parents: Tensor) -> Tensor:
+    """Returns those ``[B, W, ...]`` of the columns ``[B, C, ...]`` that are parents.
+
+    parents: ``[W]``, the same in all rows, or ``[B, W]``.
+    """
+    if parents.dim() == 1:
+        return columns[:, parents]
+    return columns[torch.arange(len(columns), device=columns.device)[:, None], parents]

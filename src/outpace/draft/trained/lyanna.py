@@ -15,7 +15,7 @@ from torch import Tensor
 from outpace.core.proposal import Proposal
 from outpace.core.tree import Tree
 from outpace.core.values import is_whole, shown
-from outpace.draft.base import Round, RowInfo, Rows, Setup
+from outpace.draft.base import Round, RowInfo, Rows
 from outpace.draft.options import option
 from outpace.draft.trained.head_drafter import HeadOptions, Walk
 from outpace.draft.trained.step_head import StepHeadDrafter
@@ -63,17 +63,15 @@ class LyannaDrafter(StepHeadDrafter):
     name: ClassVar[str] = "lyanna"
     Options: ClassVar[type[Any]] = LyannaOptions
 
-    def __init__(self, head: Head, target: Target, vocabulary: int, reuse: int = 0) -> None:
+    def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
-        self._lyanna, self._reuse = cast(Lyanna, head), reuse
+        self._lyanna, self._reuse = cast(Lyanna, head), 0
         self._kept: list[_Kept | None] = []
         self._latest: _Walk | None = None  # of the present round
         self._drafted: Tensor | None = None  # [B, N], its tokens
 
-    @classmethod
-    def build(cls, setup: Setup) -> LyannaDrafter:
-        made = cast(LyannaDrafter, super().build(setup))
-        return cls(made._lyanna, setup.target, setup.loaded.vocabulary, setup.options.reuse)
+    def take(self, options: LyannaOptions) -> None:
+        self._reuse = options.reuse
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from outpace.core.proposal import Proposal
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
-from outpace.draft.base import Round, RowInfo, Rows
+from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.trained.head_drafter import HeadDrafter
 from outpace.heads.base import Head
 from outpace.heads.riding import RidingHead
@@ -74,6 +74,20 @@ class RidingHeadDrafter(HeadDrafter):
         self._boarded: dict[int, int] = {}  # in the present round: the lengths of texts, by id
         self._riding: list[bool] = []  # by row, whether its columns are part of the present round
 
+    @classmethod
+    def build(cls, setup: Setup) -> Drafter:
+        """Tries a pass with columns; ``UnsupportedModel`` for a target that carries none."""
+        made = super().build(setup)
+        assert isinstance(made, RidingHeadDrafter)
+        made.try_out()
+        return made
+
+    def try_out(self) -> None:
+        """Lets columns ride behind a text of one token."""
+        at = torch.zeros(1, dtype=torch.long, device=self._target.device)
+        with torch.inference_mode():
+            self._target.carry([0], self.head.riders(at, 1, 1))
+
     @property
     def deepest(self) -> int:
         return self.head.config.depths
@@ -113,7 +127,9 @@ class RidingHeadDrafter(HeadDrafter):
             self._texts[row].id: rows.length(row) for row, rides in enumerate(self._riding) if rides
         }
         nodes = torch.arange(1 + proposal.tree.size, device=rows.seeds.device)
-        return replace(proposal, riders=self.head.riders(nodes, len(nodes), len(rows)))
+        with torch.inference_mode():
+            riders = self.head.riders(nodes, len(nodes), len(rows))
+        return replace(proposal, riders=riders)
 
     def observe(self, rows: Rows, round: Round) -> None:
         riding, self._riding = self._riding, []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,13 @@ from torch import Tensor
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.draft.base import RowInfo, Rows
-from outpace.draft.trained.head_drafter import HeadDrafter, TrainedDrafter, Walk
+from outpace.draft.trained.head_drafter import (
+    HeadDrafter,
+    TrainedDrafter,
+    TreeHeadOptions,
+    Walk,
+    of_parents,
+)
 from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.base import Head, StepHead
 from outpace.targets.base import Target
@@ -79,6 +85,8 @@ class StateDrafter(TrainedDrafter):
 class StepHeadDrafter(StateDrafter, HeadDrafter):
     """Drafts with a `StepHead`."""
 
+    Options: ClassVar[type[Any]] = TreeHeadOptions
+
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
         self.head = cast(StepHead, self._head)
@@ -113,10 +121,10 @@ class _Walk:
         return self._step(self._roots)[:, 0]
 
     def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """Returns those behind the last tokens that were fed; parents: which columns of the step
-        before they belong to."""
-        self._memory = self._memory[:, parents]
-        return self._step(fed[:, -len(parents) :])
+        """Returns those behind the last tokens that were fed; parents: ``[W]`` or ``[B, W]``, which
+        columns of the step before they belong to."""
+        self._memory = of_parents(self._memory, parents)
+        return self._step(fed[:, -parents.shape[-1] :])
 
     @torch.inference_mode()
     def _step(self, tokens: Tensor) -> Tensor:

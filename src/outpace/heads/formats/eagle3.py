@@ -14,30 +14,20 @@ import torch
 from torch import Tensor
 
 from outpace.heads.base import Head, TargetShape, config_of
-from outpace.heads.eagle3 import PLAIN_ROTARY, Eagle3, Eagle3Config
+from outpace.heads.eagle3 import Eagle3, Eagle3Config
 from outpace.heads.folder import Folder
 from outpace.heads.formats.base import Content, Format
+from outpace.heads.formats.llama import about_layers, check_only, layer_sizes, without_derived
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 
-SIZES = {
-    "heads": "num_attention_heads",
-    "groups": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "inner_size": "intermediate_size",
-    "norm_eps": "rms_norm_eps",
-}
-"""Our names of a head's sizes, and the public ones."""
-
 ONLY: Mapping[str, Any] = {
     "num_hidden_layers": 1,
-    "hidden_act": "silu",
     "attention_bias": False,
-    "mlp_bias": False,
-    "norm_before_residual": False,
     "norm_before_fc": False,
-    "rope_scaling": None,
+    "fc_norm": False,
+    "norm_output": False,
 }
 """What a head of another kind says otherwise."""
 
@@ -53,16 +43,9 @@ class Eagle3Format(Format):
 
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
-        weights = {
-            name: value
-            for name, value in folder.read_weights("model.safetensors", "pytorch_model.bin").items()
-            if not name.endswith("rotary_emb.inv_freq")  # which follows from the configuration
-        }
+        weights = without_derived(folder.read_weights("model.safetensors", "pytorch_model.bin"))
         try:
-            target = TargetShape(about["hidden_size"], about["vocab_size"], 0)
-            config = _config(about, weights)
-            head = Eagle3(target, config)
-            weights["d2t"] = _to_target(weights, head)
+            head = eagle3_head(about, weights)
         except (TypeError, ValueError, KeyError) as error:
             raise folder.unfit("eagle3", error) from error
         return folder.fill(head, weights)
@@ -71,31 +54,42 @@ class Eagle3Format(Format):
     def write(cls, head: Head) -> Content:
         if not isinstance(head, Eagle3):
             raise cls.refuse(f"holds no {head.kind} heads")
-        weights = dict(head.state_dict())
-        d2t = weights.pop("d2t")
-        if head.config.draft_vocab_size:
-            weights["d2t"] = d2t - torch.arange(len(d2t), device=d2t.device)
-            weights["t2d"] = _known(d2t, head.target.vocab_size)
-        return Content(_about(head), weights)
+        about = {"architectures": [ARCHITECTURE], "model_type": "llama", **about_eagle3(head)}
+        return Content(about, eagle3_weights(head))
+
+
+def eagle3_head(about: Mapping[str, Any], weights: dict[str, Tensor]) -> Eagle3:
+    """Returns a head, still without its weights, from its public configuration, and gives the
+    weights our ``d2t``. Raises ``TypeError``, ``ValueError`` or ``KeyError`` where they do not
+    fit."""
+    target = TargetShape(about["hidden_size"], about["vocab_size"], 0)
+    head = Eagle3(target, _config(about, weights))
+    weights["d2t"] = _to_target(weights, head)
+    return head
+
+
+def eagle3_weights(head: Eagle3) -> dict[str, Tensor]:
+    """Returns the weights of a head by their public names."""
+    weights = dict(head.state_dict())
+    d2t = weights.pop("d2t")
+    if head.config.draft_vocab_size:
+        weights["d2t"] = d2t - torch.arange(len(d2t), device=d2t.device)
+        weights["t2d"] = _known(d2t, head.target.vocab_size)
+    return weights
 
 
 def _config(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Eagle3Config:
-    for name, value in ONLY.items():
-        if about.get(name, value) != value:
-            raise ValueError(f"its {name} is {about[name]!r}, and only {value!r} is known")
+    check_only(about, ONLY)
     if about.get("target_hidden_size") not in (None, about["hidden_size"]):
         raise ValueError("its width is not its target's")
-    sizes = {name: about[public] for name, public in SIZES.items() if public in about}
-    rope = about.get("rope_parameters") or {
-        **PLAIN_ROTARY, "rope_theta": about.get("rope_theta", PLAIN_ROTARY["rope_theta"]),
-    }  # fmt: skip
     given = {
-        **{name: value for name, value in sizes.items() if value is not None},
+        **layer_sizes(about),
         "depths": Eagle3Config().depths,
         "draft_vocab_size": about.get("draft_vocab_size") or 0 if "d2t" in weights else 0,
-        "rope": dict(rope),
         "reads": list(about.get(LAYERS) or ()),
         "own_embedding": "embed_tokens.weight" in weights,
+        "normed": "midlayer.self_attn.q_norm.weight" in weights,
+        "norm_before_residual": about.get("norm_before_residual", False),
     }
     found = config_of(Eagle3Config, given)
     assert isinstance(found, Eagle3Config)
@@ -124,28 +118,16 @@ def _known(d2t: Tensor, size: int) -> Tensor:
     return found
 
 
-def _about(head: Eagle3) -> dict[str, Any]:
-    attention, config = head.midlayer.self_attn, head.config.as_dict()
+def about_eagle3(head: Eagle3) -> dict[str, Any]:
+    """Returns the public configuration of a head."""
+    attention, inner = head.midlayer.self_attn, head.midlayer.mlp.up_proj.out_features
     about = {
-        "architectures": [ARCHITECTURE],
-        "model_type": "llama",
-        "hidden_size": head.target.hidden_size,
-        "intermediate_size": head.midlayer.mlp.up_proj.out_features,
-        "num_hidden_layers": 1,
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.groups,
-        "head_dim": attention.head_dim,
-        "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
-        "rms_norm_eps": config["norm_eps"],
-        "rope_theta": config["rope"]["rope_theta"],
-        "rope_scaling": None,
-        "vocab_size": head.target.vocab_size,
+        "norm_before_residual": head.config.as_dict()["norm_before_residual"],
         "draft_vocab_size": head.vocabulary,
-        "tie_word_embeddings": False,
-        "torch_dtype": str(head.dtype).removeprefix("torch."),
+        **about_layers(head, attention, inner),
     }
-    if head.target.layers or config["reads"]:
+    if head.target.layers or head.config.as_dict()["reads"]:
         about[LAYERS] = list(head.layers)
     return about

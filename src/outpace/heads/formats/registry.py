@@ -13,7 +13,11 @@ REGISTRY = LazyRegistry(
     "outpace.head_formats",
     {
         "outpace": "outpace.heads.formats.outpace:Outpace",
+        "eagle": "outpace.heads.formats.eagle:EagleFormat",
         "eagle3": "outpace.heads.formats.eagle3:Eagle3Format",
+        "dflash": "outpace.heads.formats.dflash:DFlashFormat",
+        "mlp_speculator": "outpace.heads.formats.mlp_speculator:MlpSpeculatorFormat",
+        "speculators": "outpace.heads.formats.speculators:SpeculatorsFormat",
         "medusa": "outpace.heads.formats.medusa:MedusaFormat",
     },
 )

@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
 from outpace.errors import ConfigError, PromptError
+from outpace.targets.hf.vision.tokens import placeholders
 
 PLAIN = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 EXACT_CACHES = {None, "dynamic", "static", "hybrid", "sliding_window"}
+TYPES = {"token_type_ids", "mm_token_type_ids"}
 UNDERSTOOD = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 
 
@@ -56,6 +58,36 @@ def check_config(config: GenerationConfig) -> None:
             f"outpace.hf.speculative has a cache of its own: unset cache_implementation="
             f"{config.cache_implementation!r}."
         )
+
+
+def media_of(model: nn.Module, input_ids: Tensor, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Takes what belongs to images out of the arguments that ``generate`` would hand to the model,
+    and returns it; nothing for a model that reads text only.
+
+    Raises ``ConfigError`` for images of several rows: nothing says which belong to which.
+    """
+    if not placeholders(model.config):
+        return {}
+    names = [name for name in model_kwargs if name not in UNDERSTOOD]
+    media = {name: model_kwargs.pop(name) for name in names}
+    media = {name: value for name, value in media.items() if not (value is None or value == {})}
+    positions: Any = model_kwargs.get("position_ids")
+    on_axes = positions is not None and positions.dim() == 3
+    if on_axes:
+        del model_kwargs["position_ids"]
+    if all(name in TYPES and not value.any() for name, value in media.items()):
+        return {}  # the tokens of a text without images
+    mask = model_kwargs.get("attention_mask")
+    if len(input_ids) > 1 or not (mask is None or bool(mask.all())):
+        raise ConfigError(
+            "outpace.hf.speculative reads the images of one prompt at a time, without padding: "
+            "call generate for each prompt, or use outpace.LLM, which takes many."
+        )
+    if on_axes:
+        # The model's own, made by images that generate has turned into features since. The first of
+        # four counts tokens; the others are time, height and width.
+        media["position_ids"] = positions[-3:]
+    return media
 
 
 def unpadded(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:

@@ -22,7 +22,9 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Returns the decoder layers in order; ``UnsupportedModel`` where they cannot be told."""
     loaded: Any = model
     count = loaded.config.get_text_config().num_hidden_layers
-    for module in model.modules():
+    # A vision tower may have as many layers as the language model beside it.
+    decoder: Any = loaded.get_decoder() if hasattr(loaded, "get_decoder") else loaded
+    for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)
     raise UnsupportedModel(

@@ -32,12 +32,14 @@ from outpace.targets.hf.reading import (
     read_weights,
 )
 from outpace.targets.hf.source import check_path, locate, names_gguf
+from outpace.targets.hf.vision.processor import check_processor, read_processor
 
 
 def load(
     model: str | os.PathLike[str] | nn.Module | Loaded,
     *,
     tokenizer: Any = None,
+    processor: Any = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     trust_remote_code: bool = False,
@@ -51,13 +53,16 @@ def load(
     GPU. device "auto": CUDA where there is one. cpu_kernels: how the linear layers of a model
     loaded here are replaced by faster ones (`kernels.speed_up`); with "auto", "tune" and "native"
     whole layers of the Llama kind are computed by our own code too. A model object that is handed
-    over stays as it is. quantization: see `quantize`; "auto" is for drafters, which may be rounded:
+    over stays as it is. processor: of a vision-language model, instead of the one that comes with
+    it. quantization: see `quantize`; "auto" is for drafters, which may be rounded:
     8 bits where that saves time. progress: called before each step. Raises ``ConfigError``,
     ``ModelLoadError`` or ``UnsupportedModel``.
     """
     check_kernels(cpu_kernels)
     _check_trust(trust_remote_code)
     check_tokenizer(tokenizer)
+    check_processor(processor)
+    tokenizer = processor.tokenizer if tokenizer is None and processor is not None else tokenizer
     wanted = None if quantization == "auto" else quantization
     if wanted is not None and cpu_kernels in ASKED:
         raise ConfigError(
@@ -66,7 +71,8 @@ def load(
     report = progress or _silent
     if isinstance(model, (Loaded, nn.Module)):
         if isinstance(model, nn.Module):
-            model = Loaded(model.eval(), tokenizer, type(model).__name__)
+            name = type(model).__name__
+            model = Loaded(model.eval(), tokenizer, name, processor=processor)
         _check_handed_over(model, dtype, device, cpu_kernels, wanted)
         if model.cpu_kernels is not None:
             return model  # It was loaded and checked here.
@@ -83,7 +89,8 @@ def load(
             f"cpu_kernels {cpu_kernels!r} computes with plain weights, and those of {loaded.name} "
             "are in blocks: leave it at 'auto'."
         )
-    loaded = replace(loaded, quantization=wanted, cpu_kernels=cpu_kernels)
+    given = loaded.processor if processor is None else processor
+    loaded = replace(loaded, quantization=wanted, cpu_kernels=cpu_kernels, processor=given)
     prepare(loaded, report)
     return loaded
 
@@ -193,8 +200,9 @@ def _from_path(
     # Before the weights, which are what takes long.
     known = read_tokenizer_of(source, path, trust) if tokenizer is None else tokenizer
     report("reading the weights", 0.05)
+    processor = read_processor(source, path, config, trust)
     model = read_weights(source, path, config, kind, trust)
-    return Loaded(model.to(where).eval(), known, path)
+    return Loaded(model.to(where).eval(), known, path, processor=processor)
 
 
 def _from_gguf(

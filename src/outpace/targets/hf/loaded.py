@@ -14,6 +14,7 @@ from outpace.errors import ConfigError
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.quantize import Quantization
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, longest_text
+from outpace.targets.hf.vision.tokens import placeholders
 from outpace.targets.hf.weights import weight_bytes
 
 
@@ -32,12 +33,20 @@ class Loaded:
     """Whether its weights are in blocks, as a GGUF file holds them."""
     cpu_kernels: Kernels | None = None
     """How its linear layers were to be replaced when it was loaded; None: it was handed over."""
+    processor: Any = None
+    """What makes a vision-language model's inputs of texts and images, if it has one."""
 
     @property
     def config(self) -> Any:
         """The text model's configuration."""
         config: Any = self.model.config
         return config.get_text_config()
+
+    @property
+    def placeholders(self) -> frozenset[int]:
+        """The tokens that stand for images; none for a model that reads text only."""
+        model: Any = self.model
+        return placeholders(model.config)
 
     @property
     def device(self) -> torch.device:

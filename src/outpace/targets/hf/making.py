@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from outpace.errors import ConfigError
@@ -11,6 +13,8 @@ from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.seq2seq.runner import DecoderRunner
 from outpace.targets.hf.seq2seq.target import Seq2SeqTarget
 from outpace.targets.hf.target import HFTarget
+from outpace.targets.hf.vision.target import VisionTarget
+from outpace.targets.hf.vision.tokens import placeholders
 
 
 def make_target(
@@ -23,7 +27,9 @@ def make_target(
 ) -> HFTarget:
     """Returns the target of a model; see `HFTarget`. ``ConfigError`` for what it cannot do."""
     if not is_encoder_decoder(model):
-        return HFTarget(model, rows, max_length, fixed, saved_texts, saved_tokens)
+        loaded: Any = model
+        kind = VisionTarget if placeholders(loaded.config) else HFTarget
+        return kind(model, rows, max_length, fixed, saved_texts, saved_tokens)
     if saved_texts:
         raise ConfigError(
             f"{type(model).__name__} is an encoder-decoder, whose texts begin alike only where "

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.tree import Tree
+from outpace.targets.hf.attended import as_attended
 from outpace.targets.hf.attention import BOOLEAN
+from outpace.targets.hf.plainly import reads_forward
 from outpace.targets.hf.windows import chunk_of, window_of
 
 WITHOUT_MASK = frozenset({"linear_attention", "conv", "moe", "mlp"})
@@ -103,13 +105,14 @@ class MaskMaker:
         self._attends = not self._types or bool(self._types - WITHOUT_MASK)
         self._implementation: str = config._attn_implementation
         self._dtype: torch.dtype = loaded.dtype
+        self._reads_forward = reads_forward(model)
 
     @property
     def has_own(self) -> bool:
         """Whether a causal pass over all slots needs no mask from here: the model then makes its
         own or none at all, and takes a faster kernel."""
         wide = self.window is None and self.chunk is None
-        return self._implementation in BOOLEAN and wide
+        return self._implementation in BOOLEAN and wide and self._reads_forward
 
     def __call__(self, layout: Layout) -> Any:
         """Returns the ``attention_mask`` argument: a tensor ``[A, 1, T, S]`` or a dict of them;
@@ -122,12 +125,10 @@ class MaskMaker:
         if not self._types.intersection(_NARROW):
             return self._attended(narrow["sliding_attention"])
         wide = self._attended(layout.seen)
+        masks: dict[str, Tensor | None] = dict.fromkeys(self._types & WITHOUT_MASK)
+        masks |= {name: self._attended(seen) for name, seen in narrow.items()}
         # Some models ask for the mask of a type that none of their layers has.
-        types = {"full_attention", *narrow, *self._types}
-        masks: dict[str, Tensor | None] = {
-            name: self._attended(seen) for name, seen in narrow.items()
-        }
-        masks |= dict.fromkeys(types & WITHOUT_MASK)
+        types = {"full_attention", *masks, *self._types}
         return {name: masks.get(name, wide) for name in types}
 
     def _narrow(self, layout: Layout) -> dict[str, Tensor]:
@@ -141,16 +142,3 @@ class MaskMaker:
 
     def _attended(self, seen: Tensor) -> Tensor:
         return as_attended(seen, self._implementation, self._dtype)
-
-
-def as_attended(seen: Tensor, attn_implementation: str, dtype: torch.dtype) -> Tensor:
-    """Returns a mask as an attention function takes it, ``[A, 1, T, S]``.
-
-    seen: ``[A, T, S]`` bool. The result is of booleans, or else of numbers in the model's dtype,
-    which are added to the attention scores.
-    """
-    mask = seen[:, None]
-    if attn_implementation in BOOLEAN:
-        return mask
-    zero = torch.zeros((), dtype=dtype, device=seen.device)
-    return torch.where(mask, zero, torch.finfo(dtype).min)

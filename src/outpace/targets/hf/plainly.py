@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
+from outpace.targets.hf.attended import as_attended
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
+from outpace.targets.hf.vision.tokens import placeholders
 
 _SOURCE = 4
 """States of a source of which nothing is asked but that there is one."""
@@ -23,6 +25,7 @@ def read_plainly(model: nn.Module, ids: Sequence[int], **arguments: Any) -> Tens
     """
     loaded: Any = model
     tokens = torch.tensor([list(ids)], device=loaded.device)
+    arguments = {**forward_mask(model, len(ids)), **arguments}
     logits: Tensor = model(**of_texts(model, tokens), use_cache=False, **arguments).logits
     return logits[0]
 
@@ -35,6 +38,28 @@ def of_texts(model: nn.Module, tokens: Tensor) -> dict[str, Any]:
     states = some_states(model, _SOURCE).expand(len(tokens), -1, -1)
     source = BaseModelOutput(last_hidden_state=states)
     return {"decoder_input_ids": tokens, "encoder_outputs": source}
+
+
+def reads_forward(model: nn.Module) -> bool:
+    """Returns whether a text is read from left to right where no mask says so. Without a mask
+    PaliGemma's language model reads it both ways, as it does prompts; what it writes it reads from
+    left to right. Of a model of text alone this is not asked: such a one writes nothing."""
+    loaded: Any = model
+    if not placeholders(loaded.config):
+        return True
+    parts = loaded.get_decoder().modules()
+    return all(getattr(part, "is_causal", True) is not False for part in parts)
+
+
+def forward_mask(model: nn.Module, length: int) -> dict[str, Tensor]:
+    """Returns the ``attention_mask`` argument with which a text is read from left to right; nothing
+    for a model that needs none."""
+    if reads_forward(model):
+        return {}
+    loaded: Any = model
+    seen = torch.ones(1, length, length, dtype=torch.bool, device=loaded.device).tril()
+    implementation = loaded.config.get_text_config()._attn_implementation
+    return {"attention_mask": as_attended(seen, implementation, loaded.dtype)}
 
 
 def some_tokens(model: nn.Module, count: int, first: int = 3) -> list[int]:

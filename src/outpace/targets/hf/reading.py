@@ -15,6 +15,7 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
     AutoTokenizer,
@@ -25,6 +26,7 @@ from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import read_gguf_tokenizer
 from outpace.targets.hf.seq2seq.lengths import reads_sources
 from outpace.targets.hf.source import has_tokenizer, is_pickled, locate
+from outpace.targets.hf.vision.tokens import sees_images
 
 AGAIN = "download or save the model again."
 
@@ -88,7 +90,7 @@ def read_weights(
 def _class_for(config: Any) -> Any:
     """What reads the weights. (Its stubs know one result, not the pair.)"""
     if not reads_sources(config):
-        return AutoModelForCausalLM
+        return AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
     # Where speech is heard the first one has no class for the configuration.
     hears = type(config) in AutoModelForSpeechSeq2Seq._model_mapping
     return AutoModelForSpeechSeq2Seq if hears else AutoModelForSeq2SeqLM

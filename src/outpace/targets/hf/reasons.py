@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.hf.masks import as_attended
+from outpace.targets.hf.attended import as_attended
 from outpace.targets.hf.plainly import read_plainly, some_tokens
 
 _TOKENS = 6

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from outpace.core.proposal import Riders
 from outpace.core.tree import Tree
+from outpace.errors import UnsupportedModel
 from outpace.targets.hf.layers import changing, joining
 from outpace.targets.hf.masks import MaskMaker, tree_layout
+from outpace.targets.hf.own_states import keeps_states
 
 
 def with_riders(tree: Tree, riders: Riders) -> Tree:
@@ -49,8 +51,13 @@ class Carriage:
     """Passes of a model over whole texts with riders, without any cache."""
 
     def __init__(self, model: nn.Module, max_length: int) -> None:
-        """max_length: tokens of a text at most."""
+        """max_length: tokens of a text at most. Raises ``UnsupportedModel`` for a recurrent one."""
         loaded: Any = model
+        if keeps_states(loaded.config):
+            raise UnsupportedModel(
+                f"{type(model).__name__} keeps a recurrent state, which no mask hides from columns "
+                "that ride in its passes: use a head that is a network of its own, such as medusa."
+            )
         self._model = loaded
         self._mask = MaskMaker(model, max_length)
         self._last = max_length - 1

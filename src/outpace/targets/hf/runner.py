@@ -32,6 +32,7 @@ from outpace.targets.hf.setting import Setting
 from outpace.targets.hf.states import StateCache
 from outpace.targets.hf.steps import TRIAL, Steps
 from outpace.targets.hf.telling.telling import Telling
+from outpace.targets.hf.vision.reading import text_offset
 from outpace.targets.hf.weights import pass_bytes
 
 PREFILL_CHUNK = 512
@@ -57,12 +58,16 @@ class Runner:
         self.config: Any = loaded.config.get_text_config()
         self.max_length = max_length
         self.lengths: list[int] = []
+        self.offsets: list[int] = []
+        """By row, how much further its positions are than its tokens: images take fewer positions
+        than placeholders."""
         self.passes = 0
         # The model's own properties walk through its parameters each time.
         self.device: torch.device = loaded.device
         self.dtype: torch.dtype = loaded.dtype
         self.cache = cache_for(loaded, rows, self.device)
         self._generation = self.cache.generation  # that recorded passes know
+        self._text_offset = text_offset(loaded)
         self.setting = Setting.of(loaded)
         self._mask = self._masks(loaded)
         self._cache_name = name_of_cache(loaded)
@@ -115,12 +120,14 @@ class Runner:
         self.setting.check(self.model)
         self.cache.admit(count)
         self.lengths += [0] * count
+        self.offsets += [self._text_offset] * count
 
     def fork(self, source: int, length: int) -> int:
         """Adds a row that begins with the first ``length`` tokens cached of another row, so that
         they are not read again; returns its number."""
         row = self.cache.fork(source, length)
         self.lengths.append(length)
+        self.offsets.append(self.offsets[source])
         return row
 
     def save(self, row: int, length: int) -> SavedText:
@@ -159,13 +166,14 @@ class Runner:
 
     def reset(self) -> None:
         """Forgets all rows, whatever state an interruption has left."""
-        self.lengths = []
+        self.lengths, self.offsets = [], []
         self.cache.reset()
 
     def retain(self, rows: Sequence[int]) -> None:
         """Keeps only these rows (ascending), renumbered from 0."""
         self.cache.retain(rows)
         self.lengths = [self.lengths[row] for row in rows]
+        self.offsets = [self.offsets[row] for row in rows]
 
     def advance(self, counts: Sequence[int]) -> None:
         """Commits: the first ``counts[b]`` columns of the last pass become part of row b, for the
@@ -245,6 +253,8 @@ class Runner:
             # Only padding can stand beyond the context: a row that drafts less than others.
             positions = positions.clamp(max=self.max_length - 1)
             layout = None if layout is None else replace(layout, positions=positions)
+        offsets = self._offsets(first, rows)
+        positions = positions if offsets is None else positions + offsets
         self.passes += 1
         options |= {self._cache_name: self.cache}
         reading = self._reading(first, lengths, tree, columns, keep, certain)
@@ -308,15 +318,17 @@ class Runner:
         rows, columns = tokens.shape
         view = self._fixed_view(rows, width)
         starts = to_device(self.lengths[:rows], self.device)
+        offsets = self._offsets(0, rows)
         inputs = [pad(tokens, (0, width - columns)), starts]
+        inputs.append(torch.zeros_like(starts)[:, None] if offsets is None else offsets)
         pending = None  # all that shapes a chain is its width
         if tree is not None and not tree.is_chain:
             pending = columns - tree.size
             inputs.append(pad(tree.parents, (0, width - columns)))  # children of the root
         self.passes += 1
 
-        def step(tokens: Tensor, starts: Tensor, *parents: Tensor) -> tuple[Tensor]:
-            return (self._fixed_pass(view, tokens, starts, pending or 0, *parents),)
+        def step(tokens: Tensor, starts: Tensor, offsets: Tensor, *tree: Tensor) -> tuple[Tensor]:
+            return (self._fixed_pass(view, tokens, starts, offsets, pending or 0, *tree),)
 
         (logits,) = self.fixed.steps.run(("pass", rows, width, view, pending), step, inputs)
         return CausalLMOutputWithPast(logits=logits[:, columns - keep : columns])
@@ -326,14 +338,15 @@ class Runner:
         view: FixedView,
         tokens: Tensor,
         starts: Tensor,
+        offsets: Tensor,
         pending: int = 0,
         parents: Tensor | None = None,
     ) -> Tensor:
         """Returns the logits ``[A, T, V]`` of the first rows, with nothing decided on the host but
         shapes: what a `StepRunner` may repeat, as long as the view is the same.
 
-        tokens: ``[A, T]``, fed behind ``starts`` ``[A]``; parents: of those after the pending ones,
-        if they make a tree.
+        tokens: ``[A, T]``, fed behind ``starts`` ``[A]``; offsets: ``[A, 1]``, of their positions;
+        parents: of those after the pending ones, if they make a tree.
         """
         assert self.fixed is not None
         rows, columns = tokens.shape
@@ -345,7 +358,7 @@ class Runner:
             layout = tree_layout(starts, pending, Tree(parents), view.slots)
         output = self.fixed.forward(
             input_ids=tokens,
-            position_ids=layout.positions.clamp(max=self.max_length - 1),
+            position_ids=layout.positions.clamp(max=self.max_length - 1) + offsets,
             attention_mask=self._mask(layout),
             past_key_values=self.cache,
             use_cache=True,
@@ -355,6 +368,11 @@ class Runner:
         return logits
 
     # -- plans ---------------------------------------------------------------------------------
+
+    def _offsets(self, first: int, rows: int) -> Tensor | None:
+        """``[A, 1]``: what is added to the positions of consecutive rows; None for nothing."""
+        offsets = self.offsets[first : first + rows]
+        return to_device(offsets, self.device)[:, None] if any(offsets) else None
 
     def _slots(self, first: int, lengths: Sequence[int], columns: int) -> PassSlots:
         longest = max(lengths)

@@ -19,7 +19,7 @@ from outpace.errors import UnsupportedModel
 from outpace.targets.hf.attention import BOOLEAN, INDEXED_LAYERS
 from outpace.targets.hf.masks import WITHOUT_MASK
 from outpace.targets.hf.own_states import STATES, keeps_states
-from outpace.targets.hf.plainly import read_plainly, some_tokens
+from outpace.targets.hf.plainly import read_plainly, reads_forward, some_tokens
 from outpace.targets.hf.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.seq2seq import support as seq2seq
@@ -86,6 +86,12 @@ def check(model: nn.Module) -> None:
             f"{name} runs {attention!r} attention, which takes no mask of drafted tokens: load it "
             "with attn_implementation='sdpa'."
         )
+    window = getattr(config.get_text_config(), "sliding_window", None)
+    if window is not None and not reads_forward(model):
+        raise UnsupportedModel(
+            f"{name} reads prompts both ways and has sliding windows, but takes no mask for each "
+            "type of layer: use another model, such as PaliGemma 1."
+        )
 
 
 # -- trying a model out ----------------------------------------------------------------------------
@@ -112,6 +118,12 @@ _COARSE = 0.15
 """In 16 bits, where a mixture of experts may even send a token to other experts."""
 
 
+def tolerance(model: nn.Module) -> float:
+    """Returns how far logits may be off, in standard deviations of them, where the same is computed
+    in another order."""
+    return _TOLERANCE.get(_computed_in(model), _COARSE)
+
+
 def probe(model: nn.Module, coarse: bool = False) -> None:
     """Raises ``UnsupportedModel``, with the reason, unless a draft that is scored through the slot
     cache gets the logits that plain passes give.
@@ -121,8 +133,8 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
     if is_encoder_decoder(model):
         return seq2seq.probe(model, coarse)
     try:
-        tolerance = _COARSE if coarse else _TOLERANCE.get(_computed_in(model), _COARSE)
-        if _difference(model) <= tolerance and _difference_of_rows(model) <= tolerance:
+        most = _COARSE if coarse else tolerance(model)
+        if _difference(model) <= most and _difference_of_rows(model) <= most:
             return
         reason, cause = why_other_logits(model), None
     except UnsupportedModel:

@@ -15,6 +15,7 @@ from outpace.core.tree import Tree
 from outpace.targets.base import Chunk, Plan, PromptInputs, Scores, States, SubLayers, Target
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.parts import LowerLayers, UpperLayers, WithoutSubLayers
+from outpace.targets.hf.plainly import forward_mask
 from outpace.targets.hf.prefixes import SavedTexts
 from outpace.targets.hf.riding import Carriage, boarding, with_riders
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
@@ -122,7 +123,7 @@ class HFTarget(Target):
         self.runner.reserve(self._ready, [len(prompt) + 1 for prompt in unread])
         found = []
         while self._skip_read_rows() < self._readable and token_budget > 0:
-            chunk = self._read(self._next_chunk(token_budget), layers)
+            chunk = self._read_some(token_budget, layers)
             token_budget -= sum(map(len, chunk.tokens))
             found.append(chunk)
         return found
@@ -155,15 +156,24 @@ class HFTarget(Target):
             begin = self.runner.lengths[row]
             size = min(self._left(row), PREFILL_CHUNK, budget - total)
             width, total = max(width, size), total + size
-            if found and (size == 0 or width * (len(found) + 1) > self._padding * total):
+            apart = size == 0 or self._reads_alone(row)
+            if found and (apart or width * (len(found) + 1) > self._padding * total):
                 break
             found.append(list(self._prompts[row][begin : begin + size]))
         return found
 
+    def _reads_alone(self, row: int) -> bool:
+        """Whether a row's prompt is read in passes of its own."""
+        return False
+
+    def _read_some(self, budget: int, layers: frozenset[int]) -> Chunk:
+        """Reads what the next rows read in one pass."""
+        return self._read(self._next_chunk(budget), layers)
+
     def _read(self, tokens: list[list[int]], layers: frozenset[int]) -> Chunk:
         first = self._ready
-        output = self.runner.prefill(first, tokens, **_asking_for(layers))
-        return Chunk(range(first, first + len(tokens)), tokens, _states(output, layers))
+        output = self.runner.prefill(first, tokens, **asking_for(layers))
+        return Chunk(range(first, first + len(tokens)), tokens, states_of(output, layers))
 
     # -- rounds --------------------------------------------------------------------------------
 
@@ -176,7 +186,7 @@ class HFTarget(Target):
         if plan.entered is not None and plan.tree.is_chain and not plan.layers:
             return self._score_entered(plan, tokens, plan.entered)
         output = self._pass(plan, tokens, plan.tree)
-        return Scores(output.logits, _states(output, plan.layers))
+        return Scores(output.logits, states_of(output, plan.layers))
 
     def _score_entered(self, plan: Plan, tokens: Tensor, entered: Entered) -> Scores:
         """The same for a chain, of which the first columns are through the first layers already."""
@@ -189,6 +199,7 @@ class HFTarget(Target):
         output = self.runner.forward(tokens, keep=1 + plan.tree.size, through=through)
         return Scores(output.logits)
 
+    @torch.inference_mode()
     def _score_with_riders(self, plan: Plan, tokens: Tensor, riders: Riders) -> Scores:
         """The same, with further columns behind the draft."""
         columns, nodes = tokens.shape[1], 1 + plan.tree.size
@@ -196,12 +207,12 @@ class HFTarget(Target):
             # Riders that enter later change the model for this pass: it is run as it comes.
             options["eager"] = riders.enter > 0
             output = self._pass(plan, all_tokens, with_riders(plan.tree, riders), **options)
-        states = _states(output, plan.layers, columns)
+        states = states_of(output, plan.layers, columns)
         return Scores(output.logits[:, :nodes], states, output.logits[:, nodes:])
 
     def _pass(self, plan: Plan, tokens: Tensor, tree: Tree, **options: Any) -> Any:
         """The model's output, with the logits of the tree's nodes."""
-        options |= _asking_for(plan.layers)
+        options |= asking_for(plan.layers)
         return self.runner.forward(tokens, keep=1 + tree.size, tree=tree, **options)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -239,7 +250,7 @@ class HFTarget(Target):
 
     @torch.inference_mode()
     def head(self, states: Tensor) -> Tensor:
-        found: Tensor = self.model.get_output_embeddings()(states)
+        found: Tensor = self.model.get_output_embeddings()(states.to(self.dtype))
         return found
 
     def view(self, skipped: SubLayers) -> PartView:
@@ -255,7 +266,9 @@ class HFTarget(Target):
     @torch.inference_mode()
     def plain(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
         ids = torch.tensor([list(token_ids)], device=self.device)
-        wanted = {} if last is None else {"logits_to_keep": last}
+        wanted: dict[str, Any] = forward_mask(self.model, len(token_ids))
+        if last is not None:
+            wanted["logits_to_keep"] = last
         logits: Tensor = self.model(input_ids=ids, use_cache=False, **wanted).logits
         return logits[0, -(last or 0) :]  # some models give the logits of all tokens
 
@@ -270,10 +283,11 @@ class HFTarget(Target):
         return HFTarget(self.model, rows, self.max_length)
 
 
-def _asking_for(layers: Iterable[int]) -> dict[str, Any]:
+def asking_for(layers: Iterable[int]) -> dict[str, Any]:
+    """Returns the arguments that make a model give the hidden states of these layers."""
     return {"output_hidden_states": True} if layers else {}
 
 
-def _states(output: Any, layers: Iterable[int], columns: int | None = None) -> States:
-    """The hidden states of the first so many columns of a pass, by layer."""
+def states_of(output: Any, layers: Iterable[int], columns: int | None = None) -> States:
+    """Returns the hidden states of the first so many columns of a pass, by layer."""
     return {layer: output.hidden_states[layer][:, :columns] for layer in layers}

@@ -120,6 +120,7 @@ class DecoderRunner(Runner):
         first: int = 0,
         eager: bool = False,
         through: Callable[..., Any] | None = None,
+        certain: int | None = None,
         **options: Any,
     ) -> Any:
         rows = tokens.shape[0]
@@ -127,9 +128,9 @@ class DecoderRunner(Runner):
             self._encode(row)
         self.side.seen = self.memory.seen(first, rows)
         if tokens.shape[1] > 1 or not self.side.drops_short_masks:
-            return super().forward(tokens, keep, tree, first, eager, through, **options)
+            return super().forward(tokens, keep, tree, first, eager, through, certain, **options)
         two = torch.cat([tokens, torch.zeros_like(tokens)], 1)  # nobody sees the second one
-        output = super().forward(two, 2, tree, first, eager, through, **options)
+        output = super().forward(two, 2, tree, first, eager, through, certain, **options)
         states = output.hidden_states
         return CausalLMOutputWithPast(
             logits=output.logits[:, :1],

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast
 
-from outpace.targets.hf.masks import as_attended
+from outpace.targets.hf.attended import as_attended
 from outpace.targets.hf.seq2seq.masks import SelfMask
 from outpace.targets.hf.seq2seq.memory import LayerMemory, Seen
 from outpace.targets.hf.seq2seq.placing import Places, Placing
@@ -50,7 +50,15 @@ class DecoderSide:
         dtype: torch.dtype = self.model.dtype
         return dtype
 
-    def __call__(
+    def modules(self) -> Iterator[nn.Module]:
+        """Yields the decoder's modules, to which more may have to be told than their places."""
+        return iter(self.model.get_decoder().modules())
+
+    def __call__(self, **given: Any) -> CausalLMOutputWithPast:
+        """Returns what `forward` does."""
+        return self.forward(**given)
+
+    def forward(
         self,
         *,
         position_ids: Tensor,

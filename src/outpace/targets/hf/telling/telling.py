@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from torch import nn
 
 from outpace.targets.hf.masks import Layout
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.telling import alibi, blocks, local, tables, temperature
 from outpace.targets.hf.telling.teller import Teller
 
@@ -25,7 +26,9 @@ class Telling:
     """What one model has to be told; for most models nothing, since they take ``position_ids``."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._tellers = [teller for kind in KINDS for teller in kind(model)]
+        # The decoder of an encoder-decoder is told in another way (`seq2seq.placing`).
+        kinds = () if is_encoder_decoder(model) else KINDS
+        self._tellers = [teller for kind in kinds for teller in kind(model)]
 
     @property
     def needed(self) -> bool:

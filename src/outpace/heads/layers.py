@@ -1,0 +1,191 @@
+"""What heads are built from that are small decoders: attention, feed-forward parts, whole layers.
+
+The parts are named as in transformers' Llama and Qwen3, and so in the published checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.heads.attending import Entries
+from outpace.heads.base import HeadConfig
+
+PLAIN_ROTARY: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig(HeadConfig):
+    """Sizes of a head's decoder layers. Those that are 0 follow from the target's width."""
+
+    heads: int = 0
+    """Attention heads; 0: one for each 64 of the width."""
+    groups: int = 0
+    """Heads of keys and values; 0: as many as attention heads."""
+    head_dim: int = 0
+    """Width of an attention head; 0: all of them together are as wide as the target."""
+    inner_size: int = 0
+    """Width of the feed-forward part; 0: three times the target's."""
+    norm_eps: float = 1e-6
+    rope: dict[str, Any] = field(default_factory=lambda: dict(PLAIN_ROTARY))
+    """Rotary positions, as in transformers."""
+
+    def __post_init__(self) -> None:
+        kind, base = self.rope.get("rope_type"), self.rope.get("rope_theta")
+        if kind != "default" or not isinstance(base, (int, float)) or base <= 0:
+            raise ValueError(f"rope is {self.rope!r}, and only the plain kind with a base is known")
+
+
+class Attention(nn.Module):
+    """Grouped attention with rotary positions."""
+
+    def __init__(
+        self,
+        size: int,
+        config: LayerConfig,
+        *,
+        inputs: int | None = None,
+        bias: bool = False,
+        normed: bool = False,
+    ) -> None:
+        """inputs: their width, that of the outputs if unset. bias: whether queries, keys and values
+        have one. normed: whether queries and keys are normalised, as in Qwen3."""
+        super().__init__()
+        self.heads = config.heads or _heads(size)
+        self.groups = config.groups or self.heads
+        self.head_dim = config.head_dim or size // self.heads
+        if self.heads % self.groups or self.head_dim % 2 or not self.head_dim:
+            raise ValueError(
+                f"{self.heads} heads of width {self.head_dim} in {self.groups} groups do not fit"
+            )
+        self.base = float(config.rope["rope_theta"])
+        wide = inputs or size
+        self.q_proj = nn.Linear(wide, self.heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(wide, self.groups * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(wide, self.groups * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, size, bias=False)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=config.norm_eps) if normed else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=config.norm_eps) if normed else None
+
+    def begin(self, rows: int) -> Entries:
+        """Returns no entries of so many rows."""
+        none = self.k_proj.weight.new_empty(rows, self.groups, 0, self.head_dim)
+        return Entries(none, none)
+
+    def entries(self, x: Tensor, positions: Tensor) -> Entries:
+        """Returns the keys and values of inputs ``[B, W, inputs]`` at positions ``[B, W]``."""
+        return self._entries(x, self._turn(positions, x.dtype))
+
+    def forward(
+        self, x: Tensor, positions: Tensor, before: Entries, visible: Tensor
+    ) -> tuple[Tensor, Entries]:
+        """x: ``[B, W, inputs]`` -> ``[B, W, H]``, and the keys and values of these.
+
+        before, visible: as in `AttendingHead.step`.
+        """
+        turn = self._turn(positions, x.dtype)
+        own = self._entries(x, turn)
+        together = before.then(own)
+        found = nn.functional.scaled_dot_product_attention(
+            _turned(_normed(self._split(self.q_proj(x)), self.q_norm), turn),
+            together.keys,
+            together.values,
+            attn_mask=visible[:, None],
+            enable_gqa=self.groups != self.heads,
+        )  # [B, heads, W, D]
+        return self.o_proj(found.transpose(1, 2).flatten(2)), own
+
+    def _entries(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Entries:
+        keys = _turned(_normed(self._split(self.k_proj(x)), self.k_norm), turn)
+        return Entries(keys, self._split(self.v_proj(x)))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """``[B, W, heads D]`` -> ``[B, heads, W, D]``."""
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+    def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The cosines and sines ``[B, 1, W, D]`` by which positions turn queries and keys."""
+        steps = torch.arange(0, self.head_dim, 2, device=positions.device).float() / self.head_dim
+        angle = positions[:, None, :, None].float() / self.base**steps
+        angle = torch.cat([angle, angle], -1)
+        return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+class FeedForward(nn.Module):
+    """Llama's gated feed-forward part."""
+
+    def __init__(self, size: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size, inner, bias=False)
+        self.up_proj = nn.Linear(size, inner, bias=False)
+        self.down_proj = nn.Linear(inner, size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``[..., H]`` -> the same shape."""
+        found: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return found
+
+
+class DecoderLayer(nn.Module):
+    """A whole layer: attention and feed-forward part, each of the normalised input."""
+
+    def __init__(
+        self,
+        size: int,
+        config: LayerConfig,
+        *,
+        input_norm: bool = True,
+        bias: bool = False,
+        normed: bool = False,
+    ) -> None:
+        """input_norm: whether attention reads its input normalised. bias, normed: as in
+        `Attention`."""
+        super().__init__()
+        eps = config.norm_eps
+        self.input_layernorm = nn.RMSNorm(size, eps=eps) if input_norm else None
+        self.self_attn = Attention(size, config, bias=bias, normed=normed)
+        self.post_attention_layernorm = nn.RMSNorm(size, eps=eps)
+        self.mlp = FeedForward(size, config.inner_size or 3 * size)
+
+    def begin(self, rows: int) -> Entries:
+        """Returns no entries of so many rows."""
+        return self.self_attn.begin(rows)
+
+    def entries(self, x: Tensor, positions: Tensor) -> Entries:
+        """Returns the keys and values of inputs ``[B, W, H]``, without what the layer makes of
+        them."""
+        return self.self_attn.entries(_normed(x, self.input_layernorm), positions)
+
+    def forward(
+        self, x: Tensor, positions: Tensor, before: Entries, visible: Tensor
+    ) -> tuple[Tensor, Entries]:
+        """x: ``[B, W, H]`` -> the same shape, and the keys and values of these.
+
+        before, visible: as in `AttendingHead.step`.
+        """
+        attended, entries = self.self_attn(
+            _normed(x, self.input_layernorm), positions, before, visible
+        )
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), entries
+
+
+def _normed(x: Tensor, norm: nn.Module | None) -> Tensor:
+    found: Tensor = x if norm is None else norm(x)
+    return found
+
+
+def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = turn
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
+
+
+def _heads(size: int) -> int:
+    """The most heads of a width of 64 or more that share a width evenly, and each in halves."""
+    counts = range(max(1, size // 64), 0, -1)
+    return next((count for count in counts if size % (2 * count) == 0), 1)

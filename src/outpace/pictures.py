@@ -1,0 +1,155 @@
+"""Texts with images become prompts, by the processor of a vision-language model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outpace import chats
+from outpace.chats import Conversation
+from outpace.errors import PromptError
+from outpace.images import opened
+from outpace.prompts import Prompt
+from outpace.targets.base import Media
+from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.plainly import reads_forward
+from outpace.targets.hf.vision.tokens import placeholders
+
+_MARK = "a text to look for"
+
+
+class Pictures:
+    """Makes prompts with images for one loaded model, and refuses those that cannot be."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        model: Any = loaded.model
+        self._placeholders = placeholders(model.config)
+        self._arguments = set(inspect.signature(model.forward).parameters)
+        self._both_ways = not reads_forward(model)
+
+    def media(self, ids: Sequence[int], inputs: Mapping[str, Any]) -> Media | None:
+        """Returns what comes with a prompt as the target takes it, None for nothing.
+
+        inputs: what the processor made of the prompt's images. Raises ``PromptError`` for a prompt
+        with places for images that come without any, or for images without places.
+        """
+        self._check(ids, inputs)
+        # Where a prompt is read both ways it has to be said how far it goes.
+        return Media(inputs, len(ids)) if inputs or self._both_ways else None
+
+    def _check(self, ids: Sequence[int], inputs: Mapping[str, Any]) -> None:
+        name, places = self._loaded.name, not self._placeholders.isdisjoint(ids)
+        # transformers' generate has turned pixels into features already.
+        shows = any(key.startswith(("pixel_values", "mm_encoder_outputs")) for key in inputs)
+        if inputs and not self._placeholders:
+            raise PromptError(
+                f"{name} reads text only: leave out {sorted(inputs)}, or use a vision-language "
+                "model."
+            )
+        unknown = sorted(set(inputs) - self._arguments)
+        if unknown:
+            raise PromptError(
+                f"{name} takes no {unknown} with a prompt: give what its own processor returns."
+            )
+        if places and not shows:
+            raise PromptError(
+                "the prompt has a place for an image, and no image came with it: give one as "
+                "'images', or take the place out."
+            )
+        if shows and not places:
+            raise PromptError(
+                f"the prompt has no place for its images: write {self._place()} where each of them "
+                "belongs."
+            )
+        if places and ids[-1] in self._placeholders:
+            raise PromptError("the prompt ends with an image: put some text behind it.")
+
+    def processed(
+        self, text: str, images: Sequence[Any], files: bool = True, **options: Any
+    ) -> dict[str, Any]:
+        """Returns what the processor makes of a text and its images: a prompt.
+
+        files: whether images may be files. options: the processor's. Raises ``PromptError`` where
+        there is no processor, or it cannot.
+        """
+        processor = self._needs_processor()
+        pixels = [opened(image, files) for image in images]
+        self._check_count(text, len(pixels))
+        try:
+            made = processor(text=[text], images=pixels or None, return_tensors="pt", **options)
+        except Exception as error:  # a processor is a program of the model's
+            reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
+            raise PromptError(
+                f"the processor of {self._loaded.name} refuses this prompt ({reason}): check its "
+                "text and its images."
+            ) from error
+        return dict(made)
+
+    def chat(self, messages: Conversation, files: bool = True, **for_template: Any) -> Prompt:
+        """Returns the prompt that the chat template and the processor make of a conversation.
+
+        for_template: what else the template is given.
+        """
+        loaded, processor = self._loaded, self._needs_processor()
+        template = getattr(processor, "chat_template", None) or loaded.tokenizer.chat_template
+        place = None if self._takes_parts(template) else self._place()
+        read, images = chats.illustrated(messages, place)
+        text = chats.applied(
+            loaded.tokenizer, loaded.name, read, **for_template, chat_template=template
+        )
+        # As transformers' own apply_chat_template does.
+        start = getattr(loaded.tokenizer, "bos_token", None)
+        begun = start is not None and text.startswith(start)
+        if not images:
+            ids: list[int] = loaded.tokenizer(text, add_special_tokens=not begun).input_ids
+            return ids
+        return self.processed(text, images, files, add_special_tokens=not begun)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _needs_processor(self) -> Any:
+        if not self._placeholders:
+            raise PromptError(
+                f"{self._loaded.name} reads text only: leave out the images, or use a "
+                "vision-language model."
+            )
+        if self._loaded.processor is None:
+            raise PromptError(
+                f"{self._loaded.name} came without a processor, which prompts with images need: "
+                "pass processor=, or give what the processor returns."
+            )
+        return self._loaded.processor
+
+    def _place(self) -> str:
+        """What stands for an image in a text."""
+        processor = self._loaded.processor
+        found = getattr(processor, "boi_token", None) or getattr(processor, "image_token", None)
+        return str(found or "the model's image token")
+
+    def _check_count(self, text: str, images: int) -> None:
+        """Raises ``PromptError`` for a text with some places, but not as many as images.
+
+        Without any, the processor decides: some put images before the text.
+        """
+        place = self._place()
+        places = text.count(place)
+        if places and places != images:
+            raise PromptError(
+                f"images wanted by the prompt ({place!r}): {places}, images that came with it: "
+                f"{images}; give one image for each place."
+            )
+
+    def _takes_parts(self, template: str | None) -> bool:
+        """Whether a chat template reads contents that are lists of parts, and not texts only."""
+        if template is None:
+            return False
+        parts = [{"role": "user", "content": [{"type": "text", "text": _MARK}]}]
+        try:
+            text = chats.applied(
+                self._loaded.tokenizer, self._loaded.name, parts, chat_template=template
+            )
+        except PromptError:
+            return False
+        return _MARK in text and "'text'" not in text

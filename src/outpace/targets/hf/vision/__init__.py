@@ -1,0 +1,1 @@
+"""Prompts with images: what a processor makes of them, and how a model reads them."""

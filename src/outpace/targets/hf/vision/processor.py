@@ -1,0 +1,84 @@
+"""Processors: what makes a vision-language model's inputs of texts and images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
+from transformers.models.auto import processing_auto
+from transformers.utils import import_utils
+
+from outpace.core.values import shown
+from outpace.errors import ConfigError, ModelLoadError
+from outpace.targets.hf.vision.tokens import placeholders
+
+FILES = ("processor_config.json", "preprocessor_config.json")
+
+
+def check_processor(processor: Any) -> None:
+    """Raises ``ConfigError`` for what a caller gives as a processor and is none."""
+    whole = hasattr(processor, "image_processor") and hasattr(processor, "tokenizer")
+    if processor is not None and not (callable(processor) and whole):
+        raise ConfigError(
+            f"processor must be a loaded processor of texts and images, not {shown(processor)}: "
+            "load it with transformers.AutoProcessor.from_pretrained()."
+        )
+
+
+def read_processor(source: str, name: str, config: Any, trust: bool) -> Any:
+    """Returns the processor that comes with a vision-language model, None if there is none, or the
+    model reads text only.
+
+    source: a folder or hub name. name: what the model is called in errors. Raises
+    ``ModelLoadError`` for a processor that cannot be read.
+    """
+    if not placeholders(config):
+        return None
+    try:
+        processor = _read(source, config, trust)
+    except Exception as error:  # transformers raises all sorts over the files of others
+        if not any((Path(source) / file).exists() for file in FILES) or _needs_pillow(error):
+            return None  # prompts then cannot have images, and the engine says so
+        reason = str(error).strip().split("\n")[0][:300]
+        raise ModelLoadError(
+            f"cannot read the processor of {name!r} ({type(error).__name__}: {reason}): download "
+            "or save the model again."
+        ) from error
+    return processor if hasattr(processor, "image_processor") else None
+
+
+def _read(source: str, config: Any, trust: bool) -> Any:
+    names: Any = processing_auto.PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]
+    kind: Any = getattr(transformers, names.get(config.model_type, ""), None)
+    complete = import_utils.is_torchvision_available()
+    if kind is None or complete or "video_processor" not in kind.get_attributes():
+        auto: Any = AutoProcessor
+        return auto.from_pretrained(source, trust_remote_code=trust)
+    return _without_videos(kind).from_pretrained(source)
+
+
+def _without_videos(kind: Any) -> Any:
+    """Returns a kind of processor that reads no videos: those who do need torchvision."""
+    readers: dict[str, Any] = {"tokenizer": AutoTokenizer, "image_processor": AutoImageProcessor}
+
+    class WithoutVideos(kind):  # type: ignore[misc]
+        @classmethod
+        def _get_arguments_from_pretrained(
+            cls, source: str, processor_dict: Any = None, **options: Any
+        ) -> list[Any]:
+            kinds = [readers.get(name) for name in cls.get_attributes()]
+            return [None if part is None else part.from_pretrained(source) for part in kinds]
+
+        def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
+            if argument is None:
+                return None
+            return super().check_argument_for_proper_class(name, argument)
+
+    WithoutVideos.__name__ = kind.__name__
+    return WithoutVideos
+
+
+def _needs_pillow(error: Exception) -> bool:
+    return isinstance(error, ImportError) and "PIL" in str(error)

@@ -1,0 +1,49 @@
+"""Whether a model reads a prompt with images over our slots as it does by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.errors import UnsupportedModel
+from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
+from outpace.targets.hf.support import tolerance
+from outpace.targets.hf.vision.reading import on_device, read_prompt
+
+
+@torch.inference_mode()
+def try_images(model: nn.Module, token_ids: Sequence[int], media: Mapping[str, Any]) -> None:
+    """Raises ``UnsupportedModel`` unless the token behind this prompt has the same logits when it
+    is read in pieces over slots as in one plain pass of the model.
+
+    Takes two passes over the prompt. Raises ``PromptError`` as `read_prompt` does.
+    """
+    pieces = _in_pieces(model, token_ids, media)
+    ids = torch.tensor([list(token_ids)], device=pieces.device)
+    loaded: Any = model
+    whole = loaded(input_ids=ids, use_cache=False, **on_device(model, media)).logits[0, -1].double()
+    spread = whole.std().clamp(min=1e-12)
+    if float((whole - pieces).square().mean().sqrt() / spread) > tolerance(model):
+        raise UnsupportedModel(
+            f"{type(model).__name__} reads a prompt with images otherwise in pieces than as a "
+            "whole: give prompts without images, or use another model."
+        )
+
+
+def _in_pieces(model: nn.Module, token_ids: Sequence[int], media: Mapping[str, Any]) -> Tensor:
+    """Returns the logits ``[V]`` behind a prompt, the last token of which is fed by itself."""
+    prompt = read_prompt(model, token_ids, media)
+    runner, last = Runner(model, rows=1, max_length=len(token_ids) + 1), len(token_ids) - 1
+    runner.admit(1)
+    runner.offsets[0] = prompt.offset
+    ids = torch.tensor([list(token_ids)], device=runner.device)
+    begin = 0
+    while begin < last:
+        end = prompt.end(begin, PREFILL_CHUNK, last)
+        runner.forward(ids[:, begin:end], keep=1, through=prompt.piece(begin, end))
+        runner.advance([min(end, last) - begin])
+        begin = end
+    return runner.forward(ids[:, -1:], keep=1).logits[0, -1].double()  # type: ignore[no-any-return]

@@ -1,0 +1,101 @@
+"""Trees of trained heads: given ones, and the nodes that a head finds most probable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+from outpace import LLM, SamplingParams
+from outpace.draft.registry import find_drafter
+from outpace.draft.trained.head_drafter import TreeHeadOptions
+from outpace.errors import ConfigError
+from outpace.targets.hf.loaded import Loaded
+from targets.families import CONTEXT, PROMPTS, plain, target
+from targets.generating import greedy, ids
+
+LENGTH = 14
+GIVEN = {"branching": [2, 2, 1]}
+DYNAMIC = {"branching": "dynamic", "top_k": 3, "depth": 3}
+SAMPLED = SamplingParams(temperature=0.9, seed=3, max_tokens=LENGTH, ignore_eos=True)
+METHODS = ["hydra", "eagle", "eagle3", "mtp", "s2d", "dflash"]
+
+
+@lru_cache
+def specimen(method: str) -> Mapping[str, Any]:
+    return find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+
+
+def decoder(method: str, **more: Any) -> LLM:
+    config = {"method": method, "num_speculative_tokens": 7, **specimen(method), **more}
+    return LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
+
+
+@pytest.mark.parametrize("options", [GIVEN, DYNAMIC], ids=["given", "dynamic"])
+@pytest.mark.parametrize("method", METHODS)
+def test_trees_change_no_text(method: str, options: Mapping[str, Any]) -> None:
+    llm = decoder(method, **options)
+    expected = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
+    trees = []
+    with llm.engine.observing(lambda trace: trees.append(trace.proposal)):
+        assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
+        assert ids(llm.generate([PROMPTS[2]], greedy(LENGTH))) == [expected[2]]
+    assert any(not each.tree.is_chain and int(each.counts.max()) == 7 for each in trees)
+    together = ids(llm.generate(PROMPTS, [SAMPLED, greedy(LENGTH), SAMPLED, SAMPLED]))
+    assert ids(llm.generate([PROMPTS[0]], SAMPLED))[0] == together[0]
+
+
+@pytest.mark.parametrize("method", METHODS[1:5])
+def test_dynamic_trees_hold_the_most_probable_nodes(method: str) -> None:
+    """Against all nodes of the first two levels, computed from the law of chains."""
+    llm = decoder(method, branching="dynamic", top_k=64, depth=2, num_speculative_tokens=6)
+    prompt, found = PROMPTS[0], []
+    with llm.engine.observing(lambda trace: found.append(trace.proposal)):
+        llm.generate([prompt], SAMPLED)
+    drafted = next(each for each in found if int(each.counts[0]) == 6)
+    paths: list[tuple[int, ...]] = [()]
+    for node in range(6):
+        parent = int(drafted.tree.parents[0, node])
+        paths.append((*paths[parent], int(drafted.tokens[0, node])))
+    worths = _worths(method, prompt)
+    best = sorted(worths, key=lambda path: -worths[path])[:6]
+    assert set(paths[1:]) == set(best)
+
+
+def _worths(method: str, prompt: list[int]) -> dict[tuple[int, ...], float]:
+    """The head's probabilities of all paths of two tokens behind a prompt, by plain steps."""
+    from outpace.train.teacher import Teacher
+
+    head = specimen(method)["model"]
+    teacher = Teacher(Loaded(target("llama"), None, "llama"), head.layers)
+    count = len(prompt) - 1  # the last token of a prompt is the first root
+    states = teacher.read(torch.tensor([prompt])).states[:, :-1]
+    causal = torch.ones(1, count, count, dtype=torch.bool).tril()
+    outputs, before = head.step(
+        head.guide(states), torch.tensor([prompt[1:]]), torch.arange(count)[None],
+        head.begin(1), causal, teacher,
+    )  # fmt: skip
+    first = (head.logits(outputs[:, -1], teacher)[0] / 0.9).softmax(-1)
+    found = {}
+    for token, chance in enumerate(first.tolist()):
+        found[(token,)] = chance
+        below, _ = head.step(
+            outputs[:, -1:], torch.tensor([[token]]), torch.tensor([[count]]), before,
+            torch.ones(1, 1, count + 1, dtype=torch.bool), teacher,
+        )  # fmt: skip
+        for child, q in enumerate((head.logits(below[0, 0], teacher) / 0.9).softmax(-1).tolist()):
+            found[token, child] = chance * q
+    return found
+
+
+def test_options_that_contradict_each_other_are_refused() -> None:
+    model = specimen("eagle")["model"]
+    with pytest.raises(ConfigError, match="'top_k' is about dynamic trees"):
+        TreeHeadOptions(model=model, top_k=3)
+    with pytest.raises(ConfigError, match="depth must be a whole number from 1"):
+        TreeHeadOptions(model=model, branching="dynamic", depth=0)
+    with pytest.raises(ConfigError, match="branching must be 'auto' or list"):
+        TreeHeadOptions(model=model, branching="wide")
