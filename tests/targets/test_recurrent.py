@@ -242,7 +242,10 @@ def test_the_next_turn_of_a_chat_goes_on_from_the_state() -> None:
 
 
 def test_an_interrupted_pass_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = reference("recurrent_gemma")
     llm = decoder("recurrent_gemma", "draft_model", 3)
+    block = target("recurrent_gemma").model.layers[0].temporal_block
+    assert block.conv1d_state is None
     keep, calls = History.keep, iter(range(1000))
 
     def interrupted(self: History, reading: Any) -> None:
@@ -253,8 +256,7 @@ def test_an_interrupted_pass_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(History, "keep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS, greedy(LENGTH))
-    assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == reference("recurrent_gemma")
-    block = target("recurrent_gemma").model.layers[0].temporal_block
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
     assert block.conv1d_state is None, "the model object stays as it was handed over"
 
 

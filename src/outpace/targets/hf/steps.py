@@ -42,8 +42,14 @@ class Steps:
         runner.admit(1)
         known = states_in_attributes(runner.model)
         found: list[Mixer] = []
-        with finding_mixers(runner.model, self._cache, known, found):
-            runner.forward(_tokens(runner, 1), keep=1)
+        states = [(owner, key) for own in known.values() for owner, key, _ in own]
+        before = [getattr(owner, key) for owner, key in states]
+        try:
+            with finding_mixers(runner.model, self._cache, known, found):
+                runner.forward(_tokens(runner, 1), keep=1)
+        finally:
+            for (owner, key), value in zip(states, before, strict=True):
+                setattr(owner, key, value)
         runner.reset()
         self._mixers = found
 
