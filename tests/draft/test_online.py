@@ -70,7 +70,7 @@ def test_every_learner_learns(name: str, positions: str) -> None:
     assert drafted.losses[-1] < drafted.losses[0]
 
 
-@pytest.mark.parametrize("method", head_names())
+@pytest.mark.parametrize("method", sorted(set(head_names()) - {"pass"}))  # it reads no states
 def test_every_head_can_learn_and_no_text_changes(method: str, tmp_path: Path) -> None:
     llm, expected = learner(method), plain(DOMAINS[0])
     for _ in range(2):
