@@ -118,7 +118,9 @@ def main():
             list(pool.map(one, range(given.requests)))
         state = json.loads(_get(port, "/ready"))
         ended, code = stopped_under_load(server, port, given.at_once)
-        other, _ = started()
+        other, port = started()
+        while b"ready" not in _get(port, "/ready"):
+            time.sleep(0.1)
         other.send_signal(signal.SIGINT)
         codes = code, other.wait(60)
     finally:
