@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.audit_engine import mutations as m
-from tests.audit_engine.pairs import PROMPTS, gives_up_after
+from tests.audit_engine.pairs import PROMPTS
 
 from outpace import LLM
 
@@ -46,9 +46,6 @@ WINDOWED_TREE = {**TREE, "family": "mistral"}
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
 STOPPING = {"stop": ["a", "b", "c", "d"]}
 OF_TWO_TOKENS = [[token, token + 1] for token in range(8)]
-GIVING_UP = {"logits_processors": (gives_up_after(9),)}
-"""With the prompts of `PROMPTS`, which differ in length, the texts give up one after another."""
-
 ALL = ("diff", "text", "options")
 DEFECTS = [
     Defect("cache one short after full acceptance", m.cache_off_by_one, ALL, {"noise": 0.005},
@@ -58,10 +55,6 @@ DEFECTS = [
     Defect("path of a tree taken one slot early", m.path_moved_early, ("diff", "options"), TREE,
            prompts=OF_TWO_TOKENS),
     Defect("last slot lost when buffers grow", m.last_slot_lost, ("diff",)),
-    Defect("drafter not rewound after a contradiction", m.not_rewound, ("diff", "options"),
-           params=GIVING_UP),
-    Defect("tree drafter not rewound after a contradiction", m.not_rewound, ("diff", "options"),
-           TREE, GIVING_UP),
     Defect("texts go on behind a dead end", m.dead_ends_unseen, ("options",)),
     Defect("a dead end beside the path ends the text", m.any_dead_end_ends, ("options",)),
     Defect("rows take the slots of those that finished", m.rows_keep_their_numbers, ALL),

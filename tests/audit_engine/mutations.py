@@ -401,11 +401,6 @@ def draft_cache_not_rolled_back(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> No
     monkeypatch.setattr(Rows, "since", at_least_one)
 
 
-def not_rewound(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    """After a round that came to nothing the drafter keeps what it drafted in that round."""
-    monkeypatch.setattr(DraftModel, "rewind", lambda self, rows: None)
-
-
 def beyond_its_budget(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     """One node more than was asked for."""
     propose = DraftModel.propose

@@ -127,7 +127,7 @@ def test_a_saved_model_is_a_plain_one(loaded: Any, tmp_path: Path) -> None:
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32).eval()
     found = _logits(plain)
     # Integer products without a compiler round activations to 15 bits.
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.std()))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-3 * float(expected.std()))
     assert not any(isinstance(module, NativeLinear) for module in plain.modules())
 
 

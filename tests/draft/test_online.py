@@ -70,9 +70,17 @@ def test_every_learner_learns(name: str, positions: str) -> None:
     assert drafted.losses[-1] < drafted.losses[0]
 
 
-@pytest.mark.parametrize("method", sorted({*head_names()} - {"pass", "hidden_transfer"}))
+NOT_ONLINE = {"ctc", "diffusion", "hidden_transfer", "pass"}
+
+
+@pytest.mark.parametrize("method", sorted(NOT_ONLINE))
+def test_or_is_refused(method: str) -> None:
+    with pytest.raises(ConfigError, match="leave 'online' out"):
+        learner(method)
+
+
+@pytest.mark.parametrize("method", sorted({*head_names()} - NOT_ONLINE))
 def test_every_head_can_learn_and_no_text_changes(method: str, tmp_path: Path) -> None:
-    """But for those that read no states."""
     llm, expected = learner(method), plain(DOMAINS[0])
     for _ in range(2):
         assert ids(llm.generate(DOMAINS[0], greedy(60))) == expected

@@ -360,7 +360,12 @@ def build(name: str, seed: int = 1, **changes: Any) -> Any:
     """Returns a new model of the family with random weights that depend on the seed only."""
     family = family_of(name)
     config = config_of(name, **changes)
-    return random_model(config, seed=seed, scale=family.scale, attention=family.attention)
+    with torch.inference_mode(False):  # in which the first test that asks for it may be
+        return random_model(config, seed=seed, scale=family.scale, attention=family.attention)
+
+
+NOISE = {"falcon": 0.2}
+"""Of drafters that would otherwise always be right."""
 
 
 @cache
@@ -370,9 +375,10 @@ def target(name: str) -> Any:
 
 
 @cache
-def drafter(name: str, noise: float = 0.05) -> Any:
+def drafter(name: str, noise: float | None = None) -> Any:
     """Returns a noised copy of the family's shared model."""
-    return noised(target(name), noise)
+    with torch.inference_mode(False):
+        return noised(target(name), NOISE.get(name, 0.05) if noise is None else noise)
 
 
 PROMPTS = ([5, 6, 7, 8, 9], [1], [2, 3] * 6, [11, 12, 13])

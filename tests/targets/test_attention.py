@@ -19,7 +19,11 @@ from .families import CONTEXT, FAMILIES, drafter, target
 from .generating import greedy, ids
 
 PROMPTS = [[5, 9, 2, 41], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
-STAY = {"gemma2", "gpt_oss", "falcon", "deepseek_v3"}
+STAY = {
+    "gemma2", "gpt_oss", "falcon", "deepseek_v3", "deepseek_v32", "bart", "bloom", "falcon-alibi",
+    "gpt_neo", "minimax_m3",
+}  # fmt: skip
+"""Families with an attention of their own, or with as many heads of keys as of queries."""
 """Eager attention, of need, or no grouped queries. (The others have two key heads for four query
 heads by their configuration, which GPT-2 and its like do not even look at.)"""
 

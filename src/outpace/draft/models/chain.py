@@ -40,7 +40,8 @@ CATCH_UP = 16
 """Unseen tokens that are fed beside other rows' in one pass; more are cached row by row first."""
 
 BEHIND = 2
-"""Tokens by which a row may go back behind what is committed: `DraftModel.rewind`."""
+"""Tokens by which a row may go back behind what is committed: the last one is fed once more where
+its logits are gone."""
 
 AUTO, SAME, INTERSECTION, TEXT = VOCABULARIES = ("auto", "same", "intersection", "text")
 """What ``vocabulary`` may be."""
@@ -241,12 +242,10 @@ class DraftModel(Drafter):
         live = [budget > 0 and len(self._own[row]) <= most for row, budget in enumerate(budgets)]
         if not any(live):
             return None
-        self.rewind(rows)
         # Behind a token that it does not have its laws mean nothing.
         fed = tokens[:, :-1].clamp(max=self._own_size - 1)
         listed = zip(fed.tolist(), live, strict=True)
         logits = self._read(rows, live, [row if on else [] for row, on in listed])
-        self.rewind(rows)  # whoever drafts next wants the logits after the text, too
         if logits.shape[1] < count:
             return None
         steps = torch.arange(count, device=tokens.device)
@@ -263,13 +262,6 @@ class DraftModel(Drafter):
             known = len(self._own[row]) - self._begins[row] + accepted
             lengths[row] = self.runner.reach(row, known)
         self.runner.settle(BEHIND)
-
-    def rewind(self, rows: Rows) -> None:
-        # The last committed token is fed once more: its logits are gone.
-        self._heard(rows)
-        for row in range(len(rows)):
-            read = len(self._own[row]) - self._begins[row]
-            self.runner.lengths[row] = self.runner.reach(row, max(0, read - 1))
 
     def _tree(self, rows: int, nodes: int) -> Tree:
         """The first nodes of a draft: few shapes come again and again, with all that a tree
@@ -305,10 +297,10 @@ class DraftModel(Drafter):
             self.runner.lengths[row] = 0
 
     def _unread(self, rows: Rows, row: int) -> list[int]:
-        """The tokens that a row has and the cache has not; the last one is fed again where there
-        are none, because all that was committed since is unknown here."""
+        """The tokens that a row has and the cache has not. What is cached of a draft that came to
+        nothing is forgotten here; the last token is fed again, if need be, for its logits."""
         own, begin = self._own[row], self._begins[row]
-        self.runner.lengths[row] = min(self.runner.lengths[row], len(own) - begin - 1)
+        self.runner.lengths[row] = self.runner.reach(row, max(0, len(own) - begin - 1))
         return own[begin + self.runner.lengths[row] :]
 
     def _catch_up(self, rows: Rows, live: Sequence[bool]) -> Tensor:

@@ -63,9 +63,6 @@ class ForeignModel(DraftModel):
         """Leaves it to the next round to compare what is cached with the text."""
         self.runner.settle(UNSETTLED)
 
-    def rewind(self, rows: Rows) -> None:
-        """The same."""
-
     @property
     def _own_tokenizer(self) -> object:
         assert self.loaded is not None

@@ -20,6 +20,7 @@ from outpace.heads.base import Head
 from outpace.heads.diffusion import Denoised, Diffusion
 from outpace.targets.base import Target
 from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.plainly import read_plainly
 
 
 class DiffusionDrafter(TrainedDrafter):
@@ -50,9 +51,8 @@ class DiffusionDrafter(TrainedDrafter):
         """One that prefers what the target says most often; its other weights are random."""
         options = super().specimen(loaded)
         head = cast(Diffusion, options["model"])
-        model: Any = loaded.model
-        some = torch.arange(min(64, loaded.vocabulary), device=loaded.device)[:, None]
-        often = model(input_ids=some, use_cache=False).logits[:, 0].softmax(-1).mean(0).log()
+        logits = read_plainly(loaded.model, range(min(64, loaded.vocabulary)))
+        often = logits.softmax(-1).mean(0).log()
         head.norm.bias.fill_(1.0)
         head.output.weight += often[head.d2t, None] / head.output.in_features
         return options
