@@ -42,7 +42,7 @@ def families(
     """Try a tiny random model of every family that transformers lists: is the text the plain one?
 
     Each is identical, refused with the reason, or DIFFERENT, which is a defect. It takes some
-    twenty minutes on two cores. See docs/targets/families.md.
+    twenty minutes on two cores.
     """
     console = Console(stderr=True)
     with starting(console):

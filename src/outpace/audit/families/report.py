@@ -21,7 +21,7 @@ _HEAD = """\
 What speculation does to the greedy texts of the causal language models that transformers
 {transformers} lists. Made by
 
-    outpace audit families --markdown docs/targets/families.md
+    outpace audit families --markdown families.md
 
 For each family a tiny random model is made, with the kinds of layers that its models have, in
 float64 where its code knows it. transformers' own greedy `generate` continues three prompts of
