@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["identical", "refused", "not built", "DIFFERENT"]
+Verdict = Literal["identical", "refused", "not built", "not finished", "DIFFERENT"]
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class Finding:
 
     ``identical``: every text is the plain one. ``refused``: outpace will not decode the model, and
     ``reason`` says why. ``not built``: no tiny model could be made or run here, and why.
+    ``not finished``: decoding took longer than it was given, or its process ended.
     ``DIFFERENT``: a text is another one, or decoding failed: a defect of outpace.
     """
 
@@ -35,3 +36,8 @@ class Finding:
     def ok(self) -> bool:
         """Whether texts are the plain ones, or the model is refused."""
         return self.verdict in ("identical", "refused")
+
+    @property
+    def failed(self) -> bool:
+        """Whether a text is another one, or did not come to its end."""
+        return self.verdict in ("DIFFERENT", "not finished")

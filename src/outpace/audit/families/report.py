@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import transformers
@@ -12,9 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 
-from outpace.audit.families.finding import Finding
+from outpace.audit.families.finding import Finding, Verdict
 
-VERDICTS = ("identical", "refused", "not built", "DIFFERENT")
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 _HEAD = """\
 # Families of models
 
@@ -33,6 +33,7 @@ model goes through when it is loaded.
 * **identical**: every text is the plain one, token for token.
 * **refused**: outpace does not decode such a model, and says why.
 * **not built**: no tiny model could be made or read.
+* **not finished**: decoding took longer than a family is given, which proves nothing.
 * **DIFFERENT**: a text is another one. That is a defect.
 """
 

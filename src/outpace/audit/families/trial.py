@@ -46,9 +46,9 @@ def findings(family: str, name: str) -> Iterator[Finding]:
         yield replace(found, reason=brief(error))
         return
     dtype = str(model.dtype).removeprefix("torch.")
-    found = replace(found, dtype=dtype, verdict="DIFFERENT", reason="decoding came to no end")
+    found = replace(found, dtype=dtype, verdict="not finished", reason="decoding came to no end")
     yield found
-    yield _judged(replace(found, reason=""), model, expected)
+    yield _judged(replace(found, verdict="DIFFERENT", reason=""), model, expected)
 
 
 def brief(error: BaseException) -> str:
