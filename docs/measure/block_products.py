@@ -41,7 +41,7 @@ options = {"quantization": "int4"} if "int4" in sys.argv else {}
 if len(words) > 1:
     torch.set_num_threads(int(words[1]))
 llm = LLM(words[0], generation_config="none", max_num_seqs=1, **options)
-runner, model = llm.engine.target, llm.target.model
+runner, model = llm.engine.target.runner, llm.target.model
 print(llm.describe())
 read = weight_bytes(model) / 1e9
 print(f"{read:.2f} GB of weights; plain reading gives {reading():.1f} GB/s")

@@ -19,7 +19,7 @@ def kind_of(name):
 
 
 llm = LLM(sys.argv[1], generation_config="none", max_num_seqs=1)
-runner = llm.engine.target
+runner = llm.engine.target.runner
 runner.admit(1)
 runner.lengths = [CONTEXT]
 print("| tokens | products | attention | rest |")

@@ -14,7 +14,7 @@ HOW = {"compiled": {"compile": True}, "int8": {"quantization": "int8"}}
 
 
 def milliseconds(llm, columns):
-    runner = llm.engine.target
+    runner = llm.engine.target.runner
     runner.admit(1)
     runner.lengths = [CONTEXT]
     tokens, tree = torch.full((1, columns), 7), Tree.chain(1, columns - 1)
