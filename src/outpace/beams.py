@@ -33,6 +33,7 @@ class Beams:
         options = [params.of_text()] * len(prompts)
         requests = self._intake.all_requests(prompts, options)
         vocabulary = self._engine.vocabulary
+        params = params.resolve(self._intake.defaults)
         groups = [Group(request, params, vocabulary) for (request,) in requests]
         return self._play(prompts, groups, params)
 
@@ -40,8 +41,8 @@ class Beams:
         rows = self._engine.target.rows
         if params.beam_width > rows:
             raise ParamsError(
-                f"beam_width={params.beam_width} needs as many rows, and this LLM has {rows}: lower "
-                f"it, or give LLM(..., max_num_seqs={params.beam_width})."
+                f"beam_width={params.beam_width} needs as many rows, and this LLM has {rows}: "
+                f"lower it, or give LLM(..., max_num_seqs={params.beam_width})."
             )
 
     def _play(

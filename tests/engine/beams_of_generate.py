@@ -28,9 +28,7 @@ def in_double() -> Iterator[None]:
         yield
 
 
-def searched(
-    model: Any, ids: Tensor, length: int, **options: Any
-) -> list[tuple[list[int], float]]:
+def searched(model: Any, ids: Tensor, length: int, **options: Any) -> list[tuple[list[int], float]]:
     """Returns the texts behind ``ids`` [1, T], without what fills them up, and their scores."""
     with in_double():
         made = model.generate(
@@ -47,7 +45,5 @@ def searched(
     begin = 1 if model.config.is_encoder_decoder else ids.shape[1]
     return [
         (row[begin : begin + length].tolist(), float(score))
-        for row, length, score in zip(
-            made.sequences, lengths, made.sequences_scores, strict=True
-        )
+        for row, length, score in zip(made.sequences, lengths, made.sequences_scores, strict=True)
     ]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from outpace.core.params import LogitsProcessor, SamplingParams
 from outpace.core.values import flag, number, shown, whole
-from outpace.errors import ParamsError, names_checked
+from outpace.errors import ParamsError, UnknownOption, names_checked
 
 _MOST_BEAMS = 1 << 10  # Each is a row of the model; more can only be a slip.
 
@@ -41,7 +41,7 @@ REFUSED: Mapping[str, str] = {
 _SEARCH = frozenset({"beam_width", "n", "length_penalty", "early_stopping"})
 
 
-@names_checked(ParamsError, "beam search option")
+@names_checked(UnknownOption, "beam search option")
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
     """Options of `LLM.beam_search`. ``None`` means "as the model's generation_config says".
@@ -60,13 +60,15 @@ class BeamSearchParams:
     """How many unfinished texts are kept (transformers' ``num_beams``)."""
     n: int | None = None
     """How many of the best texts are returned (``num_return_sequences``). Unset: beam_width."""
-    length_penalty: float = 1.0
+    length_penalty: float | None = None
     """A text's score is its log-probability divided by its length to this power: more than 0
-    favours long texts, less than 0 short ones, 0 compares log-probabilities."""
-    early_stopping: bool | Literal["never"] = False
+    favours long texts, less than 0 short ones, 0 compares log-probabilities. Unset: the model's,
+    else 1."""
+    early_stopping: bool | Literal["never"] | None = None
     """When a search ends. True: as soon as beam_width texts have ended. False: when the best
     unfinished text, divided as it is now, is no better than the worst that has ended. "never": when
-    no text can become better, taking the most favourable length for granted."""
+    no text can become better, taking the most favourable length for granted. Unset: as the model
+    says, else False."""
     temperature: float = 0.0
     """Only 0, vLLM's default, since nothing is drawn."""
     max_tokens: int | None = None
@@ -100,14 +102,16 @@ class BeamSearchParams:
                 f"n={returned} texts cannot come from beam_width={width} beams: raise beam_width, "
                 "or lower n."
             )
-        penalty = number("length_penalty", self.length_penalty, -math.inf, math.inf, closed=True)
+        penalty, early = self.length_penalty, self.early_stopping
+        if penalty is not None:
+            penalty = number("length_penalty", penalty, -math.inf, math.inf, closed=True)
         if number("temperature", self.temperature, 0.0, math.inf, closed=True) != 0:
             raise ParamsError(f"temperature must be 0 in a beam search: {_DRAWN}.")
         for name, value in (
             ("beam_width", width),
             ("n", returned),
             ("length_penalty", penalty),
-            ("early_stopping", _early("early_stopping", self.early_stopping)),
+            ("early_stopping", None if early is None else _early("early_stopping", early)),
         ):
             object.__setattr__(self, name, value)
         self.of_text()  # refuses what is wrong with the others
@@ -123,6 +127,14 @@ class BeamSearchParams:
         return SamplingParams(
             **{name: getattr(self, name) for name in fields if name not in _SEARCH}
         )
+
+    def resolve(self, defaults: Mapping[str, Any]) -> BeamSearchParams:
+        """Returns the params with how to search taken from ``defaults``, a generation_config, where
+        it is unset."""
+        found: dict[str, Any] = {"length_penalty": 1.0, "early_stopping": False}
+        found |= {name: defaults[name] for name in found if defaults.get(name) is not None}
+        unset = {name: value for name, value in found.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **unset)
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> BeamSearchParams:

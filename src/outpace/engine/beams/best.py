@@ -17,8 +17,9 @@ class Best:
     """
 
     def __init__(self, params: BeamSearchParams, max_tokens: int) -> None:
-        """max_tokens: that a text of this prompt can have."""
+        """params: resolved. max_tokens: that a text of this prompt can have."""
         self._params = params
+        self._penalty = 1.0 if params.length_penalty is None else params.length_penalty
         self._max_tokens = max_tokens
         self.texts: list[Ended] = []
 
@@ -40,13 +41,14 @@ class Best:
             return True
         if self._params.early_stopping is True:
             return False
-        if self._params.early_stopping == "never" and self._params.length_penalty > 0:
+        if self._params.early_stopping == "never" and self._penalty > 0:
             length = self._max_tokens
         return self._score(logprob, length) > self.texts[-1].score
 
     def _score(self, logprob: float, length: int) -> float:
         try:
-            return logprob / float(length) ** self._params.length_penalty
+            weight: float = float(length) ** self._penalty
+            return logprob / weight
         except OverflowError:  # so long a text has no weight at all
             return -0.0
         except ZeroDivisionError:  # the same with the opposite sign

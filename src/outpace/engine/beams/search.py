@@ -67,9 +67,7 @@ class BeamSearch:
         while self._waiting and (playing + 1) * self._width <= self._target.rows:
             group = self._waiting.popleft()
             request = group.request
-            inputs = PromptInputs(
-                request.prompt_ids, source=request.source, media=request.media
-            )
+            inputs = PromptInputs(request.prompt_ids, source=request.source, media=request.media)
             try:
                 self._target.admit(inputs)
             except (PromptError, UnsupportedModel) as error:
