@@ -11,6 +11,7 @@ import torch
 from outpace import LLM, BeamSearchOutput, BeamSearchParams, SamplingParams
 from outpace.errors import ParamsError, PromptError, UnknownOption
 from seq2seq import models as seq2seq
+from targets import vision_families
 from targets.families import PROMPTS, RECURRENT, VOCABULARY, build, family_of, target
 
 from .beams_of_generate import searched
@@ -114,6 +115,25 @@ def test_encoder_decoders(family: str, early: Any) -> None:
             num_return_sequences=4,
             early_stopping=early,
             eos_token_id=ENDS,
+        )
+        assert same(of(output), wanted)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+def test_prompts_with_images(family: str) -> None:
+    model, length = vision_families.target(family), 6
+    prompts = [vision_families.with_image(family, one) for one in vision_families.PROMPTS[:2]]
+    params = BeamSearchParams(beam_width=3, max_tokens=length, ignore_eos=True)
+    for prompt, output in zip(prompts, over(model).beam_search(prompts, params), strict=True):
+        rest = {name: value for name, value in prompt.items() if name != "input_ids"}
+        wanted = searched(
+            model,
+            prompt["input_ids"],
+            length,
+            num_beams=3,
+            num_return_sequences=3,
+            eos_token_id=None,
+            **rest,
         )
         assert same(of(output), wanted)
 
