@@ -158,7 +158,7 @@ class Engine:
         fails, ends with its error, and the others go on.
         """
         self._refuse_itself()
-        with self._turn:
+        with self._turn, self.target.computing():
             return self._uninterrupted(self._step)
 
     def _refuse_itself(self) -> None:

@@ -52,6 +52,10 @@ class BeamSearch:
     def step(self) -> None:
         """Reads a part of the prompts that are not read yet or, if all are, goes one token further
         in all texts."""
+        with self._target.computing():
+            self._step()
+
+    def _step(self) -> None:
         self._admit()
         if self._target.ready < self._target.active:
             self._target.fill(self._tokens_at_once)
