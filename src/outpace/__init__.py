@@ -14,13 +14,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outpace.api import LLM
     from outpace.config import SpeculativeConfig
+    from outpace.core.beam_params import BeamSearchParams
     from outpace.core.params import SamplingParams
-    from outpace.outputs import Chunk, CompletionOutput, RequestOutput
+    from outpace.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        Chunk,
+        CompletionOutput,
+        RequestOutput,
+    )
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "Chunk",
     "CompletionOutput",
     "RequestOutput",
@@ -31,6 +41,9 @@ __all__ = [
 
 _HOMES = {
     "LLM": "outpace.api",
+    "BeamSearchOutput": "outpace.outputs",
+    "BeamSearchParams": "outpace.core.beam_params",
+    "BeamSearchSequence": "outpace.outputs",
     "Chunk": "outpace.outputs",
     "CompletionOutput": "outpace.outputs",
     "RequestOutput": "outpace.outputs",

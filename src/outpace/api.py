@@ -14,9 +14,11 @@ from torch import nn
 
 from outpace import arguments, chats
 from outpace.arguments import Params
+from outpace.beams import Beams
 from outpace.building import EngineOptions, Speculation, build_engine
 from outpace.chats import Conversation
 from outpace.config import SpeculativeConfig
+from outpace.core.beam_params import BeamSearchParams
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS
 from outpace.engine.order.registry import ORDERS
@@ -26,12 +28,11 @@ from outpace.engine.trial import trial_prompts, try_out
 from outpace.errors import (
     ConfigError,
     OutpaceError,
-    PromptError,
     UnknownArgument,
     names_checked,
 )
 from outpace.intake import Intake
-from outpace.outputs import Chunk, CompletionOutput, RequestOutput
+from outpace.outputs import BeamSearchOutput, Chunk, CompletionOutput, RequestOutput
 from outpace.progress import with_bar
 from outpace.prompts import Prompt, listed
 from outpace.targets.cpu.kernels import Kernels
@@ -256,16 +257,28 @@ class LLM:
         """Yields what `generate` returns, each output once it and those before it are done."""
         given = listed(prompts)
         params = arguments.paired(sampling_params, len(given))
-        groups = []
-        for number, (prompt, options) in enumerate(zip(given, params, strict=True), 1):
-            try:
-                groups.append(self.intake.requests(prompt, options))
-            except PromptError as error:
-                if len(given) == 1:
-                    raise
-                raise PromptError(f"prompt {number} of {len(given)}: {error}") from error
-        self.intake.check_processors(params, groups)
-        return self._play(given, groups)
+        return self._play(given, self.intake.all_requests(given, params))
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Mapping[str, Any] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """Returns, for each prompt in order, the most likely texts that a beam search finds: the
+        same as transformers' ``generate(num_beams=..., do_sample=False)``.
+
+        prompts: as `generate` takes them. Beams are decoded plainly, whatever speculative_config
+        says: a beam search draws nothing, so no rule could verify drafts against a law. A search
+        needs ``beam_width`` of the ``max_num_seqs`` rows, in a cache of its own. Raises
+        ``ParamsError`` where there are not as many, and the error of a prompt that is alone.
+
+        >>> llm.beam_search("Once upon a time", BeamSearchParams(beam_width=4))  # doctest: +SKIP
+        """
+        given = listed(prompts)
+        searches = Beams(self.engine, self.intake).outputs(given, arguments.beams(params))
+        return list(with_bar(searches, len(given), shown=use_tqdm))
 
     def stream(self, prompt: Prompt, sampling_params: Params | None = None) -> Iterator[Chunk]:
         """Yields pieces of the text as soon as they are safe: whole characters, and nothing that a

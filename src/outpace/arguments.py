@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from outpace.config import SpeculativeConfig
+from outpace.core.beam_params import BeamSearchParams
 from outpace.core.params import SamplingParams
 from outpace.core.values import flag, shown, whole
 from outpace.errors import ConfigError, ParamsError
@@ -121,6 +122,19 @@ def _params(given: Any) -> SamplingParams:
     if isinstance(given, SamplingParams):
         return given
     return SamplingParams.from_dict(given)
+
+
+def beams(params: BeamSearchParams | Mapping[str, Any] | None) -> BeamSearchParams:
+    """Returns the options of a beam search, given as such, as a dict, or not at all."""
+    if params is None:
+        return BeamSearchParams()
+    if isinstance(params, BeamSearchParams):
+        return params
+    if not isinstance(params, Mapping):
+        raise ParamsError(
+            f"params of a beam search must be BeamSearchParams or a dict, not {shown(params)}."
+        )
+    return BeamSearchParams.from_dict(params)
 
 
 def speculation(

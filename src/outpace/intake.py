@@ -139,6 +139,25 @@ class Intake:
             for index in range(params.n)
         ]
 
+    def all_requests(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+    ) -> list[list[Request]]:
+        """Returns the requests of several prompts, those of each with its own params.
+
+        Raises what `requests` and `check_processors` do, with the number of a prompt that is to
+        blame.
+        """
+        groups = []
+        for number, (prompt, options) in enumerate(zip(prompts, params, strict=True), 1):
+            try:
+                groups.append(self.requests(prompt, options))
+            except PromptError as error:
+                if len(prompts) == 1:
+                    raise
+                raise PromptError(f"prompt {number} of {len(prompts)}: {error}") from error
+        self.check_processors(params, groups)
+        return groups
+
     def check_processors(
         self, params: Sequence[SamplingParams], groups: Sequence[Sequence[Request]]
     ) -> None:

@@ -105,6 +105,34 @@ class RequestOutput:
 
 
 @dataclass(frozen=True)
+class BeamSearchSequence:
+    """One of the best texts that a beam search has found."""
+
+    text: str
+    token_ids: list[int]
+    """What was written; the prompt's are those of the `BeamSearchOutput`."""
+    cum_logprob: float
+    """The sum of its tokens' log-probabilities, as the options change them."""
+    score: float
+    """The same, divided by the number of tokens to the power of the length penalty."""
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput:
+    """The best texts that a beam search has found for one prompt, the best first."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    """What was continued; of an encoder-decoder, what the decoder began with."""
+    sequences: list[BeamSearchSequence]
+    """Fewer than were asked for where the options allow no more."""
+    error: str | None = None
+    """Why the search could not go on; there are no texts then."""
+
+
+@dataclass(frozen=True)
 class Chunk:
     """A streamed piece: text that no later token can change, and its tokens."""
 

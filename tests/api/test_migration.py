@@ -11,11 +11,21 @@ import pytest
 import transformers
 
 from cli.flags import flags_of_generate
-from outpace import LLM, CompletionOutput, RequestOutput, SamplingParams, hf
+from outpace import (
+    LLM,
+    BeamSearchParams,
+    BeamSearchSequence,
+    CompletionOutput,
+    RequestOutput,
+    SamplingParams,
+    hf,
+)
 from outpace.config import COMMON
+from outpace.core.beam_params import REFUSED
 from outpace.draft.options import described
 from outpace.draft.registry import drafters
 from outpace.engine.request import Logprob
+from outpace.errors import ParamsError
 
 PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
 
@@ -33,7 +43,11 @@ def code_in(cell: str) -> list[str]:
 
 def arguments() -> set[str]:
     """Every name that a caller of outpace may write."""
-    names = {option.name for option in dataclasses.fields(SamplingParams)}
+    names = {
+        option.name
+        for params in (SamplingParams, BeamSearchParams)
+        for option in dataclasses.fields(params)
+    }
     for function in (LLM.__init__, LLM.generate, hf.speculative):
         names |= set(inspect.signature(function).parameters)
     options = {one.name for drafter in drafters().values() for one in described(drafter.Options)}
@@ -41,8 +55,12 @@ def arguments() -> set[str]:
 
 
 def test_the_names_for_those_who_come_from_vllm() -> None:
-    classes = {"RequestOutput": RequestOutput, "CompletionOutput": CompletionOutput}
-    known = {*arguments(), *classes, "Logprob", "chat()"}
+    classes = {
+        "RequestOutput": RequestOutput,
+        "CompletionOutput": CompletionOutput,
+        "BeamSearchSequence": BeamSearchSequence,
+    }
+    known = {*arguments(), *classes, "Logprob", "chat()", "beam_search()"}
     rows = rows_of("vLLM")
     named = [name.rstrip("=") for row in rows[2:] for name in code_in(row[1])]
     assert [name for name in named if name not in known] == []
@@ -61,6 +79,17 @@ def test_the_names_for_those_who_come_from_transformers() -> None:
     assert theirs <= config | of_call | {"model.generate(...)"}
     ours = {name.rstrip("=") for row in rows for name in code_in(row[1])}
     assert ours <= arguments()
+
+
+def test_the_names_of_beam_search() -> None:
+    rows = rows_of("transformers' beam search")[2:]
+    ours = {name.rstrip("=") for row in rows for name in code_in(row[1])}
+    assert ours <= {option.name for option in dataclasses.fields(BeamSearchParams)}
+    for name in (name for row in rows for name in code_in(row[0])):
+        assert name in vars(transformers.GenerationConfig()) or name in REFUSED, name
+        if name not in ours:
+            with pytest.raises(ParamsError, match=f"{name} does not go with a beam search"):
+                BeamSearchParams(**{name: 2})
 
 
 def test_the_flags_for_those_who_come_from_llama_cpp() -> None:

@@ -7,9 +7,16 @@ from typing import Any
 
 from outpace.cli import options as opt
 from outpace.cli.grouped import grouped
-from outpace.cli.groups import EngineFlags, SamplingFlags, SpeculationFlags, StoppingFlags
-from outpace.cli.loading import ChatTemplate, load_llm
+from outpace.cli.groups import (
+    BeamFlags,
+    EngineFlags,
+    SamplingFlags,
+    SpeculationFlags,
+    StoppingFlags,
+)
+from outpace.cli.loading import ROWS, ChatTemplate, load_llm
 from outpace.cli.prompts import read_prompts
+from outpace.cli.searching import check_search, searching
 from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError
 
 COMPARED_TOKENS = 128
@@ -45,6 +52,7 @@ def generate(
     engine: EngineFlags,
     speculation: SpeculationFlags,
     sampling: SamplingFlags,
+    beams: BeamFlags,
     stopping: StoppingFlags,
     output: OutputFlags,
 ) -> None:
@@ -60,24 +68,34 @@ def generate(
 
     `outpace generate -m big-model --method ngram --prompt-file prompts.jsonl --json`
 
+    `outpace generate "Once upon a time" --num-beams 5 --n 3`
+
     `outpace generate --chat "Tell me a story." --max-tokens 200`
     """
     entries = read_prompts(prompt, source.prompt_file)
     arguments = engine.speculating(speculation)
+    check_search(beams, output.compare, arguments["speculative_config"])
     _check(source, output, arguments["speculative_config"], engine.bundled)
     options = {**sampling.params(), **stopping.params(), "n": output.n, "logprobs": output.logprobs}
     if output.compare and stopping.max_tokens is None:
         options["max_tokens"] = COMPARED_TOKENS
-    texts = output.n * len(entries)
+    texts, rows, searched = output.n * len(entries), ROWS, None
+    if beams.num_beams is not None:
+        searched = searching({**options, **beams.params()})
+        options, arguments = {}, {**arguments, "speculative_config": {"method": "none"}}
+        texts, rows = beams.num_beams * len(entries), max(ROWS, beams.num_beams)
     template = ChatTemplate(source.chat_template) if source.chat else None
 
-    llm, params = load_llm(engine.model, arguments, options, texts, template, output.verbose)
+    llm, params = load_llm(engine.model, arguments, options, texts, template, output.verbose, rows)
 
     from outpace.cli.playing import Job, play  # imports torch, which `load_llm` covers by a spinner
 
     stream = not output.no_stream
     job = Job(entries, source.chat, source.system, output.compare, output.as_json, stream)
-    play(llm, params, job)
+    if searched is not None:
+        searched(llm, job)
+    else:
+        play(llm, params, job)
 
 
 def _check(

@@ -90,6 +90,31 @@ class SamplingFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BeamFlags:
+    """Whether the most likely texts are searched for, and how."""
+
+    num_beams: opt.NumBeams = None
+    length_penalty: opt.LengthPenalty = None
+    early_stopping: opt.EarlyStopping = None
+
+    @property
+    def given(self) -> list[str]:
+        """The flags that were given."""
+        return [
+            f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value is not None
+        ]
+
+    def params(self) -> dict[str, Any]:
+        """Returns the options of ``BeamSearchParams``."""
+        words: dict[Any, Any] = {"true": True, "false": False}
+        return {
+            "beam_width": self.num_beams,
+            "length_penalty": self.length_penalty,
+            "early_stopping": words.get(self.early_stopping, self.early_stopping),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoppingFlags:
     """Where a text ends."""
 

@@ -12,6 +12,7 @@ from outpace.cli.names import LOSSLESS, LOSSY, METHODS, complete_method, complet
 MODEL = "Model"
 SPECULATION = "Speculation"
 SAMPLING = "Sampling (unset: as the model's generation_config says)"
+BEAMS = "Beam search (instead of sampling and speculation)"
 STOPPING = "Stopping"
 PROMPTS = "Prompts"
 OUTPUT = "Output"
@@ -238,6 +239,31 @@ LogitBias = Annotated[
 ]
 Seed = Annotated[int | None, _count("--seed", "The same seed and options give the same text.")]
 Number = Annotated[int, _count("--n", "Texts per prompt.")]
+
+# -- beam search ---------------------------------------------------------------------------------
+
+NumBeams = Annotated[
+    int | None,
+    _count("--num-beams", "Search for the most likely texts with so many beams.", BEAMS),
+]
+LengthPenalty = Annotated[
+    float | None,
+    typer.Option(
+        "--length-penalty",
+        help="Divide a text's log-probability by its length to this power.",
+        rich_help_panel=BEAMS,
+    ),
+]
+EarlyStopping = Annotated[
+    str | None,
+    typer.Option(
+        "--early-stopping",
+        metavar="WHEN",
+        help="'true': end the search when as many texts as beams have ended; 'false': when none "
+        "seems likely to become better; 'never': when none can.",
+        rich_help_panel=BEAMS,
+    ),
+]
 
 # -- stopping ----------------------------------------------------------------------------------
 

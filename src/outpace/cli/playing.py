@@ -39,7 +39,7 @@ class Job:
 
 def play(llm: LLM, params: SamplingParams, job: Job) -> None:
     """Generates and prints; raises ``typer.Exit(130)`` after Ctrl-C in a streamed text."""
-    prompts = [_prompt(llm, job, entry) for entry in job.entries]
+    prompts = [prompt_of(llm, job, entry) for entry in job.entries]
     if llm.compile_seconds:
         typer.echo(f"compiled in {llm.compile_seconds:.1f} s", err=True)
     streamed = not job.as_json and len(prompts) == 1 and params.n == 1 and job.stream
@@ -61,7 +61,8 @@ def play(llm: LLM, params: SamplingParams, job: Job) -> None:
         typer.echo(lossy.sentence, err=True)
 
 
-def _prompt(llm: LLM, job: Job, entry: Entry) -> Prompt:
+def prompt_of(llm: LLM, job: Job, entry: Entry) -> Prompt:
+    """Returns a prompt as `LLM.generate` takes it: a text, or a chat's token ids."""
     if not job.chat:
         return entry.text
     system = [] if job.system is None else [{"role": "system", "content": job.system}]
@@ -74,7 +75,7 @@ def _prompt(llm: LLM, job: Job, entry: Entry) -> Prompt:
 def _stream(llm: LLM, params: SamplingParams, job: Job, prompt: Prompt) -> None:
     seed = None if llm.resolve(params).greedy else params.seed
     chunks = llm.stream(prompt, params)
-    _show_prompt(job, job.entries[0])
+    show_prompt(job, job.entries[0])
     metrics = Metrics()
     try:
         for chunk in chunks:
@@ -97,22 +98,23 @@ def _print_all(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Pro
         for completion in output.outputs:
             if parts:
                 typer.echo()
-            _show_prompt(job, entry)
+            show_prompt(job, entry)
             typer.echo(completion.text)
             parts.append(completion.metrics)
             errors += [completion.error] if completion.error else []
     typer.echo(report.summary(report.merged(parts, perf_counter() - begin)), err=True)
-    _tell_errors(errors, len(parts))
+    tell_errors(errors, len(parts))
 
 
-def _tell_errors(errors: Sequence[str], texts: int) -> None:
+def tell_errors(errors: Sequence[str], texts: int) -> None:
     """Ends with the mistake's exit code if a text could not be finished; the others are out."""
     if errors:
         typer.echo(f"outpace: {len(errors)} of {texts} texts ended early: {errors[0]}", err=True)
         raise typer.Exit(2)
 
 
-def _show_prompt(job: Job, entry: Entry) -> None:
+def show_prompt(job: Job, entry: Entry) -> None:
+    """Prints the prompt in front of its text, where somebody reads along."""
     # A reader wants the whole text; a pipe gets only what was generated.
     if sys.stdout.isatty() and not job.chat:
         typer.secho(entry.text, nl=False, dim=True)
@@ -135,11 +137,11 @@ def _write_json(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Pr
             if job.compare:
                 records.append(record)
             else:
-                _line(record | divergence)
+                write_line(record | divergence)
     if job.compare:
         comparison = measure(llm, prompts, params, lambda text: None)
-        _line({"outputs": records, **comparison.as_dict(), **divergence})
-    _tell_errors(errors, count)
+        write_line({"outputs": records, **comparison.as_dict(), **divergence})
+    tell_errors(errors, count)
 
 
 def _records(entry: Entry, output: RequestOutput) -> list[dict[str, Any]]:
@@ -147,7 +149,8 @@ def _records(entry: Entry, output: RequestOutput) -> list[dict[str, Any]]:
     return [report.record(entry, completion, several) for completion in output.outputs]
 
 
-def _line(record: dict[str, Any]) -> None:
+def write_line(record: dict[str, Any]) -> None:
+    """Prints a record as a line of JSON."""
     # Escaped where the terminal or pipe could not carry the characters themselves.
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     typer.echo(json.dumps(record, ensure_ascii=not unicode))

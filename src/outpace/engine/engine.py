@@ -109,8 +109,13 @@ class Engine:
 
     def between_rounds(self, work: Callable[[], Done]) -> Done:
         """Returns what ``work`` does while nobody plays a round."""
+        self._refuse_itself()
         with self._turn:
-            return work()
+            self._player = threading.get_ident()
+            try:
+                return work()
+            finally:
+                self._player = None
 
     @contextmanager
     def observing(self, observer: Observer) -> Iterator[None]:
@@ -152,13 +157,17 @@ class Engine:
         A request that cannot go on, because its options contradict each other or code of its own
         fails, ends with its error, and the others go on.
         """
+        self._refuse_itself()
+        with self._turn, self.target.computing():
+            return self._uninterrupted(self._step)
+
+    def _refuse_itself(self) -> None:
+        """Raises ``ConfigError`` where the thread that plays a step asks for another one."""
         if self._player == threading.get_ident():
             raise ConfigError(
                 "a logits processor, stop condition or observer called the engine that is calling "
                 "it: generate with another LLM there."
             )
-        with self._turn, self.target.computing():
-            return self._uninterrupted(self._step)
 
     def _uninterrupted(self, work: Callable[[], Done]) -> Done:
         """Returns what ``work`` does. If it is left before its end, that is remembered, and the

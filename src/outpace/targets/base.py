@@ -158,9 +158,12 @@ class Target(ABC):
         """
 
     @abstractmethod
-    def fork(self, row: int) -> int:
+    def fork(self, row: int, whole: bool = False) -> int:
         """Adds a row with the same prompt as a ready one, which is not read again; returns its
-        number. All rows must be ready."""
+        number. All rows must be ready.
+
+        whole: with all that the other row has cached, its text included, as beams need it.
+        """
 
     @abstractmethod
     def score(self, plan: Plan) -> Scores:

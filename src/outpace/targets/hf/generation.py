@@ -49,6 +49,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 """Options that cannot be honoured, and the values at which they ask for nothing."""
 
+_ELSEWHERE = {"num_beams": " unless LLM.beam_search asks for it"}
+"""Where outpace does what it does not do here."""
+
 
 def check_file(folder: str | Path) -> None:
     """Raises ``ModelLoadError`` for a generation_config.json that cannot be read.
@@ -75,8 +78,8 @@ def check(config: GenerationConfig) -> None:
         value = getattr(config, name, None)
         if value is not None and value not in harmless:
             raise ConfigError(
-                f"the model's generation_config sets {name}={value!r}, which outpace does not do: "
-                f"{REMEDY}"
+                f"the model's generation_config sets {name}={value!r}, which outpace does not do"
+                f"{_ELSEWHERE.get(name, '')}: {REMEDY}"
             )
     try:
         _check_tokens("eos_token_id", config.eos_token_id)

@@ -96,10 +96,10 @@ class HFTarget(Target):
                 self.runner.restore(row, saved, length)
         return row
 
-    def fork(self, row: int) -> int:
+    def fork(self, row: int, whole: bool = False) -> int:
         if self._ready < self.active:
             raise AssertionError("a row is forked while prompts are being read")
-        self.runner.fork(row, len(self._prompts[row]) - 1)
+        self.runner.fork(row, self.lengths[row] if whole else len(self._prompts[row]) - 1)
         self._prompts.append(self._prompts[row])
         self._ready += 1
         return self.active - 1

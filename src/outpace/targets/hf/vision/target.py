@@ -68,9 +68,9 @@ class VisionTarget(HFTarget):
             self._tried = True
         return read_prompt(self.model, shown, media.inputs)
 
-    def fork(self, row: int) -> int:
+    def fork(self, row: int, whole: bool = False) -> int:
         self._unread.append(None)  # the row has been read
-        return super().fork(row)
+        return super().fork(row, whole)
 
     def reset(self) -> None:
         super().reset()
