@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,17 @@ from typer.testing import CliRunner
 from outpace.audit.families import trial, walk
 from outpace.audit.families.exceptions import DECODERS, DEFAULTS, EXCEPTIONS
 from outpace.audit.families.finding import Finding
-from outpace.audit.families.listing import listed
+from outpace.audit.families.listing import Family, listed
+from outpace.audit.families.models import tiny_model
+from outpace.audit.families.prompts import ILLUSTRATED, prompts_for
 from outpace.audit.families.shrink import tiny_config
 from outpace.audit.families.sizes import CHUNK, VOCABULARY, WINDOW
 from outpace.audit.families.walk import Limits
 from outpace.cli.audit import app
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.hf import support
 from outpace.targets.hf.masks import Layout
+from outpace.targets.hf.vision import target as vision_target
 
 FOUND = [
     Finding("llama", "LlamaForCausalLM", "identical", trees=True),
@@ -32,8 +35,9 @@ WRONG = Finding("mpt", "MptForCausalLM", "DIFFERENT", "with ngram the text diffe
 UNFINISHED = Finding("falcon_h1", "FalconH1ForCausalLM", "not finished", "it takes longer")
 
 
-def last(family: str) -> Finding:
-    *_, found = trial.findings(family, listed()[family])
+def last(family: str, kind: str = "causal") -> Finding:
+    (one,) = listed([family], [kind])
+    *_, found = trial.findings(one)
     return found
 
 
@@ -57,12 +61,39 @@ def test_changes_win() -> None:
 
 
 def test_every_exception_is_of_a_listed_family() -> None:
-    assert {*DEFAULTS, *EXCEPTIONS, *DECODERS} <= {*listed()}
+    assert {*DEFAULTS, *EXCEPTIONS, *DECODERS} <= {one.family for one in listed()}
 
 
 def test_a_family_that_nobody_lists_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"no causal .* 'lama' \(did you mean 'llama'\?\)"):
-        listed(["lama"])
+    with pytest.raises(ConfigError, match=r"no model .* 'lama' .* mean 'llama'"):
+        listed(["lama"], ["causal"])
+    with pytest.raises(ConfigError, match=r"no models of kind 'text': give one of causal, "):
+        listed(kinds=["text"])
+
+
+def test_a_family_is_listed_once_for_each_kind() -> None:
+    assert [one.kind for one in listed(["gemma3"])] == ["causal", "image-text"]
+    assert [one.kind for one in listed(["voxtral"])] == ["speech"]
+    assert [one.kind for one in listed(["voxtral"], ["seq2seq"])] == ["seq2seq"]
+    assert {one.kind for one in listed()} == {"causal", "speech", "seq2seq", "image-text"}
+
+
+def test_a_configuration_inside_another_keeps_its_own_options() -> None:
+    text = tiny_config("paligemma").text_config
+    assert (text.model_type, text.num_key_value_heads) == ("gemma", 1)
+    assert text.use_bidirectional_attention
+
+
+def test_prompts_show_images_where_the_model_looks_for_them() -> None:
+    (llava,) = listed(["llava"], ["image-text"])
+    model = tiny_model(llava)
+    prompts = prompts_for(model, "image-text")
+    placeholder = model.config.image_token_id
+    size = (16 // 4) ** 2
+    for prompt, shown in zip(prompts, ILLUSTRATED, strict=True):
+        assert list(prompt.token_ids).count(placeholder) == size * list(shown).count(-1)
+        longer = prompt.arguments([1, 2])
+        assert longer["input_ids"].shape[1] == len(prompt.token_ids) + 2
 
 
 # -- verdicts ----------------------------------------------------------------------------------
@@ -92,11 +123,37 @@ def test_a_family_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyPatch) 
     assert (found.verdict, found.reason) == ("not built", "ImportError: it needs timm")
 
 
+@pytest.mark.parametrize(
+    ("family", "kind", "reason"),
+    [
+        ("bart", "seq2seq", ""),
+        ("voxtral", "speech", "texts only, without audio"),
+        ("lfm2_vl", "image-text", ""),
+    ],
+)
+def test_texts_of_other_kinds_of_models_are_compared_too(
+    family: str, kind: str, reason: str
+) -> None:
+    found = last(family, kind)
+    assert (found.verdict, found.reason) == ("identical", reason)
+    assert (found.trees, found.kind) == (True, kind)
+    assert 0 < found.accepted < found.drafted
+
+
+def test_a_model_that_refuses_its_images_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> Any:
+        raise UnsupportedModel("its images cannot be read")
+
+    monkeypatch.setattr(vision_target, "read_prompt", refuses)
+    found = last("llava", "image-text")
+    assert (found.verdict, found.reason) == ("refused", "its images cannot be read")
+
+
 # -- processes ---------------------------------------------------------------------------------
 
 
 def test_three_families_in_processes_of_their_own() -> None:
-    names = listed(["llama", "llama4_text", "blt"])
+    names = listed(["llama", "llama4_text", "blt"], ["causal"])
     found = {one.family: one for one in walk.walk(names, Limits(), workers=2)}
     assert {name: one.verdict for name, one in found.items()} == {
         "llama": "identical",
@@ -112,7 +169,7 @@ def test_three_families_in_processes_of_their_own() -> None:
     ("limits", "reason"), [(Limits(seconds=0.2), "longer than 0.2 s"), (Limits(gigabytes=0.01), "")]
 )
 def test_a_family_that_takes_too_much_is_stopped(limits: Limits, reason: str) -> None:
-    (found,) = walk.walk(listed(["llama"]), limits)
+    (found,) = walk.walk(listed(["llama"], ["causal"]), limits)
     assert not found.ok
     assert reason in found.reason
 
@@ -132,13 +189,14 @@ def test_every_family_is_identical_or_refused() -> None:
 def test_the_command_writes_what_it_finds_and_fails_for_a_difference(
     found: list[Finding], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def walked(names: Mapping[str, str], *_: Any) -> Iterator[Finding]:
-        assert [*names] == ["llama", "blt"]
+    def walked(names: Sequence[Family], *_: Any) -> Iterator[Finding]:
+        assert [one.family for one in names] == ["blt", "llama"]
         yield from found
 
     monkeypatch.setattr(walk, "walk", walked)
     json_file, page = tmp_path / "new" / "families.json", tmp_path / "families.md"
-    options = ["--only", "llama", "--only", "blt", "--json", str(json_file)]
+    options = ["--kind", "causal", "--only", "llama", "--only", "blt"]
+    options += ["--json", str(json_file)]
     result = CliRunner().invoke(app, ["families", *options, "--markdown", str(page)])
     assert result.exit_code == code, result.output
     written = json.loads(json_file.read_text())
@@ -147,10 +205,10 @@ def test_the_command_writes_what_it_finds_and_fails_for_a_difference(
     assert [one["family"] for one in written["families"]] == sorted(one.family for one in found)
     text = " ".join(page.read_text().split())
     assert f"transformers {transformers.__version__}" in text
-    assert "| llama | LlamaForCausalLM | identical | chains, trees |" in text
+    assert "| causal | llama | LlamaForCausalLM | identical | chains, trees |" in text
     assert "chains only: a state / no tree" in text
     assert "2 identical, 1 refused" in result.output
-    assert ("1 DIFFERENT" in text) == (code == 1)
+    assert ("1 DIFFERENT" in text) == (WRONG in found)
 
 
 def test_a_file_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
     from outpace.audit.families.finding import Finding
+    from outpace.audit.families.listing import Family
     from outpace.audit.families.walk import Limits
 
 
@@ -23,6 +24,13 @@ def families(
         list[str] | None,
         typer.Option(
             metavar="TYPE", help="A model_type, such as llama. May be given several times."
+        ),
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND",
+            help="causal, seq2seq, speech or image-text. May be given several times. Unset: all.",
         ),
     ] = None,
     as_json: Annotated[
@@ -42,8 +50,8 @@ def families(
     """Try a tiny random model of every family that transformers lists: is the text the plain one?
 
     Each is identical, refused with the reason, or DIFFERENT, which is a defect; one that was not
-    finished in time shows nothing, and the exit code is 1 then, too. It takes some twenty minutes
-    on two cores.
+    finished in time shows nothing, and the exit code is 1 then, too. It takes more than twenty
+    minutes on two cores.
     """
     console = Console(stderr=True)
     with starting(console):
@@ -52,7 +60,7 @@ def families(
         from outpace.audit.families.walk import Limits
         from outpace.targets.cpu.threads import processors
 
-    names = listed(only or None)
+    names = listed(only or None, kind or None)
     found = _walked(names, Limits(seconds, gigabytes), workers or processors(), console)
     if as_json is not None:
         _write(as_json, json.dumps(as_dict(found), indent=1) + "\n")
@@ -63,7 +71,7 @@ def families(
         raise typer.Exit(1)
 
 
-def _walked(names: dict[str, str], limits: Limits, workers: int, console: Console) -> list[Finding]:
+def _walked(names: list[Family], limits: Limits, workers: int, console: Console) -> list[Finding]:
     """Returns the findings on families, and shows how many have come."""
     from outpace.audit.families.walk import walk
 

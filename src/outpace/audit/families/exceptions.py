@@ -53,9 +53,20 @@ _ZAMBA: Options = {
 }
 _TUNED: Options = {"floor_scale": CHUNK}
 """Queries grow with their position, already in short texts (Llama 4)."""
+_STARTS: Options = {"decoder_start_token_id": 0}
+"""The published T5s name it; the default configuration does not."""
+_ROPE: Options = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+_SECTIONS: Options = {"text_config": {"rope_parameters": _ROPE}}
+_INTERLEAVED: Options = {
+    "text_config": {"rope_parameters": {**_ROPE, "mrope_interleaved": True}, "head_dim": 8}
+}
+_TILES: Options = {"image_grid_pinpoints": [[16, 32], [32, 16]]}
 _PERIODS: Options = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 4}
 
+_T5S = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop")
+
 DEFAULTS: Mapping[str, Options] = {
+    "gemma4": {"vision_config": {}},
     "gemma4_assistant": _ASSISTANT,
 }
 """Options without which a configuration cannot even be made with its own default sizes."""
@@ -84,6 +95,7 @@ _ENCODERS = (
 
 EXCEPTIONS: Mapping[str, Options] = {
     **{family: {"is_decoder": True} for family in _ENCODERS},
+    **{family: _STARTS for family in _T5S},
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "cohere_compass_text": {
         "layer_types": _BOTH,
@@ -107,6 +119,17 @@ EXCEPTIONS: Mapping[str, Options] = {
         "audio_config": {"adapter_input_size": HIDDEN, "adapter_out_dim": HIDDEN},
     },
     "dots3_note_text": _DOTS,
+    "gemma3": {"mm_tokens_per_image": 4, "text_config": {"head_dim": 8}},
+    "shieldgemma2": {"mm_tokens_per_image": 4},
+    "llava_next": _TILES,
+    "llava_next_video": _TILES,
+    "llava_onevision": {**_TILES, "vision_feature_select_strategy": "full"},
+    "qwen2_vl": _SECTIONS,
+    "qwen2_5_vl": _SECTIONS,
+    "qwen3_vl": _INTERLEAVED,
+    "qwen3_vl_moe": _INTERLEAVED,
+    **{family: _SECTIONS for family in ("glm4v", "glm46v", "glmga", "glm_ocr")},
+    "glm4v_moe": {"text_config": {"rope_parameters": {**_ROPE, "partial_rotary_factor": 1.0}}},
     "gemma3n_text": _SHARED,
     "gemma4_assistant": _ASSISTANT,
     "gemma4_text": _SHARED,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from outpace.audit.families.listing import Kind
+
 Verdict = Literal["identical", "refused", "not built", "not finished", "DIFFERENT"]
 
 
@@ -29,6 +31,7 @@ class Finding:
     drafted: int = 0
     """Tokens that the noised copies drafted, in chains and trees."""
     accepted: int = 0
+    kind: Kind = "causal"
     dtype: str = ""
     seconds: float = 0.0
 

@@ -14,6 +14,8 @@ import torch
 import transformers
 
 from outpace.audit.families.exceptions import DECODERS
+from outpace.audit.families.listing import Family, Kind
+from outpace.audit.families.prompts import prompts_for
 from outpace.audit.families.shrink import tiny_config
 
 SCALE = 6.0
@@ -23,38 +25,33 @@ EXACT = (torch.float64, torch.float32)
 """Types to try: some models compute parts in float32, and stumble over wider weights."""
 
 
-def tiny_model(family: str, name: str, seed: int = 1, scale: float = SCALE) -> Any:
+def tiny_model(one: Family, seed: int = 1, scale: float = SCALE) -> Any:
     """Returns a random model of a family, in the widest type that it can compute in.
 
-    family: its ``model_type``. name: of its class. Raises what the class raises where no model can
-    be made.
+    Raises what its class raises where no model can be made.
     """
-    kind, config = getattr(transformers, name), tiny_config(family)
-    config = getattr(config, DECODERS.get(family, ""), config)
+    kind, config = getattr(transformers, one.model), tiny_config(one.family)
+    config = getattr(config, DECODERS.get(one.family, ""), config)
     if not isinstance(config, kind.config_class):
         parts = [part for part in vars(config).values() if isinstance(part, kind.config_class)]
         config = parts[0] if parts else config
     for dtype in EXACT:
         model = random_model(config, kind, seed, scale, dtype=dtype)
-        if _computes(model):
+        if _computes(model, one.kind):
             break
     return model
 
 
-def _computes(model: Any) -> bool:
+def _computes(model: Any, kind: Kind) -> bool:
     """Whether a model takes the dtype that it was made in. Other errors say nothing of that."""
     try:
         with torch.inference_mode():
-            model(input_ids=torch.tensor([[3, 4, 5]], device=model.device))
+            model(**prompts_for(model, kind)[0].arguments((3, 4)))
     except RuntimeError as error:
         return not any(word in str(error) for word in ("dtype", "Double", "overflow"))
     except Exception:  # whoever uses the model meets it again, and says so
         return True
     return True
-
-
-OWN_SCALE = ("A_log", "conv")
-"""Weights that random initialisation leaves at a useful size: decays, and short convolutions."""
 
 
 def random_model(
@@ -81,6 +78,8 @@ def random_model(
     with torch.no_grad():
         for part, weight in model.named_parameters():
             if weight.dim() > 1 and not any(own in part for own in OWN_SCALE):
+                if not weight.any():  # Gemma 3 would see nothing
+                    weight.normal_(std=0.02)
                 weight.mul_(scale)
     return model
 

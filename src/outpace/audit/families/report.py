@@ -13,22 +13,24 @@ from rich.console import Group
 from rich.table import Table
 
 from outpace.audit.families.finding import Finding, Verdict
+from outpace.audit.families.listing import KINDS
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 _HEAD = """\
 # Families of models
 
-What speculation does to the greedy texts of the causal language models that transformers
-{transformers} lists. Made by
+What speculation does to the greedy texts of the causal language models, the encoder-decoders, the
+speech models and the vision-language models that transformers {transformers} lists. Made by
 
     outpace audit families --markdown families.md
 
 For each family a tiny random model is made, with the kinds of layers that its models have, in
 float64 where its code knows it. transformers' own greedy `generate` continues three prompts of
 different length, one by one, and outpace does, together and alone: without drafts, with n-grams,
-and with a noised copy of the model that drafts chains and trees. The texts are longer than every
+and with a noised copy of the model that drafts chains and trees. Encoders read three sources; two
+of the three prompts of a vision-language model show an image. The texts are longer than every
 window and chunk of attention. No list says what works: a model is refused by the checks that every
-model goes through when it is loaded.
+model goes through when it is loaded, or when it sees an image for the first time.
 
 * **identical**: every text is the plain one, token for token.
 * **refused**: outpace does not decode such a model, and says why.
@@ -49,10 +51,11 @@ def as_markdown(found: Sequence[Finding]) -> str:
     lines = [
         _HEAD.format(transformers=transformers.__version__),
         f"{_counted(found)}\n",
-        "| family | class | texts | drafts, or the reason |",
-        "|---|---|---|---|",
+        "| kind | family | class | texts | drafts, or the reason |",
+        "|---|---|---|---|---|",
         *(
-            f"| {one.family} | {one.model} | {one.verdict} | {_told(one).replace('|', '/')} |"
+            f"| {one.kind} | {one.family} | {one.model} | {one.verdict} | "
+            f"{_told(one).replace('|', '/')} |"
             for one in _sorted(found)
         ),
     ]
@@ -72,15 +75,15 @@ def as_dict(found: Sequence[Finding]) -> dict[str, Any]:
 def as_table(found: Sequence[Finding]) -> Group:
     """Returns what the command prints."""
     table = Table(box=SIMPLE_HEAD)
-    for column in ("family", "class", "texts", "drafts, or the reason"):
+    for column in ("kind", "family", "class", "texts", "drafts, or the reason"):
         table.add_column(column, overflow="fold")
     for one in _sorted(found):
-        table.add_row(one.family, one.model, one.verdict, _told(one))
+        table.add_row(one.kind, one.family, one.model, one.verdict, _told(one))
     return Group(table, _counted(found))
 
 
 def _sorted(found: Sequence[Finding]) -> list[Finding]:
-    return sorted(found, key=lambda one: one.family)
+    return sorted(found, key=lambda one: (KINDS.index(one.kind), one.family))
 
 
 def _counted(found: Sequence[Finding]) -> str:
@@ -91,4 +94,6 @@ def _counted(found: Sequence[Finding]) -> str:
 def _told(found: Finding) -> str:
     if found.verdict != "identical":
         return found.reason
-    return "chains, trees" if found.trees else f"chains only: {found.reason}"
+    if not found.trees:
+        return f"chains only: {found.reason}"
+    return f"chains, trees; {found.reason}" if found.reason else "chains, trees"

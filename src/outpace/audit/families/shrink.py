@@ -15,7 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from outpace.audit.families.exceptions import DEFAULTS, EXCEPTIONS
 from outpace.audit.families.sizes import LAYERS, SHARED_HEADS, tiny
 
-_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
 """What configurations call the number of their layers."""
 _SHARED = ("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_query_groups")
 _INDICES = frozenset(
@@ -26,10 +26,16 @@ _INDICES = frozenset(
         "ple_layer_ids",
         "mlp_only_layers",
         "cross_attention_layers",
+        "deepstack_visual_indexes",
+        "fullatt_block_indexes",
     }
 )
 """Lists of the numbers of some layers, where other lists have an entry for every layer."""
-_UNTOUCHED = frozenset({"id2label", "label2id", "chunk_size_feed_forward", "per_layer_config"})
+_SIZES = frozenset({"image_size", "patch_size"})
+"""What may be a height and a width."""
+_UNTOUCHED = frozenset(
+    {"id2label", "label2id", "chunk_size_feed_forward", "per_layer_config", "transformers_version"}
+)
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
@@ -59,7 +65,9 @@ def _shrunk(config: Any) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, PretrainedConfig):
-            made[name] = _shrunk(value)
+            made[name] = {**_own(value), **_shrunk(value)}
+        elif name in _SIZES and isinstance(value, (list, tuple)):
+            made[name] = [tiny(name, side) for side in value]
         elif isinstance(value, list):
             made[name] = _of_layers(name, value, kept, options.get(count or ""))
         elif name == count:
@@ -72,12 +80,18 @@ def _shrunk(config: Any) -> dict[str, Any]:
     return {name: value for name, value in made.items() if value != options[name]}
 
 
+def _own(config: Any) -> dict[str, Any]:
+    """Returns the options in which a configuration inside another one differs from its class."""
+    found: dict[str, Any] = config.to_diff_dict()
+    return {name: value for name, value in found.items() if name not in _UNTOUCHED}
+
+
 def _options(config: Any) -> Iterator[tuple[str, Any]]:
     """Yields the options that have a size: numbers, lists and inner configurations."""
     for name, value in vars(config).items():
         if name.startswith("_") or name in _UNTOUCHED or isinstance(value, bool):
             continue
-        if isinstance(value, (int, list, PretrainedConfig)):
+        if isinstance(value, (int, list, PretrainedConfig)) or name in _SIZES:
             yield name, value
 
 

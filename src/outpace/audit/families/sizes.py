@@ -16,6 +16,8 @@ HEAD = HIDDEN // HEADS
 SHARED_HEADS = 2
 """Key heads of a model in which several query heads share one."""
 LAYERS = 2
+IMAGE, PATCH = 16, 4
+"""Pixels of a side."""
 
 _RULES: Mapping[str, int] = {
     r".*vocab.*": VOCABULARY,
@@ -36,6 +38,10 @@ _RULES: Mapping[str, int] = {
     r"topk_group": 1,
     r".*_rank": 16,
     r".*state_size|.*_d_state": 8,
+    r"(.*_)?image_size": IMAGE,
+    r"patch_size": PATCH,
+    r"depth": LAYERS,
+    r"projection_dim": HIDDEN,
 }
 _COMPILED = [(re.compile(rf"(?:{pattern})\Z"), size) for pattern, size in _RULES.items()]
 _TOKEN = re.compile(r".*token_(id|index)\Z")

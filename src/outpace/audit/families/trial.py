@@ -7,16 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from transformers import GenerationMixin
 
 from outpace.api import LLM
 from outpace.audit.families.finding import Finding, Verdict
+from outpace.audit.families.listing import Family
 from outpace.audit.families.models import noised, tiny_model
+from outpace.audit.families.prompts import (
+    Prompt,
+    is_encoder_decoder,
+    leaves_out,
+    prompts_for,
+)
 from outpace.audit.families.sizes import CONTEXT
 from outpace.core.params import SamplingParams
-from outpace.errors import OutpaceError
+from outpace.errors import OutpaceError, PromptError, UnsupportedModel
 
-PROMPTS = ([5, 6, 7, 8, 9], [1], [2, 3] * 6)
-"""Ragged: shorter than every window, one token, longer than every window."""
 LENGTH = 24
 NOISE = 0.05
 VARIED = 4
@@ -33,15 +39,13 @@ TREES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def findings(family: str, name: str) -> Iterator[Finding]:
-    """Yields what is known about a family, better each time; the last one is the finding.
-
-    family: its ``model_type``; name: of its class.
-    """
-    found = Finding(family, name, "not built", "no model was made in the time and memory allowed")
+def findings(family: Family) -> Iterator[Finding]:
+    """Yields what is known about a family, better each time; the last one is the finding."""
+    reason = "no model was made in the time and memory allowed"
+    found = Finding(family.family, family.model, "not built", reason, kind=family.kind)
     yield found
     try:
-        model, expected = _lively(family, name)
+        model, expected = _lively(family)
     except Exception as error:  # whatever stops a family in its own making
         yield replace(found, reason=brief(error))
         return
@@ -60,7 +64,7 @@ def brief(error: BaseException) -> str:
 # -- plain texts -------------------------------------------------------------------------------
 
 
-def _lively(family: str, name: str) -> tuple[Any, list[list[int]] | Exception]:
+def _lively(family: Family) -> tuple[Any, list[list[int]] | Exception]:
     """Returns a model and its plain texts; or the error that transformers' own generate raises.
 
     Weights are scaled until no text is the same token again and again, and until generate, which
@@ -69,12 +73,13 @@ def _lively(family: str, name: str) -> tuple[Any, list[list[int]] | Exception]:
     """
     found: tuple[Any, list[list[int]] | Exception] | None = None
     for scale in SCALES:
-        model = tiny_model(family, name, scale=scale)
+        model = tiny_model(family, scale=scale)
         model.generation_config.eos_token_id = None
         try:
-            texts = plain_texts(model, PROMPTS, LENGTH)
+            prompts = prompts_for(model, family.kind)
+            texts = plain_texts(model, prompts, LENGTH)
             varied = all(len(set(text)) >= VARIED for text in texts)
-            if varied and _reads_alike(model, texts):
+            if varied and _reads_alike(model, prompts, texts):
                 return model, texts
         except Exception as error:  # as above
             return found or (model, error)
@@ -84,31 +89,34 @@ def _lively(family: str, name: str) -> tuple[Any, list[list[int]] | Exception]:
 
 
 @torch.inference_mode()
-def _reads_alike(model: Any, texts: Sequence[Sequence[int]]) -> bool:
+def _reads_alike(model: Any, prompts: Sequence[Prompt], texts: Sequence[Sequence[int]]) -> bool:
     """Whether one plain pass of each text chooses the tokens that generate has chosen."""
-    for prompt, text in zip(PROMPTS, texts, strict=True):
-        ids = torch.tensor([[*prompt, *text]], device=model.device)
-        logits = model(input_ids=ids, use_cache=False).logits[0]
-        if logits[len(prompt) - 1 : -1].argmax(-1).tolist() != list(text):
+    for prompt, text in zip(prompts, texts, strict=True):
+        logits = model(**prompt.arguments(text), use_cache=False).logits[0]
+        if logits[len(prompt.token_ids) - 1 : -1].argmax(-1).tolist() != list(text):
             return False
     return True
 
 
 @torch.inference_mode()
-def plain_texts(model: Any, prompts: Sequence[Sequence[int]], length: int) -> list[list[int]]:
+def plain_texts(model: Any, prompts: Sequence[Prompt], length: int) -> list[list[int]]:
     """Returns what transformers' own greedy generate makes of each prompt alone."""
+    # Whisper's own generate prepares and cuts texts around that which all models have.
+    generate = GenerationMixin.generate if is_encoder_decoder(model) else type(model).generate
     texts = []
     for prompt in prompts:
-        ids = torch.tensor([list(prompt)], device=model.device)
-        made = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
+        arguments = prompt.arguments()
+        if prompt.name == "input_ids":
+            arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
+        made = generate(
+            model,
+            **arguments,
             max_new_tokens=length,
             do_sample=False,
             pad_token_id=0,
             eos_token_id=None,
         )
-        texts.append(made[0, len(prompt) :].tolist())
+        texts.append(made[0, len(prompt.token_ids) :].tolist())
     return texts
 
 
@@ -133,12 +141,14 @@ def _judged(found: Finding, model: Any, expected: list[list[int]] | Exception) -
     except Exception as error:
         return replace(found, reason=f"the check at load fails: {brief(error)}")
     if isinstance(expected, Exception):
-        reason = f"transformers' own generate raises {brief(expected)}"
+        reason = f"transformers' own code raises {brief(expected)}"
         return replace(found, verdict="not built", reason=reason)
-    drafter = noised(model, NOISE)
+    drafter, prompts = noised(model, NOISE), prompts_for(model, found.kind)
     for ways in (CHAINS, TREES):
         try:
-            wrong = next(_differences(model, drafter, ways, expected, drafts), None)
+            wrong = next(_differences(model, drafter, prompts, ways, expected, drafts), None)
+        except PromptError as error:
+            wrong = f"a prompt that transformers reads is refused: {error}"
         except OutpaceError as error:
             # A model may be decoded with chains only.
             verdict: Verdict = "identical" if ways is TREES else "refused"
@@ -147,32 +157,41 @@ def _judged(found: Finding, model: Any, expected: list[list[int]] | Exception) -
             wrong = f"decoding fails: {brief(error)}"
         if wrong is not None:
             return replace(found, reason=wrong)
-    return replace(found, verdict="identical", trees=True, **vars(drafts))
+    return replace(
+        found,
+        verdict="identical",
+        trees=True,
+        reason=leaves_out(model, found.kind),
+        **vars(drafts),
+    )
 
 
 def _differences(
     model: Any,
     drafter: Any,
+    prompts: Sequence[Prompt],
     ways: Mapping[str, Mapping[str, Any]],
     expected: Sequence[Sequence[int]],
     drafts: _Drafts,
 ) -> Iterator[str]:
     """Yields in words where texts with speculation are other ones; counts what was drafted."""
     params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
-    longest = max(range(len(PROMPTS)), key=lambda row: len(PROMPTS[row]))
+    longest = max(range(len(prompts)), key=lambda row: len(prompts[row].token_ids))
     for method, options in ways.items():
         config: dict[str, Any] = {"method": method, **options}
         if method.startswith("draft"):
             config["model"] = drafter
         llm = LLM(
-            model, speculative_config=config, max_num_seqs=len(PROMPTS), max_model_len=CONTEXT
+            model, speculative_config=config, max_num_seqs=len(prompts), max_model_len=CONTEXT
         )
-        for rows in (range(len(PROMPTS)), [longest]):
-            made = llm.generate([PROMPTS[row] for row in rows], params)
+        for rows in (range(len(prompts)), [longest]):
+            made = llm.generate([prompts[row].given for row in rows], params)
             for row, output in zip(rows, made, strict=True):
                 if config.get("model") is not None:
                     drafts.drafted += output.metrics.num_draft_tokens
                     drafts.accepted += output.metrics.num_accepted_tokens
+                if output.outputs[0].error is not None:
+                    raise UnsupportedModel(output.outputs[0].error)
                 if output.token_ids != list(expected[row]):
                     yield _parted(method, len(rows), expected[row], output.token_ids)
 

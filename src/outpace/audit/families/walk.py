@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from outpace.audit.families.finding import Finding
+from outpace.audit.families.listing import Family
 
 _TRIAL = "outpace.audit.families.trial"
 
@@ -26,17 +27,14 @@ class Limits:
     """Of memory. Only Linux can be asked to see to it."""
 
 
-def walk(families: Mapping[str, str], limits: Limits, workers: int = 1) -> Iterator[Finding]:
+def walk(families: Sequence[Family], limits: Limits, workers: int = 1) -> Iterator[Finding]:
     """Yields a finding on every family as soon as it is there.
 
-    families: names of classes by ``model_type``. workers: processes at once.
+    workers: processes at once.
     """
     with ThreadPoolExecutor(max(1, workers)) as pool:
         context = _context()
-        waiting = [
-            pool.submit(_guarded, context, family, name, limits)
-            for family, name in families.items()
-        ]
+        waiting = [pool.submit(_guarded, context, family, limits) for family in families]
         try:
             for done in as_completed(waiting):
                 yield done.result()
@@ -54,14 +52,15 @@ def _context() -> Any:
     return context
 
 
-def _guarded(context: Any, family: str, name: str, limits: Limits) -> Finding:
+def _guarded(context: Any, family: Family, limits: Limits) -> Finding:
     """Returns the finding of a process that tries one family, or what became of the process."""
     begin = perf_counter()
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_try_apart, args=(there, family, name, limits), daemon=True)
+    process = context.Process(target=_try_apart, args=(there, family, limits), daemon=True)
     process.start()
     there.close()
-    found = Finding(family, name, "not built", "its process ended without a word")
+    reason = "its process ended without a word"
+    found = Finding(family.family, family.model, "not built", reason, kind=family.kind)
     try:
         while here.poll(max(0.0, begin + limits.seconds - perf_counter())):
             found = here.recv()
@@ -77,7 +76,7 @@ def _guarded(context: Any, family: str, name: str, limits: Limits) -> Finding:
     return replace(found, seconds=perf_counter() - begin)
 
 
-def _try_apart(results: Connection, family: str, name: str, limits: Limits) -> None:
+def _try_apart(results: Connection, family: Family, limits: Limits) -> None:
     """Sends findings on one family, each better than the one before it: the process may end at any
     time. Runs in a process of its own."""
     _be_quiet()
@@ -87,7 +86,7 @@ def _try_apart(results: Connection, family: str, name: str, limits: Limits) -> N
     from outpace.audit.families.trial import findings
 
     torch.set_num_threads(1)  # as many processes as there are processors do the rest
-    for found in findings(family, name):
+    for found in findings(family):
         results.send(found)
     results.close()
 
