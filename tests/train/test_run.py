@@ -141,7 +141,7 @@ def test_few_tokens_are_the_frequent_ones(tmp_path: Path) -> None:
         ({"learning_rate": -1.0}, "learning_rate must be above 0"),
         ({"head": {"depth": 3}}, "no size .depth. .did you mean .depths."),
         ({"head": {"depths": "3"}}, "depths is '3'"),
-        ({"head": {"depths": BLOCK}}, "need blocks of more"),
+        ({"head": {"depths": BLOCK}}, "must be more than 24 tokens"),
         ({"head": {"draft_vocab_size": 65}}, "more than the 64 tokens"),
         (
             {"method": "eagle3", "head": {"heads": 3, "groups": 2}},
