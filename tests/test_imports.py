@@ -14,7 +14,7 @@ import outpace
 
 ROOT = Path(outpace.__file__).parent
 
-# core <- verify, heads, targets <- train <- draft <- policy <- engine <- api
+# core <- heads <- verify; heads, targets <- train <- draft <- policy <- engine <- api
 #      <- audit, bench, serve, tune <- cli.
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "train", "draft", "policy"}
@@ -26,12 +26,12 @@ _TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "tune"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "core": set(),
-    "verify": {"core"},
+    "verify": {"core", "heads"},
     "heads": {"core"},
     "targets": {"core"},
     "train": {"chats", "core", "heads", "targets"},
     "draft": {"config", "core", "heads", "targets", "train"},
-    "policy": {"config", "core", "draft", "targets"},
+    "policy": {"config", "core", "draft", "heads", "targets"},
     "engine": _ENGINE,
     "config": {"core"},
     "prompts": {"core"},

@@ -18,6 +18,7 @@ from outpace.policy.making import make_controller
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.making import make_target
+from outpace.train.origin import origin_of
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
 
@@ -81,6 +82,7 @@ def build_engine(
         capture=capture,
         cpu_kernels=asked.cpu_kernels,
     )
+    speculation.rule.recognise(lambda: origin_of(loaded))
     verifier = Verifier(speculation.rule, intake.second_text(speculation.rule))
     drafter = speculation.drafter.build(setup)
     return Engine(

@@ -39,6 +39,20 @@ def test_a_head_from_a_text(run: Run, target: Path, tmp_path: Path) -> None:
     assert f"--method medusa --draft {out}" in done.stderr
 
 
+def test_a_classifier_of_a_draft_models_tokens(
+    run: Run, target: Path, drafter: Path, tmp_path: Path
+) -> None:
+    text, out = tmp_path / "text.txt", str(tmp_path / "stop")
+    text.write_text("w1 w2 w3 w4 " * 40)
+    asked = ("-m", str(target), "--data", str(text), "--out", out, "--draft", str(drafter), *SHORT)
+    done = run("train", "stop_head", *asked, "--set", "every=2")
+    assert done.exit_code == 0, done.stderr
+    assert "balanced accuracy" in done.stderr
+    assert f'"length": {{"name": "stop_head", "head": "{out}"}}' in done.stderr
+    refused = run("train", "medusa", *asked)
+    assert "--draft is for judge and stop_head" in " ".join(refused.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +20,12 @@ from outpace.draft.models.specimen import noisy_copy
 from outpace.engine.request import Request
 from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError
+from outpace.heads.stop_head import StopHead, StopHeadConfig
 from outpace.policy.base import Outcome
 from outpace.policy.lengths.base import LengthPolicy
 from outpace.policy.lengths.registry import find_length, length_names, length_options
+from outpace.targets.hf.loaded import Loaded
+from outpace.train.origin import origin_of
 from targets.families import CONTEXT, PROMPTS, drafter, plain, target
 from targets.generating import greedy, ids
 
@@ -143,6 +148,20 @@ def test_a_chain_ends_where_a_rejection_is_likely() -> None:
     assert [bool(ends(law, torch.tensor([0]))) for _ in range(4)] == [False, False, False, True]
 
 
+def test_a_chain_ends_by_the_chances_of_a_stop_head() -> None:
+    class Says(torch.nn.Module):
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            return states[:, 0].logit()
+
+    of = find_length("stop_head")(20, SimpleNamespace(head=Says(), threshold=0.7), False)
+    goes_on = of.terms([request()] * 2, DraftingTerms()).goes_on
+    assert goes_on is not None
+    chances = [[0.01, 0.01], [0.5, 0.9], [0.7, 0.9], [0.8, 0.3]]
+    # The first ones are the root's. 1 - .5 * .7 is .65, and .72 with .8; 1 - .81 * .3 is .757.
+    answers = [goes_on(torch.tensor(each)[:, None]).tolist() for each in chances]
+    assert answers == [[True, True], [True, True], [True, True], [False, False]]
+
+
 def decoder(length: Any, config: dict[str, Any] | None = None) -> LLM:
     given = {"method": "draft_model", "model": drafter("llama"), **(config or {})}
     given["length"] = length
@@ -153,7 +172,18 @@ LOWER = {"confidence": 0.05, "draft_exit": 0.05, "entropy": 4.0}
 """Thresholds that suit the flat laws of random models."""
 
 
+@cache
+def stop_head() -> StopHead:
+    """One that says something else of each state."""
+    torch.manual_seed(1)
+    head = StopHead(origin_of(Loaded(drafter("llama"), None, "small")), StopHeadConfig())
+    torch.nn.init.normal_(head.linear.weight, std=0.5)
+    return head.eval().requires_grad_(False)
+
+
 def named(name: str) -> Any:
+    if name == "stop_head":
+        return {"name": name, "head": stop_head()}
     return {"name": name, "threshold": LOWER[name]} if name in LOWER else name
 
 
@@ -205,6 +235,7 @@ def test_ending_behind_a_token_keeps_the_law(name: str) -> None:
         ({"method": "ngram", "length": {"name": "batch", "mor": 1}}, "did you mean 'more'"),
         ({"method": "ngram", "length": {"name": "confidence", "threshold": 2}}, "in [0, 1]"),
         ({"method": "ngram", "length": 5}, "length must be"),
+        ({"method": "ngram", "length": "stop_head"}, "needs head"),
         ({"method": "ngram", "num_assistant_tokens": 3, "num_speculative_tokens": 3}, "same thing"),
         (
             {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +31,8 @@ def train(
     method: Annotated[
         str,
         typer.Argument(
-            help="draft_model, or a head: eagle3, hydra, medusa, ... (docs/training.md)."
+            help="draft_model, a head (eagle3, hydra, medusa, ...), or a classifier of drafted "
+            "tokens: judge, stop_head (docs/training.md)."
         ),
     ],
     model: ModelFlags,
@@ -39,10 +41,12 @@ def train(
     run: RunFlags,
     online: OnlineFlags,
 ) -> None:
-    """Train a drafter for one target: a head over its hidden states, or a small model.
+    """Train a drafter for one target, a head over its hidden states or a small model, or what
+    judges drafted tokens.
 
     Each report says how many tokens a pass of the target would bring with the drafter's guesses, on
-    text that it does not learn from. Ctrl-C keeps what the last report wrote.
+    text that it does not learn from; of a classifier, how many tokens it tells rightly.
+    Ctrl-C keeps what the last report wrote.
 
     `outpace train eagle3 -m big-model --data chats.jsonl --self-distill --out head`
 
@@ -57,13 +61,13 @@ def train(
         return
     if online.learner is not None:
         raise ConfigError("--learner is about --online: leave it out, or add that.")
-    settings = _settings(console, method, drafter, run.filled())
+    settings = _settings(console, method, model, drafter, run.filled())
     target = _target(console, model)
     _train(console, target, _text(console, target, text, settings, drafter), settings, drafter, run)
 
 
 def _settings(
-    console: Console, method: str, drafter: DrafterFlags, run: dict[str, Any]
+    console: Console, method: str, model: ModelFlags, drafter: DrafterFlags, run: dict[str, Any]
 ) -> TrainSettings:
     with starting(console):
         from outpace.train.settings import TrainSettings
@@ -72,12 +76,25 @@ def _settings(
     named = {name: value for name, value in given.items() if value is not None}
     if named and method != "draft_model":
         raise ConfigError(f"--{next(iter(named))} is for draft_model; a head has none.")
+    named["draft"] = _draft(method, model, drafter)
     names = ("block", "batch", "steps", "learning_rate", "seed")
     settings = TrainSettings(
         method=method, head=drafter.head(), **{name: run[name] for name in names}, **named
     )
     check_sizes(settings)
     return settings
+
+
+def _draft(method: str, model: ModelFlags, drafter: DrafterFlags) -> str:
+    """The draft model of a classifier: the given one, or the bundled target's own; "" if none."""
+    from outpace.api import BUNDLED
+    from outpace.heads.registry import classifier_names
+
+    if method in classifier_names():
+        return drafter.draft or (str(BUNDLED / "drafter") if model.model is None else "")
+    if drafter.draft is not None:
+        raise ConfigError(f"--draft is for {' and '.join(classifier_names())}: leave it out.")
+    return ""
 
 
 def _train(
@@ -95,15 +112,20 @@ def _train(
         console.print(f"going on from step {run.step:,} of {settings.steps:,}")
     reached = play(console, run, flags.filled()["every"], flags.minutes, flags.patience)
     console.print(
-        f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; simulated acceptance "
-        f"length {reached.acceptance_length:.2f}, by depth "
-        + " ".join(f"{share:.0%}" for share in reached.by_depth)
+        f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; {reached.sentence}"
     )
-    console.print(
-        f"use it: --method {settings.method} --draft {drafter.out}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    console.print(f"use it: {_use(settings, drafter)}", highlight=False, soft_wrap=True)
+
+
+def _use(settings: TrainSettings, drafter: DrafterFlags) -> str:
+    """How what was trained is asked for."""
+    from outpace.heads.registry import classifier_names
+
+    if settings.method not in classifier_names():
+        return f"--method {settings.method} --draft {drafter.out}"
+    key = "verify" if settings.method == "judge" else "length"
+    named = {"name": settings.method, "head": str(drafter.out)}
+    return f"--speculative-config '{json.dumps({'model': settings.draft, key: named})}'"
 
 
 def _target(console: Console, model: ModelFlags) -> Loaded:

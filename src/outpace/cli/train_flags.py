@@ -108,6 +108,15 @@ class DrafterFlags:
             DRAFTER,
         ),
     ] = None
+    draft: Annotated[
+        str | None,
+        _option(
+            "--draft",
+            "Of judge and stop_head: the draft model whose tokens they learn to tell, its folder "
+            "or hub name. Unset: the bundled one, for the bundled target.",
+            DRAFTER,
+        ),
+    ] = None
     loss: Annotated[
         str | None,
         _option(
@@ -159,7 +168,7 @@ class RunFlags:
     ] = None
     patience: Annotated[
         int | None,
-        _option("--patience", "Stop after so many reports without a longer acceptance.", RUN),
+        _option("--patience", "Stop after so many reports without a better figure.", RUN),
     ] = None
     every: Annotated[
         int | None, _option("--every", "Steps between two reports. Unset: 50.", RUN)

@@ -28,35 +28,35 @@ def play(
 ) -> Reached:
     """Trains under a bar and returns where the run ended.
 
-    patience: reports without a longer acceptance than before, after which it ends; None: any.
+    patience: reports without a higher figure than before, after which it ends; None: any.
     """
-    lengths: list[float] = []
+    scores: list[float] = []
     end = None if minutes is None else time.monotonic() + 60 * minutes
     with _bar(console) as bar:
         task = bar.add_task("training", total=run.settings.steps, completed=run.step)
 
         def report(reached: Reached) -> None:
-            lengths.append(reached.acceptance_length)
+            scores.append(reached.score)
             bar.console.print(
-                f"step {reached.step:,}: loss {reached.loss:.3f}, acceptance length "
-                f"{reached.acceptance_length:.2f}"
+                f"step {reached.step:,}: loss {reached.loss:.3f}, {reached.measure.name} "
+                f"{reached.score:.2f}"
             )
 
         def stop() -> bool:
             bar.update(task, completed=run.step)
             late = end is not None and time.monotonic() > end
-            return late or (patience is not None and _stale(lengths, patience))
+            return late or (patience is not None and _stale(scores, patience))
 
         return run.play(report, every, stop)
 
 
-def _stale(lengths: Sequence[float], patience: int) -> bool:
-    """Whether the longest is so many reports old.
+def _stale(scores: Sequence[float], patience: int) -> bool:
+    """Whether the highest is so many reports old.
 
     >>> _stale([1.0, 1.5, 1.5, 1.4], 2), _stale([1.0, 1.5, 1.4], 2)
     (True, False)
     """
-    return bool(lengths) and len(lengths) - 1 - lengths.index(max(lengths)) >= patience
+    return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= patience
 
 
 def _bar(console: Console) -> Progress:

@@ -181,6 +181,12 @@ class DraftingTerms:
     what is decided follows from tokens before the end, so that each follows its law (proved by
     enumeration for every rule: "stopping" in `outpace audit law`)."""
 
+    goes_on: Callable[[Tensor], Tensor] | None = None
+    """End a chain that this says no to, before its next token is drawn: from the drafter's last
+    hidden states ``[B, H]`` at the token before, at first at the root, to bool ``[B]``. It is asked
+    once for each token, in order. All that it looks at follows from tokens that stay in the draft,
+    as with ``ends_behind``. Only a drafter with an `origin` has such states."""
+
     @property
     def wants_laws(self) -> bool:
         """Whether anybody looks at laws before the argmax."""

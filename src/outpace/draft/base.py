@@ -34,6 +34,7 @@ from outpace.core.tree_shape import TreeShape
 from outpace.draft.options import NoOptions, make_options
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
+from outpace.heads.origin import Origin
 from outpace.targets.base import Source, Target
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.fixed import FixedShapes
@@ -266,6 +267,11 @@ class Drafter(ABC):
     def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
         """Returns the laws ``[B, T, V]`` that it would have drawn ``tokens`` [B, T] from, one after
         another behind what is committed; None where it has no laws."""
+        return None
+
+    def origin(self) -> Origin | None:
+        """Returns the model whose last hidden states it shows to `DraftingTerms.goes_on`; None if
+        it shows none. Takes a pass."""
         return None
 
     def rewind(self, rows: Rows) -> None:

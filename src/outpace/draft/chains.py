@@ -42,13 +42,18 @@ class Chains:
         """How many tokens the longest chain has."""
         return self.tokens.shape[1]
 
-    def grow(self, logits: Tensor, given: Tensor | None = None) -> bool:
+    def grow(
+        self, logits: Tensor, given: Tensor | None = None, states: Tensor | None = None
+    ) -> bool:
         """Draws one token more, if the rule lets any chain go on; returns whether another is due.
 
         logits: ``[B, V']``, after the tokens so far. given: ``[B]``, tokens that were chosen and
-        are not drawn; -1 where there is none.
+        are not drawn; -1 where there is none. states: ``[B, H]``, the last hidden states that the
+        logits were made from, if `DraftingTerms.goes_on` asks for them.
         """
         rows, tokens = self._rows, self.tokens[:, None]
+        if states is not None and not self._goes_on_by(states):
+            return False
         here = (
             logits[:, None],
             Branches(tokens, tokens.new_ones(tokens.shape, dtype=torch.bool)),
@@ -70,12 +75,23 @@ class Chains:
             self._end_behind(soft[:, 0], token[:, 0])
         return self.length < max(self.counts)
 
+    def _goes_on_by(self, states: Tensor) -> bool:
+        """Ends the chains whose states so far are enough; returns whether any is left."""
+        goes_on = self._rows.terms.goes_on
+        if goes_on is not None:
+            self._end(goes_on(states))
+        return self.length < max(self.counts)
+
+    def _end(self, keep: Tensor) -> None:
+        """Ends the chains for which ``keep`` [B] is false before their next token."""
+        pairs = zip(self.counts, keep.tolist(), strict=True)
+        self.counts = [count if on else min(count, self.length) for count, on in pairs]
+
     def _goes_on(self, soft: Tensor) -> bool:
         """Ends the chains that the rule has seen enough of; returns whether any is left."""
         keeps_drafting = self._rows.terms.keeps_drafting
         if keeps_drafting is not None:
-            pairs = zip(self.counts, keeps_drafting(soft[:, 0]).tolist(), strict=True)
-            self.counts = [count if on else min(count, self.length) for count, on in pairs]
+            self._end(keeps_drafting(soft[:, 0]))
         if self.length == max(self.counts):
             return False
         self._soft.append(soft)
@@ -85,8 +101,7 @@ class Chains:
         """Ends the chains for which these tokens are the last. soft: ``[B, V]``; token: ``[B]``."""
         ends_behind = self._rows.terms.ends_behind
         if ends_behind is not None and self.length < max(self.counts):
-            pairs = zip(self.counts, ends_behind(soft, token).tolist(), strict=True)
-            self.counts = [min(count, self.length) if ends else count for count, ends in pairs]
+            self._end(~ends_behind(soft, token))
 
     def _draw(self, q: Tensor) -> Tensor:
         """Returns the next token of each chain, ``[B, 1]``, from its law ``[B, 1, V]``."""

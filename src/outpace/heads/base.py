@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,16 @@ class TargetShape:
     def of(cls, config: Any, name: str = "") -> TargetShape:
         """Returns that of a text model's configuration."""
         return cls(config.hidden_size, config.vocab_size, config.num_hidden_layers, name)
+
+
+class Config(Protocol):
+    """The sizes that something is built with: a dataclass with a default for each of them."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns them by name."""
+
+
+Sizes = TypeVar("Sizes", bound=Config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +148,7 @@ class ResidualBlock(nn.Module):
         return found
 
 
-def config_of(kind: type[HeadConfig], given: Mapping[str, Any]) -> HeadConfig:
+def config_of(kind: type[Sizes], given: Mapping[str, Any]) -> Sizes:
     """Returns a configuration from the entries of a file; raises ``TypeError`` or ``ValueError``
     where they do not fit."""
     config = kind(**given)

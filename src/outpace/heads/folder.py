@@ -6,17 +6,18 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.errors import ModelLoadError
-from outpace.heads.base import Head
 
 CONFIG = "config.json"
+
+Network = TypeVar("Network", bound=nn.Module)
 
 
 class Folder:
@@ -56,8 +57,8 @@ class Folder:
         except (SafetensorError, UnpicklingError, RuntimeError, OSError, EOFError) as error:
             raise self.damaged(error, found.name) from error
 
-    def fill(self, head: Head, weights: Mapping[str, Tensor]) -> Head:
-        """Gives a head its weights, with the numbers' types that they have."""
+    def fill(self, head: Network, weights: Mapping[str, Tensor]) -> Network:
+        """Gives a network its weights, with the numbers' types that they have."""
         try:
             head.load_state_dict(weights, assign=True)
         except RuntimeError as error:

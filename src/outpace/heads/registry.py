@@ -1,9 +1,14 @@
-"""Heads by name."""
+"""Heads and classifiers by name."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from outpace.core.lazy import LazyRegistry
 from outpace.heads.base import Head
+
+if TYPE_CHECKING:
+    from outpace.heads.classifier import Classifier
 
 REGISTRY = LazyRegistry(
     "head",
@@ -26,6 +31,15 @@ REGISTRY = LazyRegistry(
     },
 )
 
+CLASSIFIERS = LazyRegistry(
+    "classifier",
+    "outpace.classifiers",
+    {
+        "judge": "outpace.heads.judge:Judge",
+        "stop_head": "outpace.heads.stop_head:StopHead",
+    },
+)
+
 
 def head_names() -> list[str]:
     """Returns the names of all heads; imports none of them."""
@@ -35,4 +49,15 @@ def head_names() -> list[str]:
 def find_head(name: str) -> type[Head]:
     """Returns the head of this name; ``ConfigError`` with a suggestion if there is none."""
     found: type[Head] = REGISTRY.find(name)
+    return found
+
+
+def classifier_names() -> list[str]:
+    """Returns the names of all classifiers; imports none of them."""
+    return CLASSIFIERS.names()
+
+
+def find_classifier(name: str) -> type[Classifier]:
+    """Returns the classifier of this name; ``ConfigError`` with a suggestion if there is none."""
+    found: type[Classifier] = CLASSIFIERS.find(name)
     return found

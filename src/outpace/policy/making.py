@@ -70,6 +70,7 @@ def _by_name(
         )
     count = config.num_speculative_tokens
     policy = kind(kind.usual if count == "auto" else count, options, invariant)
+    policy.meet(drafter)
     return policy.shaped(_shape(drafter, prices, policy.most))
 
 

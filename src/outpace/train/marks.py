@@ -22,7 +22,8 @@ class Marks:
     """How a head does on a lesson."""
 
     loss: Tensor  # to be minimised
-    hits: Tensor  # [P, D] bool: whether its first guess is the target's, by place and depth
+    hits: Tensor  # [P, D] bool: whether its first guess is the target's, by place and depth;
+    # of classifiers as their `Measure` takes it
 
     @property
     def acceptance_length(self) -> float:
@@ -43,8 +44,9 @@ class Recipe(ABC):
         """head: of the kind that names this recipe (`Head.recipe`)."""
 
     @abstractmethod
-    def mark(self, lesson: Lesson) -> Marks:
-        """Returns the marks for a lesson."""
+    def mark(self, lesson: Any) -> Marks:
+        """Returns the marks for a lesson, which is what `Student.read` makes of a text: a `Lesson`
+        for all that draft."""
 
 
 class Sheet:

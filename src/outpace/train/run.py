@@ -15,6 +15,8 @@ from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.targets.hf.loaded import Loaded
+from outpace.train.marks import Marks
+from outpace.train.measures import Measure
 from outpace.train.settings import TrainSettings
 from outpace.train.students import student_for
 from outpace.train.teacher import Teacher
@@ -31,13 +33,32 @@ class Progress:
     step: int
     loss: float
     """Mean since the last report, by training text."""
-    acceptance_length: float
-    """Simulated, on held-out text."""
-    by_depth: tuple[float, ...]
-    """The share of first guesses that are the target's, on held-out text."""
+    measure: Measure
+    """What the next two are: of a drafter the simulated acceptance length."""
+    score: float
+    """On held-out text; higher is better."""
+    shares: tuple[float, ...]
+    """What it is made from: of a drafter the share of first guesses that are the target's, by
+    depth."""
     tokens: int
     """Tokens of text that were learned from so far."""
     seconds: float
+
+    @property
+    def sentence(self) -> str:
+        """What a user is told of it."""
+        return self.measure.sentence(self.score, self.shares)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns it as a line of the log."""
+        return {
+            "step": self.step,
+            "loss": self.loss,
+            self.measure.key: self.score,
+            self.measure.parts: self.shares,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+        }
 
 
 class TrainingRun:
@@ -52,7 +73,8 @@ class TrainingRun:
         """What learns."""
         if self._student.depths >= settings.block:
             raise ConfigError(
-                f"{self._student.depths} depths need blocks of more than so many tokens."
+                f"--block must be more than {self._student.depths} tokens for {settings.method} of "
+                "these sizes."
             )
         self._teacher = Teacher(loaded, self._student.layers, self._student.top)
         self._recipe = self._student.recipe(self._teacher)
@@ -98,12 +120,15 @@ class TrainingRun:
             group["lr"] = self.settings.learning_rate * _share(step, self.settings)
         # What a recipe draws (noise, places) follows from the step, also in a run that goes on.
         torch.manual_seed(self.settings.seed * 1_000_003 + step)
-        loss = self._recipe.mark(self._teacher.read(self._batch(step))).loss
+        loss = self._mark(self._batch(step)).loss
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
         self._optimizer.step()
         return float(loss.detach())
+
+    def _mark(self, tokens: Tensor) -> Marks:
+        return self._recipe.mark(self._student.read(self._teacher, tokens))
 
     def _batch(self, step: int) -> Tensor:
         """The blocks of a step: each pass through the text has its own order, which only the seed
@@ -118,16 +143,15 @@ class TrainingRun:
 
     @torch.no_grad()
     def _marked(self, loss: float) -> Progress:
-        marks = [
-            self._recipe.mark(self._teacher.read(batch))
-            for batch in torch.split(self._held, self.settings.batch)
-        ]
+        torch.manual_seed(self.settings.seed)  # all reports are about the same drafts
+        marks = [self._mark(batch) for batch in torch.split(self._held, self.settings.batch)]
         hits = torch.cat([each.hits for each in marks]).float()
         return Progress(
             step=self.step,
             loss=loss,
-            acceptance_length=1 + float(hits.cumprod(-1).sum(-1).mean()),
-            by_depth=tuple(hits.mean(0).tolist()),
+            measure=self._student.measure,
+            score=self._student.measure.score(hits),
+            shares=self._student.measure.shares(hits),
             tokens=self.step * self.settings.batch * self.settings.block,
             seconds=self._spent,
         )
@@ -137,8 +161,8 @@ class TrainingRun:
     def _keep(self, progress: Progress) -> None:
         """Writes the drafter where it is the best so far, and what is needed to go on."""
         self.out.mkdir(parents=True, exist_ok=True)
-        if progress.acceptance_length >= self.best:
-            self.best = progress.acceptance_length
+        if progress.score >= self.best:
+            self.best = progress.score
             self._student.save(self.out)
         state = {
             "settings": self.settings.as_dict(),
@@ -151,7 +175,7 @@ class TrainingRun:
         torch.save(state, self.out / f"{STATE}.part")
         (self.out / f"{STATE}.part").replace(self.out / STATE)
         with (self.out / LOG).open("a", encoding="utf-8") as log:
-            log.write(json.dumps(progress.__dict__) + "\n")
+            log.write(json.dumps(progress.as_dict()) + "\n")
 
     def _resume(self) -> None:
         """Goes on where an earlier run with the same settings stopped."""
@@ -161,7 +185,9 @@ class TrainingRun:
         try:
             state = torch.load(path, weights_only=True)
             mine = self.settings.as_dict()
-            other = [name for name in mine if state["settings"].get(name) != mine[name]]
+            usual = TrainSettings(method=self.settings.method).as_dict()
+            then = {**usual, **state["settings"]}  # a setting may be younger than the run
+            other = [name for name in mine if then.get(name) != mine[name]]
         except Exception as error:  # torch raises all sorts over a damaged file
             raise ModelLoadError(
                 f"{path} cannot be read, so this run cannot go on: delete it to begin anew."

@@ -36,6 +36,8 @@ class TrainSettings:
     """The drafter's sizes."""
     start: str = "pruned"
     """Of a draft model: a folder to begin from, "pruned" or "random"."""
+    draft: str = ""
+    """Of a classifier: the draft model's folder or hub name, whose tokens it learns to tell."""
     loss: str = FORWARD_KL
     """Of a draft model: how far its laws are from the target's (`losses`)."""
 

@@ -1,20 +1,22 @@
-"""What is trained: a head, or a small model, with all that a run needs to know of it."""
+"""What is trained, with all that a run needs to know of it: a head, a classifier, a small model."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from outpace.errors import ConfigError
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import save_head
-from outpace.heads.registry import find_head
+from outpace.heads.registry import classifier_names, find_classifier, find_head
 from outpace.targets.hf.loaded import Loaded
 from outpace.train.data import frequent
 from outpace.train.draft_model import DRAFT_MODEL, DraftModelSizes, started
 from outpace.train.marks import Recipe
+from outpace.train.measures import AcceptanceLength, Measure
 from outpace.train.model_recipe import ModelRecipe
 from outpace.train.recipes import recipe_for
 from outpace.train.settings import TrainSettings, sizes_of
@@ -31,6 +33,13 @@ class Student(ABC):
     """The target's layers whose states it is shown."""
     top: int = TOP
     """How many of the target's likeliest tokens it is shown."""
+
+    measure: Measure = AcceptanceLength()
+    """By what it is told apart from a better one."""
+
+    def read(self, teacher: Teacher, tokens: Tensor) -> Any:
+        """Returns the lesson that is to be learned from blocks of text ``[B, T]``."""
+        return teacher.read(tokens)
 
     @abstractmethod
     def recipe(self, teacher: Teacher) -> Recipe:
@@ -91,6 +100,11 @@ class ModelStudent(Student):
 
 def student_for(loaded: Loaded, tokens: Tensor, settings: TrainSettings) -> Student:
     """Returns what the settings ask for; ``ConfigError`` for what cannot be made."""
+    if settings.method in classifier_names():
+        # Not imported above: it builds on what is here.
+        from outpace.train.classifier_students import classifier_student
+
+        return classifier_student(loaded, settings)
     if settings.method == DRAFT_MODEL:
         return ModelStudent(loaded, settings)
     return HeadStudent(loaded, tokens, settings)
@@ -100,5 +114,11 @@ def check_sizes(settings: TrainSettings) -> None:
     """Raises ``ConfigError`` for a method or a size that does not exist: nothing is loaded yet."""
     if settings.method == DRAFT_MODEL:
         sizes_of(DraftModelSizes, settings.head)
+    elif settings.method in classifier_names():
+        if not settings.draft:
+            raise ConfigError(
+                f"{settings.method} learns from the tokens of a draft model: name it with --draft."
+            )
+        sizes_of(find_classifier(settings.method).Config, settings.head)
     else:
         sizes_of(find_head(settings.method).Config, settings.head)

@@ -53,6 +53,12 @@ class Teacher:
         self._carriage: Carriage | None = None
         self._readout = Readout(model, loaded.config, loaded.name)
 
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        device: torch.device = self._model.device
+        return device
+
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Lesson:
         """Returns the lesson of blocks ``[B, T]``, which are read in one pass."""

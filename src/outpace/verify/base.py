@@ -16,6 +16,7 @@ from outpace.core.proposal import Drawn, Point, Proposal, Sampled, Verdict
 from outpace.core.rng import Role, inverse_cdf, uniforms
 from outpace.core.tree import Tree
 from outpace.errors import ConfigError, IncompatibleRule
+from outpace.heads.origin import Origin
 from outpace.verify.evidence import Evidence, RuleNeeds
 
 
@@ -105,6 +106,10 @@ class Rule(ABC):
         informed = copy.copy(self)
         object.__setattr__(informed, name, value)  # options are frozen, the copy is ours
         return informed
+
+    def recognise(self, model: Callable[[], Origin]) -> None:
+        """Raises ``ConfigError`` where the rule was trained for another target; most rules are not
+        trained. model: says which target it is, which takes a pass."""
 
     def check(self, drawn: Drawn, tree: bool) -> None:
         """Raises ``IncompatibleRule`` unless the rule can verify such a proposal."""

@@ -27,6 +27,7 @@ from outpace.draft.online.options import ONLINE_HELP, online_options
 from outpace.draft.options import option
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
+from outpace.heads.origin import Origin
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.load import load_drafter
 from outpace.targets.hf.loaded import Loaded
@@ -35,9 +36,13 @@ from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.same_vocabulary import check_same_vocabulary
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.source import check_path
+from outpace.train.origin import origin_of
 
 CATCH_UP = 16
 """Unseen tokens that are fed beside other rows' in one pass; more are cached row by row first."""
+
+WITH_STATES: Mapping[str, Any] = {"output_hidden_states": True}
+"""Arguments with which a model gives its hidden states."""
 
 BEHIND = 2
 """Tokens by which a row may go back behind what is committed: the last one is fed once more where
@@ -225,12 +230,14 @@ class DraftModel(Drafter):
         if not any(counts):
             return Proposal.empty(len(rows), rows.seeds.device)
         live = [count > 0 for count in counts]
-        logits = self._catch_up(rows, live)  # [B, V]
+        asked = WITH_STATES if rows.terms.goes_on is not None else {}
+        read, states = self._feed(rows, live, [[] for _ in live], asked)
+        logits = read[:, 0]  # [B, V]
         chains = Chains(rows, counts, self.lane)
-        while chains.grow(logits):
-            output = self.runner.forward(chains.tokens[:, -1:], keep=1)
+        while chains.grow(logits, states=None if states is None else states[:, -1]):
+            output = self.runner.forward(chains.tokens[:, -1:], keep=1, **asked)
             self.runner.advance([int(row) for row in live])
-            logits = self._vocabulary.logits(output.logits[:, -1])
+            logits, states = self._vocabulary.logits(output.logits[:, -1]), _last(output)
         return chains.proposal(self._tree(len(rows), chains.length))
 
     def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
@@ -262,6 +269,9 @@ class DraftModel(Drafter):
             known = len(self._own[row]) - self._begins[row] + accepted
             lengths[row] = self.runner.reach(row, known)
         self.runner.settle(BEHIND)
+
+    def origin(self) -> Origin | None:
+        return origin_of(self.loaded)
 
     def _tree(self, rows: int, nodes: int) -> Tree:
         """The first nodes of a draft: few shapes come again and again, with all that a tree
@@ -311,6 +321,17 @@ class DraftModel(Drafter):
         """Feeds what each live row has committed since, and guesses behind it; returns the logits
         ``[B, 1 + L, V]`` after the text and after each of up to L guessed tokens. These are fed,
         and do not count as cached."""
+        return self._feed(rows, live, guesses, {})[0]
+
+    def _feed(
+        self,
+        rows: Rows,
+        live: Sequence[bool],
+        guesses: Sequence[Sequence[int]],
+        asked: Mapping[str, Any],
+    ) -> tuple[Tensor, Tensor | None]:
+        """`_read`, and the last hidden states ``[B, 1 + L, H]`` at these places. asked: further
+        arguments of the model, `WITH_STATES` if there are to be states."""
         pending = [self._unread(rows, row) if drafting else [] for row, drafting in enumerate(live)]
         alike = len({len(unseen) for unseen in pending}) == 1
         most = PREFILL_CHUNK if alike else CATCH_UP
@@ -326,14 +347,22 @@ class DraftModel(Drafter):
         # Where all rows end together, only their last logits are needed.
         keep = 1 + more if alike else width
         tokens = to_device([[*row, *[0] * (width - len(row))] for row in fed], device)
-        output = self.runner.forward(tokens, keep=keep)
+        output = self.runner.forward(tokens, keep=keep, **asked)
         self.runner.advance([len(unseen) for unseen in pending])
+        states = _last(output)
         if alike:
-            return self._vocabulary.logits(output.logits)
+            ends = None if states is None else states[:, -keep:]
+            return self._vocabulary.logits(output.logits), ends
         last = to_device([max(0, len(unseen) - 1) for unseen in pending], device)
         row_index = torch.arange(len(pending), device=device)[:, None]
         columns = last[:, None] + torch.arange(1 + more, device=device)
-        return self._vocabulary.logits(output.logits[row_index, columns])
+        at = row_index, columns
+        return self._vocabulary.logits(output.logits[at]), None if states is None else states[at]
+
+
+def _last(output: Any) -> Tensor | None:
+    """The last hidden states ``[B, T, H]`` of a pass, if they were asked for."""
+    return output.hidden_states[-1] if output.hidden_states else None
 
 
 def own_copy(model: Any) -> Any:

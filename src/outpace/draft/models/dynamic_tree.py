@@ -15,6 +15,7 @@ from outpace.core.tree import Tree
 from outpace.draft.base import Rows
 from outpace.draft.dynamic import Growth
 from outpace.draft.models.chain import DraftModel
+from outpace.heads.origin import Origin
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.runner import Runner
 
@@ -44,6 +45,9 @@ class DynamicTree(DraftModel):
         super().__init__(drafter, runner, vocabulary, hidden)
         # Of a context that is shorter than two drafts, a half stays for the text.
         self._growth = Growth(growth.top_k, min(growth.depth, runner.max_length // 2))
+
+    def origin(self) -> Origin | None:
+        return None
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         budgets = self._heard(rows, budgets)

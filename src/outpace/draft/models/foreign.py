@@ -15,6 +15,7 @@ from outpace.draft.models.chain import AUTO, INTERSECTION, DraftModel
 from outpace.draft.models.spelling import coverage, shared_tokens
 from outpace.draft.models.translation import Translation, in_common
 from outpace.errors import VocabularyMismatch
+from outpace.heads.origin import Origin
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.runner import Runner
 
@@ -58,6 +59,9 @@ class ForeignModel(DraftModel):
     def reset(self) -> None:
         super().reset()
         self._cached = []
+
+    def origin(self) -> Origin | None:
+        return None
 
     def observe(self, rows: Rows, round: Round) -> None:
         """Leaves it to the next round to compare what is cached with the text."""

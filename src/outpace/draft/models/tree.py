@@ -25,6 +25,7 @@ from outpace.draft.models.dynamic_tree import DynamicTree
 from outpace.draft.options import option
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.errors import ConfigError
+from outpace.heads.origin import Origin
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.same_vocabulary import check_same_vocabulary
@@ -113,6 +114,9 @@ class DraftTree(DraftModel):
             return DynamicTree(loaded, runner, vocabulary, options.growth, hidden)
         shape = shape_of(options.branching)
         return cls(loaded, runner, vocabulary, shape, options.with_replacement, hidden)
+
+    def origin(self) -> Origin | None:
+        return None
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from outpace.draft.models.chain import DraftModel, DraftModelOptions
 from outpace.draft.route.base import check_config
 from outpace.draft.route.joining import eldest_chain, nodes_of
 from outpace.errors import ConfigError
+from outpace.heads.origin import Origin
 from outpace.targets.hf.loaded import Loaded
 
 
@@ -85,6 +86,9 @@ class Staged(DraftModel):
     def observe(self, rows: Rows, round: Round) -> None:
         super().observe(rows, round)
         self.lookup.observe(rows, round)
+
+    def origin(self) -> Origin | None:
+        return None
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         counts = self._affordable(rows, budgets)

@@ -14,6 +14,7 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.tree_shape import TreeShape
 from outpace.core.values import is_whole, shown
+from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
 from outpace.policy.base import Controller, Outcome, is_pure
 from outpace.policy.row import DraftingRow
@@ -73,7 +74,7 @@ class LengthPolicy(Controller):
 
     name: ClassVar[str]
     stops: ClassVar[bool] = False
-    """Whether it ends chains by the drafter's laws, which the drafter then must have."""
+    """Whether it ends chains by the drafter's laws or states, which the drafter then must have."""
     usual: ClassVar[int]
     """Tokens of a draft, or of the first one, where num_speculative_tokens is "auto"."""
     Options: ClassVar[type[Any]] = NoLengthOptions
@@ -91,6 +92,9 @@ class LengthPolicy(Controller):
         """Returns itself, with the tree of which its drafts are the first nodes."""
         self.shape = shape
         return self
+
+    def meet(self, drafter: Drafter) -> None:
+        """Is shown the drafter; raises ``ConfigError`` where it does not go with it."""
 
     def record(
         self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None

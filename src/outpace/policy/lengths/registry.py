@@ -26,6 +26,7 @@ REGISTRY = LazyRegistry(
         "entropy": "outpace.policy.lengths.entropy:Entropy",
         "draft_exit": "outpace.policy.lengths.draft_exit:DraftExit",
         "risk": "outpace.policy.lengths.risk:Risk",
+        "stop_head": "outpace.policy.lengths.stop_head:StopHead",
         "batch": "outpace.policy.lengths.batch:Batch",
     },
 )

@@ -6,8 +6,11 @@ alignment" (arXiv 2501.19309).
 
 from __future__ import annotations
 
+import os
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -15,6 +18,9 @@ from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
 from outpace.errors import ConfigError
+from outpace.heads.classifier import Classifier, load_classifier
+from outpace.heads.judge import Judge
+from outpace.heads.origin import Origin
 from outpace.verify.base import Rule, at_drafted, drafted_mass, first_failure, ratio
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.lossless.token import residual_next
@@ -27,6 +33,8 @@ class JudgeHead:
 
     weight: Tensor  # [H]
     bias: float = 0.0
+    origin: Origin | None = None
+    """The target that it was trained for, where that is known."""
 
     def score(self, embedding: Tensor) -> Tensor:
         """Returns ``[...]`` in (0, 1). embedding: ``[..., H]``."""
@@ -39,14 +47,24 @@ class JudgeHead:
 
     @classmethod
     def load(cls, path: str) -> JudgeHead:
-        """Returns the head that `save` wrote; ``ConfigError`` if there is none."""
+        """Returns the head that ``outpace train judge`` wrote to a folder or `save` to a file;
+        ``ConfigError`` if there is none."""
+        if Path(path).is_dir():
+            return cls.of(load_classifier(path, Judge.kind))
         try:
             found = torch.load(path, weights_only=True)
             return cls(found["weight"], float(found["bias"]))
         except (OSError, KeyError, TypeError, pickle.UnpicklingError) as error:
             raise ConfigError(
-                f"no judge head in {path!r}: make one with JudgeHead.save."
+                f"no judge head in {path!r}: train one with 'outpace train judge'."
             ) from error
+
+    @classmethod
+    def of(cls, network: Classifier) -> JudgeHead:
+        """Returns a trained judge as it is used."""
+        assert isinstance(network, Judge)
+        linear = network.linear
+        return cls(linear.weight.detach()[0], float(linear.bias.detach()), network.origin)
 
     @classmethod
     def fit(
@@ -84,11 +102,12 @@ class JudgeRule(Rule):
 
     h_i is the target's last hidden state at the drafted token (the paper takes it before the final
     norm, transformers gives it after). Lossy; exact with threshold 1, because the judge then
-    accepts nothing. `JudgeHead.fit` makes the head; it may also be given as a file that
-    `JudgeHead.save` wrote.
+    accepts nothing. `outpace train judge` writes the head to a folder, which is what is given here;
+    one of another target is refused. `JudgeHead.fit` makes one from states and labels of your own,
+    to be given as it is or as a file that `JudgeHead.save` wrote.
     """
 
-    head: JudgeHead | str | None = None
+    head: JudgeHead | str | os.PathLike[str] | None = None
     threshold: float = 0.5
 
     name: ClassVar[str] = "judge"
@@ -98,14 +117,22 @@ class JudgeRule(Rule):
 
     def __post_init__(self) -> None:
         require(self.name, "threshold", self.threshold, 0, 1, above=False)
-        if isinstance(self.head, str):
-            object.__setattr__(self, "head", JudgeHead.load(self.head))
+        if isinstance(self.head, (str, os.PathLike)):
+            object.__setattr__(self, "head", JudgeHead.load(os.fspath(self.head)))
         elif not isinstance(self.head, JudgeHead):
-            raise ConfigError("verify='judge' needs head: a JudgeHead, or a file made by its save.")
+            raise ConfigError(
+                "verify='judge' needs head: the folder that 'outpace train judge' wrote for this "
+                "target, or a JudgeHead."
+            )
 
     @property
     def needs(self) -> RuleNeeds:
         return RuleNeeds(taps=(-1,))
+
+    def recognise(self, model: Callable[[], Origin]) -> None:
+        assert isinstance(self.head, JudgeHead)
+        if self.head.origin is not None:
+            self.head.origin.check(model(), "the judge")
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         assert isinstance(self.head, JudgeHead)

@@ -1,0 +1,81 @@
+"""By which figure a run is told apart from a better one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from outpace.errors import ConfigError
+
+
+class Measure(ABC):
+    """A figure on held-out text, higher being better, and the shares that it is made from."""
+
+    name: ClassVar[str]
+    parts: ClassVar[str]
+    """What the shares are called in the log."""
+
+    @property
+    def key(self) -> str:
+        """What the figure is called in the log."""
+        return self.name.replace(" ", "_")
+
+    def shares(self, hits: Tensor) -> tuple[float, ...]:
+        """Returns the shares of hits ``[P, D]``; where one is NaN it does not count."""
+        return tuple(hits.nanmean(0).tolist())
+
+    @abstractmethod
+    def score(self, hits: Tensor) -> float:
+        """Returns the figure."""
+
+    @abstractmethod
+    def sentence(self, score: float, shares: Sequence[float]) -> str:
+        """Returns what a user is told at the end of a run."""
+
+
+class AcceptanceLength(Measure):
+    """Tokens per pass of the target that chains of first guesses would bring."""
+
+    name: ClassVar[str] = "acceptance length"
+    parts: ClassVar[str] = "by_depth"
+
+    def score(self, hits: Tensor) -> float:
+        return 1 + float(hits.cumprod(-1).sum(-1).mean())
+
+    def sentence(self, score: float, shares: Sequence[float]) -> str:
+        by_depth = " ".join(f"{share:.0%}" for share in shares)
+        return f"simulated acceptance length {score:.2f}, by depth {by_depth}"
+
+
+class BalancedAccuracy(Measure):
+    """The mean of the shares of both kinds of tokens that are recognised, the right ones and the
+    wrong ones: one half for who always gives the same answer."""
+
+    name: ClassVar[str] = "balanced accuracy"
+    parts: ClassVar[str] = "by_kind"
+
+    def __init__(self, kinds: tuple[str, str]) -> None:
+        """kinds: what the two are called; those of high odds first."""
+        self._kinds = kinds
+
+    def shares(self, hits: Tensor) -> tuple[float, ...]:
+        for kind, column in zip(self._kinds, hits.unbind(-1), strict=True):
+            if bool(column.isnan().all()):
+                raise ConfigError(
+                    f"none of the {len(hits)} drafted tokens in the held-out text is {kind}, so "
+                    "that nothing says how well the two kinds are told apart: give more text, or "
+                    "another text."
+                )
+        return super().shares(hits)
+
+    def score(self, hits: Tensor) -> float:
+        shares = self.shares(hits)
+        return sum(shares) / len(shares)
+
+    def sentence(self, score: float, shares: Sequence[float]) -> str:
+        pairs = zip(shares, self._kinds, strict=True)
+        found = " and ".join(f"{share:.0%} of those that are {kind}" for share, kind in pairs)
+        return f"balanced accuracy {score:.2f}: of drafted tokens, {found}, are recognised"

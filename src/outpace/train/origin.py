@@ -1,0 +1,13 @@
+"""How a model is recognised by what was trained over its states."""
+
+from __future__ import annotations
+
+from outpace.heads.base import TargetShape
+from outpace.heads.origin import Origin
+from outpace.targets.hf.greeting import greeting
+from outpace.targets.hf.loaded import Loaded
+
+
+def origin_of(loaded: Loaded) -> Origin:
+    """Returns what a model is recognised by; takes one pass over a few tokens."""
+    return Origin(TargetShape.of(loaded.config, loaded.name), greeting(loaded))
