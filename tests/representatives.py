@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 
-def representatives(
-    cases: Iterable[Any], kept: Collection[Any] | Callable[..., bool]
-) -> list[Any]:
+def representatives(cases: Iterable[Any], kept: Collection[Any] | Callable[..., bool]) -> list[Any]:
     """Returns the cases of a parametrized test: those that are kept, and the others as `slow`.
 
     Families, heads, drafters and defects are many, and most of them go through the same code. What

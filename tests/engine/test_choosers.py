@@ -128,7 +128,7 @@ def test_sampled_texts_follow_the_law(method: str) -> None:
         max_num_seqs=40,
         generation_config="none",
     )  # fmt: skip
-    plan = AuditPlan([[1, 2, 3], [5, 6, 5, 6]], samples=300, tokens=6, power=False)
+    plan = AuditPlan([[1, 2, 3], [5, 6, 5, 6]], samples=120, tokens=6, power=False)
     report = audit_model(llm, plan, SamplingParams(temperature=1.0))
     assert report.ok, report
 
