@@ -35,6 +35,7 @@ def decoder(**config: Any) -> LLM:
 # -- hedge: learns about all -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hedge_keeps_every_option_in_batches_with_dead_ends() -> None:
     """What a row learns depends neither on what its neighbours chose nor on how they ended."""
     report = audit_options(["hedge"], ["token"])
