@@ -157,7 +157,7 @@ class Engine:
                 "a logits processor, stop condition or observer called the engine that is calling "
                 "it: generate with another LLM there."
             )
-        with self._turn:
+        with self._turn, self.target.computing():
             return self._uninterrupted(self._step)
 
     def _uninterrupted(self, work: Callable[[], Done]) -> Done:

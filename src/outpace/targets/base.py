@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,6 +182,11 @@ class Target(ABC):
     @abstractmethod
     def reset(self) -> None:
         """Forgets all rows, whatever state an interruption in the middle of anything has left."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Returns a context in which everything of a step is computed, drafts and verdicts too, for
+        a target that has to set the machine up for that."""
+        return nullcontext()
 
     # -- what it costs -------------------------------------------------------------------------
 

@@ -1,77 +1,96 @@
 """Fewer threads while other processes use the processors.
 
-The threads of a pass wait for each other about five times per layer. Where another process has
-taken the processor of one of them, all wait for it, and two threads can be ten times slower than
-one. A busy machine shows in the times that the system takes the processor away from this process.
-A token's bits do not depend on the number of threads, so changing it changes no text.
+The threads of a pass wait for each other about five times per layer, and those of torch at the end
+of each operation. Where another process has taken the processor of one of them, all wait for it: a
+softmax that takes 60 microseconds on one thread can take five milliseconds on two. The system knows
+how long threads have waited for a processor, and that is what is looked at.
 """
 
 from __future__ import annotations
 
-WINDOW = 16
-"""Calls on several threads after which their number is looked at again."""
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
 
-TAKEN = 16 * WINDOW
-"""Times that the processor was taken away within a window, from which on threads are halved. On a
-busy machine each wait for another thread counts, some five per layer and so a hundred in a pass; on
-a quiet one a long pass over large weights may be disturbed now and then, too."""
+import torch
 
-FIRST_REST = 256
-LONGEST_REST = 1 << 14
-"""Calls after which twice as many threads are tried again. Each trial that fails doubles them."""
+WINDOW = 0.2
+"""Seconds after which the number of threads is looked at again."""
+
+SHARE = 0.25
+"""Threads are halved once they have waited for processors for this share of a window. Half of
+the threads take up to twice as long; but all wait whenever one of them does."""
+
+FIRST_REST = 0.5
+LONGEST_REST = 60.0
+"""Seconds after which twice as many threads are tried again. Each trial that fails doubles them."""
+
+TASKS = Path("/proc/self/task")
+"""Where Linux says how long each thread of this process has waited."""
 
 
 class ThreadLimit:
-    """How many threads a call may use at the moment.
+    """A context in which torch, and with it outpace's own kernels, may use fewer threads.
 
-    Python threads that use it at once may miscount each other's calls, which only delays it.
+    Outside of it the number of threads is what it was before.
     """
 
-    def __init__(self) -> None:
-        self._halvings = 0
-        self._calls = 0  # of this window
-        self._before = 0  # times the processor had been taken away when the window began
-        self._left = 0  # calls until more threads are tried
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self._wanted = 0  # threads, as set outside
+        self._allowed = 0  # threads at the moment
+        self._begin = self._end = 0.0  # of the window
+        self._waited = 0.0  # seconds, when the window began
+        self._retry = 0.0  # when more threads are tried
         self._rest = FIRST_REST
 
-    def threads(self, wanted: int) -> int:
-        """Returns how many of the wanted threads the next call may use, at least 1."""
-        if wanted == 1:
-            return 1
-        if self._left:
-            self._left -= 1
-            if not self._left:
-                self._halvings -= 1
-                self._left = FIRST_REST if self._halvings else 0
-                self._begin()
-        count = max(1, wanted >> self._halvings)
-        if count > 1:
-            self._count()
-        return count
+    def __enter__(self) -> None:
+        wanted = torch.get_num_threads()
+        if wanted != self._wanted:
+            self._wanted = self._allowed = wanted
+            self._open_window(self._clock())
+        elif wanted > 1:
+            self._look()
+        if self._allowed != wanted:
+            torch.set_num_threads(self._allowed)
 
-    def _begin(self) -> None:
-        self._calls, self._before = 0, times_taken_away()
+    def __exit__(self, *exception: object) -> None:
+        if self._allowed != self._wanted:
+            torch.set_num_threads(self._wanted)
 
-    def _count(self) -> None:
-        """Counts a call on several threads, and judges the window that it ends."""
-        if self._calls == 0:
-            self._begin()
-        self._calls += 1
-        if self._calls <= WINDOW:
+    def _open_window(self, now: float) -> None:
+        self._begin, self._end = now, now + WINDOW
+        if self._allowed > 1:  # one thread waits for no other
+            self._waited = seconds_waited()
+
+    def _look(self) -> None:
+        """Changes the number of threads at the end of a window, if there is reason to."""
+        now = self._clock()
+        if now < self._end:
             return
-        busy = times_taken_away() - self._before >= TAKEN
-        self._calls = 0
-        if busy:
-            self._halvings += 1
-            self._left = self._rest
+        several = self._allowed > 1
+        if several and seconds_waited() - self._waited > SHARE * (now - self._begin):
+            self._allowed //= 2
+            self._retry = now + self._rest
             self._rest = min(2 * self._rest, LONGEST_REST)
-        elif not self._halvings:
+        elif self._allowed == self._wanted:
             self._rest = FIRST_REST
+        elif now >= self._retry:
+            self._allowed = min(2 * self._allowed, self._wanted)
+        self._open_window(now)
 
 
-def times_taken_away() -> int:
-    """Returns how often the system has taken a processor away from a thread of this process that
-    wanted to go on."""
-    import resource  # which only the systems have for which there is a native library
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+def seconds_waited() -> float:
+    """Returns how long the threads of this process together have been ready to run without a
+    processor to run on; 0 where the system does not say."""
+    nanoseconds = 0
+    try:
+        for thread in os.listdir(TASKS):
+            try:
+                nanoseconds += int((TASKS / thread / "schedstat").read_text().split()[1])
+            except ProcessLookupError:
+                continue  # it has just ended
+    except OSError:
+        return 0.0
+    return nanoseconds / 1e9

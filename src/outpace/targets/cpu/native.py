@@ -26,7 +26,6 @@ from outpace.targets.cpu import prebuilt
 from outpace.targets.cpu.blocks import KINDS as BLOCK_KINDS
 from outpace.targets.cpu.blocks import Blocks
 from outpace.targets.cpu.compiler import PATIENCE, CompilerError, find_compiler
-from outpace.targets.cpu.contention import ThreadLimit
 from outpace.targets.cpu.processor import this_processor
 
 LOGGER = logging.getLogger("outpace")
@@ -174,7 +173,6 @@ class Native:
         self._layers = library.outpace_layers
         self._layers.argtypes = (pointer, number, *(pointer,) * 7, number, *threads)
         self._parallel = _torchs_threads()
-        self._limit = ThreadLimit()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles stand for the library of the process that reads them."""
@@ -252,11 +250,10 @@ class Native:
         ``[A, keep, V]``, keep.
         """
         given = ctypes.byref(plan), x.data_ptr(), keys, values, norm, *ending
-        self._layers(layers, len(layers), *given, *self._parallel, self._limit.threads(threads))
+        self._layers(layers, len(layers), *given, *self._parallel, threads)
 
     def _threads(self, weights: int) -> tuple[Any, Any, int]:
-        worth = min(torch.get_num_threads(), 1 + weights // WORTH_A_THREAD)
-        return *self._parallel, self._limit.threads(worth)
+        return *self._parallel, min(torch.get_num_threads(), 1 + weights // WORTH_A_THREAD)
 
 
 def _shape_of(blocks: Blocks) -> tuple[int, int, int]:

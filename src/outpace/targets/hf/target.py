@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from outpace.core.proposal import Entered, Riders
 from outpace.core.transfer import to_device
 from outpace.core.tree import Tree
 from outpace.targets.base import Chunk, Plan, PromptInputs, Scores, States, SubLayers, Target
+from outpace.targets.cpu.contention import ThreadLimit
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.parts import LowerLayers, UpperLayers, WithoutSubLayers
 from outpace.targets.hf.plainly import forward_mask
@@ -61,9 +63,13 @@ class HFTarget(Target):
         # By number of layers: the first so many, without norm and head, and those behind them.
         self._halves: dict[int, tuple[LowerLayers, UpperLayers]] = {}
         self._carriage: Carriage | None = None
+        self._limit = ThreadLimit() if self.device.type == "cpu" else None
 
     def _runner(self, model: nn.Module, fixed: FixedShapes | None) -> Runner:
         return Runner(model, self.rows, self.max_length, fixed)
+
+    def computing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._limit is None else self._limit
 
     # -- rows ----------------------------------------------------------------------------------
 
