@@ -7,16 +7,19 @@ import gc
 import pytest
 
 from outpace import SamplingParams
+from representatives import representatives
 from targets.families import drafter
 from targets.generating import decoder
 
-BATCHES = 75
+BATCHES = 250
 ROWS = 4
-"""300 requests in all."""
+"""1,000 requests in all."""
 
 
-@pytest.mark.parametrize("method", ["draft_model", "ngram", "draft_tree"])
-def test_nothing_grows_over_hundreds_of_requests(method: str) -> None:
+@pytest.mark.parametrize(
+    "method", representatives(["draft_model", "ngram", "draft_tree"], ["draft_tree"])
+)
+def test_nothing_grows_over_a_thousand_requests(method: str) -> None:
     more = {} if method == "ngram" else {"model": drafter("llama")}
     llm = decoder("llama", method, k="auto", rows=ROWS, **more)
     params = [SamplingParams(temperature=t, max_tokens=2, logprobs=1) for t in (0, 1, 0, 1)]
