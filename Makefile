@@ -24,11 +24,12 @@ check: $(STAMP)  ## style and types
 test: check  ## everything CI runs
 	$(BIN)/pytest -q -n 2 -m "not slow"
 
-audit: $(STAMP)  ## the whole exactness gate, on tiny models and the bundled pair; a long fuzz
+audit: $(STAMP)  ## the whole exactness gate, on tiny models and the bundled pair; the slow tests; a long fuzz
 	$(BIN)/outpace audit law --full
 	$(BIN)/outpace audit options
 	$(BIN)/outpace audit diff
 	$(BIN)/outpace audit model --samples 160 -k 4 --temperature 0.8 --top-p 0.95
+	$(BIN)/pytest -q -n 2 -m slow
 	OUTPACE_FUZZ=long $(BIN)/pytest -q -n 2 tests/fuzz
 
 clients:  ## other programs' clients, which tests/serve/test_clients.py then uses: LangChain, LlamaIndex, Node

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+from weakref import WeakSet
+
 import pytest
 import torch
 from hypothesis import settings
+from torch import nn
+
+from outpace.targets.hf import load, support
 
 torch.set_num_threads(1)
 
@@ -16,3 +22,32 @@ settings.load_profile("suite")
 def _same_global_generator() -> None:
     """Tests may draw tensors from the global generator; the library itself never does."""
     torch.manual_seed(0)
+
+
+class _Probing:
+    """The module `support`, whose probe remembers the models that passed it.
+
+    Most tests share a few models, and for each of them, whenever it is handed over anew, the probe
+    would find the same as before; it takes as long as a short text. A model that has not passed is
+    probed, and so is one that is read from a folder; `support` itself is left as it is."""
+
+    def __init__(self) -> None:
+        self.passed: WeakSet[nn.Module] = WeakSet()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(support, name)
+
+    def probe(self, model: nn.Module) -> None:
+        if model not in self.passed:
+            support.probe(model)
+            self.passed.add(model)
+
+
+@pytest.fixture(scope="session")
+def _probing() -> _Probing:
+    return _Probing()
+
+
+@pytest.fixture(autouse=True)
+def _no_model_is_probed_twice(_probing: _Probing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "support", _probing)

@@ -11,6 +11,7 @@ from outpace.engine.verifier import Verifier
 from outpace.errors import ParamsError
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.lossless.token import TokenRule
+from representatives import representatives
 
 SETUPS = {
     "chain": {},
@@ -29,9 +30,7 @@ SAMPLING = SamplingParams(temperature=0.8, top_p=0.95, frequency_penalty=0.5)
 FAST = ("chain", "block", "coupled", "tree")
 
 
-@pytest.mark.parametrize(
-    "setup", [s if s in FAST else pytest.param(s, marks=pytest.mark.slow) for s in SETUPS]
-)
+@pytest.mark.parametrize("setup", representatives(SETUPS, FAST))
 def test_a_clean_engine_raises_no_alarm(setup: str) -> None:
     plan = AuditPlan(PROMPTS, samples=24, power=False)
     report = audit_model(pair_llm(**SETUPS[setup]), plan, SAMPLING)

@@ -42,6 +42,7 @@ def no_compiler() -> None:
     raise CompilerError("there is none")
 
 
+@pytest.mark.slow  # it compiles all kernels
 @pytest.mark.skipif(
     not this_processor().flags >= WEAK or shutil.which("c++") is None,
     reason="needs x86-64-v3 and a compiler",

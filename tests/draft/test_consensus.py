@@ -117,7 +117,7 @@ def _two(request: Any) -> tuple[int, ...]:
     ("rule", "tree", "independent"),
     [
         ("match", True, True),
-        ("token", False, True),
+        pytest.param("token", False, True, marks=pytest.mark.slow),
         ("typical", True, False),
     ],
 )

@@ -144,6 +144,7 @@ def test_coupled_rows_draft_what_the_noise_makes_likely() -> None:
     assert accepted > 1.5 * passes
 
 
+@pytest.mark.slow
 def test_the_gate_honours_or_refuses_every_option() -> None:
     report = audit_options(["draft_tree, dynamic"], ["recursive"])
     assert report.ok, [cell for cell in report.cells if cell.state == "BROKEN"] + report.missing

@@ -55,7 +55,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("method", CONFIGS)
 def test_the_text_is_the_same_whatever_is_chosen(method: str, target: LlamaForCausalLM) -> None:
-    greedy = SamplingParams(temperature=0, max_tokens=40)
+    greedy = SamplingParams(temperature=0, max_tokens=24)
     expected = [output.token_ids for output in LLM(target).generate(PROMPTS, greedy)]
     llm = LLM(target, speculative_config=CONFIGS[method])
     assert isinstance(llm.engine.controller, Auto)

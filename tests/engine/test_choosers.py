@@ -35,6 +35,7 @@ def decoder(**config: Any) -> LLM:
 # -- hedge: learns about all -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hedge_keeps_every_option_in_batches_with_dead_ends() -> None:
     """What a row learns depends neither on what its neighbours chose nor on how they ended."""
     report = audit_options(["hedge"], ["token"])
@@ -128,7 +129,7 @@ def test_sampled_texts_follow_the_law(method: str) -> None:
         max_num_seqs=40,
         generation_config="none",
     )  # fmt: skip
-    plan = AuditPlan([[1, 2, 3], [5, 6, 5, 6]], samples=300, tokens=6, power=False)
+    plan = AuditPlan([[1, 2, 3], [5, 6, 5, 6]], samples=120, tokens=6, power=False)
     report = audit_model(llm, plan, SamplingParams(temperature=1.0))
     assert report.ok, report
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from outpace.verify.registry import make_rule, rules
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
-LENGTH = 14
+LENGTH = 10
 LOSSLESS = [name for name, rule in rules().items() if rule.lossless]
 PAIRS = [(method, rule) for method in drafter_names() for rule in LOSSLESS]
 DRAFTING = [name for name in drafter_names() if name != "none"]
@@ -31,12 +33,16 @@ def decoder(method: str, rule: str, rows: int = 4) -> LLM:
     """An LLM with the drafter's own specimen, or a skipped test where the rule says that it does
     not take what the drafter proposes. Whatever else goes wrong is a failure."""
     model = target("llama")
-    options = find_drafter(method).specimen(Loaded(model, None, "llama"))
-    config = {"method": method, "num_speculative_tokens": 5, "verify": rule, **options}
+    config = {"method": method, "num_speculative_tokens": 5, "verify": rule, **specimen(method)}
     try:
         return LLM(model, speculative_config=config, max_num_seqs=rows, max_model_len=CONTEXT)
     except IncompatibleRule as refusal:
         pytest.skip(str(refusal))
+
+
+@lru_cache(maxsize=1)
+def specimen(method: str) -> Mapping[str, Any]:
+    return find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
 
 
 @pytest.mark.parametrize("method", drafter_names())
@@ -66,7 +72,7 @@ def test_every_drafter_keeps_the_contract_under_every_rule(method: str, rule: st
     llm = decoder(method, rule)  # for all of it: making one takes longer than a check
     _greedy_text_is_that_of_generate(llm)
     together = llm.generate(PROMPTS, MIXED)
-    for row in (0, 2):
+    for row in (0, 2):  # one of each way to sample
         alone = llm.generate([PROMPTS[row]], MIXED[row])
         assert ids(alone) == [together[row].token_ids], "a row is not what it is alone"
     for output in together:
@@ -76,7 +82,6 @@ def test_every_drafter_keeps_the_contract_under_every_rule(method: str, rule: st
 def _greedy_text_is_that_of_generate(llm: LLM) -> None:
     expected = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
-    assert ids(llm.generate([PROMPTS[2]], greedy(LENGTH))) == [expected[2]]
 
 
 def _counters_add_up(output: RequestOutput) -> None:
@@ -89,7 +94,7 @@ def _counters_add_up(output: RequestOutput) -> None:
 
 @pytest.mark.parametrize("method", DRAFTING)
 def test_something_is_drafted_and_accepted(method: str) -> None:
-    metrics = [output.metrics for output in default(method).generate(PROMPTS, greedy(40))]
+    metrics = [output.metrics for output in default(method).generate(PROMPTS, greedy(24))]
     assert (
         0 < sum(m.num_accepted_tokens for m in metrics) < sum(m.num_draft_tokens for m in metrics)
     )

@@ -53,7 +53,7 @@ def test_a_stop_at_any_operation_costs_no_text(method: str) -> None:
     with counting:
         llm.generate(PROMPTS, asked)
     operations, choose = -counting.left, random.Random(3)
-    for number in range(70):
+    for number in range(20):
         fault = FAULTS[number % len(FAULTS)]
         with pytest.raises(fault), Stops(choose.randrange(1, operations), fault):
             llm.generate(PROMPTS, asked)
@@ -65,7 +65,7 @@ def test_the_texts_of_other_calls_go_on() -> None:
     """One call is stopped while another one's text is in the same batch."""
     llm, choose = decoder("draft_model"), random.Random(4)
     expected = ids(llm.generate(PROMPTS[:1], SAMPLED))[0]
-    for _ in range(30):
+    for _ in range(12):
         stream = llm.stream(PROMPTS[0], SAMPLED)
         found = next(stream).token_ids
         with pytest.raises(KeyboardInterrupt), Stops(choose.randrange(1, 400), KeyboardInterrupt):
@@ -88,7 +88,7 @@ def test_threads_get_their_own_texts(method: str) -> None:
     def call(number: int) -> None:
         prompt, params = cases[number]
         try:
-            for _ in range(25):
+            for _ in range(8):
                 found = llm.generate([prompt], params)[0].token_ids
                 if found != expected[number]:
                     wrong.append((number, found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -23,6 +24,7 @@ from outpace.draft.models.translation import LONGEST, Translation, beginning, co
 from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.plainly import read_plainly
+from representatives import representatives
 from targets.families import build, drafter, plain, target
 from targets.generating import greedy, ids
 
@@ -106,11 +108,16 @@ def test_greedy_text_is_the_targets(kind: str, mode: str) -> None:
         assert sum(output.metrics.num_accepted_tokens for output in outputs) > 10
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["shuffled", "pieces"])
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    representatives(
+        itertools.product(["shuffled", "pieces"], MODES),
+        [("shuffled", "intersection"), ("pieces", "text")],
+    ),
+)
 def test_the_law_is_the_targets(kind: str, mode: str) -> None:
     prompts = [byte_level()(text).input_ids for text in PROMPTS[:2]]
-    plan = AuditPlan(prompts, samples=160, tokens=6, power=False)
+    plan = AuditPlan(prompts, samples=120, tokens=6, power=False)
     report = audit_model(decoder(kind, mode, rows=40), plan, SamplingParams(temperature=0.5))
     assert report.ok, report
 
@@ -318,11 +325,11 @@ def test_a_short_context_slides(monkeypatch: pytest.MonkeyPatch, method: str) ->
 
     monkeypatch.setattr(model, "_catch_up", noting)
     prompts = [[5, 6, 7], [2, 3] * 20, [11]]
-    outputs = llm.generate(prompts, greedy(60))
-    assert ids(outputs) == plain("llama", 60, tuple(map(tuple, prompts)))
-    assert min(output.metrics.num_draft_tokens for output in outputs) > 60
+    outputs = llm.generate(prompts, greedy(40))
+    assert ids(outputs) == plain("llama", 40, tuple(map(tuple, prompts)))
+    assert min(output.metrics.num_draft_tokens for output in outputs) > 40
     lengths = [len(text) for text, _ in read]
     assert max(lengths) <= 16
-    assert lengths.count(8) >= 3 * 5
+    assert lengths.count(8) >= 3 * 3
     for text, logits in read[-9:]:
         assert torch.allclose(logits, read_plainly(short, text)[-1], atol=1e-9)

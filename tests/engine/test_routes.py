@@ -96,7 +96,7 @@ def letter_configs() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", letter_configs())
 def test_sampled_texts_follow_the_law(name: str) -> None:
-    plan = AuditPlan([[1, 2, 3], [4], [5, 6, 5, 6]], samples=300, tokens=5, power=False)
+    plan = AuditPlan([[1, 2, 3], [4], [5, 6, 5, 6]], samples=120, tokens=5, power=False)
     report = audit_model(letters(letter_configs()[name]), plan, SamplingParams(temperature=1.0))
     assert report.ok, report
     assert report.acceptance > 0.05

@@ -13,6 +13,7 @@ from torch import Tensor
 from audit_engine.pairs import PROMPTS as LETTERS_IN
 from outpace import LLM, SamplingParams
 from outpace.audit.drafting import Drafts, iid
+from outpace.audit.gate_trees import FAST
 from outpace.audit.law import audit_law
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
@@ -284,7 +285,7 @@ def several(lanes: bool) -> LLM:
 
 def test_children_in_lanes_of_their_own_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, SeveralDrafter)
-    plan = AuditPlan(LETTERS_IN, samples=400, tokens=3, power=False)
+    plan = AuditPlan(LETTERS_IN, samples=160, tokens=3, power=False)
     report = audit_model(several(lanes=True), plan, SamplingParams(temperature=1.0))
     assert report.ok, report
     assert report.acceptance > 0.05
@@ -308,9 +309,10 @@ def one_lane(world: World, parents: list[int]) -> Drafts:
 
 
 def test_the_gate_finds_equal_siblings_wrong() -> None:
-    report = audit_law(["recursive", "kseq"], {"independent": iid, "one lane": one_lane}, pairs=10)
-    of_siblings = [row for row in report.rows if row.shape == "2 siblings"]
-    verdicts = {(row.rule, row.drafted): row.passed for row in of_siblings}
+    siblings = [shape for shape in FAST if shape.name == "2 siblings"]
+    drafted = {"independent": iid, "one lane": one_lane}
+    report = audit_law(["recursive", "kseq"], drafted, shapes=siblings, pairs=10)
+    verdicts = {(row.rule, row.drafted): row.passed for row in report.rows}
     assert verdicts == {
         ("recursive", "independent"): True,
         ("recursive", "one lane"): False,
@@ -356,7 +358,7 @@ def test_a_smaller_vocabulary_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
         max_num_seqs=40,
         generation_config="none",
     )
-    plan = AuditPlan(LETTERS_IN, samples=800, power=False)
+    plan = AuditPlan(LETTERS_IN, samples=320, power=False)
     report = audit_model(llm, plan, SamplingParams(temperature=1.0))
     assert report.ok, report
     assert 0 < report.acceptance < 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from outpace.policy.growing import REGROWN, Growing
 from outpace.policy.ladder import Ladder
 from outpace.policy.lengths.constant import Constant
 from outpace.policy.prices import Prices
+from representatives import representatives
 
 PRICES = Prices(level=0.1, node=0.04, started=0.1)
 MOST = 10
@@ -97,8 +99,13 @@ def best_fixed(cost: Cost, chance: float, rows: int = 1) -> float:
     return max(rows * tokens[width] / cost(rows, width) for width in range(MOST + 1))
 
 
-@pytest.mark.parametrize("chance", [0.3, 0.5, 0.75, 0.9, 0.98])
-@pytest.mark.parametrize("draft", [0.02, 0.14, 0.4])
+@pytest.mark.parametrize(
+    ("chance", "draft"),
+    representatives(
+        itertools.product([0.3, 0.5, 0.75, 0.9, 0.98], [0.02, 0.14, 0.4]),
+        [(0.3, 0.4), (0.75, 0.02), (0.75, 0.14), (0.75, 0.4), (0.98, 0.14)],
+    ),
+)
 def test_within_five_percent_of_the_best_fixed_width(chance: float, draft: float) -> None:
     cost = flat(draft)
     speeds = [
@@ -108,9 +115,13 @@ def test_within_five_percent_of_the_best_fixed_width(chance: float, draft: float
     assert sum(speeds) / 4 > 0.95 * best_fixed(cost, chance)
 
 
-@pytest.mark.parametrize("chance", [0.0, 0.02, 0.05])
-@pytest.mark.parametrize("draft", [0.02, 0.14, 0.4])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("chance", "draft", "seed"),
+    representatives(
+        itertools.product([0.0, 0.02, 0.05], [0.02, 0.14, 0.4], range(3)),
+        lambda chance, draft, seed: seed == 0,
+    ),
+)
 def test_a_useless_drafter_costs_three_percent_at_most(
     chance: float, draft: float, seed: int
 ) -> None:

@@ -14,6 +14,7 @@ from outpace import LLM, SamplingParams
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import OutpaceError
 from outpace.targets.hf.seq2seq.memory import Memory
+from representatives import representatives
 from seq2seq.models import CONTEXT, PROMPTS, drafter, plain, target
 
 LENGTH = 8
@@ -120,6 +121,7 @@ def test_a_seed_gives_one_text_whatever_is_drafted() -> None:
 
 REFUSED = ("layer_skip", "early_exit", "hidden_transfer", "pass")
 OTHERS = [name for name in drafter_names() if name not in {*REFUSED, "draft_model", "none"}]
+SOME = ("draft_tree", "ngram", "suffix", "lookahead", "medusa", "eagle3", "staged")
 
 
 def drafting(method: str) -> LLM:
@@ -130,7 +132,7 @@ def drafting(method: str) -> LLM:
     return LLM(target("t5"), speculative_config=config, max_model_len=CONTEXT)
 
 
-@pytest.mark.parametrize("method", OTHERS)
+@pytest.mark.parametrize("method", representatives(OTHERS, SOME))
 def test_every_way_to_draft_changes_no_word(method: str) -> None:
     found = ids(drafting(method).generate(PROMPTS, GREEDY))
     assert found == [plain(target("t5"), row, length=LENGTH) for row in range(3)]

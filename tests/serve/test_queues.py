@@ -21,8 +21,8 @@ def narrow() -> LLM:
     return LLM(
         speculative_config={"method": "draft_model", "verify": "coupled"},
         max_num_seqs=3,
-        max_model_len=192,
-        max_batch_total_tokens=300,
+        max_model_len=112,
+        max_batch_total_tokens=175,
         scheduling_policy="fair",
     )
 
@@ -34,7 +34,7 @@ def metric(url: str, name: str) -> float:
 
 def test_texts_are_put_aside_and_stay_the_same(narrow: LLM, url: str) -> None:
     bodies: list[dict[str, Any]] = [
-        {"prompt": prompt, "max_tokens": 150, "ignore_eos": True, "temperature": 1, "seed": seed}
+        {"prompt": prompt, "max_tokens": 80, "ignore_eos": True, "temperature": 1, "seed": seed}
         for seed, prompt in enumerate(("One day", "The dog", "Lily saw", "Tom"))
     ]
     alone = [call(url, "/v1/completions", body)[1] for body in bodies]
@@ -58,7 +58,7 @@ def test_one_client_keeps_nobody_waiting(narrow: LLM, keys: tuple[str, ...]) -> 
         return call(url, "/v1/completions", body, headers=headers)[0]
 
     with running(narrow, api_keys=keys) as url, ThreadPoolExecutor(20) as pool:
-        many = [pool.submit(ask, url, "one", 60) for _ in range(16)]
+        many = [pool.submit(ask, url, "one", 40) for _ in range(16)]
         headers = {"Authorization": "Bearer one"} if keys else {}
         wait_for(lambda: call(url, "/ready", headers=headers)[1]["waiting"] >= 10)
         assert ask(url, "two", 5) == 200

@@ -14,6 +14,7 @@ from outpace import LLM
 from outpace.targets.hf import support
 from outpace.targets.hf.attention import NAME, grouped_attention, use_grouped
 from outpace.targets.hf.load import load
+from representatives import representatives
 
 from .families import CONTEXT, FAMILIES, drafter, target
 from .generating import greedy, ids
@@ -27,21 +28,25 @@ STAY = {
 """Eager attention, of need, or no grouped queries. (The others have two key heads for four query
 heads by their configuration, which GPT-2 and its like do not even look at.)"""
 
+SOME = ("llama", "qwen2-window", "gemma3", "cohere2", "llama4", "granite")
+"""Of those that are switched: plain ones, with windows in all layers, in some, in chunks, and with
+a scale of their own."""
 
-@pytest.mark.parametrize("family", FAMILIES)
+
+@pytest.mark.parametrize("family", representatives(FAMILIES, {*STAY, *SOME}))
 def test_the_text_is_the_same(family: str) -> None:
     model = copy.deepcopy(target(family))
-    plain = LLM(target(family), max_num_seqs=3, max_model_len=CONTEXT)
     switched = use_grouped(model)
     assert switched == (family not in STAY)
     if not switched:
         assert model.config.get_text_config()._attn_implementation != NAME
         return
+    plain = LLM(target(family), max_num_seqs=3, max_model_len=CONTEXT)
     support.check(model)
     support.probe(model)
     config = {"model": drafter(family), "method": "draft_tree", "branching": [2, 1]}
     llm = LLM(model, speculative_config=config, max_num_seqs=3, max_model_len=CONTEXT)
-    assert ids(llm.generate(PROMPTS, greedy(24))) == ids(plain.generate(PROMPTS, greedy(24)))
+    assert ids(llm.generate(PROMPTS, greedy(16))) == ids(plain.generate(PROMPTS, greedy(16)))
 
 
 @pytest.mark.parametrize("heads", [2, 8])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -20,6 +21,7 @@ from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.loaded import Loaded
 from outpace.targets.hf.vision import target as vision_target
 from outpace.targets.hf.vision.families import IDENTICAL
+from representatives import representatives
 
 from .families import BASE, noised
 from .generating import greedy, ids
@@ -39,7 +41,10 @@ LENGTH = 14
 SOME = ("llava", "qwen3_vl", "gemma3", "paligemma")
 """Plain positions, rotary ones of three axes and features in several layers, spans that are read
 both ways, prompts that are."""
-EACH = [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+EACH = representatives(FAMILIES, SOME)
+SOME_DRAFTERS = ("draft_tree", "eagle3", "medusa", "pass", "early_exit", "lookahead", "staged")
+"""A tree, heads that read states or columns of their own, a part of the target, windows that ride
+in its pass, and a drafter of several."""
 
 
 @cache
@@ -68,8 +73,13 @@ def prompts(family: str) -> list[Any]:
     return [with_image(family, prompt) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", ["none", "ngram", "draft_model"])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    representatives(
+        itertools.product(FAMILIES, ["none", "ngram", "draft_model"]),
+        lambda family, method: method == "draft_model" or family == SOME[0],
+    ),
+)
 def test_ragged_batches_and_single_rows_equal_generate(family: str, method: str) -> None:
     llm = decoder(family, method)
     outputs = llm.generate(prompts(family), greedy(LENGTH))
@@ -98,8 +108,13 @@ def test_trees_equal_generate(family: str) -> None:
     assert ids(llm.generate(prompts(family), greedy(LENGTH))) == plain(family, LENGTH)
 
 
-@pytest.mark.parametrize("family", EACH)
-@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize(
+    ("family", "chunk"),
+    representatives(
+        itertools.product(FAMILIES, [1, 5]),
+        lambda family, chunk: family in SOME and (chunk == 5 or family == "gemma3"),
+    ),
+)
 def test_prompts_are_read_in_pieces(
     family: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +195,7 @@ def test_texts_with_images_are_not_taken_for_one_another() -> None:
     assert first != second
 
 
-@pytest.mark.parametrize("method", drafter_names())
+@pytest.mark.parametrize("method", representatives(drafter_names(), SOME_DRAFTERS))
 def test_every_drafter_equals_generate(method: str) -> None:
     """The others see no images either; heads read what the target made of them."""
     loaded = Loaded(target("qwen3_vl"), None, "a tiny model")

@@ -67,7 +67,7 @@ def run(out: Path, asked: TrainSettings, tokens: Tensor | None = None) -> Traini
 def test_a_head_learns_and_its_simulated_acceptance_comes_true(method: str, tmp_path: Path) -> None:
     # The held-out text is learned from as well: only the simulation is looked at here.
     repeated = torch.cat([text(), text()])
-    steps, least, near = EFFORT.get(method, (250, 1.7, 0.12))
+    steps, least, near = EFFORT.get(method, (100, 1.7, 0.12))
     trainer = run(tmp_path, settings(method, steps, held_out=0.5), repeated)
     reached = trainer.play(lambda progress: None, every=125)
     assert reached.score > least
