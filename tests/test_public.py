@@ -8,6 +8,9 @@ import outpace
 
 def test_public_names() -> None:
     assert sorted(outpace.__all__) == [
+        "BeamSearchOutput",
+        "BeamSearchParams",
+        "BeamSearchSequence",
         "Chunk",
         "CompletionOutput",
         "LLM",

@@ -314,16 +314,16 @@ def test_a_short_context_slides(monkeypatch: pytest.MonkeyPatch, method: str) ->
     )  # fmt: skip
     model: Any = llm.engine.drafter
     read: list[tuple[list[int], torch.Tensor]] = []
-    catch_up = model._catch_up
+    feed = model._feed
 
-    def noting(rows: Rows, live: Sequence[bool]) -> torch.Tensor:
-        logits: torch.Tensor = catch_up(rows, live)
+    def noting(rows: Rows, live: Sequence[bool], *more: Any) -> tuple[torch.Tensor, Any]:
+        logits, states = feed(rows, live, *more)  # [B, 1, V]
         for row, drafting in enumerate(live):
             if drafting:
-                read.append((rows.since(row, model._begins[row]), logits[row]))
-        return logits
+                read.append((rows.since(row, model._begins[row]), logits[row, 0]))
+        return logits, states
 
-    monkeypatch.setattr(model, "_catch_up", noting)
+    monkeypatch.setattr(model, "_feed", noting)
     prompts = [[5, 6, 7], [2, 3] * 20, [11]]
     outputs = llm.generate(prompts, greedy(40))
     assert ids(outputs) == plain("llama", 40, tuple(map(tuple, prompts)))
