@@ -21,7 +21,7 @@ from outpace.api import BUNDLED
 from outpace.bench.builtin import BUILT_IN
 from outpace.heads.checkpoint import load_head, save_head
 from outpace.heads.registry import head_names
-from outpace.targets.hf.load import load
+from outpace.targets.hf.loading.load import load
 from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
 from outpace.train.data import cut
 from outpace.train.run import Progress, TrainingRun

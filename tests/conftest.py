@@ -10,7 +10,8 @@ import torch
 from hypothesis import settings
 from torch import nn
 
-from outpace.targets.hf import load, support
+from outpace.targets.hf.loading import load
+from outpace.targets.hf.supported import support
 
 torch.set_num_threads(1)
 

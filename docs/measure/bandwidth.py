@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from outpace.targets.cpu.linear import BLOCK, RowLinear
-from outpace.targets.cpu.packed import PackedLinear
+from outpace.targets.cpu.weights.packed import PackedLinear
 
 ROWS, ELEMENTS, TURNS = (1, 2, 4, 6, 8, 12), 1 << 26, 7
 NAMES = ("F.linear (MKL)", f"blocks of {BLOCK}", "oneDNN, plain weight", "oneDNN, packed")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from outpace.targets.hf.load import load
+from outpace.targets.hf.loading.load import load
 
 torch.set_num_threads(1)
 plain, rounded = (load(sys.argv[1], quantization=kind) for kind in (None, "int8"))

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from outpace.targets.cpu.kernels import available, preferred
-from outpace.targets.cpu.native_linear import NativeLinear
-from outpace.targets.cpu.processor import this_processor
+from outpace.targets.cpu.library.processor import this_processor
+from outpace.targets.cpu.native_layers.linear import NativeLinear
 from outpace.targets.cpu.race import best_seconds
 
 ROWS = (1, 2, 4, 6, 8, 12, 64, 512)

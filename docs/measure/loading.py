@@ -6,7 +6,7 @@ Processor time, because it hardly depends on what else runs; the first load of a
 import sys
 from time import process_time
 
-from outpace.targets.hf.load import load
+from outpace.targets.hf.loading.load import load
 
 begin = last = process_time()
 current = "starting"

@@ -14,7 +14,7 @@ from outpace.core.law import History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import Verdict
 from outpace.core.stats import Seconds
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Round, RowInfo, Rows
 from outpace.draft.itself.lookahead import LookaheadDrafter, LookaheadOptions
 from outpace.draft.lookup.datastore import Datastore

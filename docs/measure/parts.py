@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from outpace import LLM
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 
 warnings.simplefilter("ignore")
 PASSES, CONTEXT = 20, 128

@@ -5,8 +5,8 @@ import sys
 import torch
 from transformers import DynamicCache
 
-from outpace.targets.cpu import quantize
-from outpace.targets.hf.load import load
+from outpace.targets.cpu.weights import quantize
+from outpace.targets.hf.loading.load import load
 
 
 class OneByte(quantize.Int8Linear):

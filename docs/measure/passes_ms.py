@@ -7,7 +7,7 @@ import time
 import torch
 
 from outpace import LLM
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 
 CONTEXT, TURNS, COLUMNS = 128, 15, (1, 2, 4, 6, 8, 12)
 HOW = {"compiled": {"compile": True}, "int8": {"quantization": "int8"}}

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from outpace.targets.cpu.linear import RowLinear
-from outpace.targets.cpu.packed import PackedLinear
-from outpace.targets.cpu.quantize import Int8Linear
+from outpace.targets.cpu.weights.packed import PackedLinear
+from outpace.targets.cpu.weights.quantize import Int8Linear
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)

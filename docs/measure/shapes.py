@@ -8,7 +8,7 @@ import statistics
 import sys
 
 from outpace import LLM, SamplingParams
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.policy.lengths.constant import Constant
 
 TURNS, TOKENS = 7, 48

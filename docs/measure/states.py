@@ -14,9 +14,9 @@ import torch
 import transformers
 
 from outpace import LLM, SamplingParams
-from outpace.targets.hf.load import load
+from outpace.targets.hf.loading.load import load
+from outpace.targets.hf.recurrent.states import History, StateCache
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.states import History, StateCache
 
 COMMON = {
     "vocab_size": 16000, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12,

@@ -9,8 +9,8 @@ cost, in passes of the target.
 
 from __future__ import annotations
 
-from outpace.core.best_shape import BestShapes, best_shape
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.best_shape import BestShapes, best_shape
+from outpace.core.trees.tree_shape import TreeShape
 
 NODES, LEVELS = 24, 8
 CHANCES = {

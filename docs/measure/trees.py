@@ -3,7 +3,7 @@
     python docs/measure/trees.py
 
 The bundled pair goes on with the built-in prompts, at temperature 0 and 0.8. Nothing is timed. The
-shape of the drawn trees is the best one (`outpace.core.best_shape`) for the chances that are seen
+shape of the drawn trees is the best one (`outpace.core.trees.best_shape`) for the chances that are seen
 in a first run; those of the chosen ones follow the drafter's probabilities.
 """
 
@@ -16,8 +16,8 @@ import torch
 
 from outpace import LLM, SamplingParams
 from outpace.bench.builtin import BUILT_IN
-from outpace.core.best_shape import BestShapes
-from outpace.core.tree_shape import Chances, TreeShape
+from outpace.core.trees.best_shape import BestShapes
+from outpace.core.trees.tree_shape import Chances, TreeShape
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.lengths.constant import Constant
 

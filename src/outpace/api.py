@@ -36,13 +36,13 @@ from outpace.outputs import BeamSearchOutput, Chunk, CompletionOutput, RequestOu
 from outpace.progress import with_bar
 from outpace.prompts import Prompt, listed
 from outpace.targets.cpu.kernels import Kernels
-from outpace.targets.cpu.quantize import Quantization
 from outpace.targets.cpu.threads import use_threads
+from outpace.targets.cpu.weights.quantize import Quantization
 from outpace.targets.describe import Description, describe
-from outpace.targets.hf.load import load
-from outpace.targets.hf.loaded import Loaded
-from outpace.targets.hf.prepare import Progress
-from outpace.targets.hf.source import check_path
+from outpace.targets.hf.loading.load import load
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.prepare import Progress
+from outpace.targets.hf.loading.source import check_path
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The small target, and the drafters that come with the package: a model and a head."""

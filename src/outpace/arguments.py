@@ -15,7 +15,7 @@ from outpace.core.beam_params import BeamSearchParams
 from outpace.core.params import SamplingParams
 from outpace.core.values import flag, shown, whole
 from outpace.errors import ConfigError, ParamsError
-from outpace.targets.hf.loaded import Loaded, check_tokenizer
+from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer
 
 Params = SamplingParams | Mapping[str, Any]
 """Sampling options as a call may give them."""

@@ -16,8 +16,8 @@ from outpace.intake import Intake
 from outpace.policy.lengths.registry import length_options
 from outpace.policy.making import make_controller
 from outpace.targets.cpu.kernels import Kernels
-from outpace.targets.hf.loaded import Loaded
-from outpace.targets.hf.making import make_target
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.making import make_target
 from outpace.train.origin import origin_of
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.core.masks import TokenMask
+from outpace.core.laws.masks import TokenMask
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ParamsError
 

@@ -31,15 +31,20 @@ from outpace.core.stats import Metrics
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
 from outpace.targets.base import Source
-from outpace.targets.hf import criteria, processors
-from outpace.targets.hf.calls import arguments_of_generate, check_config, media_of, unpadded
-from outpace.targets.hf.load import load_drafter
-from outpace.targets.hf.loaded import Loaded
-from outpace.targets.hf.processors import AsGenerate, RowProcessors, of_row, split
-from outpace.targets.hf.same_vocabulary import check_same_vocabulary
+from outpace.targets.hf.generating import criteria, processors
+from outpace.targets.hf.generating.calls import (
+    arguments_of_generate,
+    check_config,
+    media_of,
+    unpadded,
+)
+from outpace.targets.hf.generating.processors import AsGenerate, RowProcessors, of_row, split
+from outpace.targets.hf.loading.load import load_drafter
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
 from outpace.targets.hf.seq2seq.calls import of_decoder, sources_of
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
-from outpace.targets.hf.setting import Setting
+from outpace.targets.hf.supported.setting import Setting
 
 _OF_LOADING = ("dtype", "device", "quantization")
 """Options of a drafter that say how to load it, and mean nothing to a loaded one."""

@@ -30,8 +30,8 @@ from outpace.prompts import (
 )
 from outpace.sources import SourceReader
 from outpace.targets.base import Media
-from outpace.targets.hf import generation, processors
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.generating import generation, processors
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.verify.base import Rule
 

@@ -12,8 +12,8 @@ from outpace.errors import PromptError
 from outpace.images import opened
 from outpace.prompts import Prompt
 from outpace.targets.base import Media
-from outpace.targets.hf.loaded import Loaded
-from outpace.targets.hf.plainly import reads_forward
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.supported.plainly import reads_forward
 from outpace.targets.hf.vision.tokens import placeholders
 
 _MARK = "a text to look for"

@@ -10,7 +10,7 @@ from outpace.core.values import shown
 from outpace.errors import ConfigError, PromptError
 from outpace.prompts import Prompt, unwrapped
 from outpace.targets.base import Source
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.seq2seq.audio import AudioReader, reads_audio
 from outpace.targets.hf.seq2seq.lengths import longest_source
 

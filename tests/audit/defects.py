@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outpace.audit import drafting
-from outpace.audit.drafting import Drafting, Drafts, laws_at_parents
-from outpace.audit.gate_trees import FAST, GateTree
-from outpace.audit.world import World
+from outpace.audit.gate import drafting
+from outpace.audit.gate.drafting import Drafting, Drafts, laws_at_parents
+from outpace.audit.gate.gate_trees import FAST, GateTree
+from outpace.audit.gate.world import World
 from outpace.core.proposal import Proposal, Sampled
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.verify.base import Rule, first_failure, of_token, ratio, rows_of
 from outpace.verify.lossless.block import BlockRule
 from outpace.verify.lossless.match import MatchRule

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.audit.gate_trees import FAST
-from outpace.audit.law import _rules, audit_law
+from outpace.audit.gate.gate_trees import FAST
+from outpace.audit.gate.law import _rules, audit_law
+from outpace.audit.gate.table import HEAD, markdown
 from outpace.audit.pytest_plugin import outpace_audit  # noqa: F401
-from outpace.audit.table import HEAD, markdown
 from outpace.core.proposal import Drawn
 from outpace.errors import ConfigError
 from outpace.verify.evidence import RuleNeeds

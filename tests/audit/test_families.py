@@ -20,10 +20,10 @@ from outpace.audit.families.prompts import ILLUSTRATED, prompts_for
 from outpace.audit.families.shrink import tiny_config
 from outpace.audit.families.sizes import CHUNK, VOCABULARY, WINDOW
 from outpace.audit.families.walk import Limits
-from outpace.cli.audit import app
+from outpace.cli.auditing.audit import app
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.targets.hf import support
-from outpace.targets.hf.masks import Layout
+from outpace.targets.hf.slots.masks import Layout
+from outpace.targets.hf.supported import support
 from outpace.targets.hf.vision import target as vision_target
 
 FOUND = [

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from outpace.audit.drafting import BUILT_IN
-from outpace.audit.gate_trees import FAST
-from outpace.audit.law import audit_law
-from outpace.audit.world import KINDS, make_world
+from outpace.audit.gate.drafting import BUILT_IN
+from outpace.audit.gate.gate_trees import FAST
+from outpace.audit.gate.law import audit_law
+from outpace.audit.gate.world import KINDS, make_world
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.verify.lossless.token import TokenRule
 from outpace.verify.registry import rules

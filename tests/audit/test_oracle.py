@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.audit.oracle import best_acceptance, point_acceptance
-from outpace.audit.world import make_world
+from outpace.audit.gate.oracle import best_acceptance, point_acceptance
+from outpace.audit.gate.world import make_world
 
 
 def by_brute_force(p: Tensor, q: Tensor, drafts: int, replacement: bool) -> float:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outpace.audit.gate_trees import FAST
+from outpace.audit.gate.gate_trees import FAST
 from outpace.audit.pytest_plugin import outpace_audit  # noqa: F401
 from outpace.verify.lossless.token import TokenRule
 

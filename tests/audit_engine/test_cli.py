@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outpace.audit.letters import letter_model
-from outpace.cli.audit import app
+from outpace.cli.auditing.audit import app
 from outpace.draft.models.specimen import noisy_copy
 from outpace.errors import ConfigError
 

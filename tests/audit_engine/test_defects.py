@@ -10,12 +10,12 @@ from tests.audit_engine.defects import DEFECTS, Defect
 from tests.audit_engine.pairs import pair_llm
 
 from outpace import LLM, SamplingParams
-from outpace.audit.checks import Trial
 from outpace.audit.diff import Mode, audit_diff
 from outpace.audit.letters import LetterTokenizer, letter_model
+from outpace.audit.listed.checks import Trial
+from outpace.audit.listed.options import cases
+from outpace.audit.listed.reference import Reference
 from outpace.audit.model import AuditPlan, ModelReport, audit_model
-from outpace.audit.options import cases
-from outpace.audit.reference import Reference
 from outpace.errors import OutpaceError
 
 AUDITS = ("text", "drafts", "contract", "diff", "options")

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from outpace import SamplingParams
-from outpace.audit.options import audit_options, cases, uncovered
+from outpace.audit.listed.options import audit_options, cases, uncovered
 
 
 def test_every_field_of_sampling_params_has_a_case() -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from outpace.audit.sequential import (
+from outpace.audit.betting.sequential import (
     CURVED,
     LINEAR,
     Chances,

@@ -19,10 +19,10 @@ from outpace.bench.report.specbench import read_answers
 from outpace.bench.run.contest import BatchJob
 from outpace.bench.run.methods import named_methods
 from outpace.bench.synthetic.pair import Pair
-from outpace.cli.bench import app
+from outpace.cli.benching.bench import app
 from outpace.draft.registry import drafter_names
 from outpace.errors import ConfigError, OutpaceError
-from outpace.targets.hf.load import load
+from outpace.targets.hf.loading.load import load
 
 
 def outpace(*arguments: str) -> Result:

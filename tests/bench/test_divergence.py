@@ -14,7 +14,7 @@ from outpace.bench.run.ours import Ours
 from outpace.bench.stats.divergence import one_step, watching
 from outpace.bench.synthetic.pair import Pair
 from outpace.core.proposal import Point, Proposal, Sampled
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.verify.registry import make_rule
 

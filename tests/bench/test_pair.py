@@ -20,7 +20,7 @@ from outpace.bench.synthetic.pair import Pair, PairOptions, find_scale
 from outpace.bench.synthetic.tokens import byte_tokenizer, word
 from outpace.bench.synthetic.weights import LaterLayersScale, first_layers, random_model
 from outpace.errors import ConfigError
-from outpace.targets.hf.load import load
+from outpace.targets.hf.loading.load import load
 
 
 def test_the_agreement_that_was_asked_for_is_reached_on_fresh_text(pair: Pair) -> None:

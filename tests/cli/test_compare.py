@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from outpace import LLM, SamplingParams
-from outpace.cli import compare
-from outpace.cli.compare import Comparison, Run, measure
+from outpace.cli.generating import compare
+from outpace.cli.generating.compare import Comparison, Run, measure
 from outpace.core.stats import Metrics
 
 Invoke = Callable[..., Any]

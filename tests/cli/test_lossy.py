@@ -15,7 +15,7 @@ from outpace import LLM, SamplingParams
 from outpace.bench.stats import replay as replaying
 from outpace.bench.stats.divergence import watching
 from outpace.bench.stats.replay import TOKENS, replay
-from outpace.cli import compare
+from outpace.cli.generating import compare
 from outpace.verify.lossy.judge import JudgeHead
 
 Run = Callable[..., Any]

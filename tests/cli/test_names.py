@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outpace.cli.names import LOSSLESS, LOSSY, METHODS, complete_method, complete_rule
+from outpace.cli.flags.names import LOSSLESS, LOSSY, METHODS, complete_method, complete_rule
 from outpace.draft.registry import drafters
 from outpace.verify.registry import rules
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from outpace.cli import prompts
-from outpace.cli.prompts import BUILT_IN, Entry, has_piped_input, read_prompts
+from outpace.cli.flags import prompts
+from outpace.cli.flags.prompts import BUILT_IN, Entry, has_piped_input, read_prompts
 from outpace.errors import PromptError
 
 

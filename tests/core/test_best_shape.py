@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.test_tree_shape import every_shape
-from outpace.core.best_shape import BestShapes, best_shape
-from outpace.core.tree_shape import Chances, TreeShape
+from outpace.core.trees.best_shape import BestShapes, best_shape
+from outpace.core.trees.tree_shape import Chances, TreeShape
 
 NODES = 5
 ALL = [shape for nodes in range(NODES + 1) for shape in every_shape(nodes)]

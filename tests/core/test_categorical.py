@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.core.categorical import BLOCK, SMALL, Blocks, Categorical, CumulativeCategorical
+from outpace.core.laws.categorical import BLOCK, SMALL, Blocks, Categorical, CumulativeCategorical
 
 SIZES = [1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 5 * BLOCK + 7]
 KINDS = [CumulativeCategorical, Blocks]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outpace.core.proposal import Needs, Point, Proposal, Sampled, Verdict
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 
 
 def test_valid_marks_the_first_counts_nodes() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace.core.law import Branches, History, LawMaker, RowOptions
+from outpace.core.laws.token_counts import TokenCounts
 from outpace.core.params import SamplingParams
-from outpace.core.token_counts import TokenCounts
 
 VOCABULARY = 5
 TEXTS = st.lists(st.integers(0, VOCABULARY + 1), max_size=6)

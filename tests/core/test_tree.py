@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 
 
 @st.composite

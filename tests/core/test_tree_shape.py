@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.core.tree_shape import TreeShape, chain_trail
+from outpace.core.trees.tree_shape import TreeShape, chain_trail
 
 
 @st.composite

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.targets.cpu import native as building
-from outpace.targets.cpu.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks, in_blocks
-from outpace.targets.cpu.compiler import Compiler, find_compiler
+from outpace.targets.cpu.library.compiler import Compiler, find_compiler
 from outpace.targets.cpu.native import Native, native
-from outpace.targets.cpu.native_blocks import (
+from outpace.targets.cpu.native_layers.blocks import (
     NativeBlockEmbedding,
     NativeBlockLinear,
     use_block_kernels,
 )
-from outpace.targets.cpu.native_layer import use_native_layers
-from outpace.targets.cpu.native_linear import share_products
-from outpace.targets.cpu.native_model import use_native_model
+from outpace.targets.cpu.native_layers.layer import use_native_layers
+from outpace.targets.cpu.native_layers.linear import share_products
+from outpace.targets.cpu.native_layers.model import use_native_model
+from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks, in_blocks
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.weights import pass_bytes
 

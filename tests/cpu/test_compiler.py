@@ -11,10 +11,11 @@ import pytest
 from torch import nn
 
 from outpace.errors import ConfigError
-from outpace.targets.cpu import compiler, kernels, native
-from outpace.targets.cpu.compiler import CompilerError, find_compiler
+from outpace.targets.cpu import kernels, native
 from outpace.targets.cpu.kernels import speed_up
-from outpace.targets.cpu.native_linear import NativeLinear
+from outpace.targets.cpu.library import compiler
+from outpace.targets.cpu.library.compiler import CompilerError, find_compiler
+from outpace.targets.cpu.native_layers.linear import NativeLinear
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 

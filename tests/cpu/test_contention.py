@@ -14,7 +14,7 @@ from outpace import LLM, SamplingParams
 from outpace.targets.cpu import contention
 from outpace.targets.cpu.contention import FIRST_REST, LONGEST_REST, WINDOW, ThreadLimit
 from outpace.targets.cpu.native import native
-from outpace.targets.cpu.native_linear import native_linear
+from outpace.targets.cpu.native_layers.linear import native_linear
 
 STEP = WINDOW / 10
 

@@ -23,12 +23,12 @@ from transformers import (
 
 from outpace.errors import ConfigError
 from outpace.targets.cpu import native as building
-from outpace.targets.cpu import quantize as quantising
 from outpace.targets.cpu.kernels import SMALLEST
 from outpace.targets.cpu.native import Build, native
-from outpace.targets.cpu.native_linear import NativeLinear
-from outpace.targets.cpu.native_model import NativeModel
-from outpace.targets.hf.load import load
+from outpace.targets.cpu.native_layers.linear import NativeLinear
+from outpace.targets.cpu.native_layers.model import NativeModel
+from outpace.targets.cpu.weights import quantize as quantising
+from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.runner import Runner
 
 VOCABULARY = 96

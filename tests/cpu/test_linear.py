@@ -18,12 +18,12 @@ from outpace import LLM
 from outpace.errors import ConfigError
 from outpace.targets.cpu import kernels as choosing
 from outpace.targets.cpu.kernels import SMALLEST, Kernel, preferred, speed_up
-from outpace.targets.cpu.layers import exchange
+from outpace.targets.cpu.library.processor import Processor, this_processor
 from outpace.targets.cpu.linear import RowLinear
-from outpace.targets.cpu.native_linear import NativeLinear
-from outpace.targets.cpu.packed import PackedLinear, available
-from outpace.targets.cpu.processor import Processor, this_processor
-from outpace.targets.hf.load import load
+from outpace.targets.cpu.native_layers.linear import NativeLinear
+from outpace.targets.cpu.weights.layers import exchange
+from outpace.targets.cpu.weights.packed import PackedLinear, available
+from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 
 ROWS = (1, 2, 3, 4, 6, 12, 13, 16, 64, 128, 129)

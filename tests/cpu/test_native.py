@@ -28,13 +28,12 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from outpace import LLM, SamplingParams
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.targets.cpu import native
 from outpace.targets.cpu.kernels import speed_up
-from outpace.targets.cpu.narrow import narrowed
 from outpace.targets.cpu.native import Native
-from outpace.targets.cpu.native_layer import NativeLayer, use_native_layers
-from outpace.targets.cpu.native_linear import (
+from outpace.targets.cpu.native_layers.layer import NativeLayer, use_native_layers
+from outpace.targets.cpu.native_layers.linear import (
     FEW,
     WIDE_LANES,
     NativeLinear,
@@ -44,11 +43,12 @@ from outpace.targets.cpu.native_linear import (
     native_linear,
     share_products,
 )
-from outpace.targets.cpu.native_model import NativeModel, use_native_model
-from outpace.targets.cpu.rotary import Rotary
-from outpace.targets.hf.load import load
-from outpace.targets.hf.placement import PassSlots
+from outpace.targets.cpu.native_layers.model import NativeModel, use_native_model
+from outpace.targets.cpu.native_layers.rotary import Rotary
+from outpace.targets.cpu.weights.narrow import narrowed
+from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.slots.placement import PassSlots
 
 FOUND = native.native()
 pytestmark = pytest.mark.skipif(FOUND is None, reason="no C++ compiler here")

@@ -13,10 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outpace.targets.base import SubLayers
 from outpace.targets.cpu import native
 from outpace.targets.cpu.kernels import speed_up
-from outpace.targets.cpu.native_layer import use_native_layers
-from outpace.targets.cpu.native_linear import lay_out_weights, share_products
-from outpace.targets.cpu.native_model import NativeModel, use_native_model
-from outpace.targets.hf.parts import LowerLayers, UpperLayers, WithoutSubLayers
+from outpace.targets.cpu.native_layers.layer import use_native_layers
+from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
+from outpace.targets.cpu.native_layers.model import NativeModel, use_native_model
+from outpace.targets.hf.partial.parts import LowerLayers, UpperLayers, WithoutSubLayers
 from outpace.targets.hf.runner import Runner
 
 pytestmark = pytest.mark.skipif(native.native() is None, reason="no C++ compiler here")

@@ -12,8 +12,8 @@ import pytest
 
 import outpace
 from outpace.targets.cpu import native, prebuilt
-from outpace.targets.cpu.compiler import CompilerError, find_compiler
-from outpace.targets.cpu.processor import this_processor
+from outpace.targets.cpu.library.compiler import CompilerError, find_compiler
+from outpace.targets.cpu.library.processor import this_processor
 
 ROOT = Path(outpace.__file__).parents[2]
 VNNI, STRONG, WEAK = (features for _, features in prebuilt.LEVELS.values())

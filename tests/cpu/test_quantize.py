@@ -20,14 +20,14 @@ from transformers.pytorch_utils import Conv1D
 
 from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.targets.cpu import quantize as quantising
-from outpace.targets.cpu.blocks import in_blocks
-from outpace.targets.cpu.four_bits import to_four_bits
-from outpace.targets.cpu.layers import linear_layers
 from outpace.targets.cpu.native import native
-from outpace.targets.cpu.native_linear import NativeLinear, native_int8
-from outpace.targets.cpu.quantize import Int8Linear, int8_levels, quantize
-from outpace.targets.hf.load import load, load_drafter
+from outpace.targets.cpu.native_layers.linear import NativeLinear, native_int8
+from outpace.targets.cpu.weights import quantize as quantising
+from outpace.targets.cpu.weights.blocks import in_blocks
+from outpace.targets.cpu.weights.four_bits import to_four_bits
+from outpace.targets.cpu.weights.layers import linear_layers
+from outpace.targets.cpu.weights.quantize import Int8Linear, int8_levels, quantize
+from outpace.targets.hf.loading.load import load, load_drafter
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 from representatives import representatives
 

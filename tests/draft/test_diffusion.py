@@ -7,11 +7,11 @@ import torch
 
 from outpace import LLM, SamplingParams
 from outpace.core.proposal import Point, Sampled
-from outpace.draft.trained.diffusion import DiffusionDrafter
+from outpace.draft.trained.blocks.diffusion import DiffusionDrafter
 from outpace.engine.trace import RoundTrace
 from outpace.heads.base import TargetShape
-from outpace.heads.diffusion import Diffusion, DiffusionConfig
-from outpace.targets.hf.loaded import Loaded
+from outpace.heads.blocks.diffusion import Diffusion, DiffusionConfig
+from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, target
 
 

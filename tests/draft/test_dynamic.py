@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from outpace import LLM, SamplingParams
-from outpace.audit.options import audit_options
+from outpace.audit.listed.options import audit_options
 from outpace.draft.models.dynamic_tree import DynamicTree
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, IncompatibleRule
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.verify.registry import rules
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids

@@ -13,7 +13,7 @@ from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.draft.trained.head_drafter import TreeHeadOptions
 from outpace.errors import ConfigError
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 

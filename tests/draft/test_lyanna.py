@@ -9,10 +9,10 @@ import torch
 
 from outpace import LLM, SamplingParams
 from outpace.draft.base import Rows
-from outpace.draft.trained.lyanna import LyannaDrafter
+from outpace.draft.trained.steps.lyanna import LyannaDrafter
 from outpace.errors import ConfigError
-from outpace.heads.lyanna import Lyanna
-from outpace.targets.hf.loaded import Loaded
+from outpace.heads.steps.lyanna import Lyanna
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, PROMPTS, target
 from targets.generating import greedy, ids

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outpace import LLM
 from outpace.draft.base import Rows
-from outpace.draft.trained.mtp import MtpDrafter
+from outpace.draft.trained.attending.mtp import MtpDrafter
 from outpace.errors import UnsupportedModel
 from targets.families import CONTEXT, PROMPTS, build, target
 from targets.generating import greedy, ids

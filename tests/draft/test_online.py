@@ -14,7 +14,7 @@ from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
 from outpace.heads.checkpoint import load_head
 from outpace.heads.registry import head_names
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.learners import LEARNERS
 from representatives import representatives
 from targets.families import CONTEXT, drafter, target

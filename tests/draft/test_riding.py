@@ -13,10 +13,10 @@ from outpace import LLM, SamplingParams
 from outpace.core.proposal import Riders
 from outpace.draft.base import Round, Rows
 from outpace.draft.registry import find_drafter
-from outpace.draft.trained.riding_head import RidingHeadDrafter
+from outpace.draft.trained.riders.base import RidingHeadDrafter
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.targets.hf.loaded import Loaded
-from outpace.targets.hf.riding import Carriage
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.partial.riding import Carriage
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, PROMPTS, build, target
 from targets.generating import greedy, ids

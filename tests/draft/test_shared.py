@@ -10,7 +10,7 @@ import pytest
 from engine.test_interruptions import Stops
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 

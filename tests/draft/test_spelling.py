@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace.draft.trained.spelling import Frame, likeliest_tree, spelt
-from outpace.heads.ctc import collapsed
+from outpace.heads.steps.ctc import collapsed
 
 BLANK = 2
 
@@ -42,7 +42,7 @@ def test_the_tree_has_the_likeliest_beginnings() -> None:
 
 def test_few_frames_cannot_spell_many_tokens() -> None:
     from outpace.heads.base import TargetShape
-    from outpace.heads.ctc import Ctc, CtcConfig
+    from outpace.heads.steps.ctc import Ctc, CtcConfig
 
     with pytest.raises(ValueError, match="3 frames do not spell 4 tokens"):
         Ctc(TargetShape(8, 20, 2), CtcConfig(depths=4, frames=3))

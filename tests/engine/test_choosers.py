@@ -12,8 +12,8 @@ import torch
 
 from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
+from outpace.audit.listed.options import audit_options
 from outpace.audit.model import AuditPlan, audit_model
-from outpace.audit.options import audit_options
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.route.classifier import TaskClassifier
 from outpace.draft.route.hedge import Leader

@@ -12,7 +12,7 @@ from outpace import LLM, RequestOutput, SamplingParams
 from outpace.core.proposal import Drawn
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import IncompatibleRule
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.verify.registry import make_rule, rules
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids

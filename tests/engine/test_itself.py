@@ -20,7 +20,7 @@ from outpace.draft.itself.chosen import ChosenLayers, Fingerprint, evenly
 from outpace.draft.itself.exits import FIRST, STEP, DraftExit
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.base import SubLayers
-from outpace.targets.hf.layers import decoder_layers
+from outpace.targets.hf.partial.layers import decoder_layers
 from representatives import representatives
 from targets.families import CONTEXT, PROMPTS, build, plain, target
 from targets.generating import greedy, ids
@@ -189,7 +189,7 @@ def test_the_adaptive_threshold_goes_where_the_paper_sends_it() -> None:
 
 
 def test_the_file_is_for_one_model(tmp_path: Path) -> None:
-    from outpace.targets.hf.loaded import Loaded
+    from outpace.targets.hf.loading.loaded import Loaded
 
     file = tmp_path / "layers.json"
     own = Loaded(target("llama"), None, "some/llama")

@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 
 from outpace import LLM, SamplingParams
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.policy.lengths.constant import Constant
 from targets.families import build, noised
 

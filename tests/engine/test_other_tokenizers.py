@@ -22,8 +22,8 @@ from outpace.draft.models.spelling import coverage, shared_tokens, spellings
 from outpace.draft.models.text import TextModel
 from outpace.draft.models.translation import LONGEST, Translation, beginning, continuation, spoken
 from outpace.errors import ConfigError, VocabularyMismatch
-from outpace.targets.hf.loaded import Loaded
-from outpace.targets.hf.plainly import read_plainly
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.supported.plainly import read_plainly
 from representatives import representatives
 from targets.families import build, drafter, plain, target
 from targets.generating import greedy, ids

@@ -8,7 +8,7 @@ import pytest
 
 from outpace import LLM
 from outpace.engine.request import Request
-from outpace.targets.hf.prefixes import WORTHWHILE, SavedText, SavedTexts
+from outpace.targets.hf.slots.prefixes import WORTHWHILE, SavedText, SavedTexts
 from targets.families import CONTEXT, drafter, target
 from targets.generating import greedy
 

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from audit_engine.pairs import PROMPTS as LETTERS_IN
 from outpace import LLM, SamplingParams
-from outpace.audit.drafting import Drafts, iid
-from outpace.audit.gate_trees import FAST
-from outpace.audit.law import audit_law
+from outpace.audit.gate.drafting import Drafts, iid
+from outpace.audit.gate.gate_trees import FAST
+from outpace.audit.gate.law import audit_law
+from outpace.audit.gate.world import World
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
-from outpace.audit.world import World
-from outpace.core.categorical import Categorical
+from outpace.core.laws.categorical import Categorical
 from outpace.core.proposal import Drawn, Needs, Point, Proposal, Riders, Sampled
 from outpace.core.rng import Role, uniform
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
 from outpace.draft.models.specimen import noisy_copy

@@ -31,14 +31,14 @@ from heads.published import (
     mlp_speculator,
 )
 from outpace.errors import ConfigError, ModelLoadError
+from outpace.heads.attending.eagle import Eagle, EagleConfig
+from outpace.heads.attending.eagle3 import Eagle3, Eagle3Config
 from outpace.heads.base import TargetShape
+from outpace.heads.blocks.dflash import DFlash, DFlashConfig
 from outpace.heads.checkpoint import fit, load_head, save_head
-from outpace.heads.dflash import DFlash, DFlashConfig
-from outpace.heads.eagle import Eagle, EagleConfig
-from outpace.heads.eagle3 import Eagle3, Eagle3Config
 from outpace.heads.formats.speculators import DEFAULTS
-from outpace.heads.hydra import Hydra, HydraConfig
-from outpace.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
+from outpace.heads.steps.hydra import Hydra, HydraConfig
+from outpace.heads.steps.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
 
 
 @pytest.mark.parametrize("form", MAKERS)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.attending import AttendingHead
+from outpace.heads.attending.base import AttendingHead
 from outpace.heads.base import StepHead, TargetShape
-from outpace.heads.block import BlockHead
+from outpace.heads.blocks.base import BlockHead
 from outpace.heads.checkpoint import CONFIG, WEIGHTS, fit, load_head, save_head
 from outpace.heads.registry import find_head, head_names
 

@@ -12,7 +12,7 @@ import pytest
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Seconds
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.engine.request import Request
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.base import Controller, Outcome, affordable

@@ -11,7 +11,7 @@ import pytest
 from engine.test_auto import CONFIGS, PROMPTS, llama
 from outpace.api import LLM
 from outpace.core.params import SamplingParams
-from outpace.core.tree_shape import Trail, TreeShape
+from outpace.core.trees.tree_shape import Trail, TreeShape
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.controller import Auto
 from outpace.policy.growing import Growing

@@ -20,11 +20,11 @@ from outpace.draft.models.specimen import noisy_copy
 from outpace.engine.request import Request
 from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError
-from outpace.heads.stop_head import StopHead, StopHeadConfig
+from outpace.heads.classifiers.stop_head import StopHead, StopHeadConfig
 from outpace.policy.base import Outcome
 from outpace.policy.lengths.base import LengthPolicy
 from outpace.policy.lengths.registry import find_length, length_names, length_options
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.origin import origin_of
 from targets.families import CONTEXT, PROMPTS, drafter, plain, target
 from targets.generating import greedy, ids

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace import LLM
-from outpace.serve import schemas
+from outpace.serve.openai import schemas
 
 from .conftest import call, running
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis import checks
 
 from outpace import LLM
-from outpace.serve import openapi
+from outpace.serve.openai import openapi
 
 from .conftest import call, running
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace import LLM
-from outpace.serve.tools import BEGIN, END, ToolCall, ToolParser
+from outpace.serve.openai.tools import BEGIN, END, ToolCall, ToolParser
 
 from .conftest import MODEL, running
 

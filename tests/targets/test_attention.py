@@ -11,9 +11,9 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from outpace import LLM
-from outpace.targets.hf import support
 from outpace.targets.hf.attention import NAME, grouped_attention, use_grouped
-from outpace.targets.hf.load import load
+from outpace.targets.hf.loading.load import load
+from outpace.targets.hf.supported import support
 from representatives import representatives
 
 from .families import CONTEXT, FAMILIES, drafter, target

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from outpace.targets.hf.cache import SlotCache
-from outpace.targets.hf.extents import GRAIN
-from outpace.targets.hf.placement import PassSlots
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.slots.cache import SlotCache
+from outpace.targets.hf.slots.extents import GRAIN
+from outpace.targets.hf.slots.placement import PassSlots
 
 from .families import CONTEXT, target
 from .generating import decoder, greedy, ids

@@ -15,9 +15,11 @@ from outpace import LLM
 from outpace.errors import ConfigError
 from outpace.targets import describe as describing
 from outpace.targets.cpu import kernels as choosing
-from outpace.targets.cpu import native_layer, native_model, threads
+from outpace.targets.cpu import threads
 from outpace.targets.cpu.kernels import SMALLEST
 from outpace.targets.cpu.native import Build, native
+from outpace.targets.cpu.native_layers import layer as native_layer
+from outpace.targets.cpu.native_layers import model as native_model
 from outpace.targets.cpu.threads import processors, use_threads
 
 

@@ -14,8 +14,8 @@ import torch
 
 from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError, OutpaceError, PromptError
-from outpace.serve.calls import Reader
-from outpace.serve.errors import ApiError
+from outpace.serve.openai.calls import Reader
+from outpace.serve.openai.errors import ApiError
 from outpace.serve.settings import Settings
 
 from .vision_processors import TEXTS_ONLY, llava, llava_processor, picture, save_qwen

@@ -15,10 +15,11 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.targets.hf import source, support
-from outpace.targets.hf.load import load, load_drafter
-from outpace.targets.hf.reading import read_tokenizer
-from outpace.targets.hf.source import locate
+from outpace.targets.hf.loading import source
+from outpace.targets.hf.loading.load import load, load_drafter
+from outpace.targets.hf.loading.reading import read_tokenizer
+from outpace.targets.hf.loading.source import locate
+from outpace.targets.hf.supported import support
 from targets.families import target
 
 

@@ -11,7 +11,7 @@ from transformers.generation import logits_process as hf
 
 from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError
-from outpace.targets.hf.processors import of_row, split
+from outpace.targets.hf.generating.processors import of_row, split
 
 from .families import target
 from .generating import decoder, greedy, ids

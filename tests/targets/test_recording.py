@@ -17,7 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outpace import LLM, SamplingParams
-from outpace.core import categorical, rng
+from outpace.core import rng
+from outpace.core.laws import categorical
 from outpace.engine.capture import CudaGraphs, Recording
 from outpace.targets.hf.fixed import FixedShapes, Step
 from representatives import representatives

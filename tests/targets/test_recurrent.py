@@ -15,12 +15,12 @@ from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.hf import runner as runner_module
-from outpace.targets.hf import support
-from outpace.targets.hf.layers import decoder_layers
-from outpace.targets.hf.load import load
+from outpace.targets.hf.loading.load import load
+from outpace.targets.hf.partial.layers import decoder_layers
+from outpace.targets.hf.recurrent.states import History, StateCache
+from outpace.targets.hf.recurrent.steps import Steps
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.states import History, StateCache
-from outpace.targets.hf.steps import Steps
+from outpace.targets.hf.supported import support
 
 from .families import CONTEXT, PROMPTS, RECURRENT, build, drafter, plain, target
 from .generating import decoder, greedy, ids

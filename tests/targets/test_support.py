@@ -13,14 +13,14 @@ from torch import Tensor
 
 from outpace import LLM
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.targets.hf import support
-from outpace.targets.hf.cache import SlotLayer
-from outpace.targets.hf.load import load
-from outpace.targets.hf.loaded import Loaded
-from outpace.targets.hf.masks import Layout
+from outpace.targets.hf.loading.load import load
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.slots.cache import SlotLayer
+from outpace.targets.hf.slots.masks import Layout
+from outpace.targets.hf.supported import support
+from outpace.targets.hf.supported.windows import chunk_of, window_of, with_window
 from outpace.targets.hf.telling import telling
-from outpace.targets.hf.windows import chunk_of, window_of, with_window
 
 from .families import BASE, BOTH, FAMILIES, WINDOW, build, target
 from .generating import greedy, ids

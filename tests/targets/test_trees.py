@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from outpace.core.tree import Tree
-from outpace.targets.hf import support
+from outpace.core.trees.tree import Tree
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.supported import support
 
 from .families import CONTEXT, FAMILIES, VOCABULARY, target
 

@@ -18,7 +18,7 @@ from outpace.errors import ConfigError, UnsupportedModel
 from outpace.hf import speculative
 from outpace.targets.hf import runner
 from outpace.targets.hf.fixed import FixedShapes
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.vision import target as vision_target
 from outpace.targets.hf.vision.families import IDENTICAL
 from representatives import representatives

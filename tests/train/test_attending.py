@@ -8,8 +8,8 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.draft.base import Rows
 from outpace.draft.registry import find_drafter
-from outpace.draft.trained.attending_head import WAITING, AttendingHeadDrafter
-from outpace.targets.hf.loaded import Loaded
+from outpace.draft.trained.attending.base import WAITING, AttendingHeadDrafter
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, VOCABULARY, target
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from outpace import LLM, SamplingParams
 from outpace.draft.models.specimen import noisy_copy
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.classifier import load_classifier
+from outpace.heads.classifiers.base import load_classifier
 from outpace.heads.registry import classifier_names
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.measures import BalancedAccuracy
 from outpace.train.run import TrainingRun, read_log
 from outpace.train.settings import TrainSettings
@@ -256,7 +256,7 @@ def test_mistakes_in_training_are_named(draft: str, tmp_path: Path) -> None:
 def test_ending_by_states_keeps_the_law() -> None:
     from outpace.audit.letters import LetterTokenizer, letter_model
     from outpace.audit.model import AuditPlan, audit_model
-    from outpace.heads.stop_head import StopHead, StopHeadConfig
+    from outpace.heads.classifiers.stop_head import StopHead, StopHeadConfig
     from outpace.train.origin import origin_of
 
     model = letter_model()

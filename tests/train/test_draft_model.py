@@ -74,7 +74,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2-window", "gemma3", "opt", "mixtral"])
 def test_all_layers_of_a_target_are_the_target(family: str) -> None:
-    from outpace.targets.hf.loaded import Loaded
+    from outpace.targets.hf.loading.loaded import Loaded
 
     whole = Loaded(target(family), None, family)
     same = started(whole, "pruned", DraftModelSizes(layers=2)).model

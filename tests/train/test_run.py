@@ -14,7 +14,7 @@ from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.checkpoint import load_head
 from outpace.heads.registry import head_names
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.run import STATE, TrainingRun, read_log
 from outpace.train.settings import TrainSettings
 from targets.families import VOCABULARY, target

@@ -12,8 +12,8 @@ from torch import Tensor
 from outpace.core.law import Branches, History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import Drawn, Point, Proposal, Sampled
-from outpace.core.tree import Tree
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.tree import Tree
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.verify.base import Rule, draw
 from outpace.verify.evidence import Evidence
 from outpace.verify.lossy.judge import JudgeHead

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.audit.drafting import BUILT_IN, iid
-from outpace.audit.gate_trees import FAST, FULL, GateTree
-from outpace.audit.law import audit_law, measure
-from outpace.audit.world import World, make_world
+from outpace.audit.gate.drafting import BUILT_IN, iid
+from outpace.audit.gate.gate_trees import FAST, FULL, GateTree
+from outpace.audit.gate.law import audit_law, measure
+from outpace.audit.gate.world import World, make_world
 from outpace.core.proposal import Drawn, Point, Proposal
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule, rules
 from representatives import representatives

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.audit.drafting import BUILT_IN, iid
-from outpace.audit.gate_trees import FAST, GateTree
-from outpace.audit.law import audit_law, measure
-from outpace.audit.world import World
+from outpace.audit.gate.drafting import BUILT_IN, iid
+from outpace.audit.gate.gate_trees import FAST, GateTree
+from outpace.audit.gate.law import audit_law, measure
+from outpace.audit.gate.world import World
 from outpace.core.proposal import Point, Proposal, Sampled
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.verify.base import Rule
 from outpace.verify.evidence import Evidence

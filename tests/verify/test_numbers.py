@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outpace.core.proposal import Point, Proposal, Sampled
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.verify.base import Drawn, Rule, draw, walk
 from outpace.verify.evidence import Evidence
 from outpace.verify.lossy.judge import JudgeHead

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outpace.core.proposal import Proposal, Sampled
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.verify.base import Drawn, Rule, draw
 from outpace.verify.registry import make_rule, rules
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from outpace.audit.sequential import Echoes, SequentialTest, Tilts
-from outpace.audit.text_test import places
+from outpace.audit.betting.sequential import Echoes, SequentialTest, Tilts
+from outpace.audit.betting.text_test import places
 from outpace.core.proposal import Proposal, Sampled
 from outpace.draft.base import Rows
 from outpace.engine.trace import RoundTrace

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from outpace.audit.choice import Choice
-from outpace.audit.contract import Ending
+from outpace.audit.listed.contract import Ending
 from outpace.core.law import RowFault
 from outpace.outputs import CompletionOutput
 from outpace.targets.base import Target

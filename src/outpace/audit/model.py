@@ -27,13 +27,13 @@ from time import perf_counter
 import torch
 
 from outpace.api import LLM
+from outpace.audit.betting.power import detectable
+from outpace.audit.betting.sequential import SequentialTest
+from outpace.audit.betting.text_test import TextTest
 from outpace.audit.claims import ClaimTest
-from outpace.audit.contract import Ending
 from outpace.audit.laws import PlainLaws
+from outpace.audit.listed.contract import Ending
 from outpace.audit.noise import Noise, measure
-from outpace.audit.power import detectable
-from outpace.audit.sequential import SequentialTest
-from outpace.audit.text_test import TextTest
 from outpace.core.params import SamplingParams
 from outpace.errors import ParamsError
 from outpace.outputs import CompletionOutput

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.targets.base import Plan, PromptInputs, Target
 
 _CAPS = {torch.float64: 1e-7, torch.float32: 2e-3}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:  # torch is only loaded by tests that use the fixture
-    from outpace.audit.law import LawReport
+    from outpace.audit.gate.law import LawReport
     from outpace.verify.base import Rule
 
 
@@ -23,10 +23,11 @@ if TYPE_CHECKING:  # torch is only loaded by tests that use the fixture
 def outpace_audit() -> Callable[..., LawReport]:
     """A function that enumerates a rule's law and fails the test if it is not what the rule says.
 
-    It takes one rule or several (objects or names), then what `outpace.audit.law.audit_law` takes,
-    and returns its report. A lossless rule must have the target's law to 1e-12, a lossy one a law.
+    It takes one rule or several (objects or names), then what `outpace.audit.gate.law.audit_law`
+    takes, and returns its report. A lossless rule must have the target's law to 1e-12, a lossy one
+    a law.
     """
-    from outpace.audit.law import audit_law
+    from outpace.audit.gate.law import audit_law
 
     def audit(rules: Rule | str | Iterable[Rule | str], **options: Any) -> LawReport:
         chosen = [rules] if isinstance(rules, str) or not isinstance(rules, Iterable) else rules

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from outpace.audit.diff import DiffReport
-from outpace.audit.law import LawReport
+from outpace.audit.gate.law import LawReport
+from outpace.audit.listed.options import OptionsReport
 from outpace.audit.model import ModelReport, Reading
-from outpace.audit.options import OptionsReport
 
 
 def as_dict(report: Any) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outpace.cli import options as opt
 from outpace.cli.conversation.files import load
 from outpace.cli.conversation.history import history
 from outpace.cli.conversation.turns import Conversation
-from outpace.cli.grouped import grouped
-from outpace.cli.groups import EngineFlags, SamplingFlags, SpeculationFlags, StoppingFlags
+from outpace.cli.flags import options as opt
+from outpace.cli.flags.grouped import grouped
+from outpace.cli.flags.groups import EngineFlags, SamplingFlags, SpeculationFlags, StoppingFlags
+from outpace.cli.flags.prompts import decoded
 from outpace.cli.loading import ChatTemplate, load_llm
-from outpace.cli.prompts import decoded
 
 if TYPE_CHECKING:
     from outpace.api import LLM

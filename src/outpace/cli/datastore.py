@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from outpace.cli.flags.options import Model, TrustRemoteCode
 from outpace.cli.loading import starting
-from outpace.cli.options import Model, TrustRemoteCode
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -86,8 +86,8 @@ def _tokenizer(model: str | None, tokenizer: str | None, trust: bool) -> tuple[s
     """The tokenizer to build with, and its name."""
     from outpace.api import BUNDLED
     from outpace.errors import ConfigError
-    from outpace.targets.hf.reading import read_tokenizer
-    from outpace.targets.hf.source import check_path
+    from outpace.targets.hf.loading.reading import read_tokenizer
+    from outpace.targets.hf.loading.source import check_path
 
     if model is not None and tokenizer is not None:
         raise ConfigError("--model and --tokenizer exclude each other: give one of them.")

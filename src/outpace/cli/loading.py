@@ -67,7 +67,7 @@ def load_llm(
 
         params = SamplingParams(**sampling)
         from outpace.api import LLM
-        from outpace.targets.hf.load import hide_progress_bars
+        from outpace.targets.hf.loading.load import hide_progress_bars
     # A download has its own bar, with bytes and time left; a folder is read in seconds.
     local = model is None or os.path.exists(model)
     with working(console, f"loading {model or 'the bundled pair'}", shown=local) as report:
@@ -89,8 +89,8 @@ def chat_tokenizer(model: str, trust_remote_code: bool, template: ChatTemplate) 
 
     None where there is no tokenizer: loading the model then says what is wrong with its name.
     """
-    from outpace.targets.hf.reading import read_tokenizer
-    from outpace.targets.hf.source import check_path
+    from outpace.targets.hf.loading.reading import read_tokenizer
+    from outpace.targets.hf.loading.source import check_path
 
     check_path(model)
     tokenizer = read_tokenizer(model, trust_remote_code)

@@ -14,11 +14,11 @@ from outpace.cli.remedies import for_command_line
 from outpace.errors import OutpaceError, did_you_mean
 
 VERBS = {
-    "generate": "outpace.cli.generate:generate",
+    "generate": "outpace.cli.generating.generate:generate",
     "chat": "outpace.cli.chat:chat",
-    "bench": "outpace.cli.bench:app",
-    "audit": "outpace.cli.audit:app",
-    "train": "outpace.cli.train:train",
+    "bench": "outpace.cli.benching.bench:app",
+    "audit": "outpace.cli.auditing.audit:app",
+    "train": "outpace.cli.training.train:train",
     "convert": "outpace.cli.convert:convert",
     "datastore": "outpace.cli.datastore:app",
     "tune": "outpace.cli.tune:app",

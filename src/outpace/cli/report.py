@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outpace.cli.prompts import Entry
+from outpace.cli.flags.prompts import Entry
 from outpace.core.stats import Metrics
 from outpace.engine.request import Logprob
 from outpace.outputs import CompletionOutput

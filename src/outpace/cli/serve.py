@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outpace.cli.grouped import grouped
-from outpace.cli.groups import EngineFlags, SpeculationFlags
+from outpace.cli.flags.grouped import grouped
+from outpace.cli.flags.groups import EngineFlags, SpeculationFlags
 from outpace.cli.loading import load_llm
 from outpace.errors import ConfigError
 

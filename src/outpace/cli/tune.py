@@ -9,11 +9,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from outpace.cli import options as opt
-from outpace.cli.grouped import grouped
-from outpace.cli.groups import ModelFlags
+from outpace.cli.flags import options as opt
+from outpace.cli.flags.grouped import grouped
+from outpace.cli.flags.groups import ModelFlags
+from outpace.cli.flags.prompts import read_prompts
 from outpace.cli.loading import load_llm
-from outpace.cli.prompts import read_prompts
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.core.constraints import Constraints, History, RowOptions
 from outpace.core.faults import Contradiction, NotFinite, RowFault
-from outpace.core.pieces import LARGEST, pieces
-from outpace.core.token_counts import TokenCounts
-from outpace.core.truncation import NEVER, keep_min_p, keep_top_k, keep_top_p, keep_typical
+from outpace.core.laws.constraints import Constraints, History, RowOptions
+from outpace.core.laws.pieces import LARGEST, pieces
+from outpace.core.laws.token_counts import TokenCounts
+from outpace.core.laws.truncation import NEVER, keep_min_p, keep_top_k, keep_top_p, keep_typical
 from outpace.errors import ParamsError
 
 __all__ = ["Branches", "Contradiction", "History", "LawMaker", "RowFault", "RowOptions"]

@@ -9,7 +9,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from outpace.core.categorical import Categorical
-from outpace.core.pieces import pieces
+from outpace.core.laws.categorical import Categorical
+from outpace.core.laws.pieces import pieces
 
 # The odd constants of SplitMix64 (Steele, Lea and Flood 2014, variant 13 of Stafford's mixers), as
 # signed 64-bit integers, since torch multiplies int64 modulo 2**64.

@@ -30,15 +30,15 @@ from outpace.core.proposal import DraftingTerms, Drawn, Needs, Proposal, Verdict
 from outpace.core.rng import seeds_of_lane
 from outpace.core.stats import Seconds
 from outpace.core.transfer import to_device
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.options import NoOptions, make_options
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
-from outpace.heads.origin import Origin
+from outpace.heads.classifiers.origin import Origin
 from outpace.targets.base import Source, Target
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.fixed import FixedShapes
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 
 @dataclass(frozen=True)

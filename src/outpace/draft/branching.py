@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 
-from outpace.core.tree_shape import LARGEST, TreeShape
+from outpace.core.trees.tree_shape import LARGEST, TreeShape
 from outpace.core.values import is_whole, shown
 from outpace.draft.dynamic import Growth
 from outpace.errors import ConfigError

@@ -11,7 +11,7 @@ from outpace.core.law import Branches
 from outpace.core.proposal import Law, Point, Proposal, Sampled
 from outpace.core.rng import Role, inverse_cdf, realise, uniform
 from outpace.core.transfer import to_device
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from outpace.core.proposal import Point, Proposal
 from outpace.core.rng import gumbel
 from outpace.core.transfer import to_device
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
 from outpace.draft.trees import leading_to
 

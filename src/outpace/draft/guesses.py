@@ -9,7 +9,7 @@ import torch
 
 from outpace.core.proposal import Point, Proposal
 from outpace.core.transfer import to_device
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.draft.chains import point_chains
 
 

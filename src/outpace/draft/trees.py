@@ -9,12 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outpace.core.categorical import Categorical
 from outpace.core.law import Branches
+from outpace.core.laws.categorical import Categorical
 from outpace.core.proposal import Point, Sampled
 from outpace.core.rng import Role, gumbel, uniform
-from outpace.core.tree import Tree
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.tree import Tree
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Rows
 
 PLANS = 64

@@ -2,9 +2,10 @@
 
 A head looks at the target's hidden states and guesses the tokens behind the root, the last
 committed token, one depth after the other. There are two kinds. A `StepHead` starts from a single
-state, the one from which the target drew the root. An `AttendingHead` (`heads.attending`) attends
-over the whole text. The same step of a head is used for drafting, where the W columns are the nodes
-of a level of the draft tree, and for training, where they are all places of a text at once.
+state, the one from which the target drew the root. An `AttendingHead` (`heads.attending.base`)
+attends over the whole text. The same step of a head is used for drafting, where the W columns are
+the nodes of a level of the draft tree, and for training, where they are all places of a text at
+once.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Head(nn.Module, ABC):
     learns_online: ClassVar[bool] = True
     """Whether it learns at single places of a text, as the target corrects them."""
     recipe: ClassVar[str]
-    """Which recipe trains it (`outpace.train.recipes`)."""
+    """Which recipe trains it (`outpace.train.recipes.registry`)."""
 
     def __init__(self, target: TargetShape, config: HeadConfig) -> None:
         super().__init__()

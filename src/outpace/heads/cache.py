@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.core.transfer import to_device
-from outpace.heads.attending import Entries
+from outpace.heads.attending.base import Entries
 
 ROOM = 64
 """Entries by which there is more room once it is full, at least."""

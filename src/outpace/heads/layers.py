@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.attending import Entries
+from outpace.heads.attending.base import Entries
 from outpace.heads.base import HeadConfig
 
 PLAIN_ROTARY: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}

@@ -8,26 +8,26 @@ from outpace.core.lazy import LazyRegistry
 from outpace.heads.base import Head
 
 if TYPE_CHECKING:
-    from outpace.heads.classifier import Classifier
+    from outpace.heads.classifiers.base import Classifier
 
 REGISTRY = LazyRegistry(
     "head",
     "outpace.heads",
     {
-        "medusa": "outpace.heads.medusa:Medusa",
-        "hydra": "outpace.heads.hydra:Hydra",
-        "mlp_speculator": "outpace.heads.mlp_speculator:MlpSpeculator",
-        "eagle": "outpace.heads.eagle:Eagle",
-        "eagle3": "outpace.heads.eagle3:Eagle3",
-        "mtp": "outpace.heads.mtp:Mtp",
-        "dflash": "outpace.heads.dflash:DFlash",
-        "s2d": "outpace.heads.s2d:S2d",
-        "clover": "outpace.heads.clover:Clover",
-        "pass": "outpace.heads.pass_:Pass",
-        "hidden_transfer": "outpace.heads.hidden_transfer:HiddenTransfer",
-        "ctc": "outpace.heads.ctc:Ctc",
-        "lyanna": "outpace.heads.lyanna:Lyanna",
-        "diffusion": "outpace.heads.diffusion:Diffusion",
+        "medusa": "outpace.heads.steps.medusa:Medusa",
+        "hydra": "outpace.heads.steps.hydra:Hydra",
+        "mlp_speculator": "outpace.heads.steps.mlp_speculator:MlpSpeculator",
+        "eagle": "outpace.heads.attending.eagle:Eagle",
+        "eagle3": "outpace.heads.attending.eagle3:Eagle3",
+        "mtp": "outpace.heads.attending.mtp:Mtp",
+        "dflash": "outpace.heads.blocks.dflash:DFlash",
+        "s2d": "outpace.heads.attending.s2d:S2d",
+        "clover": "outpace.heads.steps.clover:Clover",
+        "pass": "outpace.heads.riders.pass_:Pass",
+        "hidden_transfer": "outpace.heads.riders.hidden_transfer:HiddenTransfer",
+        "ctc": "outpace.heads.steps.ctc:Ctc",
+        "lyanna": "outpace.heads.steps.lyanna:Lyanna",
+        "diffusion": "outpace.heads.blocks.diffusion:Diffusion",
     },
 )
 
@@ -35,8 +35,8 @@ CLASSIFIERS = LazyRegistry(
     "classifier",
     "outpace.classifiers",
     {
-        "judge": "outpace.heads.judge:Judge",
-        "stop_head": "outpace.heads.stop_head:StopHead",
+        "judge": "outpace.heads.classifiers.judge:Judge",
+        "stop_head": "outpace.heads.classifiers.stop_head:StopHead",
     },
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outpace.core.tree_shape import Trail
+from outpace.core.trees.tree_shape import Trail
 
 PRIOR = 0.7
 PRIOR_WEIGHT = 6.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Choosing
 from outpace.policy.row import DraftingRow
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from outpace.core.stats import Seconds
-from outpace.core.tree_shape import Trail, TreeShape, chain_trail
+from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.base import Controller, Outcome, affordable, is_pure, wish
 from outpace.policy.cost import CostModel, Place, ReadingCost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outpace.core.tree_shape import LARGEST, Chances, TreeShape
+from outpace.core.trees.tree_shape import LARGEST, Chances, TreeShape
 from outpace.policy.acceptance import Acceptance, prior
 from outpace.policy.ladder import LENGTHS, Ladder
 from outpace.policy.prices import Prices

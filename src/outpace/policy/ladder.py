@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from outpace.core.tree_shape import Chances, TreeShape
+from outpace.core.trees.tree_shape import Chances, TreeShape
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 """Nodes of the trees that are considered."""

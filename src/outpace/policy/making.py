@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outpace.config import SpeculativeConfig
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
 from outpace.policy.base import Controller

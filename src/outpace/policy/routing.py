@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outpace.core.stats import Seconds
-from outpace.core.tree_shape import Trail, chain_trail
+from outpace.core.trees.tree_shape import Trail, chain_trail
 from outpace.draft.base import Choosing, Pick
 from outpace.policy.base import Controller, Outcome, is_pure, wish
 from outpace.policy.controller import CLOSE, LOOK_ASIDE, Auto

@@ -23,15 +23,15 @@ from starlette.routing import BaseRoute, Route
 
 from outpace.api import LLM
 from outpace.engine.trace import Observer
-from outpace.serve import openapi
-from outpace.serve.answers import Answer
-from outpace.serve.calls import Call, Reader
 from outpace.serve.engine_thread import EngineThread, QueueFull, ShuttingDown, TooMany
-from outpace.serve.errors import ApiError
 from outpace.serve.guards import OPEN, Keys, RequestLog, body_of, client_of, failure
 from outpace.serve.jobs import Job
 from outpace.serve.metrics import ServerMetrics
 from outpace.serve.open_calls import Deliver, Events, OpenCall, told
+from outpace.serve.openai import openapi
+from outpace.serve.openai.answers import Answer
+from outpace.serve.openai.calls import Call, Reader
+from outpace.serve.openai.errors import ApiError
 from outpace.serve.settings import Settings
 from outpace.serve.trace import Tracer
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outpace.serve.errors import ApiError
+from outpace.serve.openai.errors import ApiError
 
 log = logging.getLogger("outpace.serve")
 

@@ -10,10 +10,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from outpace.serve.answers import Answer, event
 from outpace.serve.engine_thread import OutOfTime, QueueFull, ShuttingDown, TooMany
-from outpace.serve.errors import ApiError
 from outpace.serve.jobs import Delta, Job
+from outpace.serve.openai.answers import Answer, event
+from outpace.serve.openai.errors import ApiError
 
 Deliver = Callable[[list[Delta]], None]
 

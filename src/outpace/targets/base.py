@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Entered, Riders
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 
 States = Mapping[int, Tensor]
 """Hidden states by layer, ``[B, T, H]`` each. Layers are numbered as in transformers: 0 is the

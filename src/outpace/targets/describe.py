@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from outpace.targets.cpu.blocks import BlockLinear, block_bytes, embedding_dtype
 from outpace.targets.cpu.kernels import NATIVE
+from outpace.targets.cpu.library.processor import this_processor
 from outpace.targets.cpu.linear import RowLinear
 from outpace.targets.cpu.native import build, slow_because
-from outpace.targets.cpu.native_blocks import NativeBlockLinear
-from outpace.targets.cpu.native_layer import NativeLayer
-from outpace.targets.cpu.native_linear import DTYPES as NATIVE_DTYPES
-from outpace.targets.cpu.native_linear import NativeLinear
-from outpace.targets.cpu.native_model import NativeModel
-from outpace.targets.cpu.packed import PackedLinear
-from outpace.targets.cpu.processor import this_processor
-from outpace.targets.cpu.quantize import Int8Linear
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
+from outpace.targets.cpu.native_layers.layer import NativeLayer
+from outpace.targets.cpu.native_layers.linear import DTYPES as NATIVE_DTYPES
+from outpace.targets.cpu.native_layers.linear import NativeLinear
+from outpace.targets.cpu.native_layers.model import NativeModel
+from outpace.targets.cpu.weights.blocks import BlockLinear, block_bytes, embedding_dtype
+from outpace.targets.cpu.weights.packed import PackedLinear
+from outpace.targets.cpu.weights.quantize import Int8Linear
+from outpace.targets.hf.loading.loaded import Loaded
 
 KERNELS = {
     "native": NativeLinear,

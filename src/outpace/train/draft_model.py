@@ -14,10 +14,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.targets.hf.load import load
-from outpace.targets.hf.loaded import Loaded
-from outpace.targets.hf.same_vocabulary import check_same_vocabulary
-from outpace.targets.hf.source import locate
+from outpace.targets.hf.loading.load import load
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
+from outpace.targets.hf.loading.source import locate
 
 DRAFT_MODEL = "draft_model"
 PRUNED, RANDOM = "pruned", "random"

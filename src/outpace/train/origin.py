@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from outpace.heads.base import TargetShape
-from outpace.heads.origin import Origin
-from outpace.targets.hf.greeting import greeting
-from outpace.targets.hf.loaded import Loaded
+from outpace.heads.classifiers.origin import Origin
+from outpace.targets.hf.loading.greeting import greeting
+from outpace.targets.hf.loading.loaded import Loaded
 
 
 def origin_of(loaded: Loaded) -> Origin:

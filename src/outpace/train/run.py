@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.marks import Marks
 from outpace.train.measures import Measure
 from outpace.train.settings import TrainSettings

@@ -12,13 +12,13 @@ from outpace.errors import ConfigError
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import save_head
 from outpace.heads.registry import classifier_names, find_classifier, find_head
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.data import frequent
 from outpace.train.draft_model import DRAFT_MODEL, DraftModelSizes, started
 from outpace.train.marks import Recipe
 from outpace.train.measures import AcceptanceLength, Measure
-from outpace.train.model_recipe import ModelRecipe
-from outpace.train.recipes import recipe_for
+from outpace.train.recipes.model import ModelRecipe
+from outpace.train.recipes.registry import recipe_for
 from outpace.train.settings import TrainSettings, sizes_of
 from outpace.train.teacher import TOP, Teacher
 
@@ -102,7 +102,7 @@ def student_for(loaded: Loaded, tokens: Tensor, settings: TrainSettings) -> Stud
     """Returns what the settings ask for; ``ConfigError`` for what cannot be made."""
     if settings.method in classifier_names():
         # Not imported above: it builds on what is here.
-        from outpace.train.classifier_students import classifier_student
+        from outpace.train.recipes.classifier_students import classifier_student
 
         return classifier_student(loaded, settings)
     if settings.method == DRAFT_MODEL:

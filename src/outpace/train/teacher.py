@@ -11,8 +11,8 @@ from torch import Tensor
 
 from outpace.core.proposal import Riders
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.loaded import Loaded
-from outpace.targets.hf.riding import Carriage
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.partial.riding import Carriage
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.train.readout import Readout
 

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from outpace.core.pieces import pieces
+from outpace.core.laws.pieces import pieces
 from outpace.core.proposal import Drawn, Point, Proposal, Sampled, Verdict
 from outpace.core.rng import Role, inverse_cdf, uniforms
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError, IncompatibleRule
-from outpace.heads.origin import Origin
+from outpace.heads.classifiers.origin import Origin
 from outpace.verify.evidence import Evidence, RuleNeeds
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outpace.core.pieces import pieces
+from outpace.core.laws.pieces import pieces
 from outpace.core.proposal import Point, Proposal, Sampled
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.verify.base import rows_of
 
 TINY = 1e-300

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from outpace.targets.hf.load import load
+from outpace.targets.hf.loading.load import load
 from representatives import representatives
 from targets.gguf.files import FAMILIES, tiny, write
 

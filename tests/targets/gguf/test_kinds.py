@@ -15,16 +15,16 @@ from transformers import AutoModelForCausalLM
 from outpace import LLM
 from outpace.draft.models.specimen import noisy_copy
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.targets.cpu.blocks import (
+from outpace.targets.cpu.native import native
+from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
+from outpace.targets.cpu.weights.blocks import (
     KINDS,
     BlockEmbedding,
     BlockLinear,
     block_bytes,
     in_blocks,
 )
-from outpace.targets.cpu.native import native
-from outpace.targets.cpu.native_blocks import NativeBlockLinear
-from outpace.targets.hf.load import load
+from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 from targets.gguf.files import tiny, write
 from targets.gguf.test_families import IDS, widened
@@ -76,7 +76,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_product_is_that_of_the_widened_weight(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outpace.targets.cpu.blocks.CHUNK", 64 * 10)
+    monkeypatch.setattr("outpace.targets.cpu.weights.blocks.CHUNK", 64 * 10)
     blocks, bias = in_blocks(torch.randn(37, 64), "Q4_0"), torch.randn(37, dtype=dtype)
     x = torch.randn(2, 3, 64, dtype=dtype)
     expected = torch.nn.functional.linear(x, blocks.dense().to(dtype), bias)

@@ -10,9 +10,9 @@ import torch
 from transformers.models.llama import modeling_llama
 
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf import support
 from outpace.targets.hf.gguf.likeness import likeness_of, small_config
-from outpace.targets.hf.load import load
+from outpace.targets.hf.loading.load import load
+from outpace.targets.hf.supported import support
 from targets.gguf.files import FAMILIES, tiny, write
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outpace.errors import ModelLoadError, UnsupportedModel
-from outpace.targets.hf.load import load
+from outpace.targets.hf.loading.load import load
 from targets.gguf.files import tiny, write
 from targets.gguf.test_families import IDS
 

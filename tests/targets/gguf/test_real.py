@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from outpace import LLM, SamplingParams
 from outpace.targets.hf.gguf.architecture import config_of
 from outpace.targets.hf.gguf.file import read_model
-from outpace.targets.hf.load import load
+from outpace.targets.hf.loading.load import load
 from targets.gguf.test_families import widened
 
 FOLDER = Path("~/.cache/outpace-models").expanduser()

@@ -23,11 +23,11 @@ from outpace.errors import (
     UnsupportedModel,
     VocabularyMismatch,
 )
-from outpace.targets.hf import source
 from outpace.targets.hf.gguf.file import parts_of
-from outpace.targets.hf.load import load
-from outpace.targets.hf.reading import read_tokenizer
-from outpace.targets.hf.source import check_path, locate
+from outpace.targets.hf.loading import source
+from outpace.targets.hf.loading.load import load
+from outpace.targets.hf.loading.reading import read_tokenizer
+from outpace.targets.hf.loading.source import check_path, locate
 from targets.gguf.files import TEMPLATE, TOKENS, tiny, write
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)

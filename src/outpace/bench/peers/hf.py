@@ -10,7 +10,7 @@ import torch
 from outpace.bench.library import transformers
 from outpace.bench.peers.registry import Models, drafter_of
 from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
-from outpace.targets.hf.places import pick_device, pick_dtype
+from outpace.targets.hf.loading.places import pick_device, pick_dtype
 
 SETTINGS = {
     "3": (3, "constant", 0.0),

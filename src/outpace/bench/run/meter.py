@@ -16,7 +16,7 @@ from outpace.core.law import History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import Verdict
 from outpace.core.stats import Seconds
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.draft.base import Round, RowInfo, Rows
 from outpace.targets.base import Plan, PromptInputs, Target
 

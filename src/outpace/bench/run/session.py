@@ -20,7 +20,7 @@ from outpace.bench.run.memory import read_bandwidth
 from outpace.bench.run.ours import Ours
 from outpace.bench.run.schedule import Tick, ignore
 from outpace.errors import ConfigError, PromptError
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outpace.api import LLM
 from outpace.core.proposal import Point, Proposal, Sampled
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.engine.trace import RoundTrace
 from outpace.verify.base import Rule
 from outpace.verify.evidence import Evidence

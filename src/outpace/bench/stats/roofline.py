@@ -11,7 +11,7 @@ from torch import nn
 
 from outpace.api import LLM
 from outpace.bench.library import transformers
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.weights import pass_bytes
 
 

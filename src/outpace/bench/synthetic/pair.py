@@ -20,7 +20,7 @@ from outpace.bench.synthetic.tokens import byte_tokenizer
 from outpace.bench.synthetic.weights import LaterLayersScale, first_layers, random_model
 from outpace.core.values import shown
 from outpace.errors import ConfigError
-from outpace.targets.hf.places import DTYPES, pick_device
+from outpace.targets.hf.loading.places import DTYPES, pick_device
 
 _REPEATS = 0.5
 """A text with fewer distinct 4-grams than this goes in circles, which no real text does."""

@@ -15,7 +15,7 @@ import torch
 from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.targets.base import SubLayers
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 FORMAT = "outpace skipped layers, 1"
 

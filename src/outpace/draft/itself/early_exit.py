@@ -16,7 +16,7 @@ from outpace.draft.itself.partial import PartialDrafter, first_exit
 from outpace.draft.options import option
 from outpace.errors import ConfigError
 from outpace.targets.base import LowerView
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from outpace.draft.itself.chosen import ChosenLayers, evenly, read_chosen, sub_l
 from outpace.draft.itself.partial import PartialDrafter, first_exit
 from outpace.draft.options import option
 from outpace.targets.base import SubLayers
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 EVEN = "even"
 

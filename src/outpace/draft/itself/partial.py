@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.transfer import to_device
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows
 from outpace.draft.chains import Chains

@@ -19,7 +19,7 @@ from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.draft.lookup.growing_text import GrowingText
 from outpace.draft.options import option
 from outpace.errors import ConfigError
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 DEEPEST = 64
 """Tokens of a context that may be compared."""

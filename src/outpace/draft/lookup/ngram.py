@@ -15,7 +15,7 @@ from outpace.draft.base import Drafter, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
 from outpace.draft.options import option
 from outpace.errors import ConfigError
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 LONGEST = 64
 """Tokens that a look-up may compare: each size costs a table entry per token of the text, and texts

@@ -16,8 +16,8 @@ import torch
 
 from outpace.core.proposal import Drawn, Needs, Point, Proposal
 from outpace.core.transfer import to_device
-from outpace.core.tree import Tree
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.tree import Tree
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.branching import BRANCHING_HELP, shape_of
 from outpace.draft.options import option

@@ -20,8 +20,8 @@ from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.draft.lookup.datastore import DEPTH, Datastore, fingerprint_of
 from outpace.draft.options import option
 from outpace.errors import ConfigError
-from outpace.targets.hf.loaded import Loaded
-from outpace.targets.hf.plainly import of_texts
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.supported.plainly import of_texts
 
 COUNTED = 256
 """Places whose continuations are counted: of more, as many evenly from their order."""

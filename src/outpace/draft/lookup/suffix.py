@@ -21,7 +21,7 @@ from outpace.draft.lookup.occurrences import Occurrences
 from outpace.draft.lookup.past import PastTexts
 from outpace.draft.options import option
 from outpace.errors import ConfigError
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 DEEPEST = 64
 """Tokens of a context that may be compared."""

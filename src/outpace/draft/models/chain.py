@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from outpace.core.law import Branches
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.transfer import to_device
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
@@ -27,15 +27,15 @@ from outpace.draft.online.options import ONLINE_HELP, online_options
 from outpace.draft.options import option
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
-from outpace.heads.origin import Origin
+from outpace.heads.classifiers.origin import Origin
 from outpace.targets.cpu.kernels import Kernels
-from outpace.targets.hf.load import load_drafter
-from outpace.targets.hf.loaded import Loaded
-from outpace.targets.hf.making import make_runner
+from outpace.targets.hf.loading.load import load_drafter
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.making import make_runner
+from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
+from outpace.targets.hf.loading.source import check_path
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
-from outpace.targets.hf.same_vocabulary import check_same_vocabulary
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
-from outpace.targets.hf.source import check_path
 from outpace.train.origin import origin_of
 
 CATCH_UP = 16

@@ -11,12 +11,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
 from outpace.draft.dynamic import Growth
 from outpace.draft.models.chain import DraftModel
-from outpace.heads.origin import Origin
-from outpace.targets.hf.loaded import Loaded
+from outpace.heads.classifiers.origin import Origin
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.runner import Runner
 
 

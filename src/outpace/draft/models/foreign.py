@@ -15,8 +15,8 @@ from outpace.draft.models.chain import AUTO, INTERSECTION, DraftModel
 from outpace.draft.models.spelling import coverage, shared_tokens
 from outpace.draft.models.translation import Translation, in_common
 from outpace.errors import VocabularyMismatch
-from outpace.heads.origin import Origin
-from outpace.targets.hf.loaded import Loaded
+from outpace.heads.classifiers.origin import Origin
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.runner import Runner
 
 ENOUGH = 0.8

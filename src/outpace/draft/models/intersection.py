@@ -17,7 +17,7 @@ from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
 from outpace.draft.models.foreign import ForeignModel
 from outpace.draft.vocabulary import Vocabulary
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.runner import Runner
 
 

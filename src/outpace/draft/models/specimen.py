@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outpace.targets.cpu.blocks import block_bytes
+from outpace.targets.cpu.weights.blocks import block_bytes
 
 NOISE = 0.3
 """Standard deviation of the noise, in those of the weights: a good part of such a model's drafts is

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from outpace.draft.vocabulary import Vocabulary
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 SPACE_OF_BYTES = "\u0120"

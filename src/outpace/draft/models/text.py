@@ -16,7 +16,7 @@ from outpace.draft.models.foreign import ForeignModel
 from outpace.draft.models.spelling import special_ids
 from outpace.draft.models.translation import continuation, spoken
 from outpace.draft.vocabulary import Vocabulary
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.runner import Runner
 
 BEHIND = 8

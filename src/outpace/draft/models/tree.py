@@ -14,8 +14,8 @@ from torch import Tensor
 
 from outpace.core.proposal import Drawn, Point, Proposal
 from outpace.core.transfer import to_device
-from outpace.core.tree import Tree
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.tree import Tree
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
 from outpace.draft.branching import DEPTH_HELP, TOP_K_HELP, growth_of, shape_of
@@ -25,10 +25,10 @@ from outpace.draft.models.dynamic_tree import DynamicTree
 from outpace.draft.options import option
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.errors import ConfigError
-from outpace.heads.origin import Origin
-from outpace.targets.hf.loaded import Loaded
+from outpace.heads.classifiers.origin import Origin
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.same_vocabulary import check_same_vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ from torch import nn
 from outpace.draft.base import Setup
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import save_head
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.draft_model import Start
 from outpace.train.marks import Recipe
-from outpace.train.model_recipe import LikeliestRecipe
-from outpace.train.recipes import recipe_for
+from outpace.train.recipes.model import LikeliestRecipe
+from outpace.train.recipes.registry import recipe_for
 from outpace.train.teacher import Teacher
 
 Network = TypeVar("Network", bound=nn.Module)

@@ -16,8 +16,8 @@ from outpace.draft.registry import drafter_names
 from outpace.draft.route.base import Asked, Several, check_configs, rule_of
 from outpace.draft.route.joining import cut, eldest_chain
 from outpace.errors import ConfigError
-from outpace.targets.hf.loaded import Loaded
-from outpace.targets.hf.source import check_path
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.source import check_path
 
 LOOK_UPS = ("suffix", "ngram")
 """The look-ups that are asked unless others are named, as far as they exist: the best one first."""

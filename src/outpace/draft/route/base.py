@@ -16,7 +16,7 @@ from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
 from outpace.draft.route.joining import Node, eldest_chain, follow, nodes_of, row_by_row
 from outpace.errors import ConfigError
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 State = TypeVar("State")
 

@@ -11,7 +11,7 @@ from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
 from outpace.draft.options import option
 from outpace.draft.route.base import Asked, Several, check_configs, specimen_configs
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from outpace.draft.route.base import (
 )
 from outpace.draft.route.joining import Node, eldest_chain, follow, point_trees, side_by_side
 from outpace.errors import ConfigError, did_you_mean
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 COMBINE = ("precedence", "merge", "vote")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outpace.core.proposal import Point, Proposal, Sampled
 from outpace.core.transfer import to_device
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 
 
 @dataclass(frozen=True)

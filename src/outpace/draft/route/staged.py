@@ -20,8 +20,8 @@ from outpace.draft.models.chain import DraftModel, DraftModelOptions
 from outpace.draft.route.base import check_config
 from outpace.draft.route.joining import eldest_chain, nodes_of
 from outpace.errors import ConfigError
-from outpace.heads.origin import Origin
-from outpace.targets.hf.loaded import Loaded
+from outpace.heads.classifiers.origin import Origin
+from outpace.targets.hf.loading.loaded import Loaded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from outpace.draft.route.base import (
 )
 from outpace.draft.route.choosing import Choosing
 from outpace.errors import ConfigError
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from outpace.draft.route.base import build_children, names_of, specimen_configs
 from outpace.draft.route.classifier import TaskClassifier
 from outpace.draft.route.tagged import RoutesOptions, Tagged
 from outpace.errors import ConfigError
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 
 @dataclass(frozen=True, kw_only=True)

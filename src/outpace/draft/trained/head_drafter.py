@@ -14,8 +14,8 @@ from torch import Tensor
 
 from outpace.core.proposal import Drawn, Needs, Proposal
 from outpace.core.transfer import to_device
-from outpace.core.tree import Tree
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.tree import Tree
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import flag
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.branching import DEPTH_HELP, DYNAMIC, TOP_K_HELP, growth_of, shape_of
@@ -29,7 +29,7 @@ from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import fit, load_head
 from outpace.heads.registry import find_head
 from outpace.targets.base import Target
-from outpace.targets.hf.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded
 
 NOISE = 0.02
 """What is added to the weights of a specimen."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from outpace.heads.base import Head, TargetShape, config_of
-from outpace.heads.dflash import DFlash, DFlashConfig, spread
+from outpace.heads.blocks.dflash import DFlash, DFlashConfig, spread
 from outpace.heads.folder import Folder
 from outpace.heads.formats.base import Content, Format
 from outpace.heads.formats.llama import (

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from outpace.heads.attending.eagle import Eagle, EagleConfig
 from outpace.heads.base import Head, TargetShape, config_of
-from outpace.heads.eagle import Eagle, EagleConfig
 from outpace.heads.folder import Folder
 from outpace.heads.formats.base import Content, Format
 from outpace.heads.formats.llama import (

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from outpace.heads.attending.eagle3 import Eagle3, Eagle3Config
 from outpace.heads.base import Head, TargetShape, config_of
-from outpace.heads.eagle3 import Eagle3, Eagle3Config
 from outpace.heads.folder import Folder
 from outpace.heads.formats.base import Content, Format
 from outpace.heads.formats.llama import about_layers, check_only, layer_sizes, without_derived

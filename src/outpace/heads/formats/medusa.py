@@ -17,7 +17,7 @@ import torch
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.folder import Folder
 from outpace.heads.formats.base import Content, Format
-from outpace.heads.medusa import Medusa, MedusaConfig
+from outpace.heads.steps.medusa import Medusa, MedusaConfig
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors")
 

@@ -17,7 +17,7 @@ from outpace.heads.base import Head, TargetShape, config_of
 from outpace.heads.folder import Folder
 from outpace.heads.formats.base import Content, Format
 from outpace.heads.formats.llama import knows_all
-from outpace.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
+from outpace.heads.steps.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
 
 TYPE, PREFIX = "mlp_speculator", "speculator."
 

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from outpace.heads.attending.eagle import Eagle
+from outpace.heads.attending.eagle3 import Eagle3
 from outpace.heads.base import Head
-from outpace.heads.eagle import Eagle
-from outpace.heads.eagle3 import Eagle3
 from outpace.heads.folder import Folder
 from outpace.heads.formats.base import Content, Format
 from outpace.heads.formats.eagle import eagle_head

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter
 from outpace.errors import ConfigError

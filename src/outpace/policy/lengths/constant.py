@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from outpace.core.tree_shape import TreeShape
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.policy.lengths.base import LengthPolicy, NoLengthOptions
 from outpace.policy.row import DraftingRow
 

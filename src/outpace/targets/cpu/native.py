@@ -23,10 +23,10 @@ from torch import Tensor
 
 from outpace.errors import ConfigError
 from outpace.targets.cpu import prebuilt
-from outpace.targets.cpu.blocks import KINDS as BLOCK_KINDS
-from outpace.targets.cpu.blocks import Blocks
-from outpace.targets.cpu.compiler import PATIENCE, CompilerError, find_compiler
-from outpace.targets.cpu.processor import this_processor
+from outpace.targets.cpu.library.compiler import PATIENCE, CompilerError, find_compiler
+from outpace.targets.cpu.library.processor import this_processor
+from outpace.targets.cpu.weights.blocks import KINDS as BLOCK_KINDS
+from outpace.targets.cpu.weights.blocks import Blocks
 
 LOGGER = logging.getLogger("outpace")
 
@@ -318,7 +318,10 @@ def _loaded() -> Native:
     process only."""
     if os.name != "posix":
         raise CompilerError("they are made for Linux and macOS")
-    from outpace.targets.cpu.library_cache import LibraryCache, cache_folders  # locks of POSIX
+    from outpace.targets.cpu.library.library_cache import (  # locks of POSIX
+        LibraryCache,
+        cache_folders,
+    )
 
     carried = prebuilt.find(this_processor().flags)
     if carried is not None:

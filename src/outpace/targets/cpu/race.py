@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.cpu.layers import matrix_of
-from outpace.targets.cpu.native_linear import NativeLinear
+from outpace.targets.cpu.native_layers.linear import NativeLinear
+from outpace.targets.cpu.weights.layers import matrix_of
 
 RACE_ELEMENTS = 1 << 24
 """Elements of the weights that race: more than a processor's cache holds."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from outpace.targets.hf.placement import Spacing
+from outpace.targets.hf.slots.placement import Spacing
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
 """Columns of a pass of fixed shape; wider passes are run as they come."""

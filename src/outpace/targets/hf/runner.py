@@ -14,23 +14,23 @@ from torch.nn.functional import pad
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from outpace.core.transfer import to_device
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.targets.base import Source
 from outpace.targets.hf.fixed import PENDING, FixedShapes, FixedView
-from outpace.targets.hf.masks import (
+from outpace.targets.hf.recurrent.own_states import cache_for
+from outpace.targets.hf.recurrent.states import StateCache
+from outpace.targets.hf.recurrent.steps import TRIAL, Steps
+from outpace.targets.hf.slots.masks import (
     Layout,
     MaskMaker,
     chain_layout,
     chain_positions,
     tree_layout,
 )
-from outpace.targets.hf.own_states import cache_for
-from outpace.targets.hf.placement import PassSlots
-from outpace.targets.hf.prefixes import SavedText
-from outpace.targets.hf.setting import Setting
-from outpace.targets.hf.states import StateCache
-from outpace.targets.hf.steps import TRIAL, Steps
+from outpace.targets.hf.slots.placement import PassSlots
+from outpace.targets.hf.slots.prefixes import SavedText
+from outpace.targets.hf.supported.setting import Setting
 from outpace.targets.hf.telling.telling import Telling
 from outpace.targets.hf.vision.reading import text_offset
 from outpace.targets.hf.weights import pass_bytes

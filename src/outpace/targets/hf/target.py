@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from outpace.core.proposal import Entered, Riders
 from outpace.core.transfer import to_device
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.targets.base import Chunk, Plan, PromptInputs, Scores, States, SubLayers, Target
 from outpace.targets.cpu.contention import ThreadLimit
 from outpace.targets.hf.fixed import FixedShapes
-from outpace.targets.hf.parts import LowerLayers, UpperLayers, WithoutSubLayers
-from outpace.targets.hf.plainly import forward_mask
-from outpace.targets.hf.prefixes import SavedTexts
-from outpace.targets.hf.riding import Carriage, boarding, with_riders
+from outpace.targets.hf.partial.parts import LowerLayers, UpperLayers, WithoutSubLayers
+from outpace.targets.hf.partial.riding import Carriage, boarding, with_riders
+from outpace.targets.hf.partial.view import LowerLayersView, PartView, pass_behind
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
-from outpace.targets.hf.view import LowerLayersView, PartView, pass_behind
+from outpace.targets.hf.slots.prefixes import SavedTexts
+from outpace.targets.hf.supported.plainly import forward_mask
 from outpace.targets.hf.weights import weight_bytes
 
 PADDING = 1.25

@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from outpace.targets.cpu.blocks import BlockEmbedding
+from outpace.targets.cpu.weights.blocks import BlockEmbedding
 
 
 def weight_bytes(model: nn.Module) -> int:

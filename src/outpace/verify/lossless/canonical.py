@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.pieces import pieces
+from outpace.core.laws.pieces import pieces
 from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.core.values import shown
 from outpace.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.pieces import pieces
+from outpace.core.laws.pieces import pieces
 from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.verify.base import Rule, at_drafted, drafted_mass, normalised, ratio, rows_of
 from outpace.verify.lossless.match import MatchRule

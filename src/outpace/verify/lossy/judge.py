@@ -18,9 +18,9 @@ from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
 from outpace.errors import ConfigError
-from outpace.heads.classifier import Classifier, load_classifier
-from outpace.heads.judge import Judge
-from outpace.heads.origin import Origin
+from outpace.heads.classifiers.base import Classifier, load_classifier
+from outpace.heads.classifiers.judge import Judge
+from outpace.heads.classifiers.origin import Origin
 from outpace.verify.base import Rule, at_drafted, drafted_mass, first_failure, ratio
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.lossless.token import residual_next

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.verify.base import Rule, at_drafted, in_pieces, normalised, rows_of, stop_at
 from outpace.verify.options import require
 

@@ -15,7 +15,7 @@ from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ModelLoadError
-from outpace.targets.cpu.blocks import BlockEmbedding, BlockLinear, Blocks
+from outpace.targets.cpu.weights.blocks import BlockEmbedding, BlockLinear, Blocks
 from outpace.targets.hf.gguf.file import GGUFModel
 from outpace.targets.hf.gguf.names import arrangement_of
 

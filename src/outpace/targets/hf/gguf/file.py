@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from outpace.errors import ModelLoadError, UnsupportedModel
-from outpace.targets.cpu.blocks import KINDS
+from outpace.targets.cpu.weights.blocks import KINDS
 from outpace.targets.hf.gguf.header import Stored, begins_as_gguf, read_header
 
 PLAIN = ("F32", "F16", "BF16")

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from outpace.errors import ConfigError, OutpaceError
-from outpace.targets.cpu.blocks import KINDS, block_bytes
-from outpace.targets.hf import support
+from outpace.targets.cpu.weights.blocks import KINDS, block_bytes
 from outpace.targets.hf.gguf.architecture import config_of, no_such_model
 from outpace.targets.hf.gguf.building import empty_model, filled
 from outpace.targets.hf.gguf.file import GGUFModel, read_model
 from outpace.targets.hf.gguf.likeness import likeness_of
 from outpace.targets.hf.gguf.vocabulary import generation_config_of, tokenizer_of
+from outpace.targets.hf.supported import support
 
 LOGGER = logging.getLogger("outpace")
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from outpace.errors import UnsupportedModel
-from outpace.targets.cpu.blocks import KINDS, Blocks
+from outpace.targets.cpu.weights.blocks import KINDS, Blocks
 from outpace.targets.hf.gguf.file import GGUFModel
 from outpace.targets.hf.gguf.header import Stored
 

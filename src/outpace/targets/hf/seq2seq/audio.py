@@ -12,8 +12,8 @@ from transformers import AutoFeatureExtractor
 from outpace.core.values import shown
 from outpace.errors import PromptError
 from outpace.targets.base import Source
-from outpace.targets.hf.loaded import Loaded
-from outpace.targets.hf.source import locate
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.source import locate
 
 FEATURES = "input_features"
 _FORMS = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from outpace.targets.hf.masks import Layout, MaskMaker
+from outpace.targets.hf.slots.masks import Layout, MaskMaker
 
 
 @dataclass(frozen=True, eq=False)

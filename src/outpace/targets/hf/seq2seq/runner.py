@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.targets.base import Source
 from outpace.targets.hf.fixed import FixedShapes
-from outpace.targets.hf.masks import MaskMaker
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.seq2seq.encoding import encoded
 from outpace.targets.hf.seq2seq.masks import DecoderMasks
 from outpace.targets.hf.seq2seq.memory import Memory
 from outpace.targets.hf.seq2seq.side import DecoderSide
+from outpace.targets.hf.slots.masks import MaskMaker
 from outpace.targets.hf.weights import pass_bytes
 
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast
 
-from outpace.targets.hf.attended import as_attended
 from outpace.targets.hf.seq2seq.masks import SelfMask
 from outpace.targets.hf.seq2seq.memory import LayerMemory, Seen
 from outpace.targets.hf.seq2seq.placing import Places, Placing
+from outpace.targets.hf.slots.attended import as_attended
 
 
 class DecoderSide:

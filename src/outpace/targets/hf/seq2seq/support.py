@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.core.tree import Tree
+from outpace.core.trees.tree import Tree
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import Source
-from outpace.targets.hf.plainly import some_states, some_tokens
 from outpace.targets.hf.seq2seq.runner import DecoderRunner
+from outpace.targets.hf.supported.plainly import some_states, some_tokens
 
 REFUSED = {
     "switch_transformers": "its experts drop tokens when many of a pass choose the same one",

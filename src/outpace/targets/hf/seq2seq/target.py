@@ -11,10 +11,10 @@ from outpace.core.proposal import Riders
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import Chunk, Plan, Scores, SubLayers
 from outpace.targets.hf.fixed import FixedShapes
+from outpace.targets.hf.partial.view import LowerLayersView, PartView
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.seq2seq.runner import DecoderRunner
 from outpace.targets.hf.target import HFTarget
-from outpace.targets.hf.view import LowerLayersView, PartView
 
 
 class Seq2SeqTarget(HFTarget):

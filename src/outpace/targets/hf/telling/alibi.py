@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.hf.masks import Layout
+from outpace.targets.hf.slots.masks import Layout
 from outpace.targets.hf.telling import exchange
 from outpace.targets.hf.telling.teller import Teller
 

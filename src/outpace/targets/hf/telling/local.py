@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from outpace.targets.hf.attended import as_attended
-from outpace.targets.hf.masks import Layout
+from outpace.targets.hf.slots.attended import as_attended
+from outpace.targets.hf.slots.masks import Layout
 from outpace.targets.hf.telling import exchange
 from outpace.targets.hf.telling.teller import Teller
 

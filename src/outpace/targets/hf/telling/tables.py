@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from outpace.targets.hf.masks import Layout
+from outpace.targets.hf.slots.masks import Layout
 from outpace.targets.hf.telling import exchange
 from outpace.targets.hf.telling.teller import Teller
 

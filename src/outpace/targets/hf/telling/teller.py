@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 
-from outpace.targets.hf.masks import Layout
+from outpace.targets.hf.slots.masks import Layout
 
 
 class Teller(ABC):

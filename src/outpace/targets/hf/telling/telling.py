@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
-from outpace.targets.hf.masks import Layout
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
+from outpace.targets.hf.slots.masks import Layout
 from outpace.targets.hf.telling import alibi, blocks, local, tables, temperature
 from outpace.targets.hf.telling.teller import Teller
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outpace.targets.hf.masks import Layout
+from outpace.targets.hf.slots.masks import Layout
 from outpace.targets.hf.telling import exchange
 from outpace.targets.hf.telling.teller import Teller
 

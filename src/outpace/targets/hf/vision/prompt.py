@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.attended import as_attended
-from outpace.targets.hf.plainly import reads_forward
+from outpace.targets.hf.slots.attended import as_attended
+from outpace.targets.hf.supported.plainly import reads_forward
 
 _OURS = frozenset({"input_ids", "past_key_values", "use_cache", "labels"})
 """Arguments of a language model that say nothing of the prompt, or that a pass over slots has."""

@@ -11,8 +11,8 @@ from outpace.core.transfer import to_device
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import Chunk, Media, PromptInputs, Target
 from outpace.targets.hf.fixed import FixedShapes
-from outpace.targets.hf.plainly import reads_forward
 from outpace.targets.hf.runner import PREFILL_CHUNK
+from outpace.targets.hf.supported.plainly import reads_forward
 from outpace.targets.hf.target import HFTarget, asking_for, states_of
 from outpace.targets.hf.vision.families import IDENTICAL
 from outpace.targets.hf.vision.prompt import ImagePrompt

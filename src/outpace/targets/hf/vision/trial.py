@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
-from outpace.targets.hf.support import tolerance
+from outpace.targets.hf.supported.support import tolerance
 from outpace.targets.hf.vision.reading import on_device, read_prompt
 
 

@@ -1,0 +1,1 @@
+"""Sequential tests of texts, which may be stopped at any time."""

@@ -1,0 +1,139 @@
+"""How large a deviation a sequential test would have caught, by simulation.
+
+A run is simulated with the laws that the real one has met, but with tokens drawn from laws that are
+off by a stated amount in a stated way. The least amount is found at which 90 % of the simulated
+runs raise the alarm. Only the bets on ranks are simulated, so that the real test catches at least
+as much.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outpace.audit.betting.sequential import Array, tilt_gains
+
+KEPT = 64
+"""So many of the most probable tokens of each law are remembered one by one."""
+CHECKPOINTS = 24
+"""Moments of a simulated run at which its wealth is looked at."""
+RUNS = 50
+"""Simulated runs by which a probability of an alarm is estimated."""
+
+
+@dataclass
+class Design:
+    """The laws that a run has met, each without its least probable tokens."""
+
+    heads: list[Array] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+
+    def add(self, position: int, law: Tensor) -> None:
+        """Remembers a law ``[V]`` met at a position (from 0) of its text."""
+        head = np.zeros(KEPT)
+        top = torch.topk(law, min(KEPT, law.shape[-1])).values.double().cpu().numpy()
+        head[: len(top)] = top
+        self.heads.append(head)
+        self.sizes.append(int((law > 0).sum()))
+        self.positions.append(position)
+
+
+class Simulation:
+    """Simulated runs of an engine that is wrong in one way.
+
+    "sharper": some of the tokens are the law's most probable one instead of a draw, as when a
+    drafter hands over its argmax as if it were a sample. "flatter": some are drawn evenly from the
+    tokens that the options leave, as when the temperature or a truncation is missed.
+    """
+
+    def __init__(self, design: Design, way: str, slack: float, seed: int = 0) -> None:
+        self._edges = np.concatenate(
+            [np.zeros((len(design.heads), 1)), np.stack(design.heads).cumsum(1)], 1
+        ).clip(max=1.0)  # [n, KEPT + 1]
+        self._sizes = np.array(design.sizes)
+        self._positions = np.array(design.positions)
+        self._way = way
+        self._slack = slack
+        self._generator = np.random.default_rng(seed)
+
+    def variation(self, share: float) -> float:
+        """Returns the mean total variation per token if this share of the tokens is wrong."""
+        head = np.diff(self._edges, axis=1)
+        if self._way == "sharper":
+            return share * float((1 - head[:, 0]).mean())
+        even = 1 / self._sizes[:, None]
+        listed = np.arange(KEPT) < self._sizes[:, None]
+        inside = (np.abs(head - even) * listed).sum(1)
+        tail = np.abs(1 - head.sum(1) - (1 - KEPT * even[:, 0]).clip(min=0))
+        return share * float((inside + tail).mean() / 2)
+
+    def power(self, share: float, alpha: float, stakes: tuple[float, float]) -> float:
+        """Returns the share of simulated runs that raise the alarm.
+
+        share: of wrong tokens. stakes: the shares of the wealth on all tokens and by position.
+        """
+        alarms = [self._run(share, stakes) >= -math.log(alpha) for _ in range(RUNS)]
+        return float(np.mean(alarms))
+
+    def _run(self, share: float, stakes: tuple[float, float]) -> float:
+        """Simulates a run; returns the logarithm of its greatest wealth at the checkpoints."""
+        low, high = self._draw(share)
+        gains = tilt_gains(low, high, self._slack)  # [n, bets]
+        count, places = len(gains), int(self._positions.max()) + 1
+        when = np.arange(count) * CHECKPOINTS // count
+        table = np.zeros((CHECKPOINTS, places, gains.shape[1]))
+        np.add.at(table, (when, self._positions), gains)
+        placed = table.cumsum(0)
+        pooled = placed.sum(1)
+        wealth = stakes[0] * _mean_exp(pooled, 1) + stakes[1] * _mean_exp(placed, (1, 2))
+        return float(np.log(wealth.max()))
+
+    def _draw(self, share: float) -> tuple[Array, Array]:
+        rows = np.arange(len(self._sizes))
+        u = self._generator.random(len(rows))
+        index = (u[:, None] >= self._edges[:, 1:]).sum(1)  # KEPT: beyond what is remembered
+        off = self._generator.random(len(rows)) < share
+        if self._way == "sharper":
+            index[off] = 0
+        else:
+            even = (self._generator.random(len(rows)) * self._sizes).astype(np.int64)
+            index[off] = even.clip(max=KEPT)[off]
+            beyond = self._edges[:, KEPT]
+            u = np.where(off, beyond + (1 - beyond) * self._generator.random(len(rows)), u)
+        known = index < KEPT
+        at = index.clip(max=KEPT - 1)
+        low = np.where(known, self._edges[rows, at], u)
+        high = np.where(known, self._edges[rows, at + 1], u)
+        return low, high
+
+
+def _mean_exp(logs: Array, axis: int | tuple[int, ...]) -> Array:
+    mean: Array = np.exp(logs.clip(max=600)).mean(axis)
+    return mean
+
+
+def detectable(
+    design: Design, alpha: float, stakes: tuple[float, float], slack: float, power: float = 0.9
+) -> dict[str, float | None]:
+    """Returns, for each way of being wrong, the least total variation per token that is caught with
+    the probability ``power``; None where not even the greatest would be."""
+    found: dict[str, float | None] = {}
+    for way in ("sharper", "flatter"):
+        simulation = Simulation(design, way, slack)
+        if simulation.power(1.0, alpha, stakes) < power:
+            found[way] = None
+            continue
+        low, high = 0.0, 1.0
+        for _ in range(7):
+            middle = (low + high) / 2
+            if simulation.power(middle, alpha, stakes) < power:
+                low = middle
+            else:
+                high = middle
+        found[way] = simulation.variation(high)
+    return found

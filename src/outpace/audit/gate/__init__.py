@@ -1,0 +1,1 @@
+"""The law gate: what a rule emits, by enumeration."""

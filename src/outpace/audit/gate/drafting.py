@@ -1,0 +1,126 @@
+"""Ways of drafting for the law gate: all proposals that each can make, and their probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outpace.audit.gate.world import World
+from outpace.core.proposal import Law, Point, Sampled
+
+SURE = 0.6
+"""Chains that end by themselves go on while the drafter's most probable token has at least this
+probability."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drafts:
+    """The R proposals of N nodes that a drafter can make to each of G pairs of models."""
+
+    tokens: Tensor  # [R, N]
+    chance: Tensor  # [G, R], the probability of each proposal; 1 if ``each`` is set
+    law: Law  # the drafter's claim about its tokens; its q is [G * R, N, V], by pair, then proposal
+    each: bool = False
+    """Whether a rule must be exact for each proposal by itself, as for tokens that were not drawn,
+    and not only on average over the proposals."""
+    counts: Tensor | None = None  # [G, R] or [R] drafted nodes, where the drafter itself decides
+
+
+Drafting = Callable[[World, list[int]], Drafts]
+"""A way of drafting: from a world and the parents of a tree's nodes (as in `Tree.uniform`) to all
+proposals."""
+
+
+def point(world: World, parents: list[int]) -> Drafts:
+    """Returns all proposals, or 27 of them if there are more, as tokens that were not drawn."""
+    tokens = _all_tokens(world.vocabulary, len(parents))
+    tokens = tokens[torch.linspace(0, len(tokens) - 1, min(27, len(tokens))).long()]
+    return Drafts(tokens, torch.ones(world.pairs, len(tokens)).double(), Point(), each=True)
+
+
+def iid(world: World, parents: list[int]) -> Drafts:
+    """Returns all proposals, each token drawn from q at its parent."""
+    tokens = _all_tokens(world.vocabulary, len(parents))
+    q = laws_at_parents(world, tokens, parents)  # [G, R, N, V]
+    drawn = q.gather(-1, tokens[None, :, :, None].expand(*q.shape[:-1], 1))[..., 0]
+    return Drafts(tokens, drawn.prod(-1), Sampled(q.flatten(0, 1)))
+
+
+def without(world: World, parents: list[int]) -> Drafts:
+    """Returns all proposals, siblings drawn without replacement.
+
+    Once q has no token left, further siblings repeat the token of the first one. Such nodes were
+    not drawn from anything, and a rule must not accept them.
+    """
+    tokens = _all_tokens(world.vocabulary, len(parents))
+    q = laws_at_parents(world, tokens, parents)
+    chance = torch.ones(world.pairs, len(tokens)).double()
+    for node, parent in enumerate(parents):
+        left = q[:, :, node].clone()  # [G, R, V]
+        for elder in range(node):
+            if parents[elder] == parent:
+                left.scatter_(-1, _each(tokens[:, elder], left), 0.0)
+        total = left.sum(-1)
+        drawn = left.gather(-1, _each(tokens[:, node], left))[..., 0] / total.clamp(min=1e-300)
+        eldest = tokens[:, parents.index(parent)]
+        chance = chance * torch.where(total > 0, drawn, (tokens[:, node] == eldest).double())
+    return Drafts(tokens, chance, Sampled(q.flatten(0, 1), with_replacement=False))
+
+
+def stopping(world: World, parents: list[int]) -> Drafts:
+    """Returns chains that end after their first token 0."""
+    drafts = iid(world, parents)
+    before = (drafts.tokens != 0).long().cumprod(1).sum(1)
+    counts = (before + 1).clamp(max=len(parents))
+    return _ended(world, drafts, counts.expand(world.pairs, -1))
+
+
+def unsure(world: World, parents: list[int]) -> Drafts:
+    """Returns chains that end where the law of the next token has no token as probable as
+    `SURE`."""
+    drafts = iid(world, parents)
+    sure = laws_at_parents(world, drafts.tokens, parents).amax(-1) >= SURE  # [G, R, N]
+    return _ended(world, drafts, sure.long().cumprod(-1).sum(-1))
+
+
+def _ended(world: World, drafts: Drafts, counts: Tensor) -> Drafts:
+    """The same chains, ended after ``counts`` tokens, ``[G, R]``."""
+    law, tokens = drafts.law, drafts.tokens
+    assert isinstance(law, Sampled)
+    # Proposals that agree up to their ends are one proposal: the one filled up with 0 counts.
+    beyond = torch.arange(tokens.shape[1]) >= counts[..., None]  # [G, R, N]
+    first = ((tokens == 0) | ~beyond).all(-1)
+    q = law.q.view(world.pairs, -1, *law.q.shape[1:])
+    drawn = q.gather(-1, tokens[None, :, :, None].expand(*q.shape[:-1], 1))[..., 0]
+    chance = torch.where(beyond, 1.0, drawn).prod(-1) * first
+    return Drafts(tokens, chance, law, counts=counts)
+
+
+BUILT_IN: dict[str, Drafting] = {
+    "point": point,
+    "iid": iid,
+    "without": without,
+    "stopping": stopping,
+    "unsure": unsure,
+}
+ENDING = (stopping, unsure)
+"""The ways of drafting that decide themselves where a draft ends; they make chains only."""
+
+
+def laws_at_parents(world: World, tokens: Tensor, parents: list[int]) -> Tensor:
+    """Returns ``[G, R, N, V]``: q at the parent of each drafted token."""
+    above = world.contexts(tokens, parents)[:, parents]  # [R, N]
+    return world.q[:, above]
+
+
+def _all_tokens(vocabulary: int, nodes: int) -> Tensor:
+    grid = torch.cartesian_prod(*[torch.arange(vocabulary)] * nodes)
+    return grid.reshape(-1, nodes)
+
+
+def _each(token: Tensor, laws: Tensor) -> Tensor:
+    """``[R]`` to the index ``[G, R, 1]`` of one token per proposal."""
+    return token[None, :, None].expand(*laws.shape[:-1], 1)

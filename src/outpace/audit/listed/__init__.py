@@ -1,0 +1,1 @@
+"""The table of options: every one under every drafter and rule."""

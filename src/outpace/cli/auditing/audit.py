@@ -1,0 +1,282 @@
+"""``outpace audit``: is the text really the target's? Five ways to know."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from outpace.cli.auditing.families import families
+from outpace.cli.flags import options as opt
+from outpace.cli.flags.speculation import speculation
+from outpace.cli.loading import load_llm, starting
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="markdown",
+    no_args_is_help=True,
+    help="Prove, or refute, that speculation leaves the text's law alone. Exit code 1: refuted.",
+)
+app.command()(families)
+
+Rules = Annotated[
+    list[str] | None,
+    typer.Option("--rule", metavar="NAME", help="Only this rule. May be given several times."),
+]
+Drafters = Annotated[
+    list[str] | None,
+    typer.Option("--drafter", metavar="NAME", help="Only this way of drafting; several times."),
+]
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help='One prompt per line; *.jsonl: {"prompt": ...} or {"prompt_token_ids": [...]}. Unset: '
+        "a few built in; with --chat ten questions about code, maths and everyday things.",
+    ),
+]
+Chat = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="Prompts are a user's messages, given through the model's chat template, as instruct "
+        "models expect them.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
+
+
+@app.command()
+def law(
+    rule: Rules = None,
+    drafter: Drafters = None,
+    full: Annotated[bool, typer.Option("--full", help="All shapes of drafts.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Enumerate every outcome of every rule on small vocabularies: total variation to 1e-12."""
+    with starting():
+        from outpace.audit.gate.law import audit_law
+
+    conclude(audit_law(rule or None, drafter or None, fast=not full), "law_findings", as_json)
+
+
+@app.command()
+def model(
+    model: opt.Model = None,
+    speculative_config: opt.SpeculativeJson = None,
+    draft: opt.Draft = None,
+    method: opt.Method = None,
+    num_speculative_tokens: opt.NumSpeculativeTokens = None,
+    verify: opt.Verify = None,
+    prompts: Prompts = None,
+    chat: Chat = False,
+    samples: Annotated[int, typer.Option(min=1, help="Texts to sample.")] = 1000,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens per text. Unset: two rounds' worth.", show_default=False),
+    ] = None,
+    alpha: Annotated[
+        float, typer.Option(help="Share of clean runs that may raise a false alarm.")
+    ] = 1e-3,
+    rows: Annotated[int, typer.Option(min=1, help="Texts decoded at once.")] = 16,
+    seed: Annotated[int, typer.Option(help="Of the first text; the others count up.")] = 0,
+    temperature: opt.Temperature = 1.0,
+    top_p: opt.TopP = None,
+    top_k: opt.TopK = None,
+    min_p: opt.MinP = None,
+    typical_p: opt.TypicalP = None,
+    repetition_penalty: opt.RepetitionPenalty = None,
+    presence_penalty: opt.PresencePenalty = 0.0,
+    frequency_penalty: opt.FrequencyPenalty = 0.0,
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    trust_remote_code: opt.TrustRemoteCode = False,
+    as_json: Json = False,
+) -> None:
+    """Bet against this model's speculation: is each token drawn from the law of plain decoding?
+
+    Texts are sampled with speculation on, and every token is played against the law that a plain
+    forward computes. The test may stop at any time; see docs/audit.md.
+    """
+    config = speculation(
+        speculative_config, draft, method, num_speculative_tokens, verify, bundled=model is None
+    )
+    check_alpha(alpha)
+    with starting():
+        from outpace.audit.model import AuditPlan, audit_model, built_in_prompts
+        from outpace.core.params import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        typical_p=typical_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+    )
+    llm = engine_of(model, config, rows, dtype, device, trust_remote_code)
+    listed = prompt_ids(llm, prompts, chat) or built_in_prompts(llm)
+    report = audit_model(llm, AuditPlan(listed, samples, tokens, alpha, seed), params)
+    conclude(report, "model_findings", as_json)
+
+
+@app.command()
+def diff(
+    model: opt.Model = None,
+    speculative_config: opt.SpeculativeJson = None,
+    draft: opt.Draft = None,
+    method: opt.Method = None,
+    num_speculative_tokens: opt.NumSpeculativeTokens = None,
+    verify: opt.Verify = None,
+    prompts: Prompts = None,
+    chat: Chat = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest text.")] = 64,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0, help="Rounding, in logits. Unset: measured.", show_default=False),
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Of the coupled texts.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the first coupled text.")] = 0,
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    trust_remote_code: opt.TrustRemoteCode = False,
+    as_json: Json = False,
+) -> None:
+    """Compare greedy and coupled texts with and without speculation; tell rounding from bugs."""
+    config = speculation(
+        speculative_config, draft, method, num_speculative_tokens, verify, bundled=model is None
+    )
+    with starting():
+        from outpace.audit.diff import audit_diff
+        from outpace.audit.model import built_in_prompts
+        from outpace.core.params import SamplingParams
+    from outpace.errors import IncompatibleRule
+
+    llm = engine_of(model, config, 16, dtype, device, trust_remote_code)
+    engines: dict[Any, Any] = {"greedy": llm}
+    skipped = None
+    try:
+        engines["coupled"] = coupled_twin(llm)
+    except IncompatibleRule as error:
+        skipped = f"coupled: {error}"
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    listed = prompt_ids(llm, prompts, chat) or built_in_prompts(llm)
+    report = audit_diff(engines, listed, params, tolerance, skipped)
+    conclude(report, "diff_findings", as_json)
+
+
+@app.command()
+def options(
+    drafter: Drafters = None,
+    rule: Rules = None,
+    as_json: Json = False,
+) -> None:
+    """Prove every sampling option under every drafter and rule, on a tiny model: honoured or
+    refused."""
+    with starting():
+        from outpace.audit.listed.options import audit_options
+
+    conclude(audit_options(drafter or None, rule or None), "options_findings", as_json)
+
+
+# -- what the verbs share ----------------------------------------------------------------------
+
+
+def engine_of(
+    model: str | None, config: Any, rows: int, dtype: str, device: str, trust_remote_code: bool
+) -> Any:
+    """Returns the engine to audit."""
+    engine = {
+        "speculative_config": config,
+        "dtype": dtype,
+        "device": device,
+        "trust_remote_code": trust_remote_code,
+    }
+    return load_llm(model, engine, {}, rows)[0]
+
+
+def coupled_twin(llm: Any) -> Any:
+    """Returns an engine on the same loaded target, with the same drafter, whose rule is coupled."""
+    from dataclasses import replace
+
+    from outpace.api import LLM
+
+    return LLM(
+        llm.target.model,
+        tokenizer=llm.tokenizer,
+        speculative_config=replace(llm.config, verify="coupled"),
+        max_model_len=llm.max_model_len,
+        max_num_seqs=llm.engine.target.rows,
+    )
+
+
+def prompt_ids(llm: Any, file: str | None, chat: bool) -> list[list[int]]:
+    """Returns the prompts of a file, or of the built-in chats, as token ids; none of neither."""
+    from outpace.bench.builtin import CHATS
+    from outpace.chats import check_template
+    from outpace.errors import PromptError
+
+    if file is None and not chat:
+        return []
+    found = [text for *_, text in CHATS] if file is None else prompts_in(file)
+    if not chat:
+        return [llm.prompt_ids(prompt) for prompt in found]
+    check_template(llm.tokenizer, llm.target.name, "leave --chat out")
+    if not all(isinstance(prompt, str) for prompt in found):
+        raise PromptError("--chat needs texts, and the prompt file holds token ids: leave it out.")
+    return [llm.chat_ids([{"role": "user", "content": text}]) for text in found]
+
+
+def prompts_in(file: str) -> list[Any]:
+    """Returns the texts and lists of token ids of a prompt file."""
+    from outpace.errors import PromptError
+
+    try:
+        with open(file, encoding="utf-8") as lines:
+            texts = [line.rstrip("\r\n") for line in lines if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"cannot read prompt file {file!r}: {error}.") from error
+    if not texts:
+        raise PromptError(f"prompt file {file!r} is empty: give one prompt per line.")
+    return [parsed(text, file) for text in texts] if file.endswith(".jsonl") else texts
+
+
+def parsed(line: str, file: str) -> str | list[int]:
+    """Returns the prompt of one line of a JSONL file."""
+    from outpace.errors import PromptError
+
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise PromptError(f"{file} holds a line that is not JSON: {error}.") from error
+    names = ("prompt", "prompt_token_ids")
+    found = next((record[name] for name in names if name in record), None)
+    if not isinstance(found, str | list):
+        raise PromptError(f'{file} needs a "prompt" or "prompt_token_ids" in every line.')
+    return found
+
+
+def check_alpha(alpha: float) -> None:
+    """Raises ``ConfigError`` for a rate of false alarms that is none."""
+    from outpace.errors import ConfigError
+
+    if not 0 < alpha < 1:
+        raise ConfigError(f"--alpha must be between 0 and 1, not {alpha}.")
+
+
+def conclude(report: Any, findings: str, as_json: bool) -> None:
+    """Prints a report; leaves with 1 if it is bad."""
+    from rich.console import Console
+
+    from outpace.audit import report as printing
+
+    if as_json:
+        typer.echo(json.dumps(printing.as_dict(report)))
+    else:
+        Console().print(getattr(printing, findings)(report))
+    if not printing.is_good(report):
+        raise typer.Exit(1)

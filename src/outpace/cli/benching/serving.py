@@ -1,0 +1,184 @@
+"""``outpace bench serve``: a running server under load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from outpace.cli.benching.groups import JsonFile
+from outpace.cli.flags.grouped import grouped
+from outpace.cli.tables import table
+from outpace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outpace.bench.run.serving import Served, Target
+
+Figures = Mapping[str, float]
+PngFile = Annotated[
+    Path | None,
+    typer.Option("--png", metavar="FILE", help="With --clients: plot throughput and TPOT."),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddressFlags:
+    """The server, and when a request counts as served well."""
+
+    url: Annotated[str, typer.Option(help="Address of a running `outpace serve`.")] = (
+        "http://127.0.0.1:8000"
+    )
+    first_seconds: Annotated[
+        float, typer.Option(help="Goodput counts texts whose first token came as soon as this,")
+    ] = 1.0
+    token_seconds: Annotated[
+        float, typer.Option(help="and whose other tokens took at most this, on average.")
+    ] = 0.1
+
+    def target(self) -> Target:
+        from outpace.bench.run.serving import Target
+
+        return Target(self.url, self.first_seconds, self.token_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedFlags:
+    """What is asked for."""
+
+    prompts: Annotated[
+        str, typer.Option(help="A .jsonl file, 'builtin', or a set in --data, as in bench run.")
+    ] = "builtin"
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where named sets are. Unset: OUTPACE_DATA.")
+    ] = None
+    num_requests: Annotated[int, typer.Option(min=1, help="Requests of each kind.")] = 40
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per text.")] = 64
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
+    seed: Annotated[int, typer.Option(help="Of the arrivals and of sampled texts.")] = 0
+
+    def texts(self) -> list[str]:
+        """Returns as many prompts as there are requests."""
+        from outpace.bench.prompts import read_prompts
+
+        texts = [prompt.text for prompt in read_prompts(self.prompts, self.data)]
+        return [texts[index % len(texts)] for index in range(self.num_requests)]
+
+
+@grouped
+def serve_benchmark(
+    *,
+    speculative: Annotated[
+        str, typer.Option(help="What requests ask for, with commas: off, auto, or a number.")
+    ] = "off,auto",
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Requests per second, which arrive at random (Poisson). Unset: 2."),
+    ] = None,
+    clients: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Instead of a rate: so many clients, each with one request open at any time.",
+        ),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Runs of each, in turns; medians are told.")
+    ] = 1,
+    address: AddressFlags,
+    asked: AskedFlags,
+    json_file: JsonFile = None,
+    png: PngFile = None,
+) -> None:
+    """Measure a running server under load: latencies, throughput and goodput.
+
+    Every kind of request gets the same prompts at the same times, or from as many clients. A key is
+    read from OUTPACE_API_KEY.
+    """
+    if clients is None:
+        if png is not None:
+            raise ConfigError("--png needs --clients: it shows what more of them change.")
+        _by_rate(2.0 if rate is None else rate, speculative, repeats, address, asked, json_file)
+    elif rate is not None:
+        raise ConfigError("--rate and --clients exclude each other: drop one.")
+    else:
+        _by_clients(clients, speculative, repeats, address, asked, json_file, png)
+
+
+def _by_rate(
+    rate: float,
+    speculative: str,
+    repeats: int,
+    address: AddressFlags,
+    asked: AskedFlags,
+    json_file: Path | None,
+) -> None:
+    from outpace.bench.run.serving import Load, run_load
+
+    target = address.target()
+    load = Load(asked.texts(), rate, asked.max_tokens, asked.temperature, asked.seed)
+    found = _in_turns(speculative, repeats, target, partial(run_load, load, target))
+    _show(f"{address.url}, {rate:g} requests/s", found)
+    _write(json_file, found)
+
+
+def _by_clients(
+    clients: str,
+    speculative: str,
+    repeats: int,
+    address: AddressFlags,
+    asked: AskedFlags,
+    json_file: Path | None,
+    png: Path | None,
+) -> None:
+    from outpace.bench.report.outputs import check_file
+    from outpace.bench.report.plots import load_figure, require_matplotlib
+    from outpace.bench.run.serving import Clients, run_clients
+    from outpace.bench.run.session import numbers
+
+    check_file("--png", png)
+    if png is not None:
+        require_matplotlib()
+    target, texts = address.target(), asked.texts()
+    found: dict[str, dict[int, Figures]] = {}
+    for count in numbers(clients, int, "--clients"):
+        load = Clients(texts, count, asked.max_tokens, asked.temperature, asked.seed)
+        figures = _in_turns(speculative, repeats, target, partial(run_clients, load, target))
+        _show(f"{address.url}, {count} clients", figures)
+        for kind, one in figures.items():
+            found.setdefault(kind, {})[count] = one
+    _write(json_file, found)
+    if png is not None:
+        png.write_bytes(load_figure(found))
+
+
+def _in_turns(
+    speculative: str, repeats: int, target: Target, run: Callable[[str], list[Served]]
+) -> dict[str, Figures]:
+    """Returns the figures of each kind of request; all kinds take turns."""
+    from outpace.bench.run.serving import medians, summary
+
+    kinds = speculative.split(",")
+    runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+    with Console(stderr=True).status("measuring") as status:
+        for turn in range(repeats):
+            for kind in kinds if turn % 2 == 0 else reversed(kinds):
+                status.update(f"speculative={kind}, run {turn + 1} of {repeats}")
+                runs[kind].append(summary(run(kind), target))
+    return {kind: medians(found) for kind, found in runs.items()}
+
+
+def _show(title: str, found: Mapping[str, Figures]) -> None:
+    names = list(next(iter(found.values())))
+    rows = [[name, *(f"{one[name]:.4g}" for one in found.values())] for name in names]
+    Console().print(table(title, ["", *found], rows))
+
+
+def _write(file: Path | None, found: Mapping[str, object]) -> None:
+    if file is not None:
+        file.write_text(json.dumps(found, indent=2) + "\n")

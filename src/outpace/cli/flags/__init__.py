@@ -1,0 +1,1 @@
+"""Flags that verbs share, and what the library is given for them."""

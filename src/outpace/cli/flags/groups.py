@@ -1,0 +1,138 @@
+"""The groups of flags that verbs share, each with what the library is given for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outpace.cli.flags import options as opt
+from outpace.cli.flags.speculation import logit_bias, speculation
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """Which model, and how it is held and computed."""
+
+    model: opt.Model = None
+    dtype: opt.Dtype = "auto"
+    device: opt.Device = "auto"
+    quantization: opt.Quantize = None
+    trust_remote_code: opt.TrustRemoteCode = False
+    threads: opt.Threads = None
+
+    @property
+    def bundled(self) -> bool:
+        """Whether no model was named, so that the bundled pair is meant."""
+        return self.model is None
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of ``LLM``, but for the model itself."""
+        names = ["dtype", "device", "quantization", "trust_remote_code"]
+        return _named(self, names if self.threads is None else [*names, "threads"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFlags(ModelFlags):
+    """The model's flags, and those of an engine that is used as it is."""
+
+    max_model_len: opt.MaxModelLen = None
+    generation_config: opt.GenerationConfig = "auto"
+    compile_passes: opt.Compile = False
+
+    def arguments(self) -> dict[str, Any]:
+        return {
+            **super().arguments(),
+            **_named(self, ["max_model_len", "generation_config"]),
+            "compile": self.compile_passes,
+        }
+
+    def speculating(self, speculation: SpeculationFlags) -> dict[str, Any]:
+        """Returns the same arguments, and how to speculate."""
+        return {"speculative_config": speculation.config(self.bundled), **self.arguments()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationFlags:
+    """How to speculate."""
+
+    draft: opt.Draft = None
+    method: opt.Method = None
+    num_speculative_tokens: opt.NumSpeculativeTokens = None
+    verify: opt.Verify = None
+    speculative_config: opt.SpeculativeJson = None
+
+    def config(self, bundled: bool) -> dict[str, Any] | None:
+        """Returns the ``speculative_config``; None if the flags say nothing."""
+        return speculation(**vars(self), bundled=bundled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingFlags:
+    """How tokens are chosen."""
+
+    temperature: opt.Temperature = None
+    top_p: opt.TopP = None
+    top_k: opt.TopK = None
+    min_p: opt.MinP = None
+    typical_p: opt.TypicalP = None
+    repetition_penalty: opt.RepetitionPenalty = None
+    presence_penalty: opt.PresencePenalty = 0.0
+    frequency_penalty: opt.FrequencyPenalty = 0.0
+    logit_bias_json: opt.LogitBias = None
+    seed: opt.Seed = None
+
+    def params(self) -> dict[str, Any]:
+        """Returns the options of ``SamplingParams``."""
+        found = {**vars(self), "logit_bias": logit_bias(self.logit_bias_json)}
+        del found["logit_bias_json"]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamFlags:
+    """Whether the most likely texts are searched for, and how."""
+
+    num_beams: opt.NumBeams = None
+    length_penalty: opt.LengthPenalty = None
+    early_stopping: opt.EarlyStopping = None
+
+    @property
+    def given(self) -> list[str]:
+        """The flags that were given."""
+        return [
+            f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value is not None
+        ]
+
+    def params(self) -> dict[str, Any]:
+        """Returns the options of ``BeamSearchParams``."""
+        words: dict[Any, Any] = {"true": True, "false": False}
+        return {
+            "beam_width": self.num_beams,
+            "length_penalty": self.length_penalty,
+            "early_stopping": words.get(self.early_stopping, self.early_stopping),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppingFlags:
+    """Where a text ends."""
+
+    max_tokens: opt.MaxTokens = None
+    min_tokens: opt.MinTokens = None
+    stop: opt.Stop = None
+    stop_token_id: opt.StopTokenId = None
+    ignore_eos: opt.IgnoreEos = False
+
+    def params(self) -> dict[str, Any]:
+        """Returns the options of ``SamplingParams``."""
+        return {
+            **_named(self, ["max_tokens", "min_tokens", "ignore_eos"]),
+            "stop": self.stop or None,
+            "stop_token_ids": self.stop_token_id or (),
+        }
+
+
+def _named(flags: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the flags that are called as what they are given to."""
+    return {name: getattr(flags, name) for name in names}

@@ -1,0 +1,342 @@
+"""Options that verbs share: their flags, types and help, stated once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outpace.cli.flags.names import LOSSLESS, LOSSY, METHODS, complete_method, complete_rule
+
+MODEL = "Model"
+SPECULATION = "Speculation"
+SAMPLING = "Sampling (unset: as the model's generation_config says)"
+BEAMS = "Beam search (instead of sampling and speculation)"
+STOPPING = "Stopping"
+PROMPTS = "Prompts"
+OUTPUT = "Output"
+
+# -- prompts -----------------------------------------------------------------------------------
+
+Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROMPT",
+        help="The text to continue; '-' reads standard input, as a pipe does without it.",
+        show_default=False,
+    ),
+]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Read the prompt from a text file (all of it but the last line break), or many from a "
+        '*.jsonl file (one {"prompt": ...} per line; an "id" is carried through).',
+        rich_help_panel=PROMPTS,
+    ),
+]
+Chat = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="The prompt is a user's message: answer it through the tokenizer's chat template.",
+        rich_help_panel=PROMPTS,
+    ),
+]
+System = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", help="System message before a --chat prompt.", rich_help_panel=PROMPTS
+    ),
+]
+
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template",
+        metavar="FILE",
+        help="Jinja template of a chat, for a model whose tokenizer has none.",
+        rich_help_panel=PROMPTS,
+    ),
+]
+
+# -- model -------------------------------------------------------------------------------------
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="ID_OR_PATH",
+        help="Folder, GGUF file or hub name of a language model. Unset: the bundled pair.",
+        rich_help_panel=MODEL,
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="TYPE",
+        help="auto, float32, float64, bfloat16 or float16. auto: float32 on a CPU, the "
+        "checkpoint's own on a GPU.",
+        rich_help_panel=MODEL,
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="DEVICE",
+        help="cpu, cuda or cuda:1. auto: a GPU where there is one.",
+        rich_help_panel=MODEL,
+    ),
+]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Compile the models' passes (CPU) or record them as CUDA graphs (GPU): loading takes "
+        "minutes the first time, each pass less. For long runs.",
+        rich_help_panel=MODEL,
+    ),
+]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        "--quantization",
+        metavar="KIND",
+        help="int8 or int4: quantise the model as it is loaded. Speculation is then "
+        "exact with respect to the quantised model. Unset: not at all.",
+        rich_help_panel=MODEL,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        help="Processor cores to compute on. Unset: as many as pay here.",
+        rich_help_panel=MODEL,
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the Python files that come with the model. Only for models that you trust.",
+        rich_help_panel=MODEL,
+    ),
+]
+GenerationConfig = Annotated[
+    str,
+    typer.Option(
+        "--generation-config",
+        metavar="WHICH",
+        help="auto takes what no flag sets from the model's own generation_config; none ignores "
+        "it.",
+        rich_help_panel=MODEL,
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TOKENS",
+        help="Longest prompt and text together. Unset: the model's own limit.",
+        rich_help_panel=MODEL,
+    ),
+]
+
+# -- speculation -------------------------------------------------------------------------------
+
+SpeculativeJson = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config",
+        metavar="JSON",
+        help="All about speculation in one object, as in Python: "
+        '{"method": ..., "model": ..., "num_speculative_tokens": ..., "verify": ...}.',
+        rich_help_panel=SPECULATION,
+    ),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="ID_OR_PATH",
+        help="Draft with this smaller model, which has the same tokenizer.",
+        rich_help_panel=SPECULATION,
+    ),
+]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help=f"How to draft: {', '.join(METHODS)}. Unset: draft_model with --draft and for the "
+        "bundled pair, else none.",
+        autocompletion=complete_method,
+        rich_help_panel=SPECULATION,
+    ),
+]
+NumSpeculativeTokens = Annotated[
+    str | None,
+    typer.Option(
+        "--num-speculative-tokens",
+        "-k",
+        metavar="N|auto",
+        help="Tokens to draft per round. auto, as unset: what pays, measured on the way.",
+        rich_help_panel=SPECULATION,
+    ),
+]
+Verify = Annotated[
+    str | None,
+    typer.Option(
+        "--verify",
+        metavar="RULE",
+        help=f"How to decide which tokens to keep: {', '.join(LOSSLESS)}; or, for another text "
+        f"than the model's own: {', '.join(LOSSY)}. Unset: what suits the drafter.",
+        autocompletion=complete_rule,
+        rich_help_panel=SPECULATION,
+    ),
+]
+
+# -- sampling ----------------------------------------------------------------------------------
+
+
+def _number(flag: str, what: str) -> Any:
+    return typer.Option(flag, metavar="X", help=what, rich_help_panel=SAMPLING)
+
+
+def _count(flag: str, what: str, panel: str = SAMPLING) -> Any:
+    return typer.Option(flag, metavar="N", help=what, rich_help_panel=panel)
+
+
+Temperature = Annotated[float | None, _number("--temperature", "0 is greedy.")]
+TopP = Annotated[
+    float | None, _number("--top-p", "Keep the fewest most probable tokens of this mass.")
+]
+TopK = Annotated[int | None, _count("--top-k", "Keep this many most probable tokens.")]
+MinP = Annotated[
+    float | None, _number("--min-p", "Keep tokens with this fraction of the best one's mass.")
+]
+TypicalP = Annotated[float | None, _number("--typical-p", "Locally typical sampling.")]
+RepetitionPenalty = Annotated[
+    float | None, _number("--repetition-penalty", "Above 1: repeat prompt and text less.")
+]
+PresencePenalty = Annotated[
+    float, _number("--presence-penalty", "Subtract from tokens that are in the text.")
+]
+FrequencyPenalty = Annotated[
+    float, _number("--frequency-penalty", "Subtract from tokens for each time they are there.")
+]
+LogitBias = Annotated[
+    str | None,
+    typer.Option(
+        "--logit-bias",
+        metavar="JSON",
+        help='Add to the scores of tokens: {"token id": number}.',
+        rich_help_panel=SAMPLING,
+    ),
+]
+Seed = Annotated[int | None, _count("--seed", "The same seed and options give the same text.")]
+Number = Annotated[int, _count("--n", "Texts per prompt.")]
+
+# -- beam search ---------------------------------------------------------------------------------
+
+NumBeams = Annotated[
+    int | None,
+    _count("--num-beams", "Search for the most likely texts with so many beams.", BEAMS),
+]
+LengthPenalty = Annotated[
+    float | None,
+    typer.Option(
+        "--length-penalty",
+        help="Divide a text's log-probability by its length to this power.",
+        rich_help_panel=BEAMS,
+    ),
+]
+EarlyStopping = Annotated[
+    str | None,
+    typer.Option(
+        "--early-stopping",
+        metavar="WHEN",
+        help="'true': end the search when as many texts as beams have ended; 'false': when none "
+        "seems likely to become better; 'never': when none can.",
+        rich_help_panel=BEAMS,
+    ),
+]
+
+# -- stopping ----------------------------------------------------------------------------------
+
+MaxTokens = Annotated[
+    int | None,
+    _count(
+        "--max-tokens", "Longest text. Unset: as the model says, or 256; --compare: 128.", STOPPING
+    ),
+]
+MinTokens = Annotated[int | None, _count("--min-tokens", "Do not stop before.", STOPPING)]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Stop before this text. May be given several times.",
+        rich_help_panel=STOPPING,
+    ),
+]
+StopTokenId = Annotated[
+    list[int] | None,
+    typer.Option(
+        metavar="ID",
+        help="Stop at this token. May be given several times.",
+        rich_help_panel=STOPPING,
+    ),
+]
+IgnoreEos = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-eos", help="Go on after the end-of-sequence token.", rich_help_panel=STOPPING
+    ),
+]
+
+# -- output ------------------------------------------------------------------------------------
+
+Compare = Annotated[
+    bool,
+    typer.Option(
+        "--compare",
+        help="After the text, measure plain against speculative decoding, in turns.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON object per text: text, tokens, what it cost.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+NoStream = Annotated[
+    bool,
+    typer.Option(
+        "--no-stream",
+        help="Print the text when it is finished, not as it comes.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Logprobs = Annotated[
+    int | None,
+    _count(
+        "--logprobs",
+        "With --json: each token's log-probability, and this many most probable ones.",
+        OUTPUT,
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        help="Before the run, say how the models are computed (kernels, threads, quantisation), "
+        "and what is slow and why.",
+        rich_help_panel=OUTPUT,
+    ),
+]

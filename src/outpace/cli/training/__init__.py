@@ -1,0 +1,1 @@
+"""``outpace train``."""

@@ -1,0 +1,65 @@
+"""The target writes the text that a drafter learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from outpace.cli.loading import ROWS
+from outpace.cli.training.bar import counting
+from outpace.cli.training.flags import TextFlags
+
+if TYPE_CHECKING:
+    from outpace.targets.hf.loading.loaded import Loaded
+
+GIGABYTE = 10**9
+
+
+def written(
+    console: Console, target: Loaded, text: TextFlags, seed: int, out: Path
+) -> Iterator[Sequence[int]]:
+    """Has the target write what is still missing of its answers; returns them all."""
+    from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
+
+    asked = prompts(text.data or [], target.tokenizer, target.name, text.prompt_tokens)
+    settings = AnswerSettings(
+        target=target.name,
+        temperature=text.temperature,
+        max_tokens=text.answer_tokens,
+        seed=seed,
+        prompts=fingerprint(asked),
+    )
+    wanted = text.wanted(len(asked))
+    answers = Answers(out / FILE, settings, int(text.cache * GIGABYTE))
+    if answers.count < wanted:
+        with counting(console, "writing answers", wanted, answers.count) as report:
+            answers.extend(asked, wanted, _writer(target, text), report)
+    if answers.count < wanted:
+        console.print(f"{answers.count:,} answers fill the cache of {text.cache:g} GB")
+    return iter(answers)
+
+
+def _writer(target: Loaded, text: TextFlags) -> Any:
+    """Returns what writes answers with the target, many at once."""
+    from outpace.api import LLM
+    from outpace.core.params import SamplingParams
+
+    llm = LLM(target, speculative_config={"method": "none"}, max_num_seqs=ROWS)
+
+    def write(prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Iterator[list[int]]:
+        room = [llm.max_model_len - len(prompt) for prompt in prompts]
+        params = [
+            SamplingParams(
+                temperature=text.temperature,
+                max_tokens=max(1, min(text.answer_tokens, left)),
+                seed=seed,
+            )
+            for seed, left in zip(seeds, room, strict=True)
+        ]
+        for output in llm.generate_each([list(prompt) for prompt in prompts], params):
+            yield output.outputs[0].token_ids
+
+    return write

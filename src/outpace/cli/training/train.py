@@ -1,0 +1,164 @@
+"""``outpace train``: a drafter for one target, trained on given text or on the target's own."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from outpace.cli.flags.grouped import grouped
+from outpace.cli.flags.groups import ModelFlags
+from outpace.cli.loading import starting, working
+from outpace.cli.training.bar import play
+from outpace.cli.training.flags import DrafterFlags, OnlineFlags, RunFlags, TextFlags
+from outpace.cli.training.online import train_online
+from outpace.cli.training.self_distill import written
+from outpace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from outpace.targets.hf.loading.loaded import Loaded
+    from outpace.train.settings import TrainSettings
+
+
+@grouped
+def train(
+    *,
+    method: Annotated[
+        str,
+        typer.Argument(
+            help="draft_model, a head (eagle3, hydra, medusa, ...), or a classifier of drafted "
+            "tokens: judge, stop_head (docs/training.md)."
+        ),
+    ],
+    model: ModelFlags,
+    text: TextFlags,
+    drafter: DrafterFlags,
+    run: RunFlags,
+    online: OnlineFlags,
+) -> None:
+    """Train a drafter for one target, a head over its hidden states or a small model, or what
+    judges drafted tokens.
+
+    Each report says how many tokens a pass of the target would bring with the drafter's guesses, on
+    text that it does not learn from; of a classifier, how many tokens it tells rightly.
+    Ctrl-C keeps what the last report wrote.
+
+    `outpace train eagle3 -m big-model --data chats.jsonl --self-distill --out head`
+
+    `outpace train draft_model -m big-model --data prose.txt --out small --set layers=2`
+
+    `outpace train eagle3 -m big-model --data today.jsonl --online --start head --out newer`
+    """
+    console = Console(stderr=True)
+    text.check(online.online)
+    if online.online:
+        train_online(console, method, model, text, drafter, run, online)
+        return
+    if online.learner is not None:
+        raise ConfigError("--learner is about --online: leave it out, or add that.")
+    settings = _settings(console, method, model, drafter, run.filled())
+    target = _target(console, model)
+    _train(console, target, _text(console, target, text, settings, drafter), settings, drafter, run)
+
+
+def _settings(
+    console: Console, method: str, model: ModelFlags, drafter: DrafterFlags, run: dict[str, Any]
+) -> TrainSettings:
+    with starting(console):
+        from outpace.train.settings import TrainSettings
+        from outpace.train.students import check_sizes
+    given: dict[str, Any] = {"start": drafter.start, "loss": drafter.loss}
+    named = {name: value for name, value in given.items() if value is not None}
+    if named and method != "draft_model":
+        raise ConfigError(f"--{next(iter(named))} is for draft_model; a head has none.")
+    named["draft"] = _draft(method, model, drafter)
+    names = ("block", "batch", "steps", "learning_rate", "seed")
+    settings = TrainSettings(
+        method=method, head=drafter.head(), **{name: run[name] for name in names}, **named
+    )
+    check_sizes(settings)
+    return settings
+
+
+def _draft(method: str, model: ModelFlags, drafter: DrafterFlags) -> str:
+    """The draft model of a classifier: the given one, or the bundled target's own; "" if none."""
+    from outpace.api import BUNDLED
+    from outpace.heads.registry import classifier_names
+
+    if method in classifier_names():
+        return drafter.draft or (str(BUNDLED / "drafter") if model.model is None else "")
+    if drafter.draft is not None:
+        raise ConfigError(f"--draft is for {' and '.join(classifier_names())}: leave it out.")
+    return ""
+
+
+def _train(
+    console: Console,
+    target: Loaded,
+    blocks: Tensor,
+    settings: TrainSettings,
+    drafter: DrafterFlags,
+    flags: RunFlags,
+) -> None:
+    from outpace.train.run import TrainingRun
+
+    run = TrainingRun(target, blocks, settings, drafter.out)
+    if run.step:
+        console.print(f"going on from step {run.step:,} of {settings.steps:,}")
+    reached = play(console, run, flags.filled()["every"], flags.minutes, flags.patience)
+    console.print(
+        f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; {reached.sentence}"
+    )
+    console.print(f"use it: {_use(settings, drafter)}", highlight=False, soft_wrap=True)
+
+
+def _use(settings: TrainSettings, drafter: DrafterFlags) -> str:
+    """How what was trained is asked for."""
+    from outpace.heads.registry import classifier_names
+
+    if settings.method not in classifier_names():
+        return f"--method {settings.method} --draft {drafter.out}"
+    key = "verify" if settings.method == "judge" else "length"
+    named = {"name": settings.method, "head": str(drafter.out)}
+    return f"--speculative-config '{json.dumps({'model': settings.draft, key: named})}'"
+
+
+def _target(console: Console, model: ModelFlags) -> Loaded:
+    with starting(console):
+        from outpace.api import BUNDLED
+        from outpace.errors import PromptError
+        from outpace.targets.cpu.threads import use_threads
+        from outpace.targets.hf.loading.load import hide_progress_bars, load
+    arguments = model.arguments()
+    use_threads(arguments.pop("threads", None))
+    name = BUNDLED / "target" if model.model is None else model.model
+    local = model.model is None or os.path.exists(model.model)
+    hide_progress_bars(downloads=local or not console.is_terminal)
+    with working(console, f"loading {model.model or 'the bundled target'}") as report:
+        target = load(name, progress=report, **arguments)
+    if target.tokenizer is None:
+        raise PromptError(f"{target.name} has no tokenizer, so no text can be read for it.")
+    return target
+
+
+def _text(
+    console: Console,
+    target: Loaded,
+    text: TextFlags,
+    settings: TrainSettings,
+    drafter: DrafterFlags,
+) -> Tensor:
+    """Returns the blocks that are learned from."""
+    from outpace.train.data import blocks, cut, documents
+
+    if not text.self_distill:
+        with working(console, "reading the text"):
+            found = documents(text.data or [], target.tokenizer, target.name)
+            return blocks(found, target.tokenizer, settings.block, text.tokens)
+    answers = written(console, target, text, settings.seed, drafter.out)
+    return cut(answers, target.tokenizer.eos_token_id, settings.block, text.tokens)

@@ -1,0 +1,1 @@
+"""The parts that the law of a next token is made of."""

@@ -1,0 +1,139 @@
+"""What a row's options decide node by node: min_tokens, bad_words, masks, logits processors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outpace.core.faults import MaskFault, ProcessorFault, RowFault
+from outpace.core.laws.masks import TokenMask
+from outpace.core.laws.truncation import NEVER
+from outpace.core.params import LogitsProcessor, SamplingParams
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """The committed tokens of B rows: what the options that look back need."""
+
+    prompts: Sequence[Sequence[int]]
+    outputs: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """One row's resolved options with everything that needs a tokenizer already in token ids."""
+
+    params: SamplingParams
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    end_ids: tuple[int, ...] = ()
+    """Tokens that min_tokens forbids: end of sequence and stop tokens."""
+    mask: TokenMask | None = None
+    """What may come next, such as a grammar. No other row has the same one."""
+
+
+class Constraints:
+    """Changes the scores of one row's nodes, each under its own history."""
+
+    def __init__(
+        self, row: int, options: RowOptions, vocabulary: int, device: torch.device
+    ) -> None:
+        """row: its number in the batch."""
+        self.row = row
+        self._device = device
+        self._vocabulary = vocabulary
+        self._min_tokens = options.params.min_tokens or 0
+        self._processors = options.params.logits_processors
+        self._mask = options.mask
+        # Tokens beyond the vocabulary cannot be generated, so nothing is left to forbid.
+        self._end_ids = [token for token in options.end_ids if token in range(vocabulary)]
+        self._bad_words = [word for word in options.bad_words_ids if word[-1] < vocabulary]
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is any history under which the row is constrained."""
+        return bool(self._bad_words or self._min_tokens or self._processors or self._mask)
+
+    def active(self, history: History) -> bool:
+        """Returns whether the row may be constrained after this history."""
+        short = len(history.outputs[self.row]) < self._min_tokens
+        constrained = self._bad_words or (short and self._end_ids)
+        return bool(constrained or self._processors or self._mask)
+
+    def apply(
+        self, scores: Tensor, paths: Sequence[Sequence[int]], history: History
+    ) -> dict[int, RowFault]:
+        """Changes the row's scores ``[M, V]`` in place, and returns the faults of drafted nodes.
+
+        A processor that fails on the committed text raises its fault. On drafted tokens it may,
+        because the text may never get there; such nodes are left with nothing but zeros.
+
+        paths: the drafted tokens that lead to each node.
+        """
+        scores.masked_fill_(self._banned(paths, history), NEVER)
+        faults: dict[int, RowFault] = {}
+        if not self._processors:
+            return faults
+        committed = [*history.prompts[self.row], *history.outputs[self.row]]
+        for node, path in enumerate(paths):
+            ids = torch.tensor([[*committed, *path]], dtype=torch.long, device=self._device)
+            try:
+                scores[node] = self._processed(ids, scores[node][None].clone())[0]
+            except ProcessorFault as fault:
+                if not path:
+                    raise
+                faults[node] = fault
+                scores[node] = 0.0
+        return faults
+
+    def _banned(self, paths: Sequence[Sequence[int]], history: History) -> Tensor:
+        """``[M, V]`` bool: what min_tokens, bad_words and the mask forbid."""
+        prompt, output = history.prompts[self.row], history.outputs[self.row]
+        reach = max((len(word) for word in self._bad_words), default=0)
+        tail = [*prompt[max(0, len(prompt) - reach) :], *output[max(0, len(output) - reach) :]]
+        banned = torch.zeros(len(paths), self._vocabulary, dtype=torch.bool)
+        if self._mask is not None:
+            banned = ~self._allowed(self._mask, output, paths)
+        for node, path in enumerate(paths):
+            if len(output) + len(path) < self._min_tokens:
+                banned[node, self._end_ids] = True
+            past = [*tail, *path]
+            for *start, last in self._bad_words:
+                if not start or past[-len(start) :] == start:
+                    banned[node, last] = True
+        return banned.to(self._device)
+
+    def _allowed(
+        self, mask: TokenMask, output: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> Tensor:
+        try:
+            return mask.allowed(output, paths)
+        except Exception as error:
+            raise MaskFault(self.row, error) from error
+
+    def _processed(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """Returns the scores ``[1, V]`` after all processors; a `ProcessorFault` if one fails."""
+        for processor in self._processors:
+            given = scores
+            try:
+                scores = processor(ids, given)
+            except Exception as error:
+                raise ProcessorFault.raised(self.row, processor, error) from error
+            self._check(processor, scores)
+        return scores
+
+    def _check(self, processor: LogitsProcessor, scores: object) -> None:
+        wanted = f"return the scores [1, {self._vocabulary}] that it was given, changed"
+        if not isinstance(scores, Tensor):
+            what = "nothing" if scores is None else f"a {type(scores).__name__}"
+            raise ProcessorFault.returned(self.row, processor, what, wanted)
+        if scores.shape != (1, self._vocabulary):
+            what = f"scores of the shape {list(scores.shape)}"
+            raise ProcessorFault.returned(self.row, processor, what, wanted)
+        highest = scores.amax()
+        if bool(highest.isnan()) or bool(highest.isposinf()):
+            wanted = "return finite scores, and -inf for what it forbids"
+            what = f"scores that are no numbers: the highest is {float(highest)}"
+            raise ProcessorFault.returned(self.row, processor, what, wanted)

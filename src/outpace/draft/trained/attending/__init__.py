@@ -1,0 +1,1 @@
+"""Drafters with heads that attend over the whole text."""

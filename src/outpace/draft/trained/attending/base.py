@@ -1,0 +1,200 @@
+"""A head that attends over the whole text drafts chains or trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from outpace.core.transfer import to_device
+from outpace.core.trees.tree import Tree
+from outpace.draft.base import RowInfo, Rows
+from outpace.draft.trained.head_drafter import HeadDrafter, TreeHeadOptions, of_parents
+from outpace.draft.vocabulary import Vocabulary
+from outpace.heads.attending.base import AttendingHead
+from outpace.heads.base import Head
+from outpace.heads.cache import TextCache
+from outpace.targets.base import Target
+
+WAITING = 32
+"""Entries of a row that wait for the next draft, at most: more are computed as they come."""
+
+
+@dataclass
+class _Text:
+    """The entries of a row that are not computed yet, behind those in the cache."""
+
+    unread: int
+    """Tokens of the prompt that are still to come, the last one apart: it is the first root."""
+    guides: list[Tensor] = field(default_factory=list)  # [H] each
+    tokens: list[int] = field(default_factory=list)
+    """The token behind each guide, the last one apart: that is the root, or not read yet."""
+    of_prompt: _Text | None = None
+    """What this was before the first round."""
+    cached: int = 0
+    """Entries in the cache before the first round, if this is before it."""
+
+    def read(self, tokens: Sequence[int], guides: Tensor) -> None:
+        """Takes the tokens that come next and their guides ``[T, H]``."""
+        self.tokens += tokens if self.guides else tokens[1:]
+        self.guides += guides.unbind(0)
+        self.unread -= len(tokens)
+
+    def forget(self, count: int) -> None:
+        """Drops the first so many entries."""
+        del self.guides[:count], self.tokens[:count]
+
+    def copy(self) -> _Text:
+        return replace(self, guides=list(self.guides), tokens=list(self.tokens))
+
+
+class AttendingHeadDrafter(HeadDrafter):
+    """Drafts with an `AttendingHead`, whose entries of committed tokens are kept.
+
+    An entry needs the target's states of one token, which come with `Drafter.read`, and the token
+    behind it. In each round the entries that became known in the round before are computed together
+    with the one of the root; entries of drafted tokens, with the head's own outputs in place of
+    guides, are dropped when the round is over. A row whose prompt is a single token has no entry
+    and proposes nothing in its first round.
+    """
+
+    Options: ClassVar[type[Any]] = TreeHeadOptions
+
+    def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
+        super().__init__(head, target, vocabulary)
+        self.head = cast(AttendingHead, self._head)
+        self._cache = TextCache(self.head)
+        self._texts: list[_Text] = []
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight_bytes + self._cache.nbytes
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        for info in rows:
+            source = info.forked_from
+            before = None if source is None else self._texts[source].of_prompt
+            if before is None:
+                self._cache.admit()
+                self._texts.append(_Text(len(info.prompt) - 1))
+            else:
+                self._cache.admit(source, before.cached)
+                self._texts.append(replace(before.copy(), of_prompt=before))
+
+    def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
+        with torch.inference_mode():
+            guides = self.head.guide(states)
+        for place, row in enumerate(rows):
+            self._texts[row].read(tokens[place], guides[place, : len(tokens[place])])
+        many = [row for row in rows if len(self._texts[row].tokens) > WAITING]
+        if many:
+            self._compute(many, [self._texts[row].tokens for row in many])
+            for row in many:
+                self._texts[row].forget(len(self._texts[row].tokens))
+        for row in rows:
+            text = self._texts[row]
+            if text.unread == 0 and text.of_prompt is None:
+                text.of_prompt = replace(text.copy(), cached=self._cache.lengths[row])
+
+    def retain(self, rows: Sequence[int]) -> None:
+        self._cache.retain(rows)
+        self._texts = [self._texts[row] for row in rows]
+
+    def knows(self, row: int) -> bool:
+        return bool(self._texts[row].guides)
+
+    def walk(self, rows: Rows) -> _Walk:
+        """Computes the entries that wait and those of the roots. These stay in the cache for this
+        draft only: they wait on, as a round that comes to nothing is played again."""
+        texts = self._texts[: len(rows)]
+        tokens = [
+            [*text.tokens, *rows.since(row, rows.length(row) - 1)] if text.guides else []
+            for row, text in enumerate(texts)
+        ]
+        outputs = self._compute(range(len(rows)), tokens)
+        last = to_device([max(0, len(each) - 1) for each in tokens], outputs.device)
+        outputs = outputs.gather(1, last[:, None, None].expand(-1, 1, outputs.shape[-1]))
+        walk = _Walk(self.head, self._target, self._vocabulary, self._cache, outputs)
+        for row, text in enumerate(texts):
+            if text.guides:
+                text.forget(len(text.tokens))
+                self._cache.drop(row, 1)
+        return walk
+
+    @torch.inference_mode()
+    def _compute(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Puts the first entries that wait into the cache, those that have these tokens behind
+        them; returns their outputs ``[B, W, H]``, each row's first."""
+        device = self._target.device
+        width = max(map(len, tokens))
+        padded = to_device([[*each, *[0] * (width - len(each))] for each in tokens], device)
+        blank = torch.zeros(1, self.head.target.hidden_size, dtype=self.head.dtype, device=device)
+        guides = pad_sequence(
+            [
+                torch.stack(self._texts[row].guides[: len(each)]) if each else blank
+                for row, each in zip(rows, tokens, strict=True)
+            ],
+            batch_first=True,
+        )
+        before, own = self._cache.of(rows)
+        begin = to_device([self._cache.lengths[row] for row in rows], device)
+        columns = torch.arange(width, device=device)
+        causal = columns <= columns[:, None]
+        visible = torch.cat([_to_all(own, width), causal.expand(len(padded), -1, -1)], -1)
+        outputs, entries = self.head.step(
+            guides, padded, begin[:, None] + columns, before, visible, self._target
+        )
+        self._cache.append(rows, entries, [len(each) for each in tokens])
+        return outputs
+
+
+class _Walk:
+    """The steps of a head through one draft."""
+
+    def __init__(
+        self,
+        head: AttendingHead,
+        target: Target,
+        vocabulary: Vocabulary,
+        cache: TextCache,
+        outputs: Tensor,
+    ) -> None:
+        """cache: with the entries of the roots; outputs: ``[B, 1, H]``, theirs."""
+        self._head, self._target, self._vocabulary = head, target, vocabulary
+        rows = range(outputs.shape[0])
+        self._entries, self._own = cache.of(rows)
+        self._position = to_device([cache.lengths[row] for row in rows], outputs.device)[:, None]
+        self._outputs = outputs
+
+    @torch.inference_mode()
+    def first(self) -> Tensor:
+        """Returns the logits ``[B, V]`` behind the roots."""
+        return self._vocabulary.logits(self._head.logits(self._outputs, self._target))[:, 0]
+
+    @torch.inference_mode()
+    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        """Returns those behind the last tokens that were fed, each of which sees its text and its
+        ancestors; parents: ``[W]`` or ``[B, W]``, which columns of the step before they belong to.
+        """
+        width = parents.shape[-1]
+        related = tree.ancestors[:, -width:, 1:]  # [B, W, F]
+        self._outputs, entries = self._head.step(
+            of_parents(self._outputs, parents),
+            fed[:, -width:],
+            self._position.expand(-1, width),
+            self._entries,
+            torch.cat([_to_all(self._own, width), related], -1),
+            self._target,
+        )
+        self._entries = self._entries.then(entries)
+        self._position = self._position + 1
+        return self._vocabulary.logits(self._head.logits(self._outputs, self._target))
+
+
+def _to_all(own: Tensor, width: int) -> Tensor:
+    """``[B, L]`` -> ``[B, W, L]``."""
+    return own[:, None].expand(-1, width, -1)

@@ -1,0 +1,1 @@
+"""Drafters with heads that draft a block of tokens at once."""

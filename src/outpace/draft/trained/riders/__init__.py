@@ -1,0 +1,1 @@
+"""Drafters whose tokens ride in the target's own pass."""

@@ -1,0 +1,191 @@
+"""A head whose guesses ride in the target's own pass drafts chains or trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Proposal
+from outpace.core.transfer import to_device
+from outpace.core.trees.tree import Tree
+from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.trained.head_drafter import HeadDrafter
+from outpace.heads.base import Head
+from outpace.heads.riders.base import RidingHead
+from outpace.targets.base import Target
+
+
+@dataclass
+class _Text:
+    """What is known of a row."""
+
+    id: int
+    end: int
+    """The length of the text that the guesses stand behind."""
+    guesses: Tensor | None = None  # [depths, V], logits, those behind the root first
+    missing: bool = False
+    """Whether there were guesses, and an interruption has cost them."""
+
+
+class _Lost:
+    """What an interruption has cost, by the ids of the texts."""
+
+    def __init__(self) -> None:
+        self._behind: dict[int, int] = {}  # the length of the text that had guesses
+        self._boarded: dict[int, int] = {}  # the length in whose round columns rode
+
+    def enter(self, texts: Sequence[_Text], boarded: Mapping[int, int]) -> None:
+        """Is told of all texts, and of those with columns in a round that may not have ended."""
+        known = (text for text in texts if text.missing or text.guesses is not None)
+        self._behind |= {text.id: text.end for text in known}
+        self._boarded |= boarded
+
+    def has(self, info: RowInfo) -> bool:
+        """Returns whether a text that joins again would have guesses; forgets it."""
+        length = len(info.prompt)
+        # The round has ended for a text if tokens were appended to it.
+        ended = self._boarded.pop(info.id, length) < length
+        return self._behind.pop(info.id, None) == length or ended
+
+
+class RidingHeadDrafter(HeadDrafter):
+    """Drafts what the target said at a head's columns in the round before.
+
+    Columns ride behind the root and behind every drafted node, so that wherever the round ends,
+    there are guesses behind its end. They hold for the next round only. The first round of a text
+    has none: it is a plain one in which columns ride, and so is the round after one without
+    drafts.
+
+    A text that has to follow from its own history alone must get the same drafts if its batch was
+    interrupted. Then, and only then, the columns are computed anew in a pass of their own.
+    """
+
+    def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
+        super().__init__(head, target, vocabulary)
+        self.head = cast(RidingHead, self._head)
+        self.riders = self.longest = head.config.depths
+        self.pass_bytes = 0  # there is no pass but the target's
+        self._texts: list[_Text] = []
+        self._lost = _Lost()
+        self._boarded: dict[int, int] = {}  # in the present round: the lengths of texts, by id
+        self._riding: list[bool] = []  # by row, whether its columns are part of the present round
+
+    @classmethod
+    def build(cls, setup: Setup) -> Drafter:
+        """Tries a pass with columns; ``UnsupportedModel`` for a target that carries none."""
+        made = super().build(setup)
+        assert isinstance(made, RidingHeadDrafter)
+        made.try_out()
+        return made
+
+    def try_out(self) -> None:
+        """Lets columns ride behind a text of one token."""
+        at = torch.zeros(1, dtype=torch.long, device=self._target.device)
+        with torch.inference_mode():
+            self._target.carry([0], self.head.riders(at, 1, 1))
+
+    @property
+    def deepest(self) -> int:
+        return self.head.config.depths
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        for info in rows:
+            missing = self._lost.has(info)
+            self._texts.append(_Text(info.id, len(info.prompt), missing=missing))
+
+    def retain(self, rows: Sequence[int]) -> None:
+        self._texts = [self._texts[row] for row in rows]
+
+    def reset(self) -> None:
+        self._lost.enter(self._texts, self._boarded)
+        self._texts, self._riding, self._boarded = [], [], {}
+
+    def rewind(self, rows: Rows) -> None:
+        self._riding, self._boarded = [], {}
+
+    def knows(self, row: int) -> bool:
+        return self._texts[row].guesses is not None
+
+    def walk(self, rows: Rows) -> _Walk:
+        found = [text.guesses for text in self._texts[: len(rows)]]
+        blank = torch.zeros_like(next(each for each in found if each is not None))
+        return _Walk(torch.stack([blank if each is None else each for each in found]))
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        for row, budget in enumerate(budgets):
+            if budget and self._texts[row].missing:
+                self._recover(rows, row)
+        proposal = super().propose(rows, budgets)
+        if not any(budgets):
+            return proposal
+        self._riding = [budget > 0 for budget in budgets]
+        self._boarded = {
+            self._texts[row].id: rows.length(row) for row, rides in enumerate(self._riding) if rides
+        }
+        nodes = torch.arange(1 + proposal.tree.size, device=rows.seeds.device)
+        with torch.inference_mode():
+            riders = self.head.riders(nodes, len(nodes), len(rows))
+        return replace(proposal, riders=riders)
+
+    def observe(self, rows: Rows, round: Round) -> None:
+        riding, self._riding = self._riding, []
+        for text in self._texts[: len(rows)]:
+            text.guesses, text.missing = None, False
+        riders, said = round.proposal.riders, round.rider_logits
+        if said is not None and riders is not None and any(riding):
+            self._keep(rows, round, said, riding)
+        self._boarded = {}
+
+    def _keep(self, rows: Rows, round: Round, said: Tensor, riding: Sequence[bool]) -> None:
+        """Keeps what the target said ``[B, M depths, V]`` behind the node where the round ended."""
+        tree = round.proposal.tree
+        said = said.view(len(said), 1 + tree.size, -1, said.shape[-1])
+        row = torch.arange(len(said), device=said.device)
+        at = to_device(list(round.verdict.nodes), said.device)
+        guesses = self._guesses(said[row, at])
+        accepted = tree.depth[row, at].tolist()
+        for number, rides in enumerate(riding):
+            if rides:
+                text = self._texts[number]
+                text.guesses = guesses[number]
+                text.end = rows.length(number) + accepted[number] + 1
+
+    def _guesses(self, logits: Tensor) -> Tensor:
+        """The target's logits ``[..., V]`` as far as the head's own tokens go."""
+        known = self.head.d2t
+        own = logits[..., known] if len(known) < logits.shape[-1] else logits
+        return self._vocabulary.logits(own)
+
+    def _recover(self, rows: Rows, row: int) -> None:
+        """Makes the guesses of a row that an interruption has cost, where its text asks for it."""
+        text = self._texts[row]
+        text.missing = False
+        if not (rows.pure and rows.pure[row]):
+            return
+        before = rows.since(row, 0)[:-1]
+        last = to_device([len(before) - 1], rows.seeds.device)
+        with torch.inference_mode():
+            riders = self.head.riders(last, len(before), 1)
+        text.guesses = self._guesses(self._target.carry(before, riders))
+
+
+class _Walk:
+    """The guesses of one draft, which do not depend on the tokens in between."""
+
+    def __init__(self, guesses: Tensor) -> None:
+        """guesses: ``[B, depths, V]``."""
+        self._guesses = guesses
+        self._depth = 0
+
+    def first(self) -> Tensor:
+        """Returns the logits ``[B, V]`` behind the roots."""
+        return self._guesses[:, 0]
+
+    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        """Returns those behind the last tokens that were fed, ``[B, W, V]``."""
+        self._depth += 1
+        return self._guesses[:, self._depth, None].expand(-1, len(parents), -1)

@@ -1,0 +1,13 @@
+"""The method "hidden_transfer": a trained head drafts (`heads.riders.hidden_transfer`)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from outpace.draft.trained.riders.base import RidingHeadDrafter
+
+
+class HiddenTransferDrafter(RidingHeadDrafter):
+    """Drafts with a `HiddenTransfer` head."""
+
+    name: ClassVar[str] = "hidden_transfer"

@@ -1,0 +1,135 @@
+"""A head that guesses depth by depth from one hidden state of the target drafts chains or trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from outpace.core.transfer import to_device
+from outpace.core.trees.tree import Tree
+from outpace.draft.base import RowInfo, Rows
+from outpace.draft.trained.head_drafter import (
+    HeadDrafter,
+    TrainedDrafter,
+    TreeHeadOptions,
+    Walk,
+    of_parents,
+)
+from outpace.draft.vocabulary import Vocabulary
+from outpace.heads.base import Head, StepHead
+from outpace.targets.base import Target
+
+
+@dataclass
+class _Seen:
+    """What was read of a row."""
+
+    unread: int
+    """Tokens of the prompt that are still to come, the last one apart: it is the first root."""
+    latest: Tensor | None = None  # [H], the state of the root's predecessor
+    of_prompt: Tensor | None = None  # [H], what this was before the first round
+
+    def read(self, states: Tensor) -> None:
+        """Takes the states ``[T, H]`` of the tokens that come next."""
+        if len(states):
+            self.latest = states[-1]
+        self.unread -= len(states)
+        if self.unread == 0:
+            self.of_prompt = self.latest
+
+    def again(self) -> _Seen:
+        """Returns what is known of another row with the same prompt."""
+        return _Seen(0, self.of_prompt, self.of_prompt)
+
+
+class StateDrafter(TrainedDrafter):
+    """Drafts from the state that the target drew the root from.
+
+    That state comes with the root's predecessor (`Drafter.read`), so nothing is computed twice. A
+    row without one, whose prompt is a single token, proposes nothing in its first round.
+    """
+
+    def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
+        super().__init__(head, target, vocabulary)
+        self._rows: list[_Seen] = []
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        for info in rows:
+            source = info.forked_from
+            new = _Seen(len(info.prompt) - 1) if source is None else self._rows[source].again()
+            self._rows.append(new)
+
+    def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
+        for place, row in enumerate(rows):
+            self._rows[row].read(states[place, : len(tokens[place])])
+
+    def retain(self, rows: Sequence[int]) -> None:
+        self._rows = [self._rows[row] for row in rows]
+
+    def knows(self, row: int) -> bool:
+        return self._rows[row].latest is not None
+
+    def starts(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Returns these states ``[B, 1, H]`` and the roots ``[B, 1]``; some row has a state."""
+        states = [row.latest for row in self._rows[: len(rows)]]
+        blank = torch.zeros_like(next(state for state in states if state is not None))
+        found = torch.stack([blank if state is None else state for state in states])
+        roots = [rows.since(row, rows.length(row) - 1) for row in range(len(rows))]
+        return found[:, None].to(self._head.dtype), to_device(roots, found.device)
+
+
+class StepHeadDrafter(StateDrafter, HeadDrafter):
+    """Drafts with a `StepHead`."""
+
+    Options: ClassVar[type[Any]] = TreeHeadOptions
+
+    def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
+        super().__init__(head, target, vocabulary)
+        self.head = cast(StepHead, self._head)
+
+    @property
+    def deepest(self) -> int:
+        return self.head.config.depths
+
+    def walk(self, rows: Rows) -> Walk:
+        return _Walk(self.head, self._target, self._vocabulary, *self.starts(rows))
+
+
+class _Walk:
+    """The steps of a head through one draft."""
+
+    def __init__(
+        self,
+        head: StepHead,
+        target: Target,
+        vocabulary: Vocabulary,
+        memory: Tensor,
+        roots: Tensor,
+    ) -> None:
+        """memory: ``[B, 1, H]``, the states to begin from; roots: ``[B, 1]``."""
+        self._head, self._target, self._vocabulary = head, target, vocabulary
+        self._memory = memory
+        self._roots = roots
+        self._depth = 0
+
+    def first(self) -> Tensor:
+        """Returns the logits ``[B, V]`` behind the roots."""
+        return self._step(self._roots)[:, 0]
+
+    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        """Returns those behind the last tokens that were fed; parents: ``[W]`` or ``[B, W]``, which
+        columns of the step before they belong to."""
+        self._memory = of_parents(self._memory, parents)
+        return self._step(fed[:, -parents.shape[-1] :])
+
+    @torch.inference_mode()
+    def _step(self, tokens: Tensor) -> Tensor:
+        """The logits ``[B, W, V]`` behind tokens ``[B, W]`` at the depth reached."""
+        self._depth += 1
+        found = self._head.step(self._memory, tokens, self._depth, self._target)
+        logits, self._memory = found
+        return self._vocabulary.logits(logits)

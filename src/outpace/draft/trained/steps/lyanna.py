@@ -1,0 +1,186 @@
+"""The method "lyanna": a head whose states do not depend on tokens, so that they can be used again.
+
+Chen et al. 2026, arXiv 2602.21224.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Proposal
+from outpace.core.trees.tree import Tree
+from outpace.core.values import is_whole, shown
+from outpace.draft.base import Round, RowInfo, Rows
+from outpace.draft.options import option
+from outpace.draft.trained.head_drafter import HeadOptions, Walk
+from outpace.draft.trained.steps.base import StepHeadDrafter
+from outpace.draft.vocabulary import Vocabulary
+from outpace.errors import ConfigError
+from outpace.heads.base import Head
+from outpace.heads.steps.lyanna import Lyanna
+from outpace.targets.base import Target
+from outpace.targets.hf.loading.loaded import Loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class LyannaOptions(HeadOptions):
+    """What a user may set."""
+
+    reuse: int = option(
+        0,
+        "Rounds in a row that may draft from the states of an earlier one, with the right tokens "
+        "put into them; 0: each begins anew from the target's latest state.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (is_whole(self.reuse) and self.reuse >= 0):
+            raise ConfigError(f"reuse must be a whole number from 0 on, not {shown(self.reuse)}.")
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """States of an earlier round that are still ahead of a row's text."""
+
+    begin: int  # the place of that round's root in the text
+    states: list[Tensor]  # [H] each; the first one guesses the token behind the present root
+    times: int  # rounds that have drafted from them
+
+
+class LyannaDrafter(StepHeadDrafter):
+    """Drafts with a `Lyanna` head.
+
+    After a mismatch the states behind it are kept, and the next draft is made from them without
+    computing any, as long as they last and ``reuse`` allows it. A text that has to follow from its
+    own history alone always begins anew: where rounds ended is no part of it.
+    """
+
+    name: ClassVar[str] = "lyanna"
+    Options: ClassVar[type[Any]] = LyannaOptions
+
+    def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
+        super().__init__(head, target, vocabulary)
+        self._lyanna, self._reuse = cast(Lyanna, head), 0
+        self._kept: list[_Kept | None] = []
+        self._latest: _Walk | None = None  # of the present round
+        self._drafted: Tensor | None = None  # [B, N], its tokens
+
+    def take(self, options: LyannaOptions) -> None:
+        self._reuse = options.reuse
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        return {**super().specimen(loaded), "reuse": 2}
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        super().admit(rows)
+        self._kept += [None] * len(rows)
+
+    def retain(self, rows: Sequence[int]) -> None:
+        super().retain(rows)
+        self._kept = [self._kept[row] for row in rows]
+        self._latest = None
+
+    def rewind(self, rows: Rows) -> None:
+        self._latest = None
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        self._latest = None
+        proposal = super().propose(rows, budgets)
+        self._drafted = proposal.tokens
+        return proposal
+
+    def walk(self, rows: Rows) -> Walk:
+        states, roots = self.starts(rows)
+        kept = [None if pure else one for one, pure in zip(self._kept, _pure(rows), strict=False)]
+        remembered = torch.stack([self._remembered(rows, *each) for each in enumerate(kept)])
+        self._latest = _Walk(
+            self._lyanna, self._target, self._vocabulary, states, remembered[:, None], kept, roots
+        )
+        return self._latest
+
+    @torch.inference_mode()
+    def _remembered(self, rows: Rows, row: int, kept: _Kept | None) -> Tensor:
+        """What the head remembers of the tokens before the root, from where its states began."""
+        weight = self._lyanna.kept
+        found = torch.zeros_like(weight)
+        for token in rows.since(row, kept.begin)[:-1] if kept is not None else []:
+            tokens = torch.tensor(token, device=weight.device)
+            found = self._lyanna.remember(found, tokens, self._target)
+        return found
+
+    def observe(self, rows: Rows, round: Round) -> None:
+        walk, self._latest = self._latest, None
+        before, self._kept[: len(rows)] = self._kept[: len(rows)], [None] * len(rows)
+        if walk is None or not self._reuse or round.proposal.tokens is not self._drafted:
+            return
+        drafted = round.proposal.counts.tolist()
+        ends = torch.tensor(round.verdict.nodes, device=rows.seeds.device)
+        depth = round.proposal.tree.depth.gather(1, ends[:, None])[:, 0].tolist()
+        for row, accepted in enumerate(depth):
+            used = before[row] if row in walk.again else None
+            times = used.times + 1 if used else 0
+            ahead = walk.states[accepted + 1 :]
+            if drafted[row] and times < self._reuse and ahead:
+                begin = used.begin if used else rows.length(row) - 1
+                self._kept[row] = _Kept(begin, [state[row] for state in ahead], times)
+
+
+class _Walk:
+    """The steps of a head through one draft. All nodes of a depth share a row's state."""
+
+    def __init__(
+        self,
+        head: Lyanna,
+        target: Target,
+        vocabulary: Vocabulary,
+        states: Tensor,
+        remembered: Tensor,
+        kept: Sequence[_Kept | None],
+        roots: Tensor,
+    ) -> None:
+        """states: ``[B, 1, H]``, the target's; remembered: ``[B, 1, H]``; roots: ``[B, 1]``."""
+        self._head, self._target, self._vocabulary = head, target, vocabulary
+        self._state, self._remembered, self._roots = states[:, 0], remembered, roots
+        self._kept = [[] if one is None else one.states for one in kept]
+        self.states: list[Tensor] = []
+        """``[B, H]`` each, by depth."""
+        self.again = {row for row, one in enumerate(kept) if one is not None}
+        """The rows that begin with kept states."""
+
+    def first(self) -> Tensor:
+        """Returns the logits ``[B, V]`` behind the roots."""
+        return self._step(self._roots)[:, 0]
+
+    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        """Returns those behind the last tokens that were fed, ``[B, W, V]``."""
+        self._remembered = self._remembered[:, parents]
+        return self._step(fed[:, -len(parents) :])
+
+    @torch.inference_mode()
+    def _step(self, tokens: Tensor) -> Tensor:
+        self._state = self._next()
+        self.states.append(self._state)
+        self._remembered = self._head.remember(self._remembered, tokens, self._target)
+        state = self._state[:, None].expand_as(self._remembered)
+        return self._vocabulary.logits(self._head.say(state, self._remembered))
+
+    def _next(self) -> Tensor:
+        """The states ``[B, H]`` of the next depth: kept ones where there are any."""
+        depth = len(self.states)
+        known = {row: kept[depth] for row, kept in enumerate(self._kept) if len(kept) > depth}
+        if len(known) == len(self._kept):
+            return torch.stack(list(known.values()))
+        found = self._head.advance(self._state)
+        if not known:
+            return found
+        return torch.stack([known.get(row, found[row]) for row in range(len(found))])
+
+
+def _pure(rows: Rows) -> Sequence[bool]:
+    return rows.pure or [False] * len(rows)

@@ -1,0 +1,147 @@
+"""S2D: one small decoder, of which the first layers alone are drafters too.
+
+Kavehzadeh et al. 2024, arXiv 2407.01955. It reads nothing of a target but its tokens, so that one
+of them serves every target with the same vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from outpace.heads.attending.base import AttendingHead, Entries
+from outpace.heads.base import HeadConfig, Shared, TargetShape
+from outpace.heads.layers import DecoderLayer, LayerConfig
+
+AT_ONCE = 256
+"""Columns whose logits are made at once to see how sure an exit is: over a large vocabulary they
+take much memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class S2dConfig(LayerConfig):
+    """What the decoder is built from. Sizes of layers that are 0 follow from its own width."""
+
+    depths: int = 5
+    """Tokens behind the root for which its guesses are counted in training; it drafts as far as it
+    is asked to."""
+    width: int = 256
+    layers: int = 6
+    first: int = 2
+    """Layers of its smallest part."""
+    every: int = 2
+    """Layers from one part to the next larger one; the largest has them all."""
+    confidence: float = 0.7
+    """The probability of its first guess with which a part is content; with less, the next larger
+    one guesses."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (1 <= self.first <= self.layers and self.every >= 1):
+            raise ValueError(
+                f"no parts of {self.first} and each {self.every} more of {self.layers}"
+            )
+        if (self.layers - self.first) % self.every:
+            raise ValueError(f"parts of {self.first} and each {self.every} more miss {self.layers}")
+        if not 0 <= self.confidence <= 1:
+            raise ValueError(f"confidence is {self.confidence}, and no probability")
+        if not self.width:
+            raise ValueError("width is 0")
+
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """After how many layers there is a guess."""
+        return tuple(range(self.first, self.layers + 1, self.every))
+
+
+class S2d(AttendingHead):
+    """A small Llama with embeddings and an output matrix of its own, which all parts share.
+
+    A token goes through the layers until a part is sure of what follows. Keys and values in the
+    layers above are then made of the state that it has left with, so that deeper tokens find
+    something there. What a column gives depends on nothing but what it sees.
+    """
+
+    kind: ClassVar[str] = "s2d"
+    Config: ClassVar[type[HeadConfig]] = S2dConfig
+    recipe: ClassVar[str] = "s2d"
+
+    def __init__(self, target: TargetShape, config: S2dConfig) -> None:
+        # Neither the target's width nor its layers matter.
+        super().__init__(replace(target, hidden_size=0, layers=0), config)
+        self.exits = config.exits
+        self.confidence = config.confidence
+        width = config.width
+        self.embed_tokens = nn.Embedding(target.vocab_size, width)
+        self.stack = nn.ModuleList(DecoderLayer(width, config) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(width, eps=config.norm_eps)
+        self.lm_head = nn.Linear(width, self.vocabulary, bias=False)
+        nn.init.normal_(self.embed_tokens.weight, std=width**-0.5)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The target's embeddings, of which only the tokens are used."""
+        return (0,)
+
+    def guide(self, states: Tensor) -> Tensor:
+        return states[..., :0]
+
+    def begin(self, rows: int) -> Entries:
+        return Entries.of_layers([layer.begin(rows) for layer in self._layers])
+
+    def step(
+        self,
+        guides: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        before: Entries,
+        visible: Tensor,
+        shared: Shared,
+    ) -> tuple[Tensor, Entries]:
+        x = self.embed_tokens(tokens)
+        settled = torch.zeros_like(tokens, dtype=torch.bool)
+        found, text = [], before.by_layer(len(self.stack))
+        for number, layer in enumerate(self._layers, 1):
+            if number > self.exits[0] and bool(settled.all()):
+                found.append(layer.entries(x, positions))
+                continue
+            deeper, entries = layer(x, positions, text[number - 1], visible)
+            x = torch.where(settled[..., None], x, deeper)
+            found.append(entries)
+            if number in self.exits[:-1]:
+                settled = settled | self._sure(x)
+        return x, Entries.of_layers(found)
+
+    def parts(self, tokens: Tensor) -> list[Tensor]:
+        """Returns the outputs ``[B, T, width]`` of each part, the smallest first, at all places of
+        texts ``[B, T]``: what `logits` takes."""
+        rows, length = tokens.shape
+        at = torch.arange(length, device=tokens.device)
+        visible = (at <= at[:, None]).expand(rows, -1, -1)
+        x, found = self.embed_tokens(tokens), []
+        for number, layer in enumerate(self._layers, 1):
+            x, _ = layer(x, at.expand(rows, -1), layer.begin(rows), visible)
+            if number in self.exits:
+                found.append(x)
+        return found
+
+    def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
+        return self._guessed(outputs)
+
+    def _guessed(self, x: Tensor) -> Tensor:
+        found: Tensor = self.lm_head(self.norm(x))
+        return found
+
+    @torch.no_grad()
+    def _sure(self, x: Tensor) -> Tensor:
+        """``[B, W]`` bool: whether the likeliest token at each state is likely enough."""
+        pieces = torch.split(x.flatten(0, 1), AT_ONCE)
+        best = [self._guessed(piece).float().softmax(-1).amax(-1) for piece in pieces]
+        return torch.cat(best).view(x.shape[:2]) >= self.confidence
+
+    @property
+    def _layers(self) -> list[DecoderLayer]:
+        return cast(list[DecoderLayer], list(self.stack))

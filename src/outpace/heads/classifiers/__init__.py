@@ -1,0 +1,1 @@
+"""Tiny networks that judge tokens which others have drafted."""

@@ -1,0 +1,1 @@
+"""Heads whose tokens ride in the target's own pass."""

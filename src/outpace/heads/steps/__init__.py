@@ -1,0 +1,1 @@
+"""Heads that go on from the target's last hidden state, step by step."""

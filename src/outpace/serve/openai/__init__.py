@@ -1,0 +1,1 @@
+"""OpenAI's API: bodies and answers, and how they are described and checked."""

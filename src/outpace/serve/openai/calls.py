@@ -1,0 +1,279 @@
+"""From the body of a request to what the engine is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outpace.api import LLM
+from outpace.core.params import SamplingParams
+from outpace.engine.request import Request
+from outpace.errors import OutpaceError, ParamsError, PromptError
+from outpace.prompts import Prompt, token_ids_of
+from outpace.serve.openai import schemas, tools
+from outpace.serve.openai.errors import ApiError
+from outpace.serve.openai.validation import check
+from outpace.serve.settings import Settings
+
+COMPLETION_TOKENS = 16
+"""Tokens of a completion that does not say how many: OpenAI's, and vLLM's."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one request asks for, and how it wants to be answered."""
+
+    requests: Sequence[Request]
+    """The texts, those of one prompt next to each other."""
+    chat: bool
+    stream: bool
+    usage: bool
+    """Whether a stream ends with the usage."""
+    logprobs: int | None
+    """Alternatives that are reported beside each token; None: nothing is."""
+    parses_tools: bool = False
+    trace: bool = False
+    texts_per_prompt: int = 1
+    user: str | None = None
+    """Who asks, by their own account."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts, each counted once."""
+        return sum(len(one.prompt_ids) for one in self.requests[:: self.texts_per_prompt])
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompts, those that were cached."""
+        return sum(one.cached_tokens for one in self.requests[:: self.texts_per_prompt])
+
+
+class Reader:
+    """Reads bodies for one model. Raises ``ApiError`` for what cannot be honoured."""
+
+    def __init__(self, llm: LLM, settings: Settings) -> None:
+        self._llm = llm
+        self._settings = settings
+
+    def completion(self, body: Any) -> Call:
+        """Reads the body of ``/v1/completions``."""
+        given = self._checked(body, schemas.COMPLETION)
+        params = self._sampling(given, given.get("logprobs"), COMPLETION_TOKENS)
+        if given.get("best_of", params.n) != params.n:
+            raise ApiError(400, "best_of must equal n: texts are not ranked here.", "best_of")
+        form = self._form(given)
+        prompts = _prompts(given["prompt"])
+        if params.n * len(prompts) > self._settings.max_n:
+            raise ApiError(
+                400, f"one request may ask for {self._settings.max_n} texts at most.", "n"
+            )
+        requests = [
+            one for prompt in prompts for one in self._requests(given, prompt, params, form)
+        ]
+        return self._call(given, requests, params, chat=False, logprobs=given.get("logprobs"))
+
+    def chat(self, body: Any) -> Call:
+        """Reads the body of ``/v1/chat/completions``."""
+        given = self._checked(body, schemas.CHAT)
+        logprobs = _chat_logprobs(given)
+        params = self._sampling(given, logprobs, self._llm.max_model_len)
+        offered, choice = self._tools(given)
+        form = self._form(given)
+        demanded = tools.form_of(choice, offered)
+        if form and demanded:
+            raise ApiError(400, "tool_choice and a form of the text exclude each other.", "tools")
+        prompt = self._chat_prompt(given, offered)
+        requests = self._requests(given, prompt, params, form or demanded)
+        return self._call(given, requests, params, True, logprobs, parses_tools=bool(offered))
+
+    def tokens(self, body: Any) -> list[int]:
+        """Reads the body of ``/tokenize``; returns the token ids."""
+        given = self._checked(body, schemas.TOKENIZE)
+        if ("prompt" in given) == ("messages" in given):
+            raise ApiError(400, "give either a prompt or messages.", "prompt")
+        if "messages" in given:
+            return token_ids_of(self._chat_prompt(given, []))
+        try:
+            return self._llm.token_ids(given["prompt"], given.get("add_special_tokens", True))
+        except OutpaceError as error:
+            raise ApiError(400, str(error), "prompt") from error
+
+    def text(self, body: Any) -> str:
+        """Reads the body of ``/detokenize``; returns the text."""
+        given = self._checked(body, schemas.DETOKENIZE)
+        top = self._llm.target.vocabulary
+        if any(token >= top for token in given["tokens"]):
+            raise ApiError(400, f"token ids are whole numbers in [0, {top}).", "tokens")
+        if self._llm.tokenizer is None:
+            raise ApiError(400, "the model came without a tokenizer.", "tokens")
+        return str(self._llm.tokenizer.decode(given["tokens"]))
+
+    def _chat_prompt(
+        self, given: Mapping[str, Any], offered: Sequence[Mapping[str, Any]]
+    ) -> Prompt:
+        """The prompt that a chat template makes of a conversation. Files of this machine are no
+        business of those who send it."""
+        more = dict(given.get("chat_template_kwargs", {}))
+        reserved = {"messages", "conversation", "tools", "tokenize", "files"} & set(more)
+        if reserved:
+            name = min(reserved)
+            raise ApiError(
+                400, f"chat_template_kwargs must not hold {name!r}.", "chat_template_kwargs"
+            )
+        if offered:
+            more["tools"] = list(offered)
+        try:
+            messages = tools.as_template(given["messages"])
+            return self._llm.chat_prompt(messages, files=False, **more)
+        except PromptError as error:
+            raise ApiError(400, str(error), "messages") from error
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _checked(self, body: Any, schema: schemas.Schema) -> dict[str, Any]:
+        """The fields that are given, without those that are null."""
+        check(body, schema)
+        given = {name: value for name, value in body.items() if value is not None}
+        name = given.get("model", self._settings.model_name)
+        if name != self._settings.model_name:
+            raise ApiError(
+                404,
+                f"there is no model {name!r} here: the one that is served is "
+                f"{self._settings.model_name!r}.",
+                "model",
+                "model_not_found",
+            )
+        return given
+
+    def _sampling(self, given: Mapping[str, Any], logprobs: Any, tokens: int) -> SamplingParams:
+        options = {name: given[name] for name in schemas.SAMPLING if name in given}
+        if "max_completion_tokens" in given:
+            if "max_tokens" in options:
+                raise ApiError(
+                    400, "max_tokens and max_completion_tokens exclude each other.", "max_tokens"
+                )
+            options["max_tokens"] = given["max_completion_tokens"]
+        options.setdefault("max_tokens", tokens)
+        if "logit_bias" in options:
+            options["logit_bias"] = _bias(options["logit_bias"])
+        if options.get("n", 1) > self._settings.max_n:
+            raise ApiError(
+                400, f"one request may ask for {self._settings.max_n} texts at most.", "n"
+            )
+        for name, value in options.items():
+            try:
+                SamplingParams(**{name: value})
+            except ParamsError as error:
+                raise ApiError(400, str(error), name) from error
+        return SamplingParams(**options, logprobs=logprobs)
+
+    def _form(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The form that the text must have, from whichever of the three ways to say so."""
+        found: dict[str, Any] = {}
+        wanted = given.get("response_format", {})
+        if wanted.get("type") == "json_object":
+            found["json_object"] = True
+        if wanted.get("type") == "json_schema":
+            if "json_schema" not in wanted:
+                raise ApiError(400, "response_format.json_schema is missing.", "response_format")
+            found["json"] = wanted["json_schema"]["schema"]
+        said = given.get("structured_outputs", {})
+        found |= {kind: value for kind, value in said.items() if value not in (None, False)}
+        for kind in ("json", "regex", "choice", "grammar"):
+            if f"guided_{kind}" in given:
+                found[kind] = given[f"guided_{kind}"]
+        if len(found) > 1:
+            raise ApiError(
+                400, "a text can have one form only: give one of them.", "structured_outputs"
+            )
+        return found or None
+
+    def _tools(self, given: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Any]:
+        """The tools that the model is told of, and how it is to choose."""
+        offered, choice = given.get("tools", []), given.get("tool_choice")
+        if not offered and choice not in (None, "none"):
+            raise ApiError(400, "tool_choice needs tools.", "tool_choice")
+        if not offered or choice == "none":
+            return [], None
+        template = getattr(self._llm.tokenizer, "chat_template", None) or ""
+        if "tools" not in str(template):
+            raise ApiError(
+                400, "the model's chat template does not know tools: leave them out.", "tools"
+            )
+        return list(offered), choice
+
+    def _requests(
+        self, given: Mapping[str, Any], prompt: Any, params: SamplingParams, form: Any
+    ) -> list[Request]:
+        priority = given.get("priority", 0)
+        if priority and self._llm.engine.waiting.order.name != "priority":
+            raise ApiError(
+                400, "priority needs a server with --scheduling-policy priority.", "priority"
+            )
+        streaming = bool(given.get("stream"))
+        try:
+            return self._llm.requests(
+                prompt, params, streaming=streaming, priority=priority, form=form
+            )
+        except PromptError as error:
+            code = "context_length_exceeded" if "context holds" in str(error) else None
+            param = "messages" if "messages" in given else "prompt"
+            raise ApiError(400, str(error), param, code) from error
+        except OutpaceError as error:
+            raise ApiError(400, str(error), _named(str(error), given)) from error
+
+    def _call(
+        self,
+        given: Mapping[str, Any],
+        requests: Sequence[Request],
+        params: SamplingParams,
+        chat: bool,
+        logprobs: int | None,
+        parses_tools: bool = False,
+    ) -> Call:
+        stream, options = bool(given.get("stream")), given.get("stream_options", {})
+        if options and not stream:
+            raise ApiError(400, "stream_options needs stream.", "stream_options")
+        return Call(
+            requests=requests,
+            chat=chat,
+            stream=stream,
+            usage=bool(options.get("include_usage")),
+            logprobs=logprobs,
+            parses_tools=parses_tools,
+            trace=bool(given.get("outpace", {}).get("trace")),
+            texts_per_prompt=params.n,
+            user=given.get("user"),
+        )
+
+
+def _prompts(given: Any) -> list[Any]:
+    """Returns the prompts of a completion: one or several texts or lists of token ids."""
+    if isinstance(given, str) or isinstance(given[0], int):
+        return [given]
+    return list(given)
+
+
+def _chat_logprobs(given: Mapping[str, Any]) -> int | None:
+    if "top_logprobs" in given and not given.get("logprobs"):
+        raise ApiError(400, "top_logprobs needs logprobs.", "top_logprobs")
+    return given.get("top_logprobs", 0) if given.get("logprobs") else None
+
+
+def _bias(given: Mapping[str, Any]) -> dict[int, float]:
+    try:
+        return {int(token): value for token, value in given.items()}
+    except ValueError as error:
+        raise ApiError(
+            400, "logit_bias must name tokens by their ids, such as {'50256': -100}.", "logit_bias"
+        ) from error
+
+
+def _named(message: str, given: Mapping[str, Any]) -> str | None:
+    """Returns the field that an error message begins with, or names at all."""
+    words = message.replace(",", " ").replace("=", " ").split()
+    named = [name for name in given if name in words]
+    forms = [name for name in ("response_format", "structured_outputs") if name in given]
+    forms += [name for name in given if name.startswith("guided_")]
+    return next(iter([*named, *forms]), None)

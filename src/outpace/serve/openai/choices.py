@@ -1,0 +1,199 @@
+"""One text of an answer, as it is streamed and as it is told whole.
+
+Both are made from the same deltas, so that what a stream says, joined together, is the whole
+answer.
+"""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from outpace.engine.request import Logprob
+from outpace.serve.jobs import Delta
+from outpace.serve.openai.tools import ToolCall, ToolParser
+
+Decode = Callable[[int], str]
+
+
+class Choice(ABC):
+    """One text of an answer. alternatives: that are reported of each token; None: nothing is."""
+
+    def __init__(self, index: int, alternatives: int | None, decode: Decode) -> None:
+        self.index = index
+        self._alternatives = alternatives
+        self._decode = decode
+        self._finish_reason: str | None = None
+
+    @abstractmethod
+    def feed(self, delta: Delta) -> list[dict[str, Any]]:
+        """Returns what a stream says of it, as items of ``choices``."""
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """Returns the finished text as an item of ``choices``."""
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Returns what a stream begins with."""
+        return []
+
+
+class TextChoice(Choice):
+    """A text of ``/v1/completions``."""
+
+    def __init__(self, index: int, alternatives: int | None, decode: Decode) -> None:
+        super().__init__(index, alternatives, decode)
+        self._text = ""
+        self._offset = 0  # characters of all tokens so far
+        self._logprobs: dict[str, list[Any]] = _no_logprobs()
+
+    def feed(self, delta: Delta) -> list[dict[str, Any]]:
+        self._text += delta.text
+        self._finish_reason = delta.finish_reason
+        logprobs = None if self._alternatives is None else self._reported(delta)
+        return [
+            {
+                "index": self.index,
+                "text": delta.text,
+                "logprobs": logprobs,
+                "finish_reason": delta.finish_reason,
+            }
+        ]
+
+    def whole(self) -> dict[str, Any]:
+        return {
+            "index": self.index,
+            "text": self._text,
+            "logprobs": None if self._alternatives is None else self._logprobs,
+            "finish_reason": self._finish_reason,
+        }
+
+    def _reported(self, delta: Delta) -> dict[str, list[Any]]:
+        found = _no_logprobs()
+        for token, laws in zip(delta.tokens, delta.logprobs, strict=True):
+            text = self._decode(token)
+            found["tokens"].append(text)
+            found["token_logprobs"].append(_finite(laws[token].logprob))
+            found["top_logprobs"].append(
+                {
+                    self._decode(other): _finite(law.logprob)
+                    for other, law in _ranked(laws, self._alternatives or 0, token)
+                }
+            )
+            found["text_offset"].append(self._offset)
+            self._offset += len(text)
+        for name, values in found.items():
+            self._logprobs[name] += values
+        return found
+
+
+class ChatChoice(Choice):
+    """A text of ``/v1/chat/completions``."""
+
+    def __init__(
+        self, index: int, alternatives: int | None, decode: Decode, parses_tools: bool = False
+    ) -> None:
+        super().__init__(index, alternatives, decode)
+        self._parser = ToolParser() if parses_tools else None
+        self._content = ""
+        self._calls: list[dict[str, Any]] = []
+        self._logprobs: list[dict[str, Any]] = []
+
+    def opening(self) -> list[dict[str, Any]]:
+        return [self._item({"role": "assistant", "content": ""})]
+
+    def feed(self, delta: Delta) -> list[dict[str, Any]]:
+        found = [self._part(part) for part in self._parts(delta)]
+        self._finish_reason = delta.finish_reason
+        if self._calls and delta.finish_reason == "stop":
+            self._finish_reason = "tool_calls"
+        items = [self._item(part) for part in found]
+        ended = delta.finish_reason is not None
+        logprobs = None if self._alternatives is None else self._reported(delta)
+        if ended or (logprobs and not items):
+            items.append(self._item({}))
+        if logprobs:
+            items[0]["logprobs"] = {"content": logprobs}
+        if ended:
+            items[-1]["finish_reason"] = self._finish_reason
+        return items
+
+    def whole(self) -> dict[str, Any]:
+        content = self._content if self._content or not self._calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self._calls:
+            message["tool_calls"] = [
+                {name: value for name, value in call.items() if name != "index"}
+                for call in self._calls
+            ]
+        logprobs = None if self._alternatives is None else {"content": self._logprobs}
+        return {
+            "index": self.index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": self._finish_reason,
+        }
+
+    def _parts(self, delta: Delta) -> list[str | ToolCall]:
+        if self._parser is None:
+            return [delta.text] if delta.text else []
+        parts = self._parser.feed(delta.text)
+        return parts + self._parser.finish() if delta.finish_reason else parts
+
+    def _part(self, part: str | ToolCall) -> dict[str, Any]:
+        if isinstance(part, str):
+            self._content += part
+            return {"content": part}
+        call = {
+            "index": len(self._calls),
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {"name": part.name, "arguments": part.arguments},
+        }
+        self._calls.append(call)
+        return {"tool_calls": [call]}
+
+    def _item(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _reported(self, delta: Delta) -> list[dict[str, Any]]:
+        found = [
+            {
+                **self._law(token, laws[token]),
+                "top_logprobs": [
+                    self._law(other, law)
+                    for other, law in _ranked(laws, self._alternatives or 0, None)
+                ],
+            }
+            for token, laws in zip(delta.tokens, delta.logprobs, strict=True)
+        ]
+        self._logprobs += found
+        return found
+
+    def _law(self, token: int, law: Logprob) -> dict[str, Any]:
+        text = self._decode(token)
+        whole = "\ufffd" not in text  # else: a part of a character, which has no text
+        return {
+            "token": text,
+            "logprob": _finite(law.logprob),
+            "bytes": list(text.encode()) if whole else None,
+        }
+
+
+def _no_logprobs() -> dict[str, list[Any]]:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
+def _ranked(
+    laws: Mapping[int, Logprob], count: int, own: int | None
+) -> Sequence[tuple[int, Logprob]]:
+    """Returns the most probable tokens, best first, and ``own``, which completions report too."""
+    ranked = sorted(laws.items(), key=lambda entry: entry[1].rank)
+    return [entry for entry in ranked if entry[1].rank <= count or entry[0] == own]
+
+
+def _finite(logprob: float) -> float:
+    """Returns a log-probability; JSON has no minus infinity, so OpenAI writes -9999."""
+    return max(logprob, -9999.0)

@@ -1,0 +1,163 @@
+"""Functions that a model may call: told to the chat template, read from the text.
+
+Qwen and Hermes models write a call as ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outpace.serve.openai.errors import ApiError
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a function, with its arguments as a JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolParser:
+    """Splits a text that comes in pieces into what is said and what is called.
+
+    It goes letter by letter as far as the result is concerned: however the text is cut into pieces,
+    what comes out, joined together, is the same. What looks like a call and is none is said.
+
+    >>> parser = ToolParser()
+    >>> parser.feed('Hm.<tool_'), parser.feed('call>{"name": "f", "arguments": {}}</tool_call>')
+    (['Hm.'], [ToolCall(name='f', arguments='{}')])
+    """
+
+    def __init__(self) -> None:
+        self._held = ""  # what may still become a call
+        self._called_last = False
+
+    def feed(self, text: str) -> list[str | ToolCall]:
+        """Returns what the text so far has become, beyond what was returned before."""
+        self._held += text
+        found: list[str | ToolCall] = []
+        while True:
+            begin = self._held.find(BEGIN)
+            if begin < 0:
+                safe = _safe(self._held)
+                self._say(self._held[:safe], found)
+                self._held = self._held[safe:]
+                return found
+            end = self._held.find(END, begin)
+            if end < 0:
+                self._say(self._held[:begin], found)
+                self._held = self._held[begin:]
+                return found
+            self._say(self._held[:begin], found)
+            self._close(self._held[begin + len(BEGIN) : end], END, found)
+            self._held = self._held[end + len(END) :]
+
+    def finish(self) -> list[str | ToolCall]:
+        """Returns what is left when the text has ended; a call that was not closed counts if it is
+        whole."""
+        found: list[str | ToolCall] = []
+        held, self._held = self._held, ""
+        if held.startswith(BEGIN):
+            self._close(held[len(BEGIN) :], "", found)
+        else:
+            self._say(held, found)
+        return found
+
+    def _close(self, inside: str, end: str, found: list[str | ToolCall]) -> None:
+        call = _read(inside)
+        if call is None:
+            self._called_last = False
+            found.append(f"{BEGIN}{inside}{end}")
+        else:
+            self._called_last = True
+            found.append(call)
+
+    def _say(self, text: str, found: list[str | ToolCall]) -> None:
+        if self._called_last:  # blanks behind a call only separate it from what follows
+            text = text.lstrip()
+        if text:
+            self._called_last = False
+            found.append(text)
+
+
+def _safe(text: str) -> int:
+    """Returns how many characters cannot be part of the beginning of a call."""
+    for begin in range(max(0, len(text) - len(BEGIN) + 1), len(text)):
+        if BEGIN.startswith(text[begin:]):
+            return begin
+    return len(text)
+
+
+def _read(inside: str) -> ToolCall | None:
+    try:
+        call = json.loads(inside)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    arguments = call.get("arguments", call.get("parameters", {}))
+    return ToolCall(call["name"], json.dumps(arguments, ensure_ascii=False))
+
+
+def as_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns messages as chat templates read them: the arguments of calls as objects, the role
+    "developer" under its older name."""
+    return [_message(dict(message)) for message in messages]
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    message = {name: value for name, value in message.items() if value is not None}
+    if message["role"] == "developer":
+        message["role"] = "system"
+    if "tool_calls" in message:
+        message["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    elif "content" not in message:
+        raise ApiError(400, "a message needs a content, or tool_calls.", "messages")
+    return message
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    try:
+        function["arguments"] = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ApiError(
+            400, f"the arguments of a tool call are not JSON ({error}).", "messages"
+        ) from error
+    return {**call, "type": "function", "function": function}
+
+
+def form_of(choice: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Returns the form that a text must have so that it calls what ``tool_choice`` demands; None
+    where the model may choose. ``ApiError`` for a function that is not among the tools."""
+    if choice in (None, "auto", "none"):
+        return None
+    functions = [tool["function"] for tool in tools]
+    if isinstance(choice, Mapping):
+        wanted = choice["function"]["name"]
+        functions = [one for one in functions if one["name"] == wanted]
+        if not functions:
+            raise ApiError(400, f"tool_choice names {wanted!r}, which is no tool.", "tool_choice")
+    calls = [_schema_of(function) for function in functions]
+    whole = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    body = json.dumps({**whole, "x-guidance": {"whitespace_pattern": r"[\x20]?"}})
+    lark = f'start: "{BEGIN}\\n" call "\\n{END}"\ncall: %json {body}'
+    return {"grammar": lark}
+
+
+def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": function["name"]},
+            "arguments": function.get("parameters") or {"type": "object"},
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }

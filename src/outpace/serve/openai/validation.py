@@ -1,0 +1,124 @@
+"""Checks a body against a JSON schema: the few keywords that our schemas use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outpace.core.values import shown
+from outpace.errors import did_you_mean
+from outpace.serve.openai.errors import ApiError
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+_NAMES = {"integer": "a whole number", "number": "a number", "string": "a text", "null": "null"}
+_NAMES |= {"boolean": "true or false", "array": "a list", "object": "an object"}
+
+
+def check(value: Any, schema: Mapping[str, Any], path: str = "") -> None:
+    """Raises ``ApiError`` (400) for a value that the schema does not allow. path: of the value.
+
+    Fields that are null count as not given.
+    """
+    if "anyOf" in schema:
+        _check_any(value, schema["anyOf"], path)
+        return
+    _check_kind(value, schema, path)
+    if "enum" in schema and value not in schema["enum"]:
+        known = " or ".join(repr(one) for one in schema["enum"])
+        raise ApiError(400, f"{path} must be {known}, not {shown(value)}.", path)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        _check_range(value, schema, path)
+    if isinstance(value, str):
+        _check_text(value, schema, path)
+    if isinstance(value, list):
+        _check_items(value, schema, path)
+    if isinstance(value, dict):
+        _check_fields(value, schema, path)
+
+
+def _check_any(value: Any, choices: list[Mapping[str, Any]], path: str) -> None:
+    """Checks against the first choice of the value's own kind, for the sake of its message."""
+    fitting = [choice for choice in choices if _is(value, choice)]
+    for choice in fitting:
+        try:
+            return check(value, choice, path)
+        except ApiError:
+            if choice is fitting[-1]:
+                raise
+    kinds = dict.fromkeys(_NAMES[kind] for choice in choices for kind in _types(choice))
+    raise ApiError(400, f"{path} must be {' or '.join(kinds)}, not {shown(value)}.", path)
+
+
+def _types(schema: Mapping[str, Any]) -> list[str]:
+    kinds = schema.get("type", [])
+    return [kinds] if isinstance(kinds, str) else list(kinds)
+
+
+def _is(value: Any, schema: Mapping[str, Any]) -> bool:
+    kinds = _types(schema)
+    if isinstance(value, bool):  # Python counts it as a number
+        return not kinds or "boolean" in kinds
+    return not kinds or any(isinstance(value, _KINDS[kind]) for kind in kinds)
+
+
+def _check_kind(value: Any, schema: Mapping[str, Any], path: str) -> None:
+    if not _is(value, schema):
+        wanted = " or ".join(_NAMES[kind] for kind in _types(schema) if kind != "null")
+        raise ApiError(400, f"{path or 'the body'} must be {wanted}, not {shown(value)}.", path)
+
+
+def _check_range(value: float, schema: Mapping[str, Any], path: str) -> None:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if (low is not None and value < low) or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise ApiError(400, f"{path} must be {bounds}, not {shown(value)}.", path)
+
+
+def _check_text(value: str, schema: Mapping[str, Any], path: str) -> None:
+    if len(value) < schema.get("minLength", 0):
+        raise ApiError(400, f"{path} must not be empty.", path)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(
+            400, f"{path} holds half of a surrogate pair: send valid Unicode text.", path
+        ) from error
+
+
+def _check_items(value: list[Any], schema: Mapping[str, Any], path: str) -> None:
+    if len(value) < schema.get("minItems", 0):
+        raise ApiError(400, f"{path} must not be empty.", path)
+    if len(value) > schema.get("maxItems", len(value)):
+        raise ApiError(400, f"{path} must have at most {schema['maxItems']} items.", path)
+    if "items" in schema:
+        for index, item in enumerate(value):
+            check(item, schema["items"], f"{path}[{index}]")
+
+
+def _check_fields(value: dict[str, Any], schema: Mapping[str, Any], path: str) -> None:
+    inside = f"{path}." if path else ""
+    known: Mapping[str, Any] = schema.get("properties", {})
+    for name in schema.get("required", ()):
+        if value.get(name) is None:
+            raise ApiError(400, f"{inside}{name} is missing.", f"{inside}{name}")
+    for name, item in value.items():
+        if name in known:
+            if item is not None:
+                check(item, known[name], f"{inside}{name}")
+        elif schema.get("additionalProperties", True) is False:
+            hint = did_you_mean(name, known) if len(name) < 80 else "."
+            hint = hint if "did you mean" in hint else ": leave it out"
+            raise ApiError(
+                400,
+                f"{inside}{shown(name)[1:-1]} is nothing that this server knows{hint}.",
+                f"{inside}{name}"[:200],
+                "unknown_parameter",
+            )

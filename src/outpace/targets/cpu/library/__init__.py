@@ -1,0 +1,1 @@
+"""Compiling our own code for this processor, and keeping what was compiled."""

@@ -1,0 +1,1 @@
+"""Layers and whole models that `native.cpp` computes."""

@@ -1,0 +1,152 @@
+"""Linear layers and embeddings in quantised blocks, on our own integer products.
+
+A weight is laid out once, in panels of 16 outputs, and is read only so. Its codes and scales are
+the file's, without any loss. Activations are rounded to 8 bits, in blocks of 32 inputs of a row,
+and the sums within a block are exact (`block_products.h`): a row has the same bits in any company.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from outpace.targets.cpu.native import BlockShape, Native, Prepared, Weight, native
+from outpace.targets.cpu.native_layers.product import NativeProduct
+from outpace.targets.cpu.opaque import opaque
+from outpace.targets.cpu.weights.blocks import BlockEmbedding, BlockLinear, Blocks
+
+
+class NativeBlockLinear(NativeProduct):
+    """A linear layer whose weight stays in blocks, multiplied as integers.
+
+    ``weight`` and ``state_dict`` show the weight widened, as a copy that is made at each look.
+    """
+
+    panels: Tensor
+    """uint8, flat: as `Native.lay_out_blocks` lays blocks out, the same on all processors."""
+
+    def __init__(
+        self, library: Native, blocks: Blocks, bias: Any = None, inputs: int | None = None
+    ) -> None:
+        """inputs: K, if rows of blocks are filled up with zeros behind it."""
+        inputs = blocks.inputs if inputs is None else inputs
+        super().__init__(library, blocks.outputs, inputs)
+        self.shape = BlockShape(blocks.kind, blocks.outputs, inputs)
+        self.register_buffer("panels", library.lay_out_blocks(blocks), persistent=False)
+        self.bias = bias
+        self.loaded_bytes = blocks.nbytes
+
+    @property
+    def kind(self) -> str:
+        """Of the blocks."""
+        return self.shape.kind
+
+    @property
+    def read(self) -> Tensor:
+        """The tensor that products read."""
+        return self.panels
+
+    def place(self) -> tuple[Any, str]:
+        """Returns the dictionary that holds `read`, and its name there."""
+        return self._buffers, "panels"
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the weight, which is no parameter."""
+        return self.panels.nbytes
+
+    @property
+    def weight(self) -> Tensor:
+        """``[N, K]``, float32, widened: a copy that is made at each look."""
+        return self.library.widen_blocks(self.panels, self.shape)
+
+    def told(self) -> Weight:
+        """Returns the tensors that products read."""
+        bias = None if self.bias is None else self.bias.float()
+        return Weight(self.panels, None, bias, self.shape)
+
+    def dense(self, x: Tensor) -> Tensor:
+        """Returns the product by torch, with activations that are not rounded."""
+        return functional.linear(x, self.weight.to(x), self.bias)
+
+    def compiled(self, x: Tensor) -> Tensor:
+        """Returns the product as an operator that torch's compiler leaves alone."""
+        product = opaque("block_linear", _product, _empty)
+        matrix, _, bias, _ = self.told()
+        y: Tensor = product(x.float().contiguous(), matrix, bias, *self.shape)
+        return y.to(x.dtype)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight
+
+
+class NativeBlockEmbedding(BlockEmbedding):
+    """An embedding whose table stays in blocks; our own code widens the rows that are looked up."""
+
+    def __init__(self, library: Native, embedding: BlockEmbedding) -> None:
+        super().__init__(embedding.blocks, embedding.dtype, embedding.scale)
+        self.library = library
+
+    def widened(self, rows: Blocks) -> Tensor:
+        """Returns what a few rows of blocks stand for, float32 ``[R, K]``."""
+        return self.library.widen_rows(rows)
+
+
+def use_block_kernels(model: nn.Module) -> int:
+    """Lets our own products compute the layers of a model whose weights are in blocks, in place;
+    returns how many layers. None, where there is no C++ compiler."""
+    library = native()
+    if library is None:
+        return 0
+    made: dict[int, nn.Module] = {}
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if id(child) not in made and type(child) is BlockLinear:
+                made[id(child)] = NativeBlockLinear(library, child.blocks, child.bias)
+            if id(child) not in made and type(child) is BlockEmbedding:
+                made[id(child)] = NativeBlockEmbedding(library, child)
+            if id(child) in made:
+                made[id(child)].train(child.training)
+                setattr(parent, name, made[id(child)])
+    return len(made)
+
+
+def widen_blocks(model: nn.Module) -> int:
+    """Puts plain float32 layers in the place of those that multiply blocks; returns the bytes of
+    their weights. Embeddings stay in blocks: their rows are widened exactly as they are looked up.
+    """
+    made: dict[int, nn.Linear] = {}
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, NativeBlockLinear):
+                if id(child) not in made:
+                    made[id(child)] = _widened(child)
+                setattr(parent, name, made[id(child)])
+    return sum(layer.weight.nbytes for layer in made.values())
+
+
+def _widened(layer: NativeBlockLinear) -> nn.Linear:
+    """The plain layer with the same weight. None of its parameters is trained."""
+    weight = layer.weight
+    plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    plain.weight = nn.Parameter(weight, requires_grad=False)
+    plain.bias = layer.bias
+    return plain.train(layer.training)
+
+
+def _product(
+    x: Tensor, panels: Tensor, bias: Tensor | None, kind: str, outputs: int, inputs: int
+) -> Tensor:
+    library = native()
+    assert library is not None, "its layers exist"
+    weight = Weight(panels, None, bias, BlockShape(kind, outputs, inputs))
+    return library.products(x, Prepared([weight])).view(*x.shape[:-1], -1)
+
+
+def _empty(
+    x: Tensor, panels: Tensor, bias: Tensor | None, kind: str, outputs: int, inputs: int
+) -> Tensor:
+    return x.new_empty(*x.shape[:-1], outputs)

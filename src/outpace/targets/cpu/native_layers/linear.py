@@ -1,0 +1,254 @@
+"""Linear layers on our own products: one copy of the weights, read once for a few rows."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers.pytorch_utils import Conv1D
+
+from outpace.targets.cpu.native import Native, Prepared, Weight, in_rows, laid_out, native
+from outpace.targets.cpu.native_layers.product import NativeProduct, Together
+from outpace.targets.cpu.opaque import opaque
+from outpace.targets.cpu.weights import packed
+from outpace.targets.cpu.weights.layers import matrix_of
+from outpace.targets.cpu.weights.narrow import narrowed, to_int8
+from outpace.targets.hf.supported.plainly import read_plainly
+
+DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+"""Dtypes of models whose layers can be replaced by these."""
+
+FEW = 64
+"""Rows up to which each has the same bits, whatever their number (`native.cpp`)."""
+
+WIDE_LANES = 8
+"""Lanes of the vectors (AVX2 has 8 floats, AVX-512 has 16) from which on our products of many rows
+keep up with oneDNN's. With the 4 of other processors, prompts are left to oneDNN."""
+
+
+class NativeLinear(NativeProduct):
+    """A linear layer that reads its weight once for all rows of a small product.
+
+    A row of the result has the same bits whatever other rows share the product, up to `FEW` rows.
+    Products of more than ``most`` rows are left to oneDNN (`lay_out_weights`). The weight may have
+    a narrower dtype than the activations. Sums are always in float32.
+    """
+
+    def __init__(
+        self,
+        library: Native,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        *,
+        scale: Tensor | None = None,
+        shown_t: bool = False,
+        loaded_bytes: int | None = None,
+    ) -> None:
+        """weight: ``[N, K]``, or with ``shown_t`` a transposed view ``[K, N]`` of such memory, as
+        GPT-2's. scale: float32 ``[N]``, for integers. loaded_bytes: of the weight in the dtype in
+        which it was loaded, if that was another one."""
+        outputs, inputs = weight.t().shape if shown_t else weight.shape
+        super().__init__(library, outputs, inputs)
+        self.held = "weight"
+        """The name of the parameter that products read."""
+        self.weight = weight
+        self.bias = bias
+        self.scale = None if scale is None else nn.Parameter(scale, requires_grad=False)
+        self._shown_t = shown_t
+        self.saved_t = False
+        """Whether ``weight`` is to be saved transposed."""
+        self._compilable = opaque("native_linear", _product, _shape)
+        self.loaded_bytes = weight.nbytes if loaded_bytes is None else loaded_bytes
+        self._onednn = packed.available()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight" and self._parameters.get("panels") is not None:
+            return in_rows(self.panels)
+        return super().__getattr__(name)
+
+    @property
+    def read(self) -> Tensor:
+        """The parameter that products read: ``[N, K]``, or in panels ``[N / panel, K, panel]``."""
+        found: Tensor = self._parameters[self.held]  # type: ignore[assignment]  # faster so
+        return found
+
+    @property
+    def can_be_laid_out(self) -> bool:
+        """Whether the weight can be put into panels: its outputs fill them."""
+        plain = self.held == "weight" and not self._shown_t
+        return plain and self.out_features % self.library.panel == 0
+
+    def lay_out(self) -> None:
+        """Puts the weight into panels (`native.laid_out`), the order in which products read it.
+
+        It is held only so: from then on ``weight`` is a copy that is made at each look.
+        """
+        panels = laid_out(self.weight.detach(), self.library.panel)
+        self.panels = nn.Parameter(panels, requires_grad=self.weight.requires_grad)
+        self.held = "panels"
+        del self._parameters["weight"]
+
+    def _matrix(self) -> Tensor:
+        return self.weight.t() if self._shown_t else self.weight
+
+    def told(self) -> Weight:
+        """Returns the tensors that products read."""
+        bias = None if self.bias is None else self.bias.float()
+        return Weight(self.read.t() if self._shown_t else self.read, self.scale, bias)
+
+    def place(self) -> tuple[Any, str]:
+        """Returns the dictionary that holds `read`, and its name there."""
+        return self._parameters, self.held
+
+    def compiled(self, x: Tensor) -> Tensor:
+        """Returns the product as an operator that torch's compiler leaves alone."""
+        y: Tensor = self._compilable(x.float().contiguous(), *self.told()[:3])
+        return y.to(x.dtype)
+
+    def dense(self, x: Tensor) -> Tensor:
+        """Returns the same by torch's products."""
+        matrix = self._matrix().to(x.dtype)
+        if self.scale is not None:
+            matrix = matrix * self.scale[:, None]
+        plain = x.dtype == torch.float32 and not self.learns(x)
+        if self._onednn and plain and x.numel():
+            return packed.product(x, matrix, self.bias)
+        return linear(x, matrix, self.bias)
+
+    def plain_weight(self) -> Tensor:
+        """Returns a copy of the weight as the layer that this one replaced would hold it: in rows,
+        integers times their scales, and transposed if it was GPT-2's kind of layer."""
+        rows = in_rows(self.panels) if self.held == "panels" else self.weight.detach()
+        if self.scale is not None:
+            rows = rows * self.scale[:, None]
+        return rows.t().contiguous() if self.saved_t else rows
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if destination.pop(prefix + "scale", None) is not None or self.held == "panels":
+            destination.pop(prefix + "panels", None)
+            destination[prefix + "weight"] = self.plain_weight()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles hold: all but what belongs to this process."""
+        return {name: value for name, value in self.__dict__.items() if name != "_compilable"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._compilable = opaque("native_linear", _product, _shape)
+        if self.held == "panels" and self.panels.shape[2] != self.library.panel:
+            self._take_out_of_panels()  # of a processor with other vectors
+
+    def _take_out_of_panels(self) -> None:
+        panels = self._parameters.pop("panels")
+        assert panels is not None
+        self.weight = nn.Parameter(in_rows(panels), requires_grad=panels.requires_grad)
+        self.held = "weight"
+        if self.can_be_laid_out:
+            self.lay_out()
+
+
+def _product(x: Tensor, matrix: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    library = native()
+    assert library is not None, "its layers exist"
+    return library.products(x, Prepared([Weight(matrix, scale, bias)])).view(*x.shape[:-1], -1)
+
+
+def _shape(x: Tensor, matrix: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], Weight(matrix, scale, bias).outputs)
+
+
+# -- making them -------------------------------------------------------------------------------
+
+
+def native_linear(library: Native, layer: Any) -> NativeLinear:
+    """Returns a layer with the parameters of a plain linear one, its weight in a narrower dtype if
+    that changes no element."""
+    shown_t = type(layer) is Conv1D
+    matrix = matrix_of(layer)
+    loaded, found = matrix.nbytes, narrowed(matrix, library.takes)
+    if shown_t:  # the parameter keeps its shape [K, N], over memory that holds [N, K]
+        layer.weight.data = matrix.t()
+    if found is matrix:
+        weight = layer.weight
+    else:
+        weight = nn.Parameter(found.t() if shown_t else found, requires_grad=False)
+    return NativeLinear(library, weight, layer.bias, shown_t=shown_t, loaded_bytes=loaded)
+
+
+def native_int8(library: Native, layer: Any) -> NativeLinear:
+    """Returns a layer with a plain linear one's weight as 8-bit integers, a scale per output."""
+    integers, scale = to_int8(matrix_of(layer))
+    weight = nn.Parameter(integers, requires_grad=False)
+    # As many bytes as an `Int8Linear` holds, which is used where there is no compiler: prices of
+    # passes, and with them seeded texts, must not depend on that.
+    loaded = integers.nbytes + scale.nbytes  # the other half of its scales and zero points
+    made = NativeLinear(library, weight, layer.bias, scale=scale, loaded_bytes=loaded)
+    made.saved_t = type(layer) is Conv1D
+    return made
+
+
+@torch.no_grad()
+def lay_out_weights(model: nn.Module, tune: bool = False) -> int:
+    """Puts the weights of a model into panels (`NativeLinear.lay_out`); returns of how many layers.
+
+    Weights that other modules read too, such as embeddings, stay in rows. So do float32 weights
+    where oneDNN is much faster at products of many rows, which it then computes. Where that is so
+    is a fixed rule; ``tune`` asks a race instead.
+    """
+    layers = [module for module in model.modules() if isinstance(module, NativeLinear)]
+    wide = [layer for layer in layers if layer.read.dtype == torch.float32]
+    if wide and not reads_prompts(wide[0], tune):
+        for layer in wide:
+            layer.most = FEW
+        layers = [layer for layer in layers if layer.most > FEW]
+    readers = Counter(id(own) for each in model.modules() for own in each._parameters.values())
+    found = [layer for layer in layers if layer.can_be_laid_out and readers[id(layer.read)] == 1]
+    for layer in found:
+        layer.lay_out()
+    return len(found)
+
+
+def reads_prompts(layer: NativeLinear, tune: bool = False) -> bool:
+    """Returns whether our products are used for many rows too, and not oneDNN's."""
+    if not tune:
+        return layer.library.lanes >= WIDE_LANES
+    from outpace.targets.cpu.race import native_reads_prompts  # which races these very layers
+
+    return native_reads_prompts(layer)
+
+
+@torch.inference_mode()
+def share_products(model: nn.Module) -> int:
+    """Lets layers of a causal LM that receive the very same input compute together; returns how
+    many do. A pass over one token shows which ones these are."""
+    calls: list[tuple[NativeProduct, Tensor, Tensor]] = []
+
+    def note(layer: Any, given: tuple[Tensor, ...]) -> None:
+        calls.append((layer, given[0], given[0].clone()))
+
+    layers = [module for module in model.modules() if isinstance(module, NativeProduct)]
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        if layers:
+            read_plainly(model, [0])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    times = Counter(id(layer) for layer, _, _ in calls)
+    by_input: dict[Any, list[tuple[NativeProduct, Tensor]]] = defaultdict(list)
+    for layer, x, copy in calls:
+        if times[id(layer)] == 1:
+            by_input[id(x), layer.read.dtype].append((layer, copy))
+    shared = 0
+    for group in by_input.values():
+        unchanged = all(torch.equal(copy, group[0][1]) for _, copy in group)
+        if len(group) > 1 and unchanged:
+            together = Together(group[0][0].library, [layer for layer, _ in group])
+            for layer, _ in group:
+                layer.share(together)
+            shared += len(group)
+    return shared

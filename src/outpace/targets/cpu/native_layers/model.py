@@ -1,0 +1,246 @@
+"""A causal LM of the Llama kind computed in one call, from its embeddings to its logits.
+
+Around its layers transformers does what a library for training, quantising and inspecting models
+has to do. Once `native.cpp` computes the layers, that takes a noticeable part of a pass over a few
+tokens, most of all in a small drafter. So it is left out where all layers are computed by our own
+code and nobody looks on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from outpace.targets.base import SubLayers
+from outpace.targets.cpu.native import Native, native
+from outpace.targets.cpu.native_layers.layer import NativeLayer, agree, small_draft
+from outpace.targets.cpu.native_layers.rotary import Angles, Rotary
+from outpace.targets.cpu.native_layers.stack import LayerStack, PassDescriptions, eps_of, few
+from outpace.targets.cpu.weights.blocks import embedding_dtype
+from outpace.targets.cpu.weights.layers import hooks_of
+from outpace.targets.hf.slots.cache import SlotCache
+
+CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
+"""The parts of such a model besides its head: one with others computes something else."""
+
+
+class Scored(NamedTuple):
+    """The output of a pass. Making one of transformers' own takes as long as a layer of a small
+    drafter."""
+
+    logits: Tensor  # [A, keep, V]
+
+
+class NativeModel:
+    """Computes a causal LM: takes the place of that model's ``forward``."""
+
+    def __init__(self, library: Native, model: nn.Module) -> None:
+        """model: one that looks `_like_llama`."""
+        whole: Any = model
+        self._model = whole
+        self._inner = whole.model
+        self._embed = whole.model.embed_tokens
+        self._rotary = Rotary(whole.model.rotary_emb)
+        self._head = whole.lm_head
+        self._layers: list[Any] = list(whole.model.layers)
+        self._blocks: list[NativeLayer] = [layer.forward for layer in self._layers]
+        self._library = library
+        self._modules = whole._modules
+        self._made: LayerStack | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles hold: no pointers of this process."""
+        return {**self.__dict__, "_made": None}
+
+    @property
+    def _stack(self) -> LayerStack:
+        if self._made is None:
+            passes, norm = PassDescriptions(), self._inner.norm
+            self._made = LayerStack(self._library, self._layers, passes, norm, self._head)
+        return self._made
+
+    def __call__(
+        self,
+        input_ids: Tensor | None = None,
+        position_ids: Any = None,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **rest: Any,
+    ) -> Any:
+        """Returns the model's output, with logits ``[A, keep, V]``."""
+        asked = rest or not use_cache or input_ids is None or position_ids is None
+        if asked or not self.takes(input_ids, attention_mask, past_key_values):
+            return self.plain(
+                input_ids=input_ids,
+                position_ids=position_ids,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                logits_to_keep=logits_to_keep,
+                **rest,
+            )
+        x = self._embed(input_ids)
+        angles = self.angles(x, position_ids, past_key_values)
+        given = angles, past_key_values, attention_mask, logits_to_keep
+        return Scored(self.logits(self._stack, x, *given))
+
+    def angles(self, x: Tensor, positions: Tensor, cache: SlotCache) -> Angles:
+        """Returns the angles of positions ``[A, T]``, of the dtype of x."""
+        return self._rotary(x, positions, cache.longest)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Returns ``[A, T, hidden]``."""
+        found: Tensor = self._embed(tokens)
+        return found
+
+    def head(self, states: Tensor) -> Tensor:
+        """Returns the logits of what some layers left, ``[A, T, hidden]``, through the norm."""
+        found: Tensor = self._head(self._inner.norm(states))
+        return found
+
+    def logits(
+        self,
+        stack: LayerStack,
+        x: Tensor,
+        angles: Angles,
+        cache: SlotCache,
+        mask: Tensor | None,
+        keep: int | Tensor,
+    ) -> Tensor:
+        """Returns the logits ``[A, keep, V]`` behind a stack that ends the model. x: replaced by
+        what comes behind the norm."""
+        if isinstance(keep, int) and stack.has_head:
+            return stack.logits(x, angles, cache, mask, keep or x.shape[1])
+        stack.run(x, angles, cache, mask)
+        kept = slice(-keep, None) if isinstance(keep, int) else keep
+        found: Tensor = self._head(x[:, kept])
+        return found
+
+    def part(self, first: int, last: int | None, skipped: SubLayers) -> NativePart:
+        """Returns the layers from ``first`` up to ``last`` (unset: all, and the logits), without
+        some of their parts."""
+        norm, head = (self._inner.norm, self._head) if last is None else (None, None)
+        layers, passes = self._layers[first:last], PassDescriptions()
+        stack = LayerStack(self._library, layers, passes, norm, head, skipped)
+        return NativePart(self, stack)
+
+    def plain(self, **options: Any) -> Any:
+        """Returns the output of transformers' own code for the model."""
+        forward: Any = type(self._model).forward  # the model's own attribute may be this object
+        return forward(self._model, **options)
+
+    def takes(self, tokens: Any, mask: Any, cache: Any) -> bool:
+        """Whether it computes a pass over tokens ``[A, T]``, or the model's own code has to."""
+        boolean = mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool)
+        plain = (
+            tokens.device.type == "cpu"
+            and not torch.is_grad_enabled()
+            and few(tokens, self._stack.most)
+        )
+        return boolean and plain and isinstance(cache, SlotCache) and self._is_as_it_was()
+
+    def _is_as_it_was(self) -> bool:
+        """Whether the model still has the layers that it was loaded with, and no hooks on them."""
+        layers = list(self._inner.layers._modules.values())
+        return (
+            len(layers) == len(self._layers)
+            and self._modules["lm_head"] is self._head
+            and not any(hooks_of(self._inner))
+            and not self._stack.watched
+            and all(
+                layer is own and layer.__dict__.get("forward") is block
+                for layer, own, block in zip(layers, self._layers, self._blocks, strict=True)
+            )
+        )
+
+
+class NativePart:
+    """Some of the layers of a `NativeModel`, over the same weights and caches.
+
+    Its methods take the arguments of the model's ``forward`` by their names.
+    """
+
+    def __init__(self, whole: NativeModel, stack: LayerStack) -> None:
+        self._whole, self._stack = whole, stack
+
+    def takes(self, input_ids: Tensor, attention_mask: Any, past_key_values: Any, **_: Any) -> bool:
+        """Whether it computes such a pass."""
+        return self._whole.takes(input_ids, attention_mask, past_key_values)
+
+    def logits(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: SlotCache,
+        logits_to_keep: int,
+        states: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Returns ``[A, keep, V]``, where the layers are the last ones. states: ``[A, T, hidden]``,
+        what the layers before them made of the tokens; unset: there are none."""
+        x = self._whole.embed(input_ids) if states is None else states.clone()
+        angles = self._whole.angles(x, position_ids, past_key_values)
+        given = angles, past_key_values, attention_mask, logits_to_keep
+        return self._whole.logits(self._stack, x, *given)
+
+    def states(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: SlotCache,
+        **_: Any,
+    ) -> Tensor:
+        """Returns what the layers, which are the first ones, make of the tokens, ``[A, T,
+        hidden]``."""
+        x = self._whole.embed(input_ids)
+        angles = self._whole.angles(x, position_ids, past_key_values)
+        self._stack.run(x, angles, past_key_values, attention_mask)
+        return x
+
+    def head(self, states: Tensor) -> Tensor:
+        """Returns the logits ``[A, T, V]`` of states ``[A, T, hidden]``, through norm and head."""
+        return self._whole.head(states)
+
+
+@torch.inference_mode()
+def use_native_model(model: nn.Module) -> bool:
+    """Lets the library compute a whole causal LM; returns whether it does.
+
+    It must compute all of its layers already, and give the same logits for a small draft.
+    """
+    library = native()
+    if library is None or not _like_llama(model):
+        return False
+    whole: Any = model
+    expected = small_draft(model)
+    whole.forward = NativeModel(library, model)
+    found = small_draft(model)
+    if agree(found, expected, expected, model):
+        return True
+    del whole.forward
+    return False
+
+
+def _like_llama(model: Any) -> bool:
+    """Whether a model may be of the Llama kind. Only a trial can show that it is."""
+    if {name for name, _ in model.named_children()} != {"model", "lm_head"}:
+        return False
+    if "forward" in model.__dict__:  # somebody else's
+        return False
+    inner = model.model
+    if {name for name, _ in inner.named_children()} != CHILDREN:
+        return False
+    layers: Sequence[Any] = list(inner.layers)
+    if not layers or not all(isinstance(layer.forward, NativeLayer) for layer in layers):
+        return False
+    heads = {(layer.self_attn.head_dim, layer.self_attn.k_proj.out_features) for layer in layers}
+    eps = {eps_of(inner.norm), eps_of(layers[0].input_layernorm)}
+    dtypes = {embedding_dtype(inner.embed_tokens), *(w.dtype for w in inner.norm.parameters())}
+    return len(heads) == len(eps) == 1 and dtypes == {torch.float32}

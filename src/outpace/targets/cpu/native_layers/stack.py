@@ -1,0 +1,336 @@
+"""Decoder layers of the Llama kind, computed by `native.cpp` in passes over a few tokens."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.targets.base import NOTHING, SubLayers
+from outpace.targets.cpu.native import LINE, Native, Part, Weight, part
+from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
+from outpace.targets.cpu.native_layers.linear import FEW
+from outpace.targets.cpu.native_layers.product import NativeProduct
+from outpace.targets.cpu.native_layers.rotary import Angles
+from outpace.targets.cpu.weights.layers import hooks_of
+from outpace.targets.hf.slots.cache import SlotCache
+from outpace.targets.hf.slots.placement import PassSlots
+
+PARTS = (
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+)
+NORMS = ("input_layernorm", "post_attention_layernorm")
+HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+
+
+MANY = 2048
+"""Tokens of a pass, at most, through layers whose activations are rounded. Elsewhere longer prompts
+than `FEW` are left to transformers' layers; here a last bit of theirs could decide which way one is
+rounded, and a token would not be the same alone and in a long prompt or a large batch."""
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of `native.cpp`, field by field."""
+
+    _fields_ = (
+        *((name, Part) for name in ("query", "key", "value", "output", "gate", "up", "down")),
+        *((name, ctypes.c_void_p) for name in ("before", "after", "query_norm", "key_norm")),
+        *((name, ctypes.c_int64) for name in ("hidden", "heads", "groups", "dim", "inner")),
+        ("eps", ctypes.c_float),
+        ("scaling", ctypes.c_float),
+    )
+
+
+class _Pass(ctypes.Structure):
+    """`Pass` of `native.cpp`, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "view", "rotary")),
+        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "positions")),
+        *((name, ctypes.c_void_p) for name in ("firsts", "starts", "mask")),
+        *((name, ctypes.c_int64) for name in ("mask_row", "mask_column", "cache_head")),
+        ("scratch", ctypes.c_void_p),
+    )
+
+
+class LayerStack:
+    """Layers that follow one another, all with heads of the same number and size."""
+
+    def __init__(
+        self,
+        library: Native,
+        layers: Sequence[nn.Module],
+        passes: PassDescriptions,
+        norm: nn.Module | None = None,
+        head: nn.Module | None = None,
+        skipped: SubLayers = NOTHING,
+    ) -> None:
+        """layers: decoder layers that the library can compute. passes: shared by all stacks of one
+        model. norm, head: the modules behind the last layer, if the stack ends the model. skipped:
+        the parts that are left out, by the layers' numbers in the model."""
+        self._library = library
+        self._layers = [_Modules(layer, skipped) for layer in layers]
+        self._passes = passes
+        self._norm: Any = norm
+        self._head = head if takes_head(head) else None
+        rounds = any(
+            isinstance(linear, NativeBlockLinear)
+            for each in self._layers
+            for linear in each.linears
+        )
+        self.most = MANY if rounds else FEW
+        """Tokens of a pass, at most."""
+        last: list[Any] = [module for module in (norm, self._head) if module is not None]
+        modules = [module for layer in self._layers for module in layer.weighted]
+        # Dictionaries of parameters: asking a module for one takes three times as long.
+        self._weights: list[tuple[Any, str]] = [
+            module.place() if isinstance(module, NativeProduct) else (module._parameters, "weight")
+            for module in (*modules, *last)
+        ]
+        inside = [module for layer in layers for module in layer.modules()]
+        self._hooks = [hooks for module in (*inside, *last) for hooks in hooks_of(module)]
+        self._last_description: _StackDescription | None = None
+        self._last_pointers: _CachePointers | None = None
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody has hooked a module since, whose own code must run then."""
+        return any(self._hooks)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether it can compute logits."""
+        return self._head is not None
+
+    def run(self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None) -> None:
+        """Replaces hidden states by the output of the last layer.
+
+        x: float32 ``[A, T, hidden]``, contiguous; mask: bool ``[A, 1, T, S]``, or nothing where all
+        is seen, or all up to the token itself.
+        """
+        self._run(self._description(), x, angles, cache, mask, (None, None, 0))
+
+    def logits(
+        self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None, keep: int
+    ) -> Tensor:
+        """Returns the logits of each row's last tokens, ``[A, keep, V]``, where it `has_head`."""
+        description = self._description()
+        assert description.head is not None
+        found = x.new_empty(x.shape[0], keep, description.head.outputs)
+        ending = ctypes.byref(description.head), found.data_ptr(), keep
+        self._run(description, x, angles, cache, mask, ending)
+        return found
+
+    def _run(
+        self,
+        description: _StackDescription,
+        x: Tensor,
+        angles: Angles,
+        cache: SlotCache,
+        mask: Tensor | None,
+        ending: Any,
+    ) -> None:
+        pointers = self._pointers_into(cache, description, x)
+        current = self._passes.of(
+            cache.slots, mask, angles, pointers.head_stride, description.scratch
+        )
+        given = pointers.keys, pointers.values, description.norm, description.threads
+        self._library.layers(description.layers, current.struct, x, *given, ending)
+
+    def _pointers_into(
+        self, cache: SlotCache, description: _StackDescription, x: Tensor
+    ) -> _CachePointers:
+        """Returns where the layers' keys and values are, looked up again if the cache is another
+        one or has exchanged its buffers."""
+        found = self._last_pointers
+        if found is None or found.cache() is not cache or found.generation != cache.generation:
+            layer = description.layers[0]
+            buffers = [
+                cache.buffers_of(index, layer.groups, layer.dim, x) for index in description.indices
+            ]
+            pointers = ctypes.c_void_p * len(buffers)
+            found = self._last_pointers = _CachePointers(
+                keys=pointers(*(keys.data_ptr() for keys, _ in buffers)),
+                values=pointers(*(values.data_ptr() for _, values in buffers)),
+                head_stride=buffers[0][0].stride(0),
+                cache=weakref.ref(cache),
+                generation=cache.generation,
+            )
+        return found
+
+    def _description(self) -> _StackDescription:
+        """Returns the layers as the library reads them, described again if a weight has moved."""
+        pointers = [parameters[name].data_ptr() for parameters, name in self._weights]
+        threads = torch.get_num_threads()
+        found = self._last_description
+        if found is None or found.pointers != pointers or found.threads != threads:
+            found = self._last_description = self._describe(pointers, threads)
+        return found
+
+    def _describe(self, pointers: list[int], threads: int) -> _StackDescription:
+        weights = [layer.weights() for layer in self._layers]
+        layers = (_Layer * len(weights))(
+            *(layer.struct(of) for layer, of in zip(self._layers, weights, strict=True))
+        )
+        head = None if self._head is None else _weight(self._head)
+        return _StackDescription(
+            layers=layers,
+            indices=[layer.attention.layer_idx for layer in self._layers],
+            norm=None if self._norm is None else self._norm.weight.data_ptr(),
+            head=None if head is None else part(head),
+            threads=threads,
+            scratch=max(self._library.scratch(layer, threads) for layer in layers),
+            pointers=pointers,
+            weights=[*weights, [] if head is None else [head]],
+        )
+
+
+@dataclass(frozen=True)
+class _StackDescription:
+    """The layers of a stack, as the library reads them."""
+
+    layers: ctypes.Array[_Layer]
+    indices: list[int]  # of the layers, in the cache
+    norm: int | None  # pointer to the weight of the norm behind the last layer
+    head: Part | None
+    threads: int
+    scratch: int  # floats per token
+    pointers: list[int]  # to all weights, when they were described
+    weights: list[list[Weight]]  # alive as long as the layers may be read
+
+
+@dataclass(frozen=True)
+class _CachePointers:
+    """Where the buffers of a cache were found."""
+
+    keys: ctypes.Array[ctypes.c_void_p]  # by layer
+    values: ctypes.Array[ctypes.c_void_p]
+    head_stride: int  # in floats
+    cache: weakref.ref[SlotCache]
+    generation: int  # of the cache's buffers
+
+
+class _Modules:
+    """The parts of one layer."""
+
+    def __init__(self, layer: nn.Module, skipped: SubLayers = NOTHING) -> None:
+        attention: Any = layer.self_attn
+        self.attention = attention
+        number = attention.layer_idx
+        # Of attention and of the MLP, whether each is computed.
+        self._computed = number not in skipped.attention, number not in skipped.mlp
+        self.linears: list[Any] = [layer.get_submodule(name) for name in PARTS]
+        norms = [*NORMS, *(HEAD_NORMS if hasattr(layer.self_attn, "q_norm") else ())]
+        self.norms: list[Any] = [layer.get_submodule(name) for name in norms]
+        self.weighted = [*self.linears, *self.norms]
+
+    def weights(self) -> list[Weight]:
+        return [_weight(linear) for linear in self.linears]
+
+    def struct(self, weights: Sequence[Weight]) -> _Layer:
+        """Returns the layer as the library reads it."""
+        parts = [part(weight) for weight in weights]
+        norms: list[int | None] = [norm.weight.data_ptr() for norm in self.norms]
+        for place, computed in enumerate(self._computed):
+            if not computed:
+                norms[place] = None
+        dim = self.attention.head_dim
+        return _Layer(
+            *parts,
+            *(norms if len(norms) == 4 else [*norms, None, None]),
+            *(self.linears[0].in_features, parts[0].outputs // dim, parts[1].outputs // dim),
+            *(dim, parts[4].outputs, eps_of(self.norms[0]), self.attention.scaling),
+        )
+
+
+def can_run(x: Tensor, most: int = FEW) -> bool:
+    """Whether a `LayerStack` takes these hidden states ``[A, T, hidden]``."""
+    plain = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
+    return few(x, most) and plain
+
+
+def few(tokens: Tensor, most: int) -> bool:
+    """Whether a pass over tokens ``[A, T, ...]`` is small enough for a `LayerStack`."""
+    return 0 < tokens.shape[0] * tokens.shape[1] <= most and not torch.compiler.is_compiling()
+
+
+def takes_head(head: Any) -> bool:
+    """Whether a `LayerStack` can end in this module, the one that makes a model's logits."""
+    return isinstance(head, NativeProduct) and head.told().matrix.is_contiguous()
+
+
+def eps_of(norm: Any) -> float | None:
+    """Returns what an RMS norm adds to the mean of squares."""
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
+def _weight(linear: Any) -> Weight:
+    if isinstance(linear, NativeProduct):
+        return linear.told()
+    return Weight(linear.weight, None, linear.bias)
+
+
+# -- passes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _PassDescription:
+    struct: _Pass
+    source: tuple[Any, ...]  # the objects that it was made of
+    numbers: tuple[int, int]  # and the numbers
+    alive: tuple[Tensor | None, ...]  # the tensors that it points to
+
+
+class PassDescriptions:
+    """The current pass as the library reads it: the same for most layers of a model."""
+
+    def __init__(self) -> None:
+        self._last: _PassDescription | None = None  # replaced as one: threads
+
+    def of(
+        self, slots: PassSlots, mask: Tensor | None, angles: Angles, head_stride: int, scratch: int
+    ) -> _PassDescription:
+        """Returns the description of a pass.
+
+        mask: bool ``[A, 1, T, S]``; head_stride: floats between two heads in the cache; scratch:
+        floats per token that a layer needs to work in.
+        """
+        last, source, numbers = self._last, (slots, mask, *angles), (head_stride, scratch)
+        if last is not None and last.numbers == numbers and _same(last.source, source):
+            return last
+        self._last = _describe_pass(slots, mask, angles, head_stride, scratch)
+        return self._last
+
+
+def _same(old: Sequence[Any], new: Sequence[Any]) -> bool:
+    return all(one is other for one, other in zip(old, new, strict=True))
+
+
+def _describe_pass(
+    slots: PassSlots, mask: Tensor | None, angles: Angles, head_stride: int, size: int
+) -> _PassDescription:
+    cosines, sines = angles.cosines.contiguous(), angles.sines.contiguous()
+    positions = None if angles.positions is None else angles.positions.contiguous()
+    rows, columns = slots.rows, slots.columns
+    source = slots, mask, *angles
+    if mask is None and columns > 1:  # a prompt, which follows nothing: plainly causal
+        mask = torch.ones(columns, columns, dtype=torch.bool).tril().expand(rows, 1, -1, -1)
+    if mask is not None and mask.stride(-1) != 1:
+        mask = mask.contiguous()
+    scratch = cosines.new_empty(rows * columns * size + LINE)
+    struct = _Pass(
+        *(rows, columns, slots.view, cosines.shape[-1]),
+        *(cosines.data_ptr(), sines.data_ptr()),
+        None if positions is None else positions.data_ptr(),
+        *(slots.placement.firsts.data_ptr(), slots.starts.data_ptr()),
+        *((None, 0, 0) if mask is None else (mask.data_ptr(), mask.stride(0), mask.stride(2))),
+        *(head_stride, scratch.data_ptr()),
+    )
+    numbers = head_stride, size
+    return _PassDescription(struct, source, numbers, (cosines, sines, positions, mask, scratch))

@@ -1,0 +1,1 @@
+"""Weights in fewer bytes or in another order, and the layers that have them."""

@@ -1,0 +1,178 @@
+"""The logits processors of a transformers ``generate`` call, for one row at a time.
+
+``generate`` builds its processors for the whole batch and calls them once per token. Here they are
+called for each drafted token of each row, with the tokens that stand before it. So a processor has
+to depend on nothing but the tokens and scores that it is given.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process as hf
+
+from outpace.errors import ConfigError
+from outpace.targets.hf.generating.trials import answer, apart, described, forgets, name_of, same
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+
+REFUSED: dict[type, str] = {
+    hf.UnbatchedClassifierFreeGuidanceLogitsProcessor: "runs the model itself, once per token",
+    hf.ClassifierFreeGuidanceLogitsProcessor: "combines pairs of rows",
+    hf.SynthIDTextWatermarkLogitsProcessor: "keeps a state of the tokens that it has been shown",
+    hf.WhisperNoSpeechDetection: "runs the model itself and keeps what it found",
+    hf.AlternatingCodebooksLogitsProcessor: "is for audio models",
+    hf.BarkEosPrioritizerLogitsProcessor: "is for audio models",
+    hf.DiaClassifierFreeGuidanceLogitsProcessor: "is for audio models",
+    hf.DiaEOSChannelFilterLogitsProcessor: "is for audio models",
+    hf.DiaEOSDelayPatternLogitsProcessor: "is for audio models",
+}
+"""Processors of transformers that are no function of one row's tokens and scores, and why."""
+
+WARPERS: tuple[tuple[type, str, str], ...] = (
+    (hf.TemperatureLogitsWarper, "temperature", "temperature"),
+    (hf.TopKLogitsWarper, "top_k", "top_k"),
+    (hf.TopPLogitsWarper, "top_p", "top_p"),
+    (hf.MinPLogitsWarper, "min_p", "min_p"),
+    (hf.TypicalLogitsWarper, "typical_p", "mass"),
+)
+"""Class, option of `SamplingParams`, attribute that holds its value; in the order in which
+``generate`` appends them, which is the order of `core.law`."""
+
+
+def check(processors: Sequence[Processor], ids: Tensor, vocabulary: int) -> None:
+    """Raises ``ConfigError`` for a processor that is no function of one row's tokens and scores.
+
+    Processors of transformers are known by their class. Others are tried out on a copy.
+
+    ids: ``[B, T]``, the prompts of all rows that the processors are meant for. vocabulary: scores
+    of a row.
+    """
+    for processor in processors:
+        reason = REFUSED.get(type(processor))
+        if reason is None and not type(processor).__module__.startswith("transformers."):
+            reason = _fault(processor, ids, vocabulary)
+        if reason is not None:
+            raise ConfigError(
+                f"logits processor {name_of(processor)} {reason}, so that it cannot judge drafted "
+                "tokens one row at a time: leave it out, or make it depend on nothing but the "
+                "tokens and scores of the row that it is given."
+            )
+
+
+def _fault(processor: Processor, ids: Tensor, vocabulary: int) -> str | None:
+    """Returns what shows that the processor cannot be called for one row alone, or again."""
+    trial = apart(processor)
+    if trial is None:
+        return None
+    scores = torch.linspace(-1, 1, vocabulary, device=ids.device)[None]
+    if forgets(trial, ids[:1], scores):
+        return "gives other scores when it is called again"
+    rows = range(len(ids))
+    alone = [answer(of_row(trial, row, len(ids)), ids[row : row + 1], scores) for row in rows]
+    for made in alone:
+        if made is not None and made.shape != scores.shape:
+            return f"answers one row with scores of shape {list(made.shape)}"
+    batch = answer(trial, ids, scores.expand(len(ids), -1))
+    if batch is None or all(same(alone[row], batch[row : row + 1]) for row in rows):
+        return None
+    return "treats a row of a batch otherwise than the same row alone"
+
+
+def split(processors: Sequence[Processor]) -> tuple[list[Processor], dict[str, Any]]:
+    """Returns the processors that have to be called, and options that replace the others.
+
+    The temperature and the truncations that ``generate`` puts at the end become options of
+    `SamplingParams`, which `core.law` applies to all rows and positions at once.
+
+    >>> split([hf.TemperatureLogitsWarper(0.5), hf.TopKLogitsWarper(7)])
+    ([], {'top_k': 7, 'temperature': 0.5})
+    """
+    left = list(processors)
+    while left and type(left[-1]) is hf.LogitNormalization:  # changes scores, not the law
+        left.pop()
+    options: dict[str, Any] = {}
+    for kind, option, attribute in reversed(WARPERS):
+        if left and type(left[-1]) is kind and _ordinary(left[-1]):
+            options[option] = getattr(left.pop(), attribute)
+    return left, options
+
+
+def _ordinary(warper: Any) -> bool:
+    """Whether a truncation removes tokens entirely and may leave a single one, as `core.law`'s."""
+    removes = getattr(warper, "filter_value", float("-inf")) == float("-inf")
+    return removes and getattr(warper, "min_tokens_to_keep", 1) == 1
+
+
+def of_row(processor: Processor, row: int, rows: int) -> Processor:
+    """Returns the processor as it acts on one row of the batch that it was built for."""
+    if isinstance(processor, hf.RepetitionPenaltyLogitsProcessor):
+        ignored = processor.prompt_ignore_length
+        if isinstance(ignored, Tensor):
+            return _with(processor, prompt_ignore_length=ignored[row : row + 1])
+    if isinstance(processor, hf.EncoderRepetitionPenaltyLogitsProcessor):
+        ids = processor.encoder_input_ids
+        at = row * ids.shape[0] // rows
+        return _with(processor, encoder_input_ids=ids[at : at + 1])
+    if isinstance(processor, hf.EncoderNoRepeatNGramLogitsProcessor):
+        at = row * processor.batch_size // rows
+        return _with(
+            processor, batch_size=1, generated_ngrams=processor.generated_ngrams[at : at + 1]
+        )
+    if isinstance(processor, hf.PrefixConstrainedLogitsProcessor):
+        allowed = processor._prefix_allowed_tokens_fn
+        return _with(processor, _prefix_allowed_tokens_fn=lambda _, ids: allowed(row, ids))
+    return processor
+
+
+def _with(processor: Any, **changes: Any) -> Processor:
+    changed: Processor = copy.copy(processor)
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    return changed
+
+
+@dataclass(frozen=True, eq=False)
+class AsGenerate:
+    """Shows a row's tokens as ``generate`` would: with their padding, on the device of the call.
+
+    The padding matters: lengths that a processor or criterion was built with (min_length,
+    max_length, where the prompt ends) count it.
+    """
+
+    padded: Tensor  # [T] the row of input_ids
+    skip: int  # prompt tokens without padding
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Returns ``[1, T + new]``. ids: ``[1, skip + new]``, without padding."""
+        return torch.cat([self.padded[None], ids[:, self.skip :].to(self.padded.device)], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class RowProcessors:
+    """The processors of one row, one after another, as one."""
+
+    processors: Sequence[Processor]
+    view: AsGenerate
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """Returns scores ``[1, V]``; ``ConfigError`` for an answer of another shape.
+
+        ids: ``[1, T]``, without padding; scores: ``[1, V]``.
+        """
+        shown = self.view(ids)
+        made = scores.to(shown.device)
+        for processor in self.processors:
+            made = processor(shown, made)
+            if not isinstance(made, Tensor) or made.shape != scores.shape:
+                raise ConfigError(
+                    f"logits processor {name_of(processor)} answered one row with "
+                    f"{described(made)} instead of scores of shape {list(scores.shape)}: make it "
+                    "return scores for the row that it is given."
+                )
+        return made.to(scores.device)

@@ -1,0 +1,235 @@
+"""Models and tokenizers by path, hub name, or already loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub.utils import enable_progress_bars  # type: ignore[attr-defined]
+from torch import nn
+from transformers.utils import logging as transformers_logging
+
+from outpace.core.values import shown
+from outpace.errors import ConfigError
+from outpace.targets.cpu.kernels import ASKED, Kernels
+from outpace.targets.cpu.kernels import check as check_kernels
+from outpace.targets.cpu.weights.blocks import block_bytes
+from outpace.targets.cpu.weights.quantize import Quantization, pays
+from outpace.targets.cpu.weights.quantize import check as check_quantization
+from outpace.targets.hf.generating import generation
+from outpace.targets.hf.gguf.header import is_gguf
+from outpace.targets.hf.gguf.load import load_gguf
+from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer
+from outpace.targets.hf.loading.places import pick_device, pick_dtype
+from outpace.targets.hf.loading.prepare import Progress, prepare
+from outpace.targets.hf.loading.reading import (
+    attention_for,
+    read_config,
+    read_tokenizer_of,
+    read_weights,
+)
+from outpace.targets.hf.loading.source import check_path, locate, names_gguf
+from outpace.targets.hf.supported import support
+from outpace.targets.hf.vision.processor import check_processor, read_processor
+
+
+def load(
+    model: str | os.PathLike[str] | nn.Module | Loaded,
+    *,
+    tokenizer: Any = None,
+    processor: Any = None,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    trust_remote_code: bool = False,
+    cpu_kernels: Kernels = "auto",
+    quantization: Quantization | Literal["auto"] | None = None,
+    progress: Progress | None = None,
+) -> Loaded:
+    """Returns the model, checked: it is a causal LM whose drafts can be scored and rolled back.
+
+    dtype "auto": float32 on a CPU, where narrow dtypes are slower, and the checkpoint's own on a
+    GPU. device "auto": CUDA where there is one. cpu_kernels: how the linear layers of a model
+    loaded here are replaced by faster ones (`kernels.speed_up`); with "auto", "tune" and "native"
+    whole layers of the Llama kind are computed by our own code too. A model object that is handed
+    over stays as it is. processor: of a vision-language model, instead of the one that comes with
+    it. quantization: see `quantize`; "auto" is for drafters, which may be rounded:
+    8 bits where that saves time. progress: called before each step. Raises ``ConfigError``,
+    ``ModelLoadError`` or ``UnsupportedModel``.
+    """
+    check_kernels(cpu_kernels)
+    _check_trust(trust_remote_code)
+    check_tokenizer(tokenizer)
+    check_processor(processor)
+    tokenizer = processor.tokenizer if tokenizer is None and processor is not None else tokenizer
+    wanted = None if quantization == "auto" else quantization
+    if wanted is not None and cpu_kernels in ASKED:
+        raise ConfigError(
+            f"cpu_kernels {cpu_kernels!r} and quantization exclude each other: leave one out."
+        )
+    report = progress or _silent
+    if isinstance(model, (Loaded, nn.Module)):
+        if isinstance(model, nn.Module):
+            name = type(model).__name__
+            model = Loaded(model.eval(), tokenizer, name, processor=processor)
+        _check_handed_over(model, dtype, device, cpu_kernels, wanted)
+        if model.cpu_kernels is not None:
+            return model  # It was loaded and checked here.
+        report("checking the model", 0.5)
+        support.check(model.model)
+        support.probe(model.model)
+        return model
+    loaded = _from_path(str(model), tokenizer, dtype, device, trust_remote_code, wanted, report)
+    rounds = quantization == "auto" and cpu_kernels in ("auto", "tune") and not loaded.packed
+    if rounds and pays(loaded.model):
+        wanted = "int8"
+    if loaded.packed and cpu_kernels in ("packed", "blocked"):
+        raise ConfigError(
+            f"cpu_kernels {cpu_kernels!r} computes with plain weights, and those of {loaded.name} "
+            "are in blocks: leave it at 'auto'."
+        )
+    given = loaded.processor if processor is None else processor
+    loaded = replace(loaded, quantization=wanted, cpu_kernels=cpu_kernels, processor=given)
+    prepare(loaded, report)
+    return loaded
+
+
+def _check_trust(trust: object) -> None:
+    if not isinstance(trust, bool):
+        raise ConfigError(
+            f"trust_remote_code must be True or False, not {shown(trust)}: with True, code that "
+            "comes with the model is executed."
+        )
+
+
+def _silent(_: str, __: float) -> None:
+    """Reports nothing."""
+
+
+def _check_handed_over(
+    loaded: Loaded,
+    dtype: str | torch.dtype,
+    device: str | torch.device,
+    cpu_kernels: Kernels,
+    quantization: Quantization | None,
+) -> None:
+    """Raises ``ConfigError`` for what would change a model that the caller has loaded."""
+    changes = f"cpu_kernels {cpu_kernels!r}" if cpu_kernels in ASKED else None
+    changes = "quantization" if quantization is not None else changes
+    if changes is not None:
+        raise ConfigError(
+            f"{changes} changes a model's layers, and a model that you loaded stays as it is: give "
+            "its path or hub name instead."
+        )
+    if device != "auto" and not _is_on(loaded.device, pick_device(device)):
+        raise ConfigError(
+            f"device {str(device)!r} was asked for, and the model that you loaded is on "
+            f"{str(loaded.device)!r}, where it stays: move it there yourself, or leave device out."
+        )
+    if dtype != "auto" and pick_dtype(dtype, loaded.device) != loaded.dtype:
+        raise ConfigError(
+            f"dtype {str(dtype)!r} was asked for, and the model that you loaded has weights in "
+            f"{str(loaded.dtype)!r}, which stay so: convert it yourself, or leave dtype out."
+        )
+
+
+def _is_on(actual: torch.device, wanted: torch.device) -> bool:
+    return actual.type == wanted.type and wanted.index in (None, actual.index)
+
+
+def load_drafter(
+    model: str | os.PathLike[str] | nn.Module | Loaded,
+    target: Loaded,
+    *,
+    tokenizer: Any = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    cpu_kernels: Kernels = "auto",
+    quantization: Quantization | Literal["auto"] | None = "auto",
+    trust_remote_code: bool = False,
+) -> Loaded:
+    """Returns the model that drafts for a target, as `load` does.
+
+    dtype and device are the target's, unless they are given; a GGUF file has a dtype of its own.
+    quantization "auto": in 8 bits where that saves time. Drafted tokens are guesses, and the text
+    is the target's whatever is guessed.
+    """
+    if quantization == "auto" and dtype is not None:
+        quantization = None
+    handed_over = isinstance(model, (Loaded, nn.Module))
+    if dtype is None:
+        dtype = "auto" if handed_over or _is_gguf_name(model) else target.dtype
+    if device is None:
+        device = "auto" if handed_over else target.device
+    return load(
+        model,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        device=device,
+        cpu_kernels="auto" if handed_over else cpu_kernels,
+        quantization=quantization,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def _is_gguf_name(model: object) -> bool:
+    return isinstance(model, (str, os.PathLike)) and names_gguf(model)
+
+
+def _from_path(
+    path: str,
+    tokenizer: Any,
+    dtype: str | torch.dtype,
+    device: str | torch.device,
+    trust: bool,
+    quantization: Quantization | None,
+    report: Progress,
+) -> Loaded:
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    check_quantization(quantization, where, kind)
+    check_path(path)
+    report("looking for the model", 0.0)
+    source = locate(path)
+    if is_gguf(Path(source)):
+        return _from_gguf(source, path, tokenizer, kind, where, quantization, report)
+    generation.check_file(source)
+    config = read_config(source, path, trust)
+    support.check_config(config)
+    # Before the weights, which are what takes long.
+    known = read_tokenizer_of(source, path, trust) if tokenizer is None else tokenizer
+    report("reading the weights", 0.05)
+    processor = read_processor(source, path, config, trust)
+    model = read_weights(source, path, config, kind, trust)
+    return Loaded(model.to(where).eval(), known, path, processor=processor)
+
+
+def _from_gguf(
+    source: str,
+    name: str,
+    tokenizer: Any,
+    dtype: torch.dtype | str,
+    device: torch.device,
+    quantization: Quantization | None,
+    report: Progress,
+) -> Loaded:
+    model, known = load_gguf(source, tokenizer, dtype, device, attention_for, report)
+    packed = bool(block_bytes(model))
+    if packed and quantization is not None:
+        raise ConfigError(
+            f"the weights in {name} are quantised already: leave quantization out, or name the "
+            "model's Hugging Face folder."
+        )
+    return Loaded(model, known, name, packed=packed)
+
+
+def hide_progress_bars(*, downloads: bool) -> None:
+    """Silences transformers' loading bars, for programs that show their own progress.
+
+    downloads: those of the hub too. Changes the whole process.
+    """
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # hides both kinds
+    if not downloads:
+        enable_progress_bars()

@@ -1,0 +1,117 @@
+"""A model that can be decoded, and what it says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from outpace.core.values import shown
+from outpace.errors import ConfigError
+from outpace.targets.cpu.kernels import Kernels
+from outpace.targets.cpu.weights.quantize import Quantization
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, longest_text
+from outpace.targets.hf.vision.tokens import placeholders
+from outpace.targets.hf.weights import weight_bytes
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A causal LM that outpace can decode, its tokenizer if it has one, and what both say."""
+
+    model: nn.Module
+    tokenizer: Any
+    name: str
+    same_tokens: bool = False
+    """Known to share the tokens of whatever it is used with."""
+    quantization: Quantization | None = None
+    """How its linear layers were quantised when it was loaded."""
+    packed: bool = False
+    """Whether its weights are in blocks, as a GGUF file holds them."""
+    cpu_kernels: Kernels | None = None
+    """How its linear layers were to be replaced when it was loaded; None: it was handed over."""
+    processor: Any = None
+    """What makes a vision-language model's inputs of texts and images, if it has one."""
+
+    @property
+    def config(self) -> Any:
+        """The text model's configuration."""
+        config: Any = self.model.config
+        return config.get_text_config()
+
+    @property
+    def placeholders(self) -> frozenset[int]:
+        """The tokens that stand for images; none for a model that reads text only."""
+        model: Any = self.model
+        return placeholders(model.config)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its weights."""
+        return next(self.model.parameters()).dtype
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that the model has positions for.
+
+        Where longer texts have other rotary angles (LongRoPE), only those of the shorter ones: a
+        batch would change what its rows have cached as soon as the longest of them got there.
+        Where attention drops tokens from some length on (Doge), only texts up to that length. Of an
+        encoder-decoder, those of the decoder.
+        """
+        if is_encoder_decoder(self.model):
+            return longest_text(self.model) or 1 << 20
+        top = int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
+        top = min(top, int(getattr(self.config, "keep_window_size", None) or top))
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]
+        first = [kind.get("original_max_position_embeddings") for kind in kinds]
+        long = any(kind.get("rope_type") == "longrope" for kind in kinds)
+        return min([top, *filter(None, first)]) if long else top
+
+    @cached_property  # tokenizers make the whole table anew each time: 10 ms
+    def vocabulary(self) -> int:
+        """Tokens that can be generated: heads are often padded beyond what the tokenizer knows."""
+        size = int(self.config.vocab_size)
+        if self.tokenizer is None:
+            return size
+        return min(size, int(max(self.tokenizer.get_vocab().values())) + 1)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The model's generation_config as a dict of the options that it sets."""
+        config: Any = self.model.generation_config
+        return dict(config.to_diff_dict())
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        config: Any = self.model.generation_config
+        ids = config.eos_token_id
+        if ids is None and self.tokenizer is not None:
+            ids = self.tokenizer.eos_token_id
+        if ids is None:
+            return ()
+        return (ids,) if isinstance(ids, int) else tuple(ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return weight_bytes(self.model)
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raises ``ConfigError`` for what a caller gives as a tokenizer and is none."""
+    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "get_vocab")):
+        raise ConfigError(
+            f"tokenizer must be a loaded tokenizer, not {shown(tokenizer)}: load it with "
+            "transformers.AutoTokenizer.from_pretrained()."
+        )

@@ -1,0 +1,94 @@
+"""Makes a model that was just loaded fast, and checks what it computes then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from outpace.targets.cpu.kernels import NATIVE, Kernels, speed_up
+from outpace.targets.cpu.native_layers.blocks import use_block_kernels, widen_blocks
+from outpace.targets.cpu.native_layers.layer import leave_native_layers, use_native_layers
+from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
+from outpace.targets.cpu.native_layers.model import use_native_model
+from outpace.targets.cpu.weights.blocks import BlockLinear, embedding_dtype
+from outpace.targets.cpu.weights.quantize import check_quantized, quantize, rounds_activations
+from outpace.targets.hf.attention import use_grouped
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.supported import support
+
+LOGGER = logging.getLogger("outpace")
+
+Progress = Callable[[str, float], None]
+"""Is called with what is being done, and how much of the whole is behind it, from 0 to 1."""
+
+
+def prepare(loaded: Loaded, report: Progress) -> None:
+    """Replaces the layers of a model that was just loaded, and checks what it computes then."""
+    model, kernels = loaded.model, loaded.cpu_kernels or "off"
+    use_grouped(model)
+    support.check(model)
+    report("arranging the weights for this processor", 0.4)
+    quantization = loaded.quantization
+    rounded = quantization is not None and rounds_activations(model, quantization)
+    if rounded:
+        # Checked exactly before, because rounding cannot be told from an ignored mask afterwards.
+        support.probe(model)
+    in_blocks = _replace_layers(loaded, kernels)
+    if in_blocks and not _in_native_code(model):
+        _widen(loaded, kernels)
+        in_blocks = False
+    report("checking that drafts are scored as plain text is", 0.7)
+    if any(isinstance(module, BlockLinear) for module in model.modules()):
+        support.check_numbers(model)  # Each pass takes seconds; the rest was tried on a likeness.
+    else:
+        support.probe(model, coarse=rounded or in_blocks)
+    if kernels in NATIVE and not in_blocks:
+        report("trying whole layers in native code", 0.85)
+        _in_native_code(model)
+    check_quantized(model, quantization)
+    report("ready", 1.0)
+
+
+def _replace_layers(loaded: Loaded, kernels: Kernels) -> bool:
+    """Puts faster or quantised layers in the place of plain ones; returns whether layers whose
+    weights are in blocks round their inputs then."""
+    in_blocks = 0
+    if loaded.quantization is not None:
+        quantize(loaded.model, loaded.quantization)
+    else:
+        speed_up(loaded.model, kernels)
+        model: Any = loaded.model
+        narrow = embedding_dtype(model.get_input_embeddings()) == torch.float32
+        in_blocks = use_block_kernels(model) if kernels in NATIVE and narrow else 0
+    if kernels in NATIVE:
+        lay_out_weights(loaded.model, tune=kernels == "tune")
+    return in_blocks > 0
+
+
+def _in_native_code(model: nn.Module) -> bool:
+    """Lets our own code compute what it can of a model; returns whether that is the whole of it."""
+    share_products(model)
+    use_native_layers(model)
+    return use_native_model(model)
+
+
+def _widen(loaded: Loaded, kernels: Kernels) -> None:
+    """Puts float32 weights in the place of those in blocks.
+
+    Products of blocks round their inputs. Where attention is not our own it adds up in another
+    order when several tokens share a pass, which now and then decides how an input is rounded:
+    speculation would change the text.
+    """
+    leave_native_layers(loaded.model)
+    LOGGER.warning(
+        "outpace: the weights of %s are widened from blocks to float32 (%.2f GB), because models "
+        "of this kind are not wholly computed by outpace's own code.",
+        loaded.name,
+        widen_blocks(loaded.model) / 1e9,
+    )
+    speed_up(loaded.model, kernels)
+    lay_out_weights(loaded.model, tune=kernels == "tune")

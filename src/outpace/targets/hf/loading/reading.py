@@ -1,0 +1,162 @@
+"""Reads configuration, weights and tokenizer of a folder or hub name.
+
+Whatever is wrong with the files of others becomes a sentence that names the cause and the remedy.
+Each function reads from ``source`` and calls the model ``name`` in errors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    AutoTokenizer,
+)
+
+from outpace.errors import ModelLoadError
+from outpace.targets.hf.gguf.header import is_gguf
+from outpace.targets.hf.gguf.load import read_gguf_tokenizer
+from outpace.targets.hf.loading.source import has_tokenizer, is_pickled, locate
+from outpace.targets.hf.seq2seq.lengths import reads_sources
+from outpace.targets.hf.vision.tokens import sees_images
+
+AGAIN = "download or save the model again."
+
+
+def read_config(source: str, name: str, trust: bool) -> Any:
+    """Returns the configuration. trust: whether code that comes with it may be executed."""
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=trust)
+    except Exception as error:  # transformers raises all sorts over the files of others
+        if _asks_for_trust(error):
+            raise _untrusted(name) from error
+        if isinstance(error, OSError) and not Path(source).exists():
+            raise ModelLoadError(
+                f"{name!r} is neither a folder here nor a model that can be downloaded: "
+                f"{_first_line(error)}"
+            ) from error
+        raise ModelLoadError(
+            f"cannot read the config.json of {name!r} ({_reason(error)}): {AGAIN}"
+        ) from error
+
+
+def read_weights(
+    source: str, name: str, config: Any, dtype: str | torch.dtype, trust: bool
+) -> nn.Module:
+    """Returns the model, with all the weights that its configuration calls for."""
+    try:
+        model, report = _class_for(config).from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust,
+            attn_implementation=attention_for(config),
+            output_loading_info=True,
+        )
+    except SafetensorError as error:
+        raise ModelLoadError(
+            f"the weights in {name!r} are damaged or cut short ({_first_line(error)}): download or "
+            "save the model again."
+        ) from error
+    except Exception as error:  # as above
+        if _asks_for_trust(error):
+            raise _untrusted(name) from error
+        if is_pickled(source) and "weights_only" in str(error):
+            raise ModelLoadError(
+                f"the weights in {name!r} are pickled and hold more than tensors, which could "
+                "run any code: use a copy of the model that is saved as *.safetensors."
+            ) from error
+        raise ModelLoadError(
+            f"cannot load a causal language model from {name!r}: {_why(error, config)}"
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        # transformers would fill them with random numbers, and the text would be noise.
+        raise ModelLoadError(
+            f"the weights in {name!r} lack {len(missing)} of those that its config.json calls for "
+            f"({missing[0]!r} is one): download or save the model again."
+        )
+    return model  # type: ignore[no-any-return]
+
+
+def _class_for(config: Any) -> Any:
+    """What reads the weights. (Its stubs know one result, not the pair.)"""
+    if not reads_sources(config):
+        return AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
+    # Where speech is heard the first one has no class for the configuration.
+    hears = type(config) in AutoModelForSpeechSeq2Seq._model_mapping
+    return AutoModelForSpeechSeq2Seq if hears else AutoModelForSeq2SeqLM
+
+
+def _asks_for_trust(error: Exception) -> bool:
+    return isinstance(error, ValueError) and "trust_remote_code=True" in str(error)
+
+
+def _untrusted(name: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"{name!r} comes with Python code of its own, which loading it would execute: read that "
+        "code, and if you trust it pass trust_remote_code=True (for a drafter, in "
+        "speculative_config)."
+    )
+
+
+def _why(error: Exception, config: Any) -> str:
+    text = str(error)
+    if text.startswith("Unrecognized configuration class"):
+        return f"its type {config.model_type!r} is no causal language model."
+    if "ignore_mismatched_sizes" in text:
+        return "the shapes of its weights are not those that its config.json calls for."
+    return f"{_reason(error).rstrip('.')}: {AGAIN}"
+
+
+def attention_for(config: Any) -> str | None:
+    """Returns the name of the attention function that a configuration needs, None for any."""
+    # Soft-capped attention scores exist in the eager kernel only; elsewhere transformers picks the
+    # fastest of those that the model supports.
+    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
+
+
+def read_tokenizer(model: str, trust_remote_code: bool) -> Any:
+    """Returns the tokenizer of a folder or hub name, or None if there is none.
+
+    Raises ``ModelLoadError`` for one that cannot be read.
+    """
+    source = locate(model)
+    if is_gguf(Path(source)):
+        return read_gguf_tokenizer(source)
+    return read_tokenizer_of(source, model, trust_remote_code)
+
+
+def read_tokenizer_of(source: str, name: str, trust: bool) -> Any:
+    """Returns the tokenizer of a folder, None if there is none."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
+        tokenizer("text")  # some mistakes in its files only show when it is used
+        # For some types, such as Whisper, one without tokens is made where there are no files.
+        return tokenizer if set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens) else None
+    except Exception as error:  # the tokenizers library raises bare exceptions over a broken file
+        if _asks_for_trust(error):
+            raise _untrusted(name) from error
+        if has_tokenizer(source):
+            raise ModelLoadError(
+                f"cannot read the tokenizer of {name!r} ({_reason(error)}): {AGAIN}"
+            ) from error
+        return None  # prompts must then be token ids, and the engine says so
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:300]
+
+
+def _reason(error: BaseException) -> str:
+    # The text of errors such as KeyError says nothing without their name.
+    speaks = isinstance(error, (OSError, ImportError)) or type(error) in (ValueError, RuntimeError)
+    return _first_line(error) if speaks else f"{type(error).__name__}: {_first_line(error)}"

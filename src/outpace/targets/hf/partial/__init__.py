@@ -1,0 +1,1 @@
+"""Passes of a part of a model, or with columns that ride along."""

@@ -1,0 +1,136 @@
+"""Parts of a causal LM that stand for the whole in a pass: without some sub-layers, only its first
+layers, or only the others.
+
+They share the model's weights. Where outpace's own code computes the model (`native_model`), it
+computes its parts too; elsewhere the model's modules are exchanged while the pass runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from outpace.errors import UnsupportedModel
+from outpace.targets.base import NOTHING, SubLayers
+from outpace.targets.cpu.native_layers.model import NativeModel, NativePart
+from outpace.targets.hf.partial.layers import decoder_layers, joining, parts_of, skipping, watching
+from outpace.targets.hf.supported.plainly import read_plainly, some_tokens
+from outpace.targets.hf.weights import pass_bytes
+
+
+class PartOutput(NamedTuple):
+    """The output of a pass."""
+
+    logits: Tensor  # [A, keep, V]
+
+
+def try_without(model: nn.Module, skipped: SubLayers) -> None:
+    """Raises ``UnsupportedModel`` for a model that does not run without some sub-layers, after a
+    pass over a few tokens: what a part returns besides its numbers differs by model."""
+    error: Exception | None = None
+    try:
+        with skipping(model, skipped):
+            if read_plainly(model, some_tokens(model, 2)).dim() == 2:
+                return
+    except (ValueError, TypeError, IndexError, AttributeError, RuntimeError) as raised:
+        error = raised
+    raise UnsupportedModel(
+        f"{type(model).__name__} does not run without these parts of its layers "
+        f"({error or 'they return more than their states'}): leave out whole layers, or only the "
+        "other kind of part."
+    ) from error
+
+
+class WithoutSubLayers:
+    """A model without some parts of its layers: these add nothing to the residual stream."""
+
+    def __init__(self, model: nn.Module, skipped: SubLayers) -> None:
+        """Raises ``UnsupportedModel`` where the parts cannot be told or left out."""
+        self._model, self._skipped = model, skipped
+        self._native = _native_part(model, skipped=skipped)
+        self.pass_bytes = pass_bytes(model) - _bytes_of(model, skipped)
+        try_without(model, skipped)
+
+    def __call__(self, **options: Any) -> Any:
+        """Takes and returns what the model does."""
+        if self._native is not None and self._native.takes(**options):
+            return PartOutput(self._native.logits(**options))
+        with skipping(self._model, self._skipped):
+            return self._model(**options)
+
+
+class LowerLayers:
+    """The first layers of a model, with its norm and head behind them."""
+
+    def __init__(self, model: nn.Module, count: int, stops: bool = False) -> None:
+        """count: of layers, at least 1 and fewer than the model has. stops: neither norm nor head
+        are computed; the logits are then ``[A, keep, 0]``."""
+        whole = len(decoder_layers(model))
+        if not 0 < count < whole:
+            raise UnsupportedModel(
+                f"a model of {whole} layers cannot be left after {count}: choose 1 to {whole - 1}."
+            )
+        self._model, self.count = model, count
+        self._others = SubLayers.whole(range(count, whole))
+        if not stops:
+            try_without(model, self._others)
+        self._native = _native_part(model, last=count)
+        self.pass_bytes = pass_bytes(model) - _bytes_of(model, self._others)
+        self.states: Tensor
+        """``[A, T, H]``: what the layers made of the last pass."""
+        self._stops = stops
+
+    def __call__(self, **options: Any) -> Any:
+        """Takes what the model does; returns the logits behind these layers."""
+        if self._native is not None and self._native.takes(**options):
+            self.states = self._native.states(**options)
+            keep = options["logits_to_keep"]
+            if self._stops:
+                return self._no_logits(keep)
+            return PartOutput(self._native.head(self.states[:, -keep:]))
+        seen: list[Tensor] = []
+        output: Any = None
+        with (
+            skipping(self._model, self._others),
+            watching(self._model, self.count, seen, stop=self._stops),
+        ):
+            output = self._model(**options)
+        (self.states,) = seen
+        return self._no_logits(options["logits_to_keep"]) if output is None else output
+
+    def _no_logits(self, keep: int) -> PartOutput:
+        return PartOutput(self.states.new_empty(self.states.shape[0], keep, 0))
+
+
+class UpperLayers:
+    """The layers behind the first ones, up to the logits."""
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        """count: of layers that are not these."""
+        self._model, self._count = model, count
+        self._others = SubLayers.whole(range(count))
+        self._native = _native_part(model, first=count)
+
+    def __call__(self, states: Tensor, **options: Any) -> Any:
+        """Takes what the model does, and what `LowerLayers` made of its tokens, ``[A, T, H]``."""
+        if self._native is not None and self._native.takes(**options):
+            return PartOutput(self._native.logits(states=states, **options))
+        with skipping(self._model, self._others), joining(self._model, self._count, states):
+            return self._model(**options)
+
+
+def _native_part(
+    model: Any, first: int = 0, last: int | None = None, skipped: SubLayers = NOTHING
+) -> NativePart | None:
+    """The same layers in outpace's own code, where that computes the model."""
+    whole = model.__dict__.get("forward")
+    return whole.part(first, last, skipped) if isinstance(whole, NativeModel) else None
+
+
+def _bytes_of(model: nn.Module, skipped: SubLayers) -> int:
+    """Bytes of weights that a pass without these parts does not read."""
+    layers, wholes = decoder_layers(model), skipped.wholes
+    partly = SubLayers(skipped.attention - wholes, skipped.mlp - wholes)
+    left_out = [*(layers[number] for number in wholes), *parts_of(model, partly)]
+    return sum(map(pass_bytes, left_out))

@@ -1,0 +1,103 @@
+"""Columns that ride in a pass of a causal LM and are never accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core.proposal import Riders
+from outpace.core.trees.tree import Tree
+from outpace.errors import UnsupportedModel
+from outpace.targets.hf.partial.layers import changing, joining
+from outpace.targets.hf.recurrent.own_states import keeps_states
+from outpace.targets.hf.slots.masks import MaskMaker, tree_layout
+
+
+def with_riders(tree: Tree, riders: Riders) -> Tree:
+    """Returns the tree of the drafted nodes and the riders."""
+    return Tree(torch.cat([tree.parents, riders.parents], 1))
+
+
+@contextmanager
+def boarding(
+    model: nn.Module, tokens: Tensor, nodes: int, riders: Riders
+) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """Sees to it that riders join the pass of the block where they should.
+
+    tokens: ``[B, T]`` before them, the last ``nodes`` of which are the root and the drafted nodes.
+    Returns the tokens ``[B, T + R]`` of all columns and further arguments of the model.
+    """
+    loaded: Any = model
+    own = torch.zeros_like(riders.parents) if riders.tokens is None else riders.tokens
+    columns, made = torch.cat([tokens, own], 1), riders.made
+    if made is not None:
+        with changing(model, riders.enter, riders.size, lambda states: made(states[:, -nodes:])):
+            yield columns, {}
+    elif riders.embeddings is None:
+        yield columns, {}
+    elif riders.enter:
+        with joining(model, riders.enter, riders.embeddings):
+            yield columns, {}
+    else:
+        embedded = loaded.get_input_embeddings()(tokens)
+        yield columns, {"inputs_embeds": torch.cat([embedded, riders.embeddings.to(embedded)], 1)}
+
+
+class Carriage:
+    """Passes of a model over whole texts with riders, without any cache."""
+
+    def __init__(self, model: nn.Module, max_length: int) -> None:
+        """max_length: tokens of a text at most. Raises ``UnsupportedModel`` for a recurrent one."""
+        loaded: Any = model
+        if keeps_states(loaded.config):
+            raise UnsupportedModel(
+                f"{type(model).__name__} keeps a recurrent state, which no mask hides from columns "
+                "that ride in its passes: use a head that is a network of its own, such as medusa."
+            )
+        self._model = loaded
+        self._mask = MaskMaker(model, max_length)
+        self._last = max_length - 1
+
+    def __call__(self, tokens: Tensor, riders: Riders) -> Tensor:
+        """Returns what riders say in texts ``[B, T]``, ``[B, R, V]``.
+
+        The riders' parents are numbered as if each text were a chain behind its first token: 0 is
+        that token, T the first rider. They are the same in all texts. What the model computes may
+        be derived by what the riders are made from, but its weights are left alone.
+        """
+        rows, length = tokens.shape
+        chain = torch.arange(length - 1, device=tokens.device)[None]
+        tree = Tree(torch.cat([chain, riders.parents[:1]], 1))
+        start = torch.zeros(1, dtype=torch.long, device=tokens.device)
+        layout = tree_layout(start, 1, tree, length + riders.size)
+        with (
+            frozen(self._model),
+            boarding(self._model, tokens, length, riders) as (columns, options),
+        ):
+            output = self._model(
+                input_ids=None if "inputs_embeds" in options else columns,
+                position_ids=layout.positions.clamp(max=self._last).expand(rows, -1),
+                attention_mask=self._mask(layout),
+                use_cache=False,
+                logits_to_keep=riders.size,
+                **options,
+            )
+        logits: Tensor = output.logits
+        return logits[:, -riders.size :]  # some models give the logits of all columns
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Keeps what is computed in the block from being derived by the model's weights."""
+    learning = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in learning:
+        weight.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for weight in learning:
+            weight.requires_grad_(True)

@@ -1,0 +1,1 @@
+"""Models with a recurrent or linear-attention state."""

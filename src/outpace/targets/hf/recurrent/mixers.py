@@ -1,0 +1,244 @@
+"""The modules of a model that keep a state, run column by column inside one pass.
+
+transformers' modules give the state behind the last column that they have read. To have it behind
+every drafted column they read them one after the other, with the code that plain decoding uses.
+What costs most of the time, the projections of a module's input and of its result, is done for all
+columns at once: it knows no state.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.targets.hf.partial.layers import exchanged_forward
+from outpace.targets.hf.recurrent.states import Name, StateCache, Untouched
+
+Parts = Sequence[tuple[int, int]]
+"""Beginning and end of the columns that are read at once."""
+
+Attributes = Sequence[tuple[nn.Module, str, Name]]
+"""States that lie in attributes of modules."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mixer:
+    """A module that keeps a state.
+
+    entries: its parts that read its input as it is. early: others that make the inputs of its
+    convolution. exit: the part whose result is its own. attributes: states that it keeps in
+    attributes of modules, not in the cache.
+    """
+
+    module: nn.Module
+    entries: Sequence[nn.Module] = ()
+    early: Sequence[nn.Module] = ()
+    exit: nn.Module | None = None
+    attributes: Attributes = ()
+
+
+# -- finding them ----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Call:
+    """A module that is running, and the parts of it that have run."""
+
+    module: nn.Module
+    given: Any
+    parts: list[tuple[nn.Module, Any, Any]] = field(default_factory=list)
+    """Modules without parts of their own, with what they were given and have returned."""
+    early: int | None = None
+    """How many of these had run when a state was changed first, if that was the inputs of a
+    convolution: what runs before these are known knows no state."""
+
+
+@contextmanager
+def finding_mixers(
+    model: nn.Module, cache: StateCache, known: Mapping[nn.Module, Attributes], found: list[Mixer]
+) -> Iterator[None]:
+    """Puts the modules that keep states into a list while the block runs a pass over one token.
+
+    known: those that keep them in attributes. The others ask the cache.
+    """
+    running: list[_Call] = []
+    asking: dict[nn.Module, _Call] = {}
+
+    def enter(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        running.append(_Call(module, _input_of(module.forward, args, options)))
+
+    def leave(module: nn.Module, args: Any, options: Any, output: Any) -> None:
+        call = running.pop()
+        if module in asking or module in known:
+            found.append(_mixer(call, output, known.get(module, ())))
+        elif next(module.children(), None) is None:
+            for outer in running:
+                outer.parts.append((module, call.given, output))
+
+    def note(name: Name, changes: bool) -> None:
+        call = running[-1]
+        asking[call.module] = call
+        if changes and call.early is None:
+            call.early = len(call.parts) if name.kind == "conv" else 0
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            for hook in (
+                module.register_forward_pre_hook(enter, with_kwargs=True),
+                module.register_forward_hook(leave, with_kwargs=True),
+            ):
+                stack.callback(hook.remove)
+        cache.listener = note
+        stack.callback(setattr, cache, "listener", None)
+        yield
+
+
+def _mixer(call: _Call, output: Any, attributes: Attributes) -> Mixer:
+    own = output[0] if isinstance(output, tuple) else output
+    entries = [part for part, given, made in call.parts if given is call.given and made is not own]
+    early = [part for part, _, _ in call.parts[: call.early or 0] if part not in entries]
+    exits = [part for part, _, made in call.parts if made is own]
+    return Mixer(call.module, entries, early, exits[0] if exits else None, attributes)
+
+
+def _input_of(forward: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return args[0] if args else options.get(_parameters(forward)[0])
+
+
+def _parameters(forward: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(forward).parameters) or [""]
+
+
+# -- running them ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def stepping(mixers: Sequence[Mixer], cache: StateCache, parts: Parts) -> Iterator[None]:
+    """Lets mixers read the columns of a pass part by part while the block runs it. The state behind
+    the last column of each part is kept."""
+    with ExitStack() as stack:
+        for mixer in mixers:
+            if len(parts) > 1 or mixer.attributes:
+                stepped = _Stepped(mixer, cache, parts)
+                stack.enter_context(exchanged_forward(mixer.module, stepped))
+        yield
+
+
+class _Stepped:
+    """Stands for the ``forward`` of a mixer."""
+
+    def __init__(self, mixer: Mixer, cache: StateCache, parts: Parts) -> None:
+        self._mixer, self._cache, self._parts = mixer, cache, parts
+        self._forward: Callable[..., Any] = mixer.module.forward
+        self._names = _parameters(self._forward)
+        self._part: Tensor  # of the input, that is read now
+        self._range = (0, 0)
+        self._results: list[Tensor] = []  # which await the exit
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        states: Tensor = _input_of(self._forward, args, options)  # [A, T, H]
+        given = {**dict(zip(self._names, args, strict=False)), **options}
+        if len(self._parts) == 1:
+            return self._read(states, given, *self._parts[0])
+        self._results = []
+        with ExitStack() as stack:
+            self._exchange_ends(stack, states, given)
+            outputs = [self._read(states, given, begin, end) for begin, end in self._parts]
+        leave = self._mixer.exit
+        return _joined(outputs, None if leave is None else leave(torch.cat(self._results, 1)))
+
+    def _read(self, states: Tensor, given: dict[str, Any], begin: int, end: int) -> Any:
+        """The module's output for some columns."""
+        reading = self._cache.reading
+        assert reading is not None
+        reading.begin, reading.end = begin, end
+        self._part, self._range = states[:, begin:end], (begin, end)
+        arguments = {name: _columns(name, value, begin, end) for name, value in given.items()}
+        with _attributes(self._mixer, self._cache):
+            output = self._forward(**{**arguments, self._names[0]: self._part})
+        if begin < reading.certain:
+            self._cache.drop_column(begin - 1)
+        return output
+
+    def _exchange_ends(self, stack: ExitStack, states: Tensor, given: dict[str, Any]) -> None:
+        if self._mixer.early:
+            for part, whole in self._run_early(given).items():
+                stack.enter_context(exchanged_forward(part, partial(self._early, whole)))
+        for entry in self._mixer.entries:
+            entered = partial(self._entered, entry.forward, entry(states))
+            stack.enter_context(exchanged_forward(entry, entered))
+        if self._mixer.exit is not None:
+            stack.enter_context(exchanged_forward(self._mixer.exit, self._await_exit))
+
+    def _run_early(self, given: dict[str, Any]) -> dict[nn.Module, Tensor]:
+        """What the parts that know no state make of all columns: the module is left at the first
+        change of a state."""
+        made: dict[nn.Module, Tensor] = {}
+
+        def note(module: nn.Module, args: Any, output: Tensor) -> None:
+            made[module] = output
+
+        hooks = [part.register_forward_hook(note) for part in self._mixer.early]
+        try:
+            with self._cache.untouched():
+                self._forward(**given)
+        except Untouched:
+            return made
+        finally:
+            for hook in hooks:
+                hook.remove()
+        raise AssertionError(f"{type(self._mixer.module).__name__} changed no state")
+
+    def _early(self, whole: Tensor, given: Tensor) -> Tensor:
+        begin, end = self._range
+        return whole[:, begin:end].contiguous()
+
+    def _entered(self, forward: Callable[..., Any], whole: Tensor, given: Tensor) -> Any:
+        begin, end = self._range
+        return whole[:, begin:end].contiguous() if given is self._part else forward(given)
+
+    def _await_exit(self, result: Tensor) -> Tensor:
+        self._results.append(result)
+        return result
+
+
+@contextmanager
+def _attributes(mixer: Mixer, cache: StateCache) -> Iterator[None]:
+    """Puts states into the attributes in which a module looks for them, and takes them from there
+    when the block has run."""
+    before = [(owner, key, getattr(owner, key)) for owner, key, _ in mixer.attributes]
+    try:
+        for owner, key, name in mixer.attributes:
+            setattr(owner, key, cache.state(name))
+        yield
+        for owner, key, name in mixer.attributes:
+            cache.set_state(name, getattr(owner, key))
+    finally:
+        for owner, key, value in before:
+            setattr(owner, key, value)
+
+
+def _columns(name: str, value: Any, begin: int, end: int) -> Any:
+    """The part of an argument that belongs to some columns."""
+    if name == "position_ids" and isinstance(value, Tensor):
+        return value[..., begin:end]
+    if name == "position_embeddings" and isinstance(value, tuple):
+        return tuple(angles[:, begin:end] for angles in value)
+    return value
+
+
+def _joined(outputs: Sequence[Any], left: Tensor | None) -> Any:
+    """The output for all columns. left: what has left by the exit."""
+    if not isinstance(outputs[0], tuple):
+        return torch.cat(list(outputs), 1) if left is None else left
+    if left is None:
+        parts = zip(*outputs, strict=True)
+        return tuple(None if part[0] is None else torch.cat(part, 1) for part in parts)
+    return (left, *outputs[-1][1:])

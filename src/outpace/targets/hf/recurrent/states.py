@@ -1,0 +1,366 @@
+"""States of recurrent and linear-attention layers beside the slots of the others.
+
+What such a layer remembers of a text has one size, however long the text is, and nothing can be
+taken out of it again. So the state behind every column of a pass is kept until it is known how far
+the row has come. A state is named by the slot of the last token that it has read:
+
+    slots   | 0 ....... length - 1 | length, length + 1, ...  (pending, then nodes)
+    states  |           one here   | one for each column
+
+A pass that begins at ``length`` goes on from the state of slot ``length - 1``, a column from that
+of its parent. So the lengths of the rows stay the only truth: what is not accepted is overwritten,
+and an accepted path moves to the front, as in `SlotCache`. A kept state is never changed: rows that
+fork and texts that are saved share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from outpace.core.trees.tree import Tree
+from outpace.targets.hf.slots.cache import SlotCache
+
+Columns = Sequence[int | Sequence[int]]
+"""For each column of a pass another one, the same for all rows or one for each; -1 is what was
+there before the pass."""
+
+
+class Name(NamedTuple):
+    """One of the states of a model."""
+
+    layer: int
+    kind: str
+    """"conv": the last inputs of a convolution. "recurrent": all else."""
+    number: int
+    """Among those of the same kind in the layer."""
+
+
+class Kept(NamedTuple):
+    """A state of one row: a row of what a pass has left, which stays as it is."""
+
+    states: Tensor  # [A, ...]
+    row: int
+
+
+@dataclass(eq=False)
+class Reading:
+    """How far a pass over A rows has come."""
+
+    first: int
+    """The cache's row that is the first of the pass."""
+    starts: Sequence[int]
+    parents: Columns
+    certain: int
+    """How many columns are committed, whatever the verdict: states within them are not kept."""
+    begin: int = 0
+    """The first of the columns that are read at once now."""
+    end: int = 0
+    """The column behind the last of them."""
+
+    @property
+    def last(self) -> int:
+        """The column whose state is made now."""
+        return self.end - 1
+
+
+def parents_of(columns: int, tree: Tree | None) -> Columns:
+    """Returns, for each column of a pass, the one whose token stands before its own."""
+    if tree is None or tree.is_chain:
+        return range(-1, columns - 1)
+    root = columns - tree.size - 1
+    parents = [[root + parent for parent in row] for row in tree.parents.tolist()]
+    nodes = [row[0] if len(set(row)) == 1 else row for row in zip(*parents, strict=True)]
+    return [*range(-1, root), *nodes]
+
+
+@dataclass(eq=False)
+class History:
+    """One state of all rows, behind the slots at which it was kept."""
+
+    rows: list[dict[int, Kept]]
+    made: dict[int, Tensor] = field(default_factory=dict)
+    """What the current pass has made, ``[A, ...]`` by column."""
+
+    def current(self, reading: Reading) -> Tensor | None:
+        """Returns the state ``[A, ...]`` that the columns read now go on from, as a copy that the
+        layer may change; None where no row has one."""
+        if reading.last not in self.made:
+            before = self._before(reading)
+            if before is None:
+                return None
+            self.made[reading.last] = before
+        return self.made[reading.last]
+
+    def _before(self, reading: Reading) -> Tensor | None:
+        parent = reading.parents[reading.begin]
+        if isinstance(parent, int) and parent >= 0:
+            return self.made[parent].clone()
+        rows = range(len(reading.starts))
+        if isinstance(parent, int):
+            return _together([self._at_start(reading, row) for row in rows])
+        kept = [
+            self._at_start(reading, row) if parent[row] < 0 else Kept(self.made[parent[row]], row)
+            for row in rows
+        ]
+        return _together(kept)
+
+    def _at_start(self, reading: Reading, row: int) -> Kept | None:
+        start = reading.starts[row]
+        return self.rows[reading.first + row][start - 1] if start else None
+
+    def keep(self, reading: Reading) -> None:
+        """Puts what a pass has made where it belongs. What stood behind the rows is forgotten."""
+        if not self.made:
+            return
+        for row, start in enumerate(reading.starts):
+            kept = self.rows[reading.first + row]
+            for slot in [slot for slot in kept if slot >= start]:
+                del kept[slot]
+            kept.update({start + column: Kept(made, row) for column, made in self.made.items()})
+        self.made = {}
+
+    def gather(self, lengths: Sequence[int]) -> None:
+        """Puts the states at which the rows go on into one tensor, if they are spread over several:
+        each of these is kept for as long as one row needs it."""
+        kept = [row.get(length - 1) for row, length in zip(self.rows, lengths, strict=True)]
+        if len({id(state.states) for state in kept if state is not None}) < 2:
+            return
+        together = _together(kept)
+        assert together is not None
+        for number, (state, length) in enumerate(zip(kept, lengths, strict=True)):
+            if state is not None:
+                self.rows[number][length - 1] = Kept(together, number)
+
+
+def _together(kept: Sequence[Kept | None]) -> Tensor | None:
+    """Returns states ``[A, ...]`` as one tensor of their own; a row without one begins at 0."""
+    known = [state for state in kept if state is not None]
+    if not known:
+        return None
+    states = known[0].states
+    if len(states) == len(kept) and all(
+        state is not None and state.states is states and state.row == row
+        for row, state in enumerate(kept)
+    ):
+        return states.clone()
+    empty = torch.zeros_like(states[0])
+    return torch.stack([empty if state is None else state.states[state.row] for state in kept])
+
+
+class Untouched(Exception):
+    """A layer was about to change a state that it was not to touch."""
+
+
+States = Mapping[int, Mapping[Name, Tensor]]
+"""Saved states of a row, by slot."""
+
+
+class StateCache(SlotCache):
+    """A slot cache for a model with states, and what transformers' layers ask it for."""
+
+    def __init__(self, rows: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(rows, device)
+        self.reading: Reading | None = None
+        self.listener: Callable[[Name, bool], None] | None = None
+        """Is told which state is asked for, and whether it is about to be changed."""
+        self._may_change = True
+        self._histories: dict[Name, History] = {}
+        self._pinned: list[int | None] = []  # by row: a slot whose states are not dropped
+
+    # -- what transformers asks for --------------------------------------------------------------
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self.state(Name(layer_idx, "conv", state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self.state(Name(layer_idx, "recurrent", state_idx))
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Takes the inputs ``[A, C, T]`` of a convolution; returns them behind as many earlier ones
+        as it looks back."""
+        name = Name(layer_idx, "conv", state_idx)
+        before = self.state(name, changes=True)
+        if before is None:
+            size = conv_kernel_size or conv_states.shape[-1]
+            seen = pad(conv_states, (max(0, size - conv_states.shape[-1]), 0))
+        else:
+            size = before.shape[-1]
+            seen = torch.cat([before, conv_states.to(before.dtype)], -1)
+        self.set_state(name, seen[..., -size:])
+        return seen
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        name = Name(layer_idx, "recurrent", state_idx)
+        before = self.state(name, changes=True)
+        new = recurrent_states if before is None else recurrent_states.to(before.dtype)
+        return self.set_state(name, new)
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        return self.reading is not None and max(self.reading.starts) + self.reading.begin > 0
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False  # what is kept is kept here
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Shows no state while the block runs, and raises `Untouched` in it before one is made."""
+        self._may_change = False
+        try:
+            yield
+        finally:
+            self._may_change = True
+
+    def state(self, name: Name, changes: bool = False) -> Tensor | None:
+        """Returns a state ``[A, ...]`` that the columns read now go on from; a layer that changes
+        it in place has thereby made the new one. changes: whether a new one is about to be set."""
+        assert self.reading is not None
+        if self.listener is not None:
+            self.listener(name, changes)
+        if not self._may_change:
+            if changes:
+                raise Untouched
+            return None
+        history = self._histories.get(name)
+        if history is None:
+            history = self._histories[name] = History([{} for _ in self._extents])
+        return history.current(self.reading)
+
+    def set_state(self, name: Name, state: Tensor) -> Tensor:
+        """Takes the state ``[A, ...]`` behind the columns that are read now."""
+        assert self.reading is not None
+        # A part of something larger would keep all of it alive.
+        alone = state.untyped_storage().nbytes() == state.nbytes
+        made = state if alone else state.clone()
+        self._histories[name].made[self.reading.last] = made
+        return made
+
+    # -- passes ----------------------------------------------------------------------------------
+
+    def begin(self, reading: Reading) -> None:
+        """Begins a pass."""
+        for history in self._histories.values():
+            history.made = {}  # of a pass that was interrupted
+        self.reading = reading
+
+    def drop_column(self, column: int) -> None:
+        """Forgets the states that the current pass has made behind a column."""
+        for history in self._histories.values():
+            history.made.pop(column, None)
+
+    def end(self) -> None:
+        """Keeps the states that the current pass has made."""
+        assert self.reading is not None
+        for history in self._histories.values():
+            history.keep(self.reading)
+        self.reading = None
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states that are kept."""
+        kept = {
+            id(state.states): state.states.nbytes
+            for history in self._histories.values()
+            for row in history.rows
+            for state in row.values()
+        }
+        return sum(kept.values())
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.state_bytes
+
+    def admit(self, count: int) -> None:
+        super().admit(count)
+        self._pinned += [None] * count
+        for history in self._histories.values():
+            history.rows += [{} for _ in range(count)]
+
+    def reset(self) -> None:
+        super().reset()
+        self._histories, self._pinned, self.reading = {}, [], None
+        self._may_change = True
+
+    def retain(self, rows: Sequence[int]) -> None:
+        super().retain(rows)
+        self._pinned = [self._pinned[row] for row in rows]
+        for history in self._histories.values():
+            history.rows = [history.rows[row] for row in rows]
+
+    def fork(self, source: int, length: int) -> int:
+        row = super().fork(source, length)
+        for history in self._histories.values():
+            kept = history.rows[source]
+            history.rows[row] = {length - 1: kept[length - 1]} if length - 1 in kept else {}
+        self.pin(row, length)
+        return row
+
+    def pin(self, row: int, length: int) -> None:
+        """Sees to it that the states of the first ``length`` tokens of a row, once they are there,
+        stay as long as the row."""
+        self._pinned[row] = length - 1
+
+    def reach(self, row: int, length: int) -> int:
+        """Returns the greatest length up to ``length`` at which a row can go on."""
+        # A layer that a pass left out has no state there, and cannot go on.
+        held = [set(history.rows[row]) for history in self._histories.values()]
+        slots = set.intersection(*held) if held else set()
+        return max((slot + 1 for slot in slots if slot < length), default=0)
+
+    @torch.inference_mode()
+    def settle(self, lengths: Sequence[int], behind: int) -> None:
+        """Drops the states behind tokens that the rows do not have, and those that are further back
+        than ``behind`` tokens."""
+        for history in self._histories.values():
+            for kept, length, pinned in zip(history.rows, lengths, self._pinned, strict=True):
+                held = range(length - 1 - behind, length)
+                for slot in [slot for slot in kept if slot not in held and slot != pinned]:
+                    del kept[slot]
+            if not behind:
+                history.gather(lengths)
+
+    def move_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
+        if self.buffers:
+            super().move_path(row, start, nodes)
+        for history in self._histories.values():
+            kept = history.rows[row]
+            moved = {start + at: kept.get(start + node) for at, node in enumerate(nodes, 1)}
+            kept.update({slot: state for slot, state in moved.items() if state is not None})
+
+    def saved_states(self, row: int, length: int) -> States:
+        """Returns copies of the states of a row behind its first tokens, where there are any."""
+        slots = [slot for slot in (self._pinned[row], length - 1) if slot is not None]
+        return {
+            slot: {
+                name: history.rows[row][slot].states[history.rows[row][slot].row].clone()
+                for name, history in self._histories.items()
+            }
+            for slot in slots
+            if slot < length and self.reach(row, slot + 1) == slot + 1
+        }
+
+    def restore_states(self, row: int, saved: States, slots: Iterable[int]) -> None:
+        """Gives a row saved states."""
+        for slot in slots:
+            for name, state in saved[slot].items():
+                history = self._histories.setdefault(name, History([{} for _ in self._extents]))
+                history.rows[row][slot] = Kept(state[None], 0)

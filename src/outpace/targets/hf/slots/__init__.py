@@ -1,0 +1,1 @@
+"""Keys and values in slots, and which of them a pass sees."""

@@ -1,0 +1,98 @@
+"""What ended texts have cached, for texts that begin alike: the next turn of a chat."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
+
+from torch import Tensor
+
+from outpace.targets.hf.recurrent.states import States
+
+WORTHWHILE = 16
+"""Tokens in common from which copying is worth its while."""
+
+
+@dataclass(frozen=True, eq=False)
+class SavedText:
+    """What a text has cached."""
+
+    slots: Sequence[Tensor] = ()
+    """Its part of each buffer, ``[H, T, D]``."""
+    states: States | None = None
+    """Of a model that keeps any: by slot. Only behind these slots can another text go on."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        states = (held.values() for held in (self.states or {}).values())
+        return sum(part.nbytes for part in (*self.slots, *chain.from_iterable(states)))
+
+    def reach(self, common: int) -> int:
+        """Returns how many of its first ``common`` tokens a text that begins alike can take."""
+        if self.states is None:
+            return common
+        return max((slot + 1 for slot in self.states if slot < common), default=0)
+
+
+class SavedTexts:
+    """The keys and values of texts that have ended, at most ``limit`` of them, and of at most
+    ``tokens`` tokens together.
+
+    The one that was not used for longest goes first. A text that goes on where another one ended
+    takes its place.
+    """
+
+    def __init__(self, limit: int, tokens: int | None = None) -> None:
+        self.limit = limit
+        self.tokens = tokens
+        self._texts: OrderedDict[tuple[int, ...], SavedText] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(saved.nbytes for saved in self._texts.values())
+
+    def add(self, tokens: Sequence[int], saved: SavedText) -> None:
+        """Keeps a text. saved: its keys and values, one for each token, and states."""
+        text = tuple(tokens)
+        for other in [other for other in self._texts if text[: len(other)] == other]:
+            del self._texts[other]
+        self._texts[text] = saved
+        while len(self._texts) > self.limit or self._too_many():
+            self._texts.popitem(last=False)
+
+    def _too_many(self) -> bool:
+        return self.tokens is not None and sum(map(len, self._texts)) > self.tokens
+
+    def find(self, tokens: Sequence[int]) -> tuple[int, SavedText]:
+        """Returns how many of these tokens, from their beginning, the most similar text can lend,
+        and what it has cached; 0 where it is not worth while."""
+        wanted = tuple(tokens)
+        lent = (
+            (saved.reach(_common(text, wanted)), text, saved) for text, saved in self._texts.items()
+        )
+        most, best, saved = max(lent, key=itemgetter(0, 1), default=(0, (), SavedText()))
+        if most < WORTHWHILE:
+            return 0, SavedText()
+        self._texts.move_to_end(best)
+        return most, saved
+
+    def clear(self) -> None:
+        """Forgets all texts."""
+        self._texts.clear()
+
+
+def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """Returns how many tokens two texts begin with alike, by halving: slices compare fast."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
+    return low

@@ -1,0 +1,1 @@
+"""Which models can be decoded speculatively, and why others cannot."""

@@ -1,0 +1,65 @@
+"""Why a model cannot be decoded speculatively, in plain words: found out by trying."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.targets.hf.slots.attended import as_attended
+from outpace.targets.hf.supported.plainly import read_plainly, some_tokens
+
+_TOKENS = 6
+
+
+def why_it_fails(model: nn.Module, error: Exception) -> str:
+    """Returns the first of the things that a round needs at which the model raises an error.
+
+    error: the one that it has raised in a round.
+    """
+    if "view size is not compatible" in str(error):
+        return "it reads the keys of several rows only where they lie one behind the other"
+    ids, positions, mask = some_tokens(model, _TOKENS), _positions(model), _causal(model)
+    needed: tuple[tuple[dict[str, Tensor], str], ...] = (
+        ({}, "it cannot read a text of token ids alone (it needs another input or a setting)"),
+        ({"position_ids": positions}, "it takes no position_ids, which place drafted tokens"),
+        (
+            {"position_ids": positions, "attention_mask": mask},
+            "it takes no attention mask with a row for each token, which drafted tokens need",
+        ),
+    )
+    for arguments, reason in needed:
+        try:
+            read_plainly(model, ids, **arguments)
+        except Exception:  # the error that matters is the one that the caller has seen
+            return reason
+    return "it does not work with a cache that is handed to it, but keeps one of another kind"
+
+
+def why_other_logits(model: nn.Module) -> str:
+    """Returns which of the things that place drafted tokens the model ignores."""
+    ids, positions = some_tokens(model, _TOKENS), _positions(model)
+    plain = read_plainly(model, ids)
+    if torch.equal(read_plainly(model, ids, attention_mask=_causal(model, hidden=1)), plain):
+        return "it ignores the attention mask that it is given"
+    if not torch.allclose(read_plainly(model, ids, position_ids=positions), plain):
+        return "it does not count the positions of a text from 0"
+    if torch.equal(read_plainly(model, ids, position_ids=positions * 2), plain):
+        return "it ignores the position_ids that it is given"
+    return "it reads drafted tokens behind cached ones otherwise than the same tokens in a text"
+
+
+def _positions(model: nn.Module) -> Tensor:
+    """Returns ``[1, T]``: the positions of a text."""
+    loaded: Any = model
+    return torch.arange(_TOKENS, device=loaded.device)[None]
+
+
+def _causal(model: nn.Module, hidden: int = 0) -> Tensor:
+    """Returns the mask ``[1, 1, T, T]`` of a text; its last token does not see the first
+    ``hidden`` ones."""
+    loaded: Any = model
+    seen = torch.ones(1, _TOKENS, _TOKENS, dtype=torch.bool, device=loaded.device).tril()
+    seen[:, -1, :hidden] = False
+    return as_attended(seen, loaded.config.get_text_config()._attn_implementation, loaded.dtype)

@@ -1,0 +1,48 @@
+"""What masks, cache and compiled passes of a model are made for, read once and compared later."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from outpace.errors import ConfigError
+from outpace.targets.hf.supported.windows import NAMES
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a model attends and computes. Its owner can change that at any time."""
+
+    attn_implementation: str
+    sliding_window: int | None
+    attention_chunk_size: int | None
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Setting:
+        """Returns the setting that the model has now."""
+        loaded: Any = model
+        config = loaded.config.get_text_config()
+        spans = {name: getattr(config, name, None) for name in NAMES}
+        implementation: str = config._attn_implementation
+        return cls(implementation, dtype=loaded.dtype, device=loaded.device, **spans)
+
+    def check(self, model: nn.Module) -> None:
+        """Raises ``ConfigError`` if the model has another setting by now.
+
+        Boolean masks would be added to the scores of an attention that wants numbers, old windows
+        would be used: another text, and no error.
+        """
+        now = Setting.of(model)
+        for name in (field.name for field in dataclasses.fields(self)):
+            before, after = getattr(self, name), getattr(now, name)
+            if before != after:
+                raise ConfigError(
+                    f"the model's {name} was {before!r} when outpace took it over and is {after!r} "
+                    "now: set it back, or make a new LLM of the model as it is."
+                )

@@ -1,0 +1,266 @@
+"""Which models can be decoded speculatively; the others are refused when they are loaded.
+
+`check_config` and `check` read what a model says of itself. What no configuration says (a model
+that ignores its mask or its positions, without an error) is tried out by `probe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core.trees.tree import Tree
+from outpace.core.values import is_whole, shown
+from outpace.errors import UnsupportedModel
+from outpace.targets.hf.attention import BOOLEAN, INDEXED_LAYERS
+from outpace.targets.hf.recurrent.own_states import STATES, keeps_states
+from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.seq2seq import support as seq2seq
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, reads_sources
+from outpace.targets.hf.slots.masks import WITHOUT_MASK
+from outpace.targets.hf.supported.plainly import read_plainly, reads_forward, some_tokens
+from outpace.targets.hf.supported.reasons import why_it_fails, why_other_logits
+from outpace.targets.hf.supported.windows import INDEXED, NAMES, follows, named_span, with_span
+
+RECURRENT_MODELS = frozenset({"rwkv", "xlstm"})
+"""Models whose states lie elsewhere than in transformers' cache."""
+MASKED = INDEXED_LAYERS | {"full_attention", "sliding_attention", "chunked_attention"}
+"""Types of layers whose masks are known."""
+MASKABLE = BOOLEAN | {"eager"}
+
+
+def check_config(config: Any) -> None:
+    """Raises ``UnsupportedModel`` where the configuration alone tells that it cannot work."""
+    text: Any = config.get_text_config()
+    name = f"a model of type {config.model_type!r}"
+    layers = getattr(text, "num_hidden_layers", None)
+    if layers is not None and not (is_whole(layers) and layers > 0):
+        raise UnsupportedModel(
+            f"{name} has {shown(layers)} layers by its config.json (num_hidden_layers): download "
+            "or save the model again."
+        )
+    layer_types = set(getattr(text, "layer_types", None) or ())
+    if reads_sources(config):
+        seq2seq.check_config(config)
+    _check_states(config)
+    unknown = layer_types - MASKED - WITHOUT_MASK - STATES
+    if unknown:
+        raise UnsupportedModel(
+            f"{name} has layers of type {sorted(unknown)}, for which no mask of "
+            "drafted tokens is known: use a model with full or sliding attention."
+        )
+    if _asks_for_alibi(text):
+        raise UnsupportedModel(
+            f"{name} has ALiBi biases, which are the same for all rows and cannot follow the "
+            "branches of a draft: use a model with rotary or learned positions."
+        )
+
+
+def _check_states(config: Any) -> None:
+    """Raises ``UnsupportedModel`` for a model with states that are nobody's but its own."""
+    if config.model_type in RECURRENT_MODELS:
+        raise UnsupportedModel(
+            f"a model of type {config.model_type!r} keeps its recurrent state outside of "
+            "transformers' cache, where it cannot be taken back to an earlier token: use a model "
+            "whose state is in the cache, such as Mamba."
+        )
+
+
+def _asks_for_alibi(text: Any) -> bool:
+    # MPT's option is inside the options of its attention. Bloom and Falcon can be told positions.
+    return bool(getattr(getattr(text, "attn_config", None), "alibi", False))
+
+
+def check(model: nn.Module) -> None:
+    """Raises ``UnsupportedModel`` where configuration or class tell that the model cannot work."""
+    check_config(model.config)
+    name = type(model).__name__
+    config: Any = model.config
+    attention = config.get_text_config()._attn_implementation
+    if attention not in MASKABLE:
+        raise UnsupportedModel(
+            f"{name} runs {attention!r} attention, which takes no mask of drafted tokens: load it "
+            "with attn_implementation='sdpa'."
+        )
+    window = getattr(config.get_text_config(), "sliding_window", None)
+    if window is not None and not reads_forward(model):
+        raise UnsupportedModel(
+            f"{name} reads prompts both ways and has sliding windows, but takes no mask for each "
+            "type of layer: use another model, such as PaliGemma 1."
+        )
+
+
+# -- trying a model out ----------------------------------------------------------------------------
+
+_PREFIX = 6
+"""Tokens before the draft: some that are cached first, and two that are pending."""
+_PENDING = 2
+_PARENTS = (0, 0, 0, 0, 0, 0, 0, 0, 8, 9)
+"""A wide tree: the last of many siblings stands far from where its column would put it."""
+_BRANCHES = ((1,), (8, 9, 10))
+"""The paths whose nodes are compared: the first child, and the longest path."""
+_ACCEPTED = (8, 9)
+_AFTER, _OTHER = 2, 5
+"""So many tokens follow what was accepted, the first of them being this one."""
+
+_SPAN = 4
+"""A sliding window, chunk or number of indexed tokens that ends inside the draft, whatever the
+model's own."""
+_LONG_WINDOW = 256
+"""Up to this a text that is longer than the window is affordable."""
+
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+_COARSE = 0.15
+"""In 16 bits, where a mixture of experts may even send a token to other experts."""
+
+
+def tolerance(model: nn.Module) -> float:
+    """Returns how far logits may be off, in standard deviations of them, where the same is computed
+    in another order."""
+    return _TOLERANCE.get(_computed_in(model), _COARSE)
+
+
+def probe(model: nn.Module, coarse: bool = False) -> None:
+    """Raises ``UnsupportedModel``, with the reason, unless a draft that is scored through the slot
+    cache gets the logits that plain passes give.
+
+    coarse: the layers round, so that the last bit of an input may be seen in the output.
+    """
+    if is_encoder_decoder(model):
+        return seq2seq.probe(model, coarse)
+    try:
+        most = _COARSE if coarse else tolerance(model)
+        if _difference(model) <= most and _difference_of_rows(model) <= most:
+            return
+        reason, cause = why_other_logits(model), None
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # whatever stops a model in its own forward pass
+        reason, cause = why_it_fails(model, error), error
+    raise UnsupportedModel(
+        f"{type(model).__name__} cannot be decoded speculatively: {reason}. Use another model."
+    ) from cause
+
+
+@torch.inference_mode()
+def _difference(model: nn.Module) -> float:
+    """Returns how far the logits of a draft are off, in standard deviations of the plain ones."""
+    spans, prefix = _spans(model)
+    text, nodes = some_tokens(model, prefix), some_tokens(model, len(_PARENTS), first=9)
+    with ExitStack() as settings:
+        for name in spans:
+            settings.enter_context(with_span(model, name, _SPAN))
+        expected = _read_as_text(model, text, nodes)
+        _check_finite(model, expected)
+        scored = _score_as_draft(model, text, nodes)
+    return _off(scored, expected)
+
+
+@torch.inference_mode()
+def _difference_of_rows(model: nn.Module) -> float:
+    """Returns the same for two rows of different length in one pass."""
+    texts = [some_tokens(model, 5), some_tokens(model, 3, first=9)]
+    runner = Runner(model, rows=len(texts), max_length=len(texts[0]) + 1)
+    runner.admit(len(texts))
+    runner.prefill(0, [text[:-_PENDING] for text in texts])
+    tokens = torch.tensor([text[-_PENDING:] for text in texts], device=runner.device)
+    scored = runner.forward(tokens, keep=_PENDING).logits
+    read = [read_plainly(model, text)[-_PENDING:] for text in texts]
+    return _off(scored.double(), torch.stack(read).double())
+
+
+def _off(scored: Tensor, expected: Tensor) -> float:
+    """Returns the greatest distance between two rows of logits, in their standard deviations."""
+    spread = expected.std(-1).clamp(min=1e-12)
+    return float(((scored - expected).square().mean(-1).sqrt() / spread).max())
+
+
+def check_numbers(model: nn.Module) -> None:
+    """Raises ``UnsupportedModel`` for a model whose logits are no numbers, after one pass."""
+    _check_finite(model, read_plainly(model, some_tokens(model, 1)))
+
+
+def _check_finite(model: nn.Module, logits: Tensor) -> None:
+    if not bool(logits.isfinite().all()):
+        raise UnsupportedModel(
+            f"{type(model).__name__} gives NaN or infinite logits for a plain text: its weights "
+            f"are damaged, or numbers overflow in {_dtype(model)}: download the model again, or "
+            "load it in a wider dtype."
+        )
+
+
+def _spans(model: nn.Module) -> tuple[list[str], int]:
+    """Returns the spans that can be made to end inside a short text, and how long a text to try.
+
+    A window that the model does not read from its configuration is either no window at all or one
+    that was fixed when the model was made: then only a text that is longer than it can tell.
+    """
+    followed, longest = [], _PREFIX
+    # In 16 bits rounding may well decide which tokens are picked.
+    indexed = [INDEXED] if _dtype(model) in _TOLERANCE else []
+    for name in (*NAMES, *indexed):
+        span = named_span(model, name)
+        if span is None:
+            continue
+        if follows(model, name):
+            followed.append(name)
+        elif span <= _LONG_WINDOW:
+            longest = max(longest, min(span + 1, _positions(model, span) - len(_PARENTS) - _AFTER))
+    return followed, longest
+
+
+def _positions(model: nn.Module, at_least: int) -> int:
+    """Returns the positions that a model has, ``at_least`` where it names none."""
+    loaded: Any = model
+    config = loaded.config.get_text_config()
+    return int(getattr(config, "max_position_embeddings", None) or at_least)
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    loaded: Any = model
+    dtype: torch.dtype = loaded.dtype
+    return dtype
+
+
+def _computed_in(model: nn.Module) -> torch.dtype:
+    """The type that passes compute in: states are summed up in float32, whatever the weights."""
+    loaded: Any = model
+    wide = _dtype(model) == torch.float64
+    return torch.float32 if wide and keeps_states(loaded.config) else _dtype(model)
+
+
+def _score_as_draft(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -> Tensor:
+    """Returns ``[P, V]``: the logits of the compared paths, the root before the nodes of each, and
+    of what follows after one was accepted in part.
+
+    Fewer logits are asked for than tokens are fed, as in a round after a rejected draft.
+    """
+    runner = Runner(model, rows=1, max_length=len(text) + len(nodes) + _AFTER)
+    runner.admit(1)
+    runner.prefill(0, [text[:-_PENDING]])
+    tree = Tree.uniform(list(_PARENTS), rows=1, device=runner.device)
+    tokens = torch.tensor([[*text[-_PENDING:], *nodes]], device=runner.device)
+    logits = runner.forward(tokens, keep=1 + len(nodes), tree=tree).logits[0]
+    read = [logits[[0, *branch]] for branch in _BRANCHES]
+    # A part of a path is accepted, and the text goes on otherwise than it was drafted.
+    runner.advance_paths(_PENDING, [_ACCEPTED])
+    runner.settle()
+    after = torch.tensor([some_tokens(model, _AFTER, first=_OTHER)], device=runner.device)
+    read.append(runner.forward(after, keep=_AFTER).logits[0])
+    return torch.cat(read).double()
+
+
+def _read_as_text(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -> Tensor:
+    """Returns ``[P, V]``: the same from one plain pass for each path."""
+    read = []
+    for branch in _BRANCHES:
+        logits = read_plainly(model, [*text, *(nodes[node - 1] for node in branch)])
+        read.append(logits[-len(branch) - 1 :])
+    after = some_tokens(model, _AFTER, first=_OTHER)
+    logits = read_plainly(model, [*text, *(nodes[node - 1] for node in _ACCEPTED), *after])
+    read.append(logits[-_AFTER:])
+    return torch.cat(read).double()

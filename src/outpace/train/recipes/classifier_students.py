@@ -1,0 +1,155 @@
+"""Classifiers of drafted tokens, and where their examples come from.
+
+No person labels anything. A draft model's own tokens are put into a text, some places apart from
+each other, and the target is asked what it makes of them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outpace.core.lazy import LazyRegistry
+from outpace.errors import ConfigError
+from outpace.heads.classifiers.base import Classifier, save_classifier
+from outpace.heads.classifiers.judge import Judge, JudgeConfig
+from outpace.heads.classifiers.stop_head import StopHead, StopHeadConfig
+from outpace.heads.registry import find_classifier
+from outpace.targets.hf.loading.load import load_drafter
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
+from outpace.train.marks import Recipe
+from outpace.train.measures import BalancedAccuracy
+from outpace.train.origin import origin_of
+from outpace.train.recipes.classifier import ClassifierRecipe, Examples
+from outpace.train.settings import TrainSettings, sizes_of
+from outpace.train.students import Student
+from outpace.train.teacher import Teacher
+
+STUDENTS = LazyRegistry(
+    "classifier",
+    "outpace.classifier_students",
+    {
+        "judge": "outpace.train.recipes.classifier_students:JudgeStudent",
+        "stop_head": "outpace.train.recipes.classifier_students:StopHeadStudent",
+    },
+)
+"""Who learns, by the name of the classifier."""
+
+
+class DraftedTokens:
+    """A draft model, and texts with some of its tokens in them."""
+
+    def __init__(self, draft: Loaded, vocabulary: int, greedy: bool) -> None:
+        """vocabulary: tokens that the target can generate. greedy: its likeliest tokens are put in,
+        and not some that are drawn from its laws."""
+        self.model = Teacher(draft, (-1,), top=0)
+        self._vocabulary, self._greedy = vocabulary, greedy
+
+    def laws(self, states: Tensor) -> Tensor:
+        """Returns its laws ``[..., V']`` over tokens of the target, from its last states."""
+        return self.model.logits(states)[..., : self._vocabulary].softmax(-1)
+
+    def put_into(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """Returns texts ``[B, T]`` with tokens of its own at places ``[P]``, each chosen behind the
+        text as it was given."""
+        laws = self.laws(self.model.read(tokens).states[:, places - 1])  # [B, P, V']
+        if self._greedy:
+            own = laws.argmax(-1)
+        else:
+            own = torch.multinomial(laws.flatten(0, 1), 1).view(laws.shape[:2])
+        changed = tokens.clone()
+        changed[:, places] = own
+        return changed
+
+
+class ClassifierStudent(Student):
+    """A classifier, the draft model whose tokens it learns from, and what the target says."""
+
+    network: Classifier
+
+    def recipe(self, teacher: Teacher) -> Recipe:
+        return ClassifierRecipe(self.network)
+
+    def save(self, out: Path) -> None:
+        save_classifier(self.network, out)
+
+    @abstractmethod
+    def read(self, teacher: Teacher, tokens: Tensor) -> Examples:
+        """Returns the examples that blocks of text ``[B, T]`` bring."""
+
+
+class JudgeStudent(ClassifierStudent):
+    """The judge. A drafted token counts as right if the target, at the next few places of the text,
+    says the same behind it as it says behind the text's own token."""
+
+    top = 1
+    measure = BalancedAccuracy(("right", "wrong"))
+
+    def __init__(self, loaded: Loaded, draft: Loaded, config: JudgeConfig) -> None:
+        self.network = Judge(origin_of(loaded), config).to(loaded.device)
+        self._drafted = DraftedTokens(draft, loaded.vocabulary, config.greedy)
+        self._window = config.window
+        self.depths = 2 * config.window
+
+    def read(self, teacher: Teacher, tokens: Tensor) -> Examples:
+        own = teacher.read(tokens)
+        tokens, window = own.tokens, self._window
+        places = torch.arange(window, tokens.shape[1] - window, 2 * window, device=tokens.device)
+        changed = self._drafted.put_into(tokens, places)
+        behind = teacher.read(changed)
+        same = (own.top_tokens == behind.top_tokens)[..., 0]  # [B, T]
+        agreed = torch.stack([same[:, places + step] for step in range(window)]).all(0)
+        # Where it is the text's own token, only drafted ones before it can make a difference.
+        right = (agreed | (changed == tokens)[:, places]).flatten().float()
+        count = right.sum().clamp_min(1)
+        others = (1 - right).sum().clamp_min(1)
+        states = behind.states[:, places].flatten(0, 1)
+        return Examples(states, right, 0.5 / float(count), 0.5 / float(others))
+
+
+class StopHeadStudent(ClassifierStudent):
+    """The stop head. A drafted token is right by the chance that the target accepts it, in the text
+    in which the draft model's state at it is taken."""
+
+    top = 0
+    measure = BalancedAccuracy(("accepted", "rejected"))
+
+    def __init__(self, loaded: Loaded, draft: Loaded, config: StopHeadConfig) -> None:
+        self.network = StopHead(origin_of(draft), config).to(loaded.device)
+        self._drafted = DraftedTokens(draft, loaded.vocabulary, config.greedy)
+        self._config = config
+        self.depths = config.every
+
+    def read(self, teacher: Teacher, tokens: Tensor) -> Examples:
+        every = self._config.every
+        places = torch.arange(every, tokens.shape[1], every, device=teacher.device)
+        changed = self._drafted.put_into(tokens.to(teacher.device), places)
+        states = self._drafted.model.read(changed).states
+        target = teacher.logits(teacher.read(changed).states[:, places - 1])  # [B, P, V]
+        token = changed[:, places, None]
+        if self._config.greedy:
+            right = (target.argmax(-1, keepdim=True) == token).float()
+        else:
+            p = target.softmax(-1).gather(-1, token)
+            q = self._drafted.laws(states[:, places - 1]).gather(-1, token)
+            right = (p / q.clamp_min(torch.finfo(q.dtype).tiny)).clamp_max(1)
+        each = 1 / right.numel()
+        states = states[:, places].flatten(0, 1)
+        weight = self._config.rejection_weight
+        return Examples(states, right.flatten(), each, weight * each)
+
+
+def classifier_student(loaded: Loaded, settings: TrainSettings) -> ClassifierStudent:
+    """Returns the classifier that the settings ask for; loads its draft model."""
+    draft = load_drafter(settings.draft, loaded)
+    check_same_vocabulary(loaded, draft)
+    config = sizes_of(find_classifier(settings.method).Config, settings.head)
+    try:
+        found: ClassifierStudent = STUDENTS.find(settings.method)(loaded, draft, config)
+    except ValueError as error:
+        raise ConfigError(f"no {settings.method} of these sizes can be made: {error}.") from error
+    return found

@@ -1,0 +1,52 @@
+"""How a CTC head is trained: whatever frames spell the text are right."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outpace.heads.base import Shared
+from outpace.heads.steps.ctc import Ctc, collapsed
+from outpace.train.marks import Marks, Recipe
+from outpace.train.teacher import Lesson
+
+
+class CtcRecipe(Recipe):
+    """Marks a `Ctc` head by how likely its frames spell the text behind each place."""
+
+    def __init__(self, head: Ctc, shared: Shared) -> None:
+        self._head, self._shared = head, shared
+        own = head.d2t.new_full((head.target.vocab_size,), -1)
+        own[head.d2t] = torch.arange(head.vocabulary, device=own.device)
+        self._own = own  # [V]: the head's own number of each token, or -1
+
+    def mark(self, lesson: Lesson) -> Marks:
+        head, tokens = self._head, lesson.tokens
+        depths, blank = head.config.depths, head.vocabulary
+        places = tokens.shape[1] - depths - 1
+        states = lesson.states[:, :places].to(head.dtype)
+        logits = head.guess(states, tokens[:, 1 : 1 + places], self._shared).float().flatten(0, 1)
+        # [B P, depths]: the text behind the roots, and what the target says there.
+        text = tokens[:, 2:].unfold(1, depths, 1)[:, :places].flatten(0, 1)
+        likeliest = lesson.top_tokens[:, 1:-1, 0].unfold(1, depths, 1)[:, :places].flatten(0, 1)
+        spelt = collapsed(logits.argmax(-1), blank, depths)
+        hits = (spelt >= 0) & (head.d2t[spelt.clamp_min(0)] == likeliest)
+        return Marks(self._loss(logits, self._own[text]), hits)
+
+    def _loss(self, logits: Tensor, text: Tensor) -> Tensor:
+        """Of frames ``[N, F, V' + 1]`` and the tokens ``[N, depths]`` that they should spell, up to
+        the first that the head does not know."""
+        known = (text >= 0).cumprod(-1).sum(-1)
+        frames = torch.full_like(known, logits.shape[1])
+        laws = functional.log_softmax(logits, -1).transpose(0, 1)
+        loss = functional.ctc_loss(
+            laws,
+            text.clamp_min(0),
+            frames,
+            known,
+            blank=logits.shape[-1] - 1,
+            reduction="none",
+            zero_infinity=True,  # repeated tokens want more frames than there are
+        )
+        return loss.mean()

@@ -1,0 +1,44 @@
+"""How heads are trained whose columns ride in the target's pass."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import Riders
+from outpace.heads.base import Shared
+from outpace.heads.riders.base import RidingHead
+from outpace.train.marks import Marks, Recipe, Sheet
+from outpace.train.teacher import Lesson
+
+PLACES = 64
+"""Places of a block behind which columns ride, at most: each brings ``depths`` columns, and what
+the target computes of them is derived."""
+
+
+class Carrier(Shared, Protocol):
+    """A target that lets columns ride in its passes."""
+
+    def carry(self, tokens: Tensor, riders: Riders) -> Tensor:
+        """Returns what riders say in texts ``[B, T]``, ``[B, R, V]``, as `hf.riding.Carriage`."""
+
+
+class RidingRecipe(Recipe):
+    """Marks a `RidingHead`: copies of its columns ride behind places all over the text at once."""
+
+    def __init__(self, head: RidingHead, target: Carrier) -> None:
+        self._head, self._target = head, target
+
+    def mark(self, lesson: Lesson) -> Marks:
+        depths, (rows, length) = self._head.config.depths, lesson.tokens.shape
+        spacing = -(-(length - depths) // PLACES)
+        places = torch.arange(0, length - depths, spacing, device=lesson.tokens.device)
+        riders = self._head.riders(places, length, rows)
+        said = self._target.carry(lesson.tokens, riders)[..., self._head.d2t]
+        said = said.view(rows, len(places), depths, -1)  # [B, P, depths, V']
+        sheet = Sheet(self._head, lesson, len(places), spacing)
+        for depth in range(depths):
+            sheet.note(said[:, :, depth])
+        return sheet.marks()

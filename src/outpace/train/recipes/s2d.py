@@ -1,0 +1,48 @@
+"""How a decoder is trained of which the first layers alone draft, too: sorted fine-tuning.
+
+Kavehzadeh et al. 2024, arXiv 2407.01955, section 3.1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outpace.heads.attending.s2d import S2d
+from outpace.heads.base import Shared
+from outpace.train.marks import Marks, Recipe, Sheet
+from outpace.train.teacher import Lesson
+
+
+class S2dRecipe(Recipe):
+    """Marks an `S2d`. While it learns, all parts count alike; while it is measured, each token has
+    the part that is sure of it, as in a draft.
+
+    It reads nothing but tokens, so that its guess behind a token is the same at every depth.
+    """
+
+    def __init__(self, head: S2d, shared: Shared) -> None:
+        self._head, self._shared = head, shared
+
+    def mark(self, lesson: Lesson) -> Marks:
+        tokens = lesson.tokens[:, 1:]  # the first token of a text is no entry
+        rows, count = tokens.shape
+        learning = torch.is_grad_enabled()
+        marks = []
+        for each in self._head.parts(tokens) if learning else [self._drafted(tokens)]:
+            sheet = Sheet(self._head, lesson, count)
+            sheet.note(self._head.logits(each, self._shared))
+            marks.append(sheet.marks())
+        hits = marks[-1].hits.view(rows, count).unfold(1, self._head.config.depths, 1)
+        return Marks(torch.stack([each.loss for each in marks]).mean(), hits.flatten(0, 1))
+
+    def _drafted(self, tokens: Tensor) -> Tensor:
+        """What the drafter makes of texts ``[B, T]``."""
+        rows, count = tokens.shape
+        at = torch.arange(count, device=tokens.device)
+        visible = (at <= at[:, None]).expand(rows, -1, -1)
+        guides = tokens.new_empty(rows, count, 0, dtype=self._head.dtype)
+        outputs, _ = self._head.step(
+            guides, tokens, at.expand(rows, -1), self._head.begin(rows), visible, self._shared
+        )
+        return outputs
