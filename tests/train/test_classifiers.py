@@ -21,7 +21,7 @@ from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.measures import BalancedAccuracy
 from outpace.train.run import TrainingRun, read_log
 from outpace.train.settings import TrainSettings
-from outpace.train.students import check_sizes, student_for
+from outpace.train.students.base import check_sizes, student_for
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, target
 from targets.generating import greedy, ids

@@ -18,7 +18,7 @@ from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.marks import Marks
 from outpace.train.measures import Measure
 from outpace.train.settings import TrainSettings
-from outpace.train.students import student_for
+from outpace.train.students.base import student_for
 from outpace.train.teacher import Teacher
 
 STATE, LOG = "training.pt", "training.jsonl"

@@ -71,7 +71,7 @@ def _settings(
 ) -> TrainSettings:
     with starting(console):
         from outpace.train.settings import TrainSettings
-        from outpace.train.students import check_sizes
+        from outpace.train.students.base import check_sizes
     given: dict[str, Any] = {"start": drafter.start, "loss": drafter.loss}
     named = {name: value for name, value in given.items() if value is not None}
     if named and method != "draft_model":

@@ -26,15 +26,15 @@ from outpace.train.measures import BalancedAccuracy
 from outpace.train.origin import origin_of
 from outpace.train.recipes.classifier import ClassifierRecipe, Examples
 from outpace.train.settings import TrainSettings, sizes_of
-from outpace.train.students import Student
+from outpace.train.students.base import Student
 from outpace.train.teacher import Teacher
 
 STUDENTS = LazyRegistry(
     "classifier",
     "outpace.classifier_students",
     {
-        "judge": "outpace.train.recipes.classifier_students:JudgeStudent",
-        "stop_head": "outpace.train.recipes.classifier_students:StopHeadStudent",
+        "judge": "outpace.train.students.classifier:JudgeStudent",
+        "stop_head": "outpace.train.students.classifier:StopHeadStudent",
     },
 )
 """Who learns, by the name of the classifier."""

@@ -102,7 +102,7 @@ def student_for(loaded: Loaded, tokens: Tensor, settings: TrainSettings) -> Stud
     """Returns what the settings ask for; ``ConfigError`` for what cannot be made."""
     if settings.method in classifier_names():
         # Not imported above: it builds on what is here.
-        from outpace.train.recipes.classifier_students import classifier_student
+        from outpace.train.students.classifier import classifier_student
 
         return classifier_student(loaded, settings)
     if settings.method == DRAFT_MODEL:
