@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 
 from outpace.errors import UnsupportedModel
+from outpace.targets.hf.telling import exchange
+from outpace.targets.hf.telling.tables import looked_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,7 @@ class Placing:
         """Tells the places while the block runs; yields further arguments of the model."""
         with ExitStack() as stack:
             for module, name, placed in self._exchanged:
-                stack.enter_context(_method(module, name, placed(places)))
+                stack.enter_context(exchange.attribute(module, name, placed(places)))
             yield {"decoder_position_ids": places.positions} if self._takes_positions else {}
 
 
@@ -77,7 +78,7 @@ def _exchanged(decoder: nn.Module) -> Iterator[tuple[nn.Module, str, Placed]]:
     """Yields the modules that count positions themselves, with the methods that do."""
     table: Any = getattr(decoder, "embed_positions", None)
     if isinstance(table, nn.Embedding):
-        yield table, "forward", lambda places: _looked_up(table, places)
+        yield table, "forward", lambda places: looked_up(table, places.positions)
     elif hasattr(table, "create_position_ids_from_input_ids"):
         yield table, "forward", lambda places: _behind_padding(table, places)
     for module in decoder.modules():
@@ -87,12 +88,6 @@ def _exchanged(decoder: nn.Module) -> Iterator[tuple[nn.Module, str, Placed]]:
 
 def _of_module(module: nn.Module) -> Placed:
     return lambda places: _by_distance(module, places)
-
-
-def _looked_up(table: Any, places: Places) -> Callable[..., Tensor]:
-    """A table of positions, some of which (BART's) begin with rows that are nobody's."""
-    rows = places.positions + getattr(table, "offset", 0)
-    return lambda *_, **__: embedding(rows, table.weight)
 
 
 def _behind_padding(table: Any, places: Places) -> Callable[..., Tensor]:
@@ -124,17 +119,3 @@ def _buckets(module: Any, distance: Tensor) -> Tensor:
     known: Sequence[str] = list(inspect.signature(bucket).parameters)
     found: Tensor = bucket(distance, **{name: named[name] for name in named if name in known})
     return found
-
-
-@contextmanager
-def _method(module: Any, name: str, function: Any) -> Iterator[None]:
-    """Puts a function in the place of a module's method while the block runs."""
-    before = module.__dict__.get(name)
-    setattr(module, name, function)
-    try:
-        yield
-    finally:
-        if before is None:
-            delattr(module, name)
-        else:
-            setattr(module, name, before)

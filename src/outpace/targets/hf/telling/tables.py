@@ -4,7 +4,7 @@ kin, which take no ``position_ids``)."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,10 +34,12 @@ class Table(Teller):
 
     @contextmanager
     def told(self, layout: Layout) -> Iterator[None]:
-        rows = layout.positions + getattr(self._table, "offset", 0)
-
-        def placed(*_: Any, **__: Any) -> Tensor:
-            return embedding(rows, self._table.weight)
-
-        with exchange.attribute(self._table, "forward", placed):
+        with exchange.attribute(self._table, "forward", looked_up(self._table, layout.positions)):
             yield
+
+
+def looked_up(table: Any, positions: Tensor) -> Callable[..., Tensor]:
+    """Returns what stands for a table's ``forward`` while columns have positions ``[A, T]``: some
+    tables begin with rows that are nobody's."""
+    rows = positions + getattr(table, "offset", 0)
+    return lambda *_, **__: embedding(rows, table.weight)
