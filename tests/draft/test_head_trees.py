@@ -13,6 +13,7 @@ from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.draft.trained.head_drafter import TreeHeadOptions
 from outpace.errors import ConfigError
+from outpace.heads.attending.base import Sight
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
@@ -73,19 +74,15 @@ def _worths(method: str, prompt: list[int]) -> dict[tuple[int, ...], float]:
     teacher = Teacher(Loaded(target("llama"), None, "llama"), head.layers)
     count = len(prompt) - 1  # the last token of a prompt is the first root
     states = teacher.read(torch.tensor([prompt])).states[:, :-1]
-    causal = torch.ones(1, count, count, dtype=torch.bool).tril()
-    outputs, before = head.step(
-        head.guide(states), torch.tensor([prompt[1:]]), torch.arange(count)[None],
-        head.begin(1), causal, teacher,
-    )  # fmt: skip
+    sight = Sight.of_texts(head.begin(1), count)
+    outputs, before = head.step(head.guide(states), torch.tensor([prompt[1:]]), sight, teacher)
     first = (head.logits(outputs[:, -1], teacher)[0] / 0.9).softmax(-1)
     found = {}
     for token, chance in enumerate(first.tolist()):
         found[(token,)] = chance
-        below, _ = head.step(
-            outputs[:, -1:], torch.tensor([[token]]), torch.tensor([[count]]), before,
-            torch.ones(1, 1, count + 1, dtype=torch.bool), teacher,
-        )  # fmt: skip
+        visible = torch.ones(1, 1, count + 1, dtype=torch.bool)
+        sight = Sight(torch.tensor([[count]]), before, visible)
+        below, _ = head.step(outputs[:, -1:], torch.tensor([[token]]), sight, teacher)
         for child, q in enumerate((head.logits(below[0, 0], teacher) / 0.9).softmax(-1).tolist()):
             found[token, child] = chance * q
     return found

@@ -12,6 +12,7 @@ from torch import Tensor
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
+from outpace.heads.attending.base import Sight
 from outpace.heads.attending.s2d import S2d, S2dConfig
 from outpace.heads.base import TargetShape
 from outpace.targets.hf.loading.loaded import Loaded
@@ -43,10 +44,8 @@ def three() -> S2d:
 def whole(head: S2d, tokens: Tensor) -> Tensor:
     """The outputs for a text that is read at once."""
     rows, count = tokens.shape
-    at = torch.arange(count)
-    visible = (at <= at[:, None]).expand(rows, -1, -1)
     none = torch.empty(rows, count, 0, dtype=torch.float64)
-    return head.step(none, tokens, at.expand(rows, -1), head.begin(rows), visible, None)[0]  # type: ignore[arg-type]
+    return head.step(none, tokens, Sight.of_texts(head.begin(rows), count), None)[0]  # type: ignore[arg-type]
 
 
 def test_the_confidence_says_which_part_guesses() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.attending.base import AttendingHead
+from outpace.heads.attending.base import AttendingHead, Sight
 from outpace.heads.base import StepHead, TargetShape
 from outpace.heads.blocks.base import BlockHead
 from outpace.heads.checkpoint import CONFIG, WEIGHTS, fit, load_head, save_head
@@ -66,14 +66,12 @@ def test_entries_are_the_same_one_at_a_time_and_all_at_once(kind: str) -> None:
     guides = made.guide(torch.randn(2, 5, 8 * len(made.layers), dtype=torch.float64))
     tokens, at = torch.randint(20, (2, 5)), torch.arange(5).expand(2, -1)
     causal = torch.ones(2, 5, 5, dtype=torch.bool).tril()
-    together, _ = made.step(guides, tokens, at, made.begin(2), causal, parts)
+    together, _ = made.step(guides, tokens, Sight.of_texts(made.begin(2), 5), parts)
     before = made.begin(2)
     for column in range(5):
         here = slice(column, column + 1)
-        alone, entry = made.step(
-            guides[:, here], tokens[:, here], at[:, here], before,
-            causal[:, here, : column + 1], parts,
-        )  # fmt: skip
+        sight = Sight(at[:, here], before, causal[:, here, : column + 1])
+        alone, entry = made.step(guides[:, here], tokens[:, here], sight, parts)
         before = before.then(entry)
         assert torch.allclose(alone, together[:, here], atol=1e-12)
     assert not torch.allclose(together[:, :1], together[:, 1:2], atol=1e-3)
@@ -95,7 +93,7 @@ def test_positions_turn_queries_and_keys_as_in_transformers() -> None:
     theirs.o_proj = ours.o_proj
     x, at = torch.randn(1, 6, 16), torch.arange(3, 9)[None]
     causal = torch.ones(1, 6, 6, dtype=torch.bool).tril()
-    found, _ = ours(x, at, made.begin(1), causal)
+    found, _ = ours(x, Sight(at, made.begin(1), causal))
     mask = torch.zeros(1, 1, 6, 6).masked_fill(~causal[:, None], float("-inf"))
     turn = LlamaRotaryEmbedding(config)(x, at)
     wanted, _ = theirs(x, position_embeddings=turn, attention_mask=mask)

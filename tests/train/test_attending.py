@@ -9,6 +9,7 @@ from outpace import LLM, SamplingParams
 from outpace.draft.base import Rows
 from outpace.draft.registry import find_drafter
 from outpace.draft.trained.attending.base import WAITING, AttendingHeadDrafter
+from outpace.heads.attending.base import Sight
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, VOCABULARY, target
@@ -36,14 +37,9 @@ def test_a_draft_begins_as_if_the_whole_text_were_read_at_once(
             if text.shape[1] == 1:
                 continue  # such a row has no entry yet
             count = text.shape[1] - 1
-            outputs, _ = head.step(
-                head.guide(teacher.read(text).states[:, :-1]),
-                text[:, 1:],
-                torch.arange(count)[None],
-                head.begin(1),
-                torch.ones(1, count, count, dtype=torch.bool).tril(),
-                teacher,
-            )
+            guides = head.guide(teacher.read(text).states[:, :-1])
+            sight = Sight.of_texts(head.begin(1), count)
+            outputs, _ = head.step(guides, text[:, 1:], sight, teacher)
             assert torch.allclose(found[row], head.logits(outputs[0, -1], teacher), atol=1e-9)
             checked += 1
         return made

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.attending.base import Entries
+from outpace.heads.attending.base import Entries, Sight
 from outpace.heads.base import HeadConfig
 
 PLAIN_ROTARY: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
@@ -80,21 +80,16 @@ class Attention(nn.Module):
         """Returns the keys and values of inputs ``[B, W, inputs]`` at positions ``[B, W]``."""
         return self._entries(x, self._turn(positions, x.dtype))
 
-    def forward(
-        self, x: Tensor, positions: Tensor, before: Entries, visible: Tensor
-    ) -> tuple[Tensor, Entries]:
-        """x: ``[B, W, inputs]`` -> ``[B, W, H]``, and the keys and values of these.
-
-        before, visible: as in `AttendingHead.step`.
-        """
-        turn = self._turn(positions, x.dtype)
+    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
+        """x: ``[B, W, inputs]`` -> ``[B, W, H]``, and the keys and values of these."""
+        turn = self._turn(sight.positions, x.dtype)
         own = self._entries(x, turn)
-        together = before.then(own)
+        together = sight.before.then(own)
         found = nn.functional.scaled_dot_product_attention(
             _turned(_normed(self._split(self.q_proj(x)), self.q_norm), turn),
             together.keys,
             together.values,
-            attn_mask=visible[:, None],
+            attn_mask=sight.visible[:, None],
             enable_gqa=self.groups != self.heads,
         )  # [B, heads, W, D]
         return self.o_proj(found.transpose(1, 2).flatten(2)), own
@@ -160,16 +155,9 @@ class DecoderLayer(nn.Module):
         them."""
         return self.self_attn.entries(_normed(x, self.input_layernorm), positions)
 
-    def forward(
-        self, x: Tensor, positions: Tensor, before: Entries, visible: Tensor
-    ) -> tuple[Tensor, Entries]:
-        """x: ``[B, W, H]`` -> the same shape, and the keys and values of these.
-
-        before, visible: as in `AttendingHead.step`.
-        """
-        attended, entries = self.self_attn(
-            _normed(x, self.input_layernorm), positions, before, visible
-        )
+    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
+        """x: ``[B, W, H]`` -> the same shape, and the keys and values of these."""
+        attended, entries = self.self_attn(_normed(x, self.input_layernorm), sight)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), entries
 

@@ -49,6 +49,23 @@ class Entries:
         return [Entries(keys, values) for keys, values in parts]
 
 
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """Where W entries of B rows stand, and which ones they attend to."""
+
+    positions: Tensor  # [B, W], their numbers in their texts, from 0
+    before: Entries  # L of each row
+    visible: Tensor  # [B, W, L + W] bool: of those before and of the W themselves, itself at least
+
+    @classmethod
+    def of_texts(cls, begin: Entries, count: int) -> Sight:
+        """Returns that of texts that are read at once: each of so many entries sees the earlier
+        ones and itself. begin: no entries, of as many rows."""
+        rows, device = len(begin.keys), begin.keys.device
+        at = torch.arange(count, device=device)
+        return cls(at.expand(rows, -1), begin, (at <= at[:, None]).expand(rows, -1, -1))
+
+
 class AttendingHead(Head):
     """Guesses from all of a text, and the tokens drafted behind it."""
 
@@ -64,20 +81,12 @@ class AttendingHead(Head):
 
     @abstractmethod
     def step(
-        self,
-        guides: Tensor,
-        tokens: Tensor,
-        positions: Tensor,
-        before: Entries,
-        visible: Tensor,
-        shared: Shared,
+        self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
     ) -> tuple[Tensor, Entries]:
         """Returns the outputs ``[B, W, H]`` of W entries, and the entries themselves.
 
         guides: ``[B, W, H]``, or outputs of earlier steps in their place. tokens: ``[B, W]``, the
-        target's tokens behind them. positions: ``[B, W]``, the numbers of the entries in their
-        texts, from 0. visible: ``[B, W, L + W]`` bool, which of the L entries before and of the W
-        themselves each of the W attends to; itself at least.
+        target's tokens behind them.
         """
 
     @abstractmethod

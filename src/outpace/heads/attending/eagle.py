@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.attending.base import AttendingHead, Entries
+from outpace.heads.attending.base import AttendingHead, Entries, Sight
 from outpace.heads.base import HeadConfig, Shared, TargetShape
 from outpace.heads.layers import DecoderLayer, LayerConfig
 
@@ -70,17 +70,11 @@ class Eagle(AttendingHead):
         return self.layer.begin(rows)
 
     def step(
-        self,
-        guides: Tensor,
-        tokens: Tensor,
-        positions: Tensor,
-        before: Entries,
-        visible: Tensor,
-        shared: Shared,
+        self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
     ) -> tuple[Tensor, Entries]:
         embed = shared.embed if self.embed_tokens is None else self.embed_tokens
         joined = self.fc(torch.cat([embed(tokens).to(guides.dtype), guides], -1))
-        found: tuple[Tensor, Entries] = self.layer(joined, positions, before, visible)
+        found: tuple[Tensor, Entries] = self.layer(joined, sight)
         return found
 
     def logits(self, outputs: Tensor, shared: Shared) -> Tensor:

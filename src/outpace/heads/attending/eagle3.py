@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.attending.base import AttendingHead, Entries
+from outpace.heads.attending.base import AttendingHead, Entries, Sight
 from outpace.heads.base import HeadConfig, Shared, TargetShape
 from outpace.heads.layers import Attention, FeedForward, LayerConfig
 
@@ -75,17 +75,11 @@ class Eagle3(AttendingHead):
         return self.midlayer.self_attn.begin(rows)
 
     def step(
-        self,
-        guides: Tensor,
-        tokens: Tensor,
-        positions: Tensor,
-        before: Entries,
-        visible: Tensor,
-        shared: Shared,
+        self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
     ) -> tuple[Tensor, Entries]:
         embed = shared.embed if self.embed_tokens is None else self.embed_tokens
         embedded = embed(tokens).to(guides.dtype)
-        found: tuple[Tensor, Entries] = self.midlayer(embedded, guides, positions, before, visible)
+        found: tuple[Tensor, Entries] = self.midlayer(embedded, guides, sight)
         return found
 
     def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
@@ -114,12 +108,10 @@ class MidLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(size, eps=config.norm_eps)
         self.mlp = FeedForward(size, config.inner_size or 3 * size)
 
-    def forward(
-        self, embedded: Tensor, guides: Tensor, positions: Tensor, before: Entries, visible: Tensor
-    ) -> tuple[Tensor, Entries]:
+    def forward(self, embedded: Tensor, guides: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
         """As `AttendingHead.step`."""
         normed = self.hidden_norm(guides)
         seen = torch.cat([self.input_layernorm(embedded), normed], -1)
-        attended, entries = self.self_attn(seen, positions, before, visible)
+        attended, entries = self.self_attn(seen, sight)
         state = (normed if self._norm_first else guides) + attended
         return state + self.mlp(self.post_attention_layernorm(state)), entries

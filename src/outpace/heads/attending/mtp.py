@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.attending.base import AttendingHead, Entries
+from outpace.heads.attending.base import AttendingHead, Entries, Sight
 from outpace.heads.base import HeadConfig, Shared, TargetShape
 from outpace.heads.layers import DecoderLayer, LayerConfig
 
@@ -31,9 +31,7 @@ class Block(Protocol):
     def begin(self, rows: int) -> Entries:
         """Returns no entries of so many rows."""
 
-    def __call__(
-        self, x: Tensor, positions: Tensor, before: Entries, visible: Tensor
-    ) -> tuple[Tensor, Entries]:
+    def __call__(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
         """As `heads.layers.DecoderLayer`."""
 
 
@@ -94,17 +92,11 @@ class Mtp(AttendingHead):
         return self.block.begin(rows)
 
     def step(
-        self,
-        guides: Tensor,
-        tokens: Tensor,
-        positions: Tensor,
-        before: Entries,
-        visible: Tensor,
-        shared: Shared,
+        self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
     ) -> tuple[Tensor, Entries]:
         pair = [self.enorm(shared.embed(tokens).to(guides.dtype)), self.hnorm(guides)]
         joined = self.eh_proj(torch.cat(pair[::-1] if self._states_first else pair, -1))
-        x, entries = self.block(joined, positions, before, visible)
+        x, entries = self.block(joined, sight)
         return self.post_norm(x), entries
 
     def logits(self, outputs: Tensor, shared: Shared) -> Tensor:

@@ -12,7 +12,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.attending.base import AttendingHead, Entries
+from outpace.heads.attending.base import AttendingHead, Entries, Sight
 from outpace.heads.base import HeadConfig, Shared, TargetShape
 from outpace.heads.layers import DecoderLayer, LayerConfig
 
@@ -93,22 +93,16 @@ class S2d(AttendingHead):
         return Entries.of_layers([layer.begin(rows) for layer in self._layers])
 
     def step(
-        self,
-        guides: Tensor,
-        tokens: Tensor,
-        positions: Tensor,
-        before: Entries,
-        visible: Tensor,
-        shared: Shared,
+        self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
     ) -> tuple[Tensor, Entries]:
         x = self.embed_tokens(tokens)
         settled = torch.zeros_like(tokens, dtype=torch.bool)
-        found, text = [], before.by_layer(len(self.stack))
+        found, text = [], sight.before.by_layer(len(self.stack))
         for number, layer in enumerate(self._layers, 1):
             if number > self.exits[0] and bool(settled.all()):
-                found.append(layer.entries(x, positions))
+                found.append(layer.entries(x, sight.positions))
                 continue
-            deeper, entries = layer(x, positions, text[number - 1], visible)
+            deeper, entries = layer(x, replace(sight, before=text[number - 1]))
             x = torch.where(settled[..., None], x, deeper)
             found.append(entries)
             if number in self.exits[:-1]:
@@ -119,11 +113,9 @@ class S2d(AttendingHead):
         """Returns the outputs ``[B, T, width]`` of each part, the smallest first, at all places of
         texts ``[B, T]``: what `logits` takes."""
         rows, length = tokens.shape
-        at = torch.arange(length, device=tokens.device)
-        visible = (at <= at[:, None]).expand(rows, -1, -1)
         x, found = self.embed_tokens(tokens), []
         for number, layer in enumerate(self._layers, 1):
-            x, _ = layer(x, at.expand(rows, -1), layer.begin(rows), visible)
+            x, _ = layer(x, Sight.of_texts(layer.begin(rows), length))
             if number in self.exits:
                 found.append(x)
         return found

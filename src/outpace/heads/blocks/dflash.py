@@ -12,7 +12,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.attending.base import Entries
+from outpace.heads.attending.base import Entries, Sight
 from outpace.heads.base import HeadConfig, Shared, TargetShape
 from outpace.heads.blocks.base import BlockHead
 from outpace.heads.layers import DecoderLayer, LayerConfig
@@ -97,7 +97,7 @@ class DFlash(BlockHead):
         seen = torch.cat([visible.repeat_interleave(wide, 1), own], -1)  # [B, A W, L + A W]
         text = before.by_layer(len(self.stack))
         for layer, entries in zip(self._layers, text, strict=True):
-            x, _ = layer(x, at.flatten(1), entries, seen)
+            x, _ = layer(x, Sight(at.flatten(1), entries, seen))
         guessed = self.norm(x).view(rows, count, wide, -1)[:, :, 1:]
         found: Tensor = shared.head(guessed) if self.lm_head is None else self.lm_head(guessed)
         return found

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from outpace.heads.attending.base import AttendingHead
+from outpace.heads.attending.base import AttendingHead, Sight
 from outpace.heads.base import Shared
 from outpace.train.marks import Marks, Recipe, Sheet
 from outpace.train.teacher import Lesson
@@ -45,14 +45,10 @@ class AttendingRecipe(Recipe):
         outputs = self._head.guide(states[:, :places])
         before = self._head.begin(rows)
         for depth in range(1, depths + 1):
-            outputs, entries = self._head.step(
-                outputs,
-                tokens[:, depth : depth + places],
-                (at + depth - 1).expand(rows, -1),
-                before,
-                visible.expand(rows, -1, -1),
-                self._shared,
-            )
+            positions = (at + depth - 1).expand(rows, -1)
+            sight = Sight(positions, before, visible.expand(rows, -1, -1))
+            fed = tokens[:, depth : depth + places]
+            outputs, entries = self._head.step(outputs, fed, sight, self._shared)
             yield outputs
             before = before.then(entries)
             visible = torch.cat([visible, alone], -1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outpace.heads.attending.base import Sight
 from outpace.heads.attending.s2d import S2d
 from outpace.heads.base import Shared
 from outpace.train.marks import Marks, Recipe, Sheet
@@ -39,10 +40,7 @@ class S2dRecipe(Recipe):
     def _drafted(self, tokens: Tensor) -> Tensor:
         """What the drafter makes of texts ``[B, T]``."""
         rows, count = tokens.shape
-        at = torch.arange(count, device=tokens.device)
-        visible = (at <= at[:, None]).expand(rows, -1, -1)
         guides = tokens.new_empty(rows, count, 0, dtype=self._head.dtype)
-        outputs, _ = self._head.step(
-            guides, tokens, at.expand(rows, -1), self._head.begin(rows), visible, self._shared
-        )
+        sight = Sight.of_texts(self._head.begin(rows), count)
+        outputs, _ = self._head.step(guides, tokens, sight, self._shared)
         return outputs

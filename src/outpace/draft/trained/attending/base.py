@@ -15,7 +15,7 @@ from outpace.core.trees.tree import Tree
 from outpace.draft.base import RowInfo, Rows
 from outpace.draft.trained.head_drafter import HeadDrafter, TreeHeadOptions, of_parents
 from outpace.draft.vocabulary import Vocabulary
-from outpace.heads.attending.base import AttendingHead
+from outpace.heads.attending.base import AttendingHead, Sight
 from outpace.heads.base import Head
 from outpace.heads.cache import TextCache
 from outpace.targets.base import Target
@@ -145,9 +145,8 @@ class AttendingHeadDrafter(HeadDrafter):
         columns = torch.arange(width, device=device)
         causal = columns <= columns[:, None]
         visible = torch.cat([_to_all(own, width), causal.expand(len(padded), -1, -1)], -1)
-        outputs, entries = self.head.step(
-            guides, padded, begin[:, None] + columns, before, visible, self._target
-        )
+        sight = Sight(begin[:, None] + columns, before, visible)
+        outputs, entries = self.head.step(guides, padded, sight, self._target)
         self._cache.append(rows, entries, [len(each) for each in tokens])
         return outputs
 
@@ -182,14 +181,10 @@ class _Walk:
         """
         width = parents.shape[-1]
         related = tree.ancestors[:, -width:, 1:]  # [B, W, F]
-        self._outputs, entries = self._head.step(
-            of_parents(self._outputs, parents),
-            fed[:, -width:],
-            self._position.expand(-1, width),
-            self._entries,
-            torch.cat([_to_all(self._own, width), related], -1),
-            self._target,
-        )
+        visible = torch.cat([_to_all(self._own, width), related], -1)
+        sight = Sight(self._position.expand(-1, width), self._entries, visible)
+        guides = of_parents(self._outputs, parents)
+        self._outputs, entries = self._head.step(guides, fed[:, -width:], sight, self._target)
         self._entries = self._entries.then(entries)
         self._position = self._position + 1
         return self._vocabulary.logits(self._head.logits(self._outputs, self._target))

@@ -15,7 +15,7 @@ from outpace.draft.options import option
 from outpace.draft.trained.attending.base import AttendingHeadDrafter
 from outpace.draft.trained.head_drafter import TreeHeadOptions
 from outpace.errors import ConfigError
-from outpace.heads.attending.base import Entries
+from outpace.heads.attending.base import Entries, Sight
 from outpace.heads.attending.mtp import Mtp, MtpConfig, Parts
 from outpace.heads.base import Head, TargetShape
 from outpace.targets.hf.loading.loaded import Loaded
@@ -96,9 +96,8 @@ class _OfTarget(nn.Module):
             none.keys.expand(rows, -1, -1, -1).clone(), none.values.expand(rows, -1, -1, -1).clone()
         )
 
-    def forward(
-        self, x: Tensor, positions: Tensor, before: Entries, visible: Tensor
-    ) -> tuple[Tensor, Entries]:
+    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
         """As `heads.layers.DecoderLayer`."""
-        found, own = self.block(x, positions, (before.keys, before.values), visible)
+        before = sight.before.keys, sight.before.values
+        found, own = self.block(x, sight.positions, before, sight.visible)
         return found, Entries(*own)
