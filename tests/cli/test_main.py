@@ -25,6 +25,12 @@ def test_version(run: Run) -> None:
     assert result.stdout == f"outpace {outpace.__version__}\n"
 
 
+def test_python_runs_the_package() -> None:
+    command = [sys.executable, "-m", "outpace", "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said == f"outpace {outpace.__version__}\n"
+
+
 def test_help_lists_the_verbs(run: Run) -> None:
     result = run("--help")
     assert result.exit_code == 0

@@ -103,6 +103,15 @@ def test_options_are_refused_before_a_model_is_loaded(
     assert_one_sentence(generate("w1", *flags), words)
 
 
+def test_chat_templates_that_are_none_are_refused(generate: Run, tmp_path: Path) -> None:
+    (tmp_path / "latin.jinja").write_bytes(b"caf\xe9")
+    (tmp_path / "prose.txt").write_text("This says the same, whatever is asked.\n")
+    chat = ("w1", "--chat", "--chat-template")
+    assert_one_sentence(generate(*chat, tmp_path / "none"), "No such file or directory")
+    assert_one_sentence(generate(*chat, tmp_path / "latin.jinja"), "byte 0xe9 at offset 3")
+    assert_one_sentence(generate(*chat, tmp_path / "prose.txt"), "never uses 'messages'")
+
+
 def test_prompts_are_refused_before_a_model_is_loaded(
     generate: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -126,6 +126,13 @@ def test_other_numbers_of_threads_are_refused(wrong: Any) -> None:
     assert torch.get_num_threads() == before
 
 
+def test_far_more_threads_than_processors_are_refused() -> None:
+    before = torch.get_num_threads()
+    with pytest.raises(ConfigError, match=r"threads must be at most \d+, not 10000: this process"):
+        LLM(threads=10000)
+    assert torch.get_num_threads() == before
+
+
 @pytest.mark.parametrize(("set_to", "limit", "count"), [(4, 2, 2), (2, 4, 2), (3, 1, 1)])
 def test_by_default_there_are_no_more_than_processors(
     set_to: int, limit: int, count: int, monkeypatch: pytest.MonkeyPatch

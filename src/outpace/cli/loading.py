@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 
+from outpace.cli.flags.prompts import text_of
 from outpace.errors import PromptError
 
 if TYPE_CHECKING:
@@ -39,10 +40,13 @@ class ChatTemplate:
         if tokenizer is None:
             return  # the chat itself says what to do without one
         if self.file is not None:
-            try:
-                tokenizer.chat_template = self.file.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise PromptError(f"cannot read {str(self.file)!r}: {error}.") from error
+            text = text_of(self.file, "chat template")
+            if "messages" not in text:
+                raise PromptError(
+                    f"{str(self.file)!r} is no chat template, since it never uses 'messages': give "
+                    "a file with a Jinja template of a chat."
+                )
+            tokenizer.chat_template = text
         check_template(tokenizer, model, self.remedy)
 
 

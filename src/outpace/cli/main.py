@@ -108,7 +108,7 @@ def outpace(
         typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Speculative decoding for Hugging Face causal language models: faster text, the same words."""
+    """Speculative decoding for Hugging Face models and GGUF files: faster text, the same words."""
 
 
 def run() -> None:

@@ -8,6 +8,8 @@ REMEDIES = {
     "trust_remote_code=True": "--trust-remote-code",
     "pass tokenizer=, or give token ids": "name a model that has one",
     "leave compile out": "leave --compile out",
+    "beam_width": "--num-beams",
+    "or lower n.": "or lower --n.",
 }
 """From what the library's sentences say to the flag that does the same."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from outpace.cli.auditing.families import families
 from outpace.cli.flags import options as opt
+from outpace.cli.flags.prompts import text_of
 from outpace.cli.flags.speculation import speculation
 from outpace.cli.loading import load_llm, starting
 
@@ -235,11 +237,8 @@ def prompts_in(file: str) -> list[Any]:
     """Returns the texts and lists of token ids of a prompt file."""
     from outpace.errors import PromptError
 
-    try:
-        with open(file, encoding="utf-8") as lines:
-            texts = [line.rstrip("\r\n") for line in lines if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptError(f"cannot read prompt file {file!r}: {error}.") from error
+    lines = text_of(Path(file), "prompt file").split("\n")
+    texts = [line.rstrip("\r") for line in lines if line.strip()]
     if not texts:
         raise PromptError(f"prompt file {file!r} is empty: give one prompt per line.")
     return [parsed(text, file) for text in texts] if file.endswith(".jsonl") else texts

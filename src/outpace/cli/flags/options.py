@@ -162,7 +162,7 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         metavar="ID_OR_PATH",
-        help="Draft with this smaller model, which has the same tokenizer.",
+        help="Draft with this smaller model, or with this head that was trained for the model.",
         rich_help_panel=SPECULATION,
     ),
 ]

@@ -34,7 +34,8 @@ def read_prompts(prompt: str | None, file: Path | None) -> list[Entry]:
     if file is not None and str(file) != STDIN:
         return _from_file(file)
     if file is not None or prompt == STDIN or (prompt is None and has_piped_input()):
-        return [_whole(sys.stdin.buffer.read(), "standard input")]
+        source = "standard input"
+        return [_whole(decoded(sys.stdin.buffer.read(), source), source)]
     if prompt is None:
         return [Entry(BUILT_IN)]
     return [_one(prompt, "the prompt")]
@@ -49,19 +50,27 @@ def has_piped_input() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-def _from_file(file: Path) -> list[Entry]:
+def text_of(file: Path, what: str = "") -> str:
+    """Returns the text of a file; ``PromptError`` where it cannot be read, or is not UTF-8.
+
+    what: the kind of file, for the error's sentence.
+    """
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise PromptError(f"cannot read prompt file {str(file)!r}: {error.strerror}.") from error
-    if file.suffix == ".jsonl":
-        return _records(decoded(data, str(file)), file)
-    return [_whole(data, str(file))]
+        named = f"{what} {str(file)!r}".strip()
+        raise PromptError(f"cannot read {named}: {error.strerror}.") from error
+    return decoded(data, str(file))
 
 
-def _whole(data: bytes, source: str) -> Entry:
+def _from_file(file: Path) -> list[Entry]:
+    text = text_of(file, "prompt file")
+    return _records(text, file) if file.suffix == ".jsonl" else [_whole(text, str(file))]
+
+
+def _whole(text: str, source: str) -> Entry:
     # Editors and echo end a text with a line break, which is no part of what is to be continued.
-    return _one(decoded(data, source).removesuffix("\n").removesuffix("\r"), source)
+    return _one(text.removesuffix("\n").removesuffix("\r"), source)
 
 
 def decoded(data: bytes, source: str) -> str:

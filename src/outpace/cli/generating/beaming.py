@@ -32,7 +32,8 @@ def search(params: BeamSearchParams, llm: LLM, job: Job) -> None:
     errors = [output.error for output in outputs if output.error is not None]
     texts = sum(len(output.sequences) for output in outputs)
     if not job.as_json:
-        typer.echo(f"{texts} texts of {params.beam_width} beams in {seconds:.1f} s", err=True)
+        found = f"{texts} text{'' if texts == 1 else 's'}"
+        typer.echo(f"{found} of {params.beam_width} beams in {seconds:.1f} s", err=True)
     tell_errors(errors, texts + len(errors))
 
 

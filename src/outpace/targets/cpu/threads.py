@@ -14,6 +14,9 @@ from outpace.errors import ConfigError
 
 LOGGER = logging.getLogger("outpace")
 
+MOST = 4
+"""Threads for each processor, at most: ten thousand of them take the machine's memory."""
+
 GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 """Where Linux says what a container may use of the machine."""
@@ -24,7 +27,7 @@ def use_threads(wanted: int | None) -> int:
 
     None leaves the number as it is, unless it is more than this process has processors for
     (`processors`): threads that wait for each other lose much time where one of them has none.
-    Raises ``ConfigError`` for anything but a whole number from 1 up.
+    Raises ``ConfigError`` for anything but a whole number from 1 to `MOST` for each processor.
     """
     if wanted is None:
         count = min(torch.get_num_threads(), processors())
@@ -32,6 +35,11 @@ def use_threads(wanted: int | None) -> int:
             LOGGER.info("%d threads, because this process may use no more processors", count)
     elif isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
         raise ConfigError(f"threads must be a whole number from 1 up, not {shown(wanted)}.")
+    elif wanted > MOST * processors():
+        raise ConfigError(
+            f"threads must be at most {MOST * processors()}, not {wanted}: this process may use "
+            f"{processors()} processors, and more threads only wait for each other."
+        )
     else:
         count = wanted
     if count != torch.get_num_threads():
