@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,6 +111,17 @@ def test_a_verb_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch) -> Non
     assert runner.invoke(main.app, ["hello", "--name", "me"]).stdout == "hello me\n"
     result = runner.invoke(main.app, ["audit", "law"])
     assert (result.exit_code, result.stderr) == (2, "outpace: no law.\n")
+
+
+def test_a_file_that_cannot_be_written_ends_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = SimpleNamespace(save=lambda: (tmp_path / "no" / "file").write_text("x"))
+    monkeypatch.setattr(main, "import_module", lambda name: module)
+    monkeypatch.setitem(main.VERBS, "save", "somewhere:save")
+    result = CliRunner().invoke(main.app, ["save"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"outpace: No such file or directory: '{tmp_path}/no/file'.\n"
 
 
 def test_completion_scripts_are_offered(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:

@@ -64,6 +64,7 @@ def test_a_classifier_of_a_draft_models_tokens(
         (("--self-distill", "--set", "depths"), "--set takes NAME=N"),
         (("--self-distill", "--set", "deep=3"), "no size 'deep'"),
         (("--self-distill", "--temperature", "0"), "would be the same again"),
+        (("--self-distill", "--out", __file__), "--out: cannot write into"),
     ],
 )
 def test_mistakes_end_in_one_sentence(
@@ -72,6 +73,14 @@ def test_mistakes_end_in_one_sentence(
     done = run("train", "medusa", "-m", str(target), "--out", str(tmp_path / "out"), *flags)
     assert done.exit_code == 2
     assert sentence in " ".join(done.stderr.split())
+
+
+def test_an_unknown_drafter_is_refused_with_all_that_there_are(run: Run, tmp_path: Path) -> None:
+    done = run("train", "nothing", "--data", "x.txt", "--out", str(tmp_path / "out"))
+    assert done.exit_code == 2
+    said = " ".join(done.stderr.split())
+    assert said.startswith("outpace: unknown drafter 'nothing' (choose from ")
+    assert all(name in said for name in ("draft_model", "eagle3", "judge", "stop_head"))
 
 
 def test_a_drafter_learns_in_service(run: Run, target: Path, tmp_path: Path) -> None:

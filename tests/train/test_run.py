@@ -141,6 +141,7 @@ def test_few_tokens_are_the_frequent_ones(tmp_path: Path) -> None:
         ({"learning_rate": -1.0}, "learning_rate must be above 0"),
         ({"head": {"depth": 3}}, "no size .depth. .did you mean .depths."),
         ({"head": {"depths": "3"}}, "depths is '3'"),
+        ({"head": {"depths": 0}}, "depths must be at least 1, not 0"),
         ({"head": {"depths": BLOCK}}, "must be more than 24 tokens"),
         ({"head": {"draft_vocab_size": 65}}, "more than the 64 tokens"),
         (

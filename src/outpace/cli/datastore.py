@@ -14,6 +14,7 @@ from outpace.cli.flags.options import Model, TrustRemoteCode
 from outpace.cli.loading import starting
 
 app = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Corpora for the method 'retrieval': build one, look at one.",

@@ -53,6 +53,12 @@ class Verbs(TyperGroup):
         except OutpaceError as error:
             typer.echo(f"outpace: {for_command_line(str(error))}", err=True)
             raise typer.Exit(2) from error
+        except OSError as error:
+            if error.filename is None:
+                raise
+            # A disk that is full, a file that goes away: nothing that the library could foresee.
+            typer.echo(f"outpace: {error.strerror}: {str(error.filename)!r}.", err=True)
+            raise typer.Exit(2) from error
 
 
 def _without_types(params: list[Any]) -> list[Any]:

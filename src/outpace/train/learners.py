@@ -142,8 +142,5 @@ LEARNERS: Mapping[str, type[Learner]] = {
 def find_learner(name: str) -> type[Learner]:
     """Returns the learner of this name; ``ConfigError`` with a suggestion if there is none."""
     if name not in LEARNERS:
-        raise ConfigError(
-            f"unknown learner {name!r}{did_you_mean(name, LEARNERS)}; there are "
-            f"{', '.join(LEARNERS)}."
-        )
+        raise ConfigError(f"unknown learner {name!r}{did_you_mean(name, LEARNERS)}.")
     return LEARNERS[name]

@@ -65,9 +65,7 @@ LOSSES: Mapping[str, Loss] = {
 def find_loss(name: str) -> Loss:
     """Returns the loss of this name; ``ConfigError`` with a suggestion if there is none."""
     if name not in LOSSES:
-        raise ConfigError(
-            f"unknown loss {name!r}{did_you_mean(name, LOSSES)}; there are {', '.join(LOSSES)}."
-        )
+        raise ConfigError(f"unknown loss {name!r}{did_you_mean(name, LOSSES)}.")
     return LOSSES[name]
 
 

@@ -58,10 +58,13 @@ class TrainSettings:
 
 def sizes_of(kind: type[Sizes], given: Mapping[str, Any]) -> Sizes:
     """Returns a drafter's sizes; ``ConfigError`` for a name or a value that it does not take."""
-    names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
-    for name in given:
-        if name not in names:
-            raise ConfigError(f"this drafter has no size {name!r}{did_you_mean(name, names)}.")
+    defaults = {one.name: one.default for one in fields(kind)}  # type: ignore[arg-type]
+    for name, value in given.items():
+        if name not in defaults:
+            raise ConfigError(f"this drafter has no size {name!r}{did_you_mean(name, defaults)}.")
+        # Where the default is 0, it stands for what the target has; no blocks are a linear map.
+        if value is not False and value == 0 and defaults[name] != 0 and name != "blocks":
+            raise ConfigError(f"{name} must be at least 1, not 0.")
     try:
         return cast(Sizes, config_of(cast(Any, kind), given))
     except ValueError as error:

@@ -151,7 +151,8 @@ class _Answers:
         if self._problems:
             raise ConfigError(
                 f"{len(self._problems)} of {len(self._load.prompts)} requests to "
-                f"{self._target.url} failed; the first: {self._problems[0]}"
+                f"{self._target.url} failed (the first: {self._problems[0]}): start the server "
+                "with 'outpace serve', or give its address."
             )
         return self._found
 

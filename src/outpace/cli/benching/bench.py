@@ -28,11 +28,14 @@ from outpace.cli.tables import table
 from outpace.errors import OutpaceError
 
 app = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Measure: interleaved paired runs, cost curves, synthetic pairs.",
 )
-pair_app = typer.Typer(no_args_is_help=True, help="Synthetic pairs of any shape.")
+pair_app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Synthetic pairs of any shape."
+)
 app.add_typer(pair_app, name="pair")
 
 

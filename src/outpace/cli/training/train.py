@@ -57,13 +57,22 @@ def train(
     console = Console(stderr=True)
     text.check(online.online)
     if online.online:
+        _check_out(console, drafter)
         train_online(console, method, model, text, drafter, run, online)
         return
     if online.learner is not None:
         raise ConfigError("--learner is about --online: leave it out, or add that.")
     settings = _settings(console, method, model, drafter, run.filled())
+    _check_out(console, drafter)
     target = _target(console, model)
     _train(console, target, _text(console, target, text, settings, drafter), settings, drafter, run)
+
+
+def _check_out(console: Console, drafter: DrafterFlags) -> None:
+    """Raises ``ConfigError`` for a folder that cannot be written to, before hours are spent."""
+    with starting(console):
+        from outpace.bench.report.outputs import check_folder
+    check_folder("--out", drafter.out)
 
 
 def _settings(

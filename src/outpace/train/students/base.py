@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, did_you_mean
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import save_head
-from outpace.heads.registry import classifier_names, find_classifier, find_head
+from outpace.heads.registry import classifier_names, find_classifier, find_head, head_names
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.data import frequent
 from outpace.train.draft_model import DRAFT_MODEL, DraftModelSizes, started
@@ -120,5 +120,10 @@ def check_sizes(settings: TrainSettings) -> None:
                 f"{settings.method} learns from the tokens of a draft model: name it with --draft."
             )
         sizes_of(find_classifier(settings.method).Config, settings.head)
+    elif settings.method not in head_names():
+        known = [DRAFT_MODEL, *head_names(), *classifier_names()]
+        raise ConfigError(
+            f"unknown drafter {settings.method!r}{did_you_mean(settings.method, known)}."
+        )
     else:
         sizes_of(find_head(settings.method).Config, settings.head)
