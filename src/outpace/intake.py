@@ -261,9 +261,10 @@ class Intake:
 
     def _grammar(self, form: Mapping[str, Any], params: SamplingParams) -> Grammar:
         """The grammar of a form; ``ParamsError`` for one that is not sound."""
-        if len(form) != 1 or next(iter(form)) not in KINDS:
+        if not isinstance(form, Mapping) or len(form) != 1 or next(iter(form)) not in KINDS:
             raise ParamsError(
-                f"structured_outputs must name one of {', '.join(KINDS)}, not {shown(dict(form))}."
+                "the form of a text (form, or structured_outputs in the server) must be an object "
+                f"with one of {', '.join(KINDS)}, not {shown(form)}."
             )
         if params.ignore_eos:
             raise ParamsError("ignore_eos and a form of the text exclude each other: drop one.")

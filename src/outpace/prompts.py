@@ -67,6 +67,10 @@ def unwrapped(prompt: Prompt) -> str | list[int]:
     if isinstance(found, str):
         return found
     if isinstance(found, Sequence) and not isinstance(found, _NO_PROMPTS):
+        if found is prompt and any(isinstance(item, (str, list, tuple)) for item in found):
+            raise PromptError(
+                "one prompt was expected here, not a list of them: give each by itself."
+            )
         return [_token(item) for item in found]
     raise PromptError(
         "a prompt is a text, a list of token ids, or a dict with one of the two as 'prompt' or "

@@ -24,6 +24,16 @@ def refused(call: Any) -> str:
     return str(caught.value)
 
 
+def test_an_empty_name_is_no_model() -> None:
+    assert "name is empty" in refused(lambda: LLM(""))
+
+
+@pytest.mark.parametrize("form", ["json", 3, ["a"], {}, {"xml": "a"}, {"json": {}, "regex": "a"}])
+def test_what_is_no_form_of_a_text(form: Any) -> None:
+    llm = LLM(target("llama"))
+    assert "the form of a text" in refused(lambda: llm.requests([1, 2], form=form))
+
+
 @pytest.mark.parametrize("branching", [[10**9], [10**30, 2], [100] * 20, 10**30], ids=str)
 def test_a_huge_tree_is_refused_before_it_is_built(branching: Any) -> None:
     config = {"method": "draft_tree", "model": target("llama"), "branching": branching}

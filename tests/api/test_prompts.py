@@ -130,3 +130,5 @@ def test_what_is_no_prompt_is_told_in_a_sentence(llm: LLM, prompt: Any, sentence
 def test_a_stream_is_of_one_prompt(llm: LLM) -> None:
     with pytest.raises(PromptError, match="one prompt was expected here, and 2 were given"):
         llm.stream(word_tokenizer()(TEXTS, padding=True), GREEDY)
+    with pytest.raises(PromptError, match="one prompt was expected here, not a list of them"):
+        llm.stream(TEXTS, GREEDY)  # type: ignore[arg-type]

@@ -251,6 +251,13 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     assert len(answer["error"]["message"]) < 400
 
 
+def test_a_wrong_word_is_refused_with_all_that_may_stand_there(address: str) -> None:
+    body = {"prompt": "a", "speculative": "fast"}
+    _, answer, _ = call(address, "/v1/completions", body)
+    said = "speculative must be 'auto' or 'off' or a whole number, not 'fast'."
+    assert answer["error"]["message"] == said
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

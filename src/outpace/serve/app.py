@@ -16,7 +16,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -24,7 +23,7 @@ from starlette.routing import BaseRoute, Route
 from outpace.api import LLM
 from outpace.engine.trace import Observer
 from outpace.serve.engine_thread import EngineThread, QueueFull, ShuttingDown, TooMany
-from outpace.serve.guards import OPEN, Keys, RequestLog, body_of, client_of, failure
+from outpace.serve.guards import OPEN, Hosts, Keys, RequestLog, body_of, client_of, failure
 from outpace.serve.jobs import Job
 from outpace.serve.metrics import ServerMetrics
 from outpace.serve.open_calls import Deliver, Events, OpenCall, told
@@ -92,7 +91,7 @@ class Server:
         open_paths = OPEN | (set(PAGE_FILES) if settings.playground else set())
         middleware = [Middleware(RequestLog)]
         if settings.hosts != ("*",):
-            middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=list(settings.hosts)))
+            middleware.append(Middleware(Hosts, hosts=settings.hosts))
         if settings.allowed_origins:
             middleware.append(
                 Middleware(

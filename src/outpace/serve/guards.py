@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,6 +34,39 @@ def failure(error: ApiError) -> JSONResponse:
     if error.status == 429:
         headers = {"Retry-After": "1"}
     return JSONResponse(error.body, error.status, headers)
+
+
+class Hosts:
+    """Lets in whoever calls the server by a name that it is known by: a web page could otherwise
+    give the server a name of its own, and then call it."""
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+        self._app = app
+        self._hosts = list(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not await self._knows(scope, receive):
+            error = ApiError(
+                400, "this server is not known by the host of this address: see --allowed-host."
+            )
+            await failure(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    async def _knows(self, scope: Scope, receive: Receive) -> bool:
+        """Asks Starlette's own check, whose answer would be plain text without a remedy."""
+        known = False
+
+        async def let_in(*_: object) -> None:
+            nonlocal known
+            known = True
+
+        async def unsent(_: Message) -> None:
+            pass
+
+        check = TrustedHostMiddleware(let_in, allowed_hosts=self._hosts, www_redirect=False)
+        await check(scope, receive, unsent)
+        return known
 
 
 class Keys:

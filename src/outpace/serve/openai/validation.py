@@ -45,15 +45,17 @@ def check(value: Any, schema: Mapping[str, Any], path: str = "") -> None:
 
 
 def _check_any(value: Any, choices: list[Mapping[str, Any]], path: str) -> None:
-    """Checks against the first choice of the value's own kind, for the sake of its message."""
+    """Checks against the choices of the value's own kind, for the sake of their message."""
     fitting = [choice for choice in choices if _is(value, choice)]
     for choice in fitting:
         try:
             return check(value, choice, path)
         except ApiError:
-            if choice is fitting[-1]:
+            if choice is fitting[-1] and "enum" not in choice:
                 raise
-    kinds = dict.fromkeys(_NAMES[kind] for choice in choices for kind in _types(choice))
+    words = [repr(word) for choice in choices for word in choice.get("enum", ())]
+    others = [choice for choice in choices if "enum" not in choice]
+    kinds = dict.fromkeys(words + [_NAMES[kind] for one in others for kind in _types(one)])
     raise ApiError(400, f"{path} must be {' or '.join(kinds)}, not {shown(value)}.", path)
 
 

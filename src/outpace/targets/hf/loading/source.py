@@ -32,6 +32,8 @@ def check_path(model: str | os.PathLike[str]) -> None:
     It is cheap, so that target and drafter are both checked before the weights of either are read.
     """
     path = Path(model)
+    if not str(model).strip():
+        raise ModelLoadError("the model's name is empty: name a folder, a GGUF file or a hub name.")
     if path.is_dir():
         _check_folder(path)
     elif path.exists() and not is_gguf(path):
