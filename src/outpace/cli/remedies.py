@@ -9,6 +9,7 @@ REMEDIES = {
     "pass tokenizer=, or give token ids": "name a model that has one",
     "leave compile out": "leave --compile out",
     "beam_width": "--num-beams",
+    "LLM.beam_search": "--num-beams",
     "or lower n.": "or lower --n.",
 }
 """From what the library's sentences say to the flag that does the same."""
