@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -122,6 +124,26 @@ def test_a_file_that_cannot_be_written_ends_in_one_sentence(
     result = CliRunner().invoke(main.app, ["save"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"outpace: No such file or directory: '{tmp_path}/no/file'.\n"
+
+
+def test_a_full_disk_ends_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(main, "import_module", lambda name: SimpleNamespace(write=write))
+    monkeypatch.setitem(main.VERBS, "write", "somewhere:write")
+    result = CliRunner().invoke(main.app, ["write"])
+    assert result.exit_code == 2
+    assert result.stderr == "outpace: the output cannot be written, the disk is full.\n"
+
+
+def test_closed_streams_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(main, "app", lambda: typer.echo("nobody reads this"))
+    main.run()
+    with sys.stdout, sys.stderr:
+        assert not sys.stdout.isatty()
 
 
 def test_completion_scripts_are_offered(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -54,11 +57,21 @@ class Verbs(TyperGroup):
             typer.echo(f"outpace: {for_command_line(str(error))}", err=True)
             raise typer.Exit(2) from error
         except OSError as error:
-            if error.filename is None:
-                raise
             # A disk that is full, a file that goes away: nothing that the library could foresee.
-            typer.echo(f"outpace: {error.strerror}: {str(error.filename)!r}.", err=True)
+            if error.filename is not None:
+                typer.echo(f"outpace: {error.strerror}: {str(error.filename)!r}.", err=True)
+            elif error.errno == errno.ENOSPC:
+                typer.echo("outpace: the output cannot be written, the disk is full.", err=True)
+                _discard_output()
+            else:
+                raise
             raise typer.Exit(2) from error
+
+
+def _discard_output() -> None:
+    """Lets Python end without trying once more to write what could not be written."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _without_types(params: list[Any]) -> list[Any]:
@@ -119,6 +132,9 @@ def outpace(
 
 def run() -> None:
     """Runs the command line and exits: 0, 2 for a user's mistake, 130 after Ctrl-C."""
+    # Python has no stream at all where the caller has closed one.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character shows "?", where Python would stop in mid-text.
         if hasattr(stream, "reconfigure"):
