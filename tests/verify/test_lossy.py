@@ -69,7 +69,8 @@ def greedy_report(rule: Rule) -> float:
     torch.manual_seed(0)
     p = torch.nn.functional.one_hot(torch.randint(4, (12, 21)), 4).double()
     q = torch.rand(12, 21, 4).double().softmax(-1)
-    world = World(p, q, p, torch.zeros(12, 21, 4), depth=2)
+    nothing = torch.zeros(12, 21, 4)
+    world = World(p, q, p, nothing, nothing, depth=2)
     shape = GateTree("chain 2", (0, 1), 4)
     drafts = [BUILT_IN[way](world, [0, 1]) for way in ("iid", "point")]
     return max(float(measure(rule, world, draft, shape).distance.max()) for draft in drafts)
@@ -82,7 +83,8 @@ def one_step_world(pairs: int = 400) -> World:
     torch.manual_seed(1)
     dirichlet = torch.distributions.Dirichlet(torch.full((4,), 0.7, dtype=torch.float64))
     p = dirichlet.sample((pairs, 5))
-    return World(p, (p + dirichlet.sample((pairs, 5))) / 2, p, torch.zeros(pairs, 5, 1), depth=1)
+    nothing = torch.zeros(pairs, 5, 1)
+    return World(p, (p + dirichlet.sample((pairs, 5))) / 2, p, nothing, nothing, depth=1)
 
 
 @pytest.mark.parametrize(
