@@ -23,7 +23,8 @@ from transformers.generation.utils import (
 )
 
 from outpace.api import LLM
-from outpace.config import DEFAULT_TOKENS
+from outpace.building import Speculation
+from outpace.config import DEFAULT_TOKENS, SpeculativeConfig
 from outpace.core.faults import ProcessorFault
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
@@ -90,7 +91,9 @@ def speculative(
     config = {"method": method, "num_speculative_tokens": num_speculative_tokens, **options}
     if verify is not None:
         config["verify"] = verify
-    return Speculative(config, drafter, tokenizer, drafter_tokenizer)
+    found = Speculative(config, drafter, tokenizer, drafter_tokenizer)
+    found.check()
+    return found
 
 
 class Speculative:
@@ -110,6 +113,14 @@ class Speculative:
         self._loaded: Loaded | None = None
         self._llm: LLM | None = None
         self._setting: Setting | None = None  # of its model
+
+    def check(self) -> None:
+        """Raises ``ConfigError`` for options that make no sense. Nothing is loaded."""
+        config = self._config
+        if self._drafter is not None:
+            own = {name: value for name, value in config.items() if name not in _OF_LOADING}
+            config = {**own, "model": self._drafter}
+        Speculation.of(SpeculativeConfig.from_dict(config))
 
     def __call__(
         self,

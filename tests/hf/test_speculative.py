@@ -374,3 +374,19 @@ def test_the_drafters_own_options_reach_it(
         ("Int8Linear", "NativeLinear") if weights is None else ("Linear",)
     )
     assert weights is None or head.weight.dtype == weights
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"method": "nope"}, "unknown method 'nope'"),
+        ({"drafter": "a/model", "prompt_lookup_max": 3}, "unknown key 'prompt_lookup_max'"),
+        ({"num_speculative_tokens": "many"}, "must be 'auto' or a whole number"),
+        ({"verify": "nope"}, "unknown verify rule 'nope'"),
+    ],
+)
+def test_options_are_refused_before_anything_is_generated(
+    options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        speculative(**options)
