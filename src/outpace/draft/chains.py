@@ -70,6 +70,8 @@ class Chains:
             token = self._draw(soft)
         if given is not None:
             token = self._take(given[:, None], token)
+        if not self.length:
+            self.counts = rows.law.silenced(self.counts)
         self.tokens = torch.cat([self.tokens, token], 1)
         if soft is not None:
             self._end_behind(soft[:, 0], token[:, 0])

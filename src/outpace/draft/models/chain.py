@@ -113,6 +113,7 @@ class DraftModel(Drafter):
         self.loaded: Loaded = drafter
         self.runner = runner
         self._own_size = int(drafter.config.vocab_size)
+        self._knows_all = self._own_size >= vocabulary
         self._hidden = hidden
         self._vocabulary = Vocabulary.shared(self._own_size, vocabulary, runner.device)
         self._texts: list[OwnText] = []  # by row
@@ -235,7 +236,7 @@ class DraftModel(Drafter):
         logits = read[:, 0]  # [B, V]
         chains = Chains(rows, counts, self.lane)
         while chains.grow(logits, states=None if states is None else states[:, -1]):
-            output = self.runner.forward(chains.tokens[:, -1:], keep=1, **asked)
+            output = self.runner.forward(self._readable(chains.tokens[:, -1:]), keep=1, **asked)
             self.runner.advance([int(row) for row in live])
             logits, states = self._vocabulary.logits(output.logits[:, -1]), _last(output)
         return chains.proposal(self._tree(len(rows), chains.length))
@@ -272,6 +273,11 @@ class DraftModel(Drafter):
 
     def origin(self) -> Origin | None:
         return origin_of(self.loaded)
+
+    def _readable(self, tokens: Tensor) -> Tensor:
+        """Drafted tokens as the model can be fed them. One that it does not have is only drawn
+        where the options leave none of its own: whatever follows it does not matter."""
+        return tokens if self._knows_all else tokens.clamp(max=self._own_size - 1)
 
     def _tree(self, rows: int, nodes: int) -> Tree:
         """The first nodes of a draft: few shapes come again and again, with all that a tree

@@ -147,7 +147,8 @@ class Several(Drafter):
     def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> Asked:
         """Returns what a child proposes, and remembers it until the round is over."""
         if any(budgets):
-            made = self.children[child].propose(rows, budgets)
+            with rows.law.drafting():  # what one child lacks, another one may have
+                made = self.children[child].propose(rows, budgets)
         else:
             made = Proposal.empty(len(rows), rows.seeds.device)
         nodes = nodes_of(made)

@@ -217,6 +217,7 @@ class HeadDrafter(TrainedDrafter):
         tokens, law = draw_tree(
             plan, rows, walk.first(), walk.deeper, lane=self.lane, with_replacement=False
         )
+        counts = rows.law.silenced(counts)
         return Proposal(tokens, plan.tree(len(rows)), to_device(counts, tokens.device), law)
 
     def _grown(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
