@@ -413,9 +413,8 @@ class Engine:
         for row, (request, decision) in enumerate(zip(played, decisions, strict=True)):
             dead = dead_ends.get(row, {})
             end = next((at for at, node in enumerate(decision.path, 1) if node in dead), None)
-            taken = request.extend(decision.tokens[:end])
+            taken = request.extend(decision.tokens[:end], reported[row])
             if end is not None and not request.finished:
                 request.fail(dead[decision.path[end - 1]])
-            request.logprobs += reported[row][:taken]
             emitted.append(taken)
         return emitted
