@@ -63,6 +63,10 @@ class ForeignModel(DraftModel):
     def origin(self) -> Origin | None:
         return None
 
+    def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
+        """Returns None: its laws are of its own tokens, not of the target's."""
+        return None
+
     def observe(self, rows: Rows, round: Round) -> None:
         """Leaves it to the next round to compare what is cached with the text."""
         self.runner.settle(UNSETTLED)
