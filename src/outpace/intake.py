@@ -241,11 +241,8 @@ class Intake:
         if params.stop_strings:
             self._needs_tokenizer("a stop string")
         words = {tuple(word) for word in params.bad_words_ids or ()}
-        if params.bad_words:
-            tokenizer = self._needs_tokenizer("bad_words")
-            for word in params.bad_words:
-                for text in (word, " " + word):
-                    words.add(tuple(tokenizer(text, add_special_tokens=False).input_ids))
+        for word in params.bad_words or ():
+            words |= self._spellings(word)
         named = {
             "logit_bias": params.logit_bias or (),
             "allowed_token_ids": params.allowed_token_ids or (),
@@ -258,6 +255,17 @@ class Intake:
         if not params.ignore_eos:
             ends.update(self._loaded.eos_ids)
         return RowOptions(params, tuple(sorted(words)), tuple(sorted(ends)))
+
+    def _spellings(self, word: str) -> set[tuple[int, ...]]:
+        """The token ids of a forbidden word, at the beginning of a text and behind a space;
+        ``ParamsError`` for one that the tokenizer leaves out altogether."""
+        self._needs_tokenizer("bad_words")
+        found = {tuple(self.token_ids(text, False)) for text in (word, " " + word)} - {()}
+        if not found:
+            raise ParamsError(
+                f"bad_words holds {word!r}, of which the tokenizer makes no token: leave it out."
+            )
+        return found
 
     def _grammar(self, form: Mapping[str, Any], params: SamplingParams) -> Grammar:
         """The grammar of a form; ``ParamsError`` for one that is not sound."""
