@@ -16,7 +16,7 @@ from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.values import shown
 from outpace.engine.request import Request
-from outpace.errors import ParamsError, PromptError
+from outpace.errors import ConfigError, ParamsError, PromptError
 from outpace.grammars import KINDS, Grammar, Grammars
 from outpace.pictures import Pictures
 from outpace.prompts import (
@@ -178,6 +178,11 @@ class Intake:
             return []
         tokenizer = self._needs_tokenizer(f"verify={rule.name!r}")
         ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        if not ids:
+            raise ConfigError(
+                f"verify={rule.name!r} is given {shown(text)}, of which the tokenizer makes no "
+                "token: give another text."
+            )
         return ids
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:

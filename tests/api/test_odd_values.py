@@ -88,6 +88,14 @@ def test_an_odd_object_for_each_option_of_each_drafter(method: str, name: str) -
     )
 
 
+def test_a_text_between_two_drafts_that_the_tokenizer_leaves_out() -> None:
+    config = {"method": "ngram", "verify": {"name": "reflective", "prompt": "\u200b"}}
+    said = refused(
+        lambda: LLM(letter_model(), tokenizer=LetterTokenizer(), speculative_config=config)
+    )
+    assert "makes no token" in said
+
+
 def test_a_bad_word_that_the_tokenizer_leaves_out() -> None:
     llm = LLM(letter_model(), tokenizer=LetterTokenizer(), generation_config="none")
     said = refused(lambda: llm.generate("a", SamplingParams(bad_words=["b", "\u200b"])))
