@@ -21,7 +21,7 @@ from outpace.errors import ConfigError
 from outpace.targets.base import Target, View
 
 UNREAD = 16
-"""Tokens of a prompt that a part of the target reads for itself in the first round."""
+"""Tokens of the longest prompt that a part of the target reads by itself in the first round."""
 
 
 class PartialDrafter(Drafter):
