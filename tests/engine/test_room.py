@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,6 +105,32 @@ def test_what_was_learned_of_a_seeded_text_comes_back_with_it(name: str) -> None
         one.metrics.num_target_passes for one in free
     ]
     assert sum(one.preemptions for one in short) > 1
+
+
+def test_the_window_of_a_drafter_with_a_short_context_stays_where_it_was() -> None:
+    short = copy.deepcopy(drafter("llama", 0.2))
+    short.config.max_position_embeddings = 24
+    asked = replace(SAMPLED, max_tokens=100)
+
+    def written(**options: Any) -> list[Request]:
+        config = {"model": short, "num_speculative_tokens": 6}
+        llm = LLM(
+            target("llama"),
+            speculative_config=config,
+            max_num_seqs=4,
+            max_model_len=CONTEXT,
+            **options,
+        )
+        requests = [one for prompt in PROMPTS for one in llm.requests(prompt, asked)]
+        for request in requests:
+            llm.engine.add(request)
+        while llm.engine.busy:
+            llm.engine.step()
+        return requests
+
+    free, short_of_room = written(), written(max_batch_total_tokens=LIMIT)
+    assert sum(one.preemptions for one in short_of_room) > 1
+    assert [one.output_ids for one in short_of_room] == [one.output_ids for one in free]
 
 
 def test_who_comes_last_leaves_first() -> None:

@@ -60,3 +60,6 @@ class Remembered(Generic[State]):
         if known not in self._values:
             self._values[known] = self._first()
         return self._values[known]
+
+    def __setitem__(self, row: int, value: State) -> None:
+        self._values[self._ids[row]] = value

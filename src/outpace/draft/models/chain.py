@@ -25,6 +25,7 @@ from outpace.draft.models.own_text import KnownTokens, OwnText
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.online.options import ONLINE_HELP, online_options
 from outpace.draft.options import option
+from outpace.draft.remembered import Remembered
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.heads.classifiers.origin import Origin
@@ -118,7 +119,7 @@ class DraftModel(Drafter):
         self._vocabulary = Vocabulary.shared(self._own_size, vocabulary, runner.device)
         self._texts: list[OwnText] = []  # by row
         self._own: list[list[int]] = []  # by row: its text, or the window of it
-        self._begins: list[int] = []  # by row: the first token of the text that it reads
+        self._begins = Remembered(int)  # by row: the first token of the text that it reads
         self.weight_bytes = drafter.nbytes
         self.pass_bytes = runner.pass_bytes
         self._trees: dict[tuple[int, int], Tree] = {}
@@ -212,17 +213,18 @@ class DraftModel(Drafter):
             else:
                 self.runner.admit(1, info.source)
                 self.runner.pin(self.runner.active - 1, read)
-            self._begins.append(0)
+            self._begins.admit([info])
             self._texts.append(text)
             self._own.append(own)
 
     def reset(self) -> None:
         self.runner.reset()
-        self._begins, self._texts, self._own = [], [], []
+        self._begins.retain([])
+        self._texts, self._own = [], []
 
     def retain(self, rows: Sequence[int]) -> None:
         self.runner.retain(rows)
-        self._begins = [self._begins[row] for row in rows]
+        self._begins.retain(rows)
         self._texts = [self._texts[row] for row in rows]
         self._own = [self._own[row] for row in rows]
 
