@@ -202,6 +202,29 @@ def test_a_tag_names_the_drafter() -> None:
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
 
 
+def test_an_interruption_leaves_no_tags_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = decoder(method="tagged", routes={"copying": NGRAM}, default=NEAR)
+    params = [greedy(8, tag="copying"), greedy(8)]
+
+    def interrupted(plan: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.target, "score", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS[:2], params)
+    assert who_drafts(llm, PROMPTS[:2], params[::-1]) == ["draft_model", "ngram"]
+
+
+def test_a_part_of_the_target_drafts_for_one_row_of_several() -> None:
+    """Once its row has ended, it is not asked any more."""
+    part = {"method": "layer_skip", "layers": {"attention": [1]}}
+    llm = decoder(method="tagged", routes={"part": part}, default=NGRAM)
+    params = [greedy(LENGTH), greedy(5, tag="part")]
+    found = ids(llm.generate(PROMPTS[:2], params))
+    assert found == [EXPECTED[0], EXPECTED[1][:5]]
+
+
 def test_without_a_default_others_are_decoded_plainly() -> None:
     llm = decoder(method="tagged", routes={"code": NEAR})
     outputs = llm.generate(PROMPTS, greedy(LENGTH))

@@ -6,7 +6,7 @@ LLMs" (HedgeSpec, arXiv 2510.20064).
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,6 +16,7 @@ from outpace.core.transfer import to_device
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.options import option
+from outpace.draft.remembered import Remembered
 from outpace.draft.route.base import Asked
 from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
@@ -105,8 +106,8 @@ class Hedge(Learning[Leader]):
 
         super().__init__(children, names, vocabulary, first, options.state)
         self._horizon = horizon
-        self._streams: dict[int, list[deque[float]]] = defaultdict(self._new_streams)
-        self._ids: list[int] = []
+        # By row and child, the chances at committed tokens that are not learned from yet.
+        self._streams = Remembered(lambda: [deque[float]() for _ in children])
 
     @classmethod
     def of(cls, setup: Setup, children: Sequence[Drafter], names: Sequence[str]) -> Hedge:
@@ -120,14 +121,15 @@ class Hedge(Learning[Leader]):
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         super().admit(rows)
-        self._ids += [info.id for info in rows]
+        self._streams.admit(rows)
 
     def retain(self, rows: Sequence[int]) -> None:
         super().retain(rows)
-        self._ids = [self._ids[row] for row in rows]
-        self._streams = defaultdict(
-            self._new_streams, {i: s for i, s in self._streams.items() if i in self._ids}
-        )
+        self._streams.retain(rows)
+
+    def reset(self) -> None:
+        super().reset()
+        self._streams.retain([])
 
     def to_save(self) -> Mapping[str, Sequence[float]]:
         shared = self._learned.shared
@@ -167,7 +169,7 @@ class Hedge(Learning[Leader]):
             for number in range(len(self.children))
         ]
         for row in range(len(rows)):
-            streams = self._streams[self._ids[row]]
+            streams = self._streams[row]
             for number, stream in enumerate(streams):
                 stream.extend(chances[number][row])
             leader = self._learned.of(rows, row)
@@ -204,6 +206,3 @@ class Hedge(Learning[Leader]):
         if length < len(chances) and all(chances[:length]):
             chances[length] = sum(chances[:length]) / length
         return chances
-
-    def _new_streams(self) -> list[deque[float]]:
-        return [deque() for _ in self.children]
