@@ -161,7 +161,7 @@ def _judged(found: Finding, model: Any, expected: list[list[int]] | Exception) -
         found,
         verdict="identical",
         trees=True,
-        reason=leaves_out(model, found.kind),
+        reason=leaves_out(model, found.kind, prompts),
         **vars(drafts),
     )
 

@@ -42,7 +42,7 @@ def _unread_alone(model: nn.Module) -> str:
     config: Any = model.config
     codebooks = getattr(config, "num_codebooks", 1)
     if codebooks > 1:
-        return f"it writes {codebooks} codes of audio at once, and outpace writes one text"
+        return f"it reads {codebooks} codes of audio at once, where outpace gives it one token"
     for part, medium in (("vision_config", "an image"), ("audio_config", "audio")):
         if getattr(config, part, None) is not None:
             return (
