@@ -159,11 +159,18 @@ EXCEPTIONS: Mapping[str, Options] = {
     "gemma3n_text": _SHARED,
     "gemma4_assistant": _ASSISTANT,
     "gemma4_text": _SHARED,
-    "gemma4_unified": {"vision_config": {"pooling_kernel_size": 1}},
+    "gemma4_unified": {
+        "vision_config": {
+            "pooling_kernel_size": 1,
+            "mm_embed_dim": HIDDEN,
+            "output_proj_dims": HIDDEN,
+        }
+    },
     "gemma4_unified_assistant": _ASSISTANT,
     "gemma4_unified_text": _SHARED,
     "glm5_next": {"text_config": {"index_kpool": 4}},
     "granite4_vision": {
+        "vision_config": {"hidden_size": 64},  # a head of its Q-former has 64 numbers
         "deepstack_layer_map": [[-1, 0]],
         "spatial_target_layers": [1],
         "downsample_rate": "1/2",

@@ -65,7 +65,7 @@ def prompts_for(model: Any, kind: Kind) -> list[Prompt]:
     shown = seen(model, 1) if kind == "image-text" and placeholder is not None else None
     if shown is not None and placeholder is not None:
         return _with_images(model, placeholder, *shown)
-    marks = _placeholders(model.config)
+    marks = placeholders(model.config)
     texts = [[_other_than(marks, token) for token in text] for text in TEXTS]
     return [Prompt(text, text) for text in texts]
 
@@ -126,7 +126,7 @@ def features(model: Any, seed: int) -> Tensor:
 def _with_images(
     model: Any, placeholder: int, images: Mapping[str, Tensor], size: int
 ) -> list[Prompt]:
-    marks = _placeholders(model.config)
+    marks = placeholders(model.config)
     known = inspect.signature(model.forward).parameters
     text = model.config.get_text_config()
     both_ways = getattr(text, "use_bidirectional_attention", None) is True
@@ -151,7 +151,8 @@ def _other_than(marks: frozenset[int], token: int) -> int:
     return next(other for other in count(token) if other not in marks)
 
 
-def _placeholders(config: Any) -> frozenset[int]:
+def placeholders(config: Any) -> frozenset[int]:
+    """Returns the tokens that stand for media."""
     found = (getattr(config, name, None) for name in _PLACES)
     return frozenset(token for token in found if isinstance(token, int))
 
