@@ -214,7 +214,8 @@ EXCEPTIONS: Mapping[str, Options] = {
         "audio_config": {"num_hidden_layers": 4, "hidden_sizes": [HIDDEN] * 4, "depths": [1] * 4},
     },
     "nemo_speechlm": {
-        "audio_config": {"diarization_config": {"chunk_left_context": 2, "chunk_right_context": 2}}
+        "text_config": {"layers_block_type": ["linear_attention", "moe", "full_attention"]},
+        "audio_config": {"diarization_config": {"chunk_left_context": 2, "chunk_right_context": 2}},
     },
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "paddleocr_vl": _SECTIONS,
