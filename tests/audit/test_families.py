@@ -11,6 +11,7 @@ import pytest
 import transformers
 from typer.testing import CliRunner
 
+from outpace.api import LLM
 from outpace.audit.families import trial, walk
 from outpace.audit.families.exceptions import DECODERS, DEFAULTS, EXCEPTIONS
 from outpace.audit.families.finding import Finding
@@ -96,6 +97,25 @@ def test_prompts_show_images_where_the_model_looks_for_them() -> None:
         assert longer["input_ids"].shape[1] == len(prompt.token_ids) + 2
 
 
+@pytest.mark.parametrize(
+    "family",
+    ["aria", "deepseek_vl", "granite_docling", "kimi_k25", "minicpmv4_6", "video_llama_3"],
+)
+def test_images_come_in_the_form_that_a_model_takes(family: str) -> None:
+    (one,) = listed([family], ["image-text"])
+    model = tiny_model(one)
+    prompts = prompts_for(model, "image-text")
+    assert [bool(prompt.more) for prompt in prompts] == [True, False, True]
+    logits = model(**prompts[0].arguments(), use_cache=False).logits
+    assert logits.shape[1] == len(prompts[0].token_ids)
+
+
+def test_windows_of_images_and_layers_that_are_named_stay() -> None:
+    vision = tiny_config("qwen2_5_vl").vision_config
+    assert (vision.window_size, vision.patch_size) == (16, 4)
+    assert list(tiny_config("qwen3_vl").vision_config.deepstack_visual_indexes) == [1]
+
+
 # -- verdicts ----------------------------------------------------------------------------------
 
 
@@ -140,6 +160,30 @@ def test_texts_of_other_kinds_of_models_are_compared_too(
     assert 0 < found.accepted < found.drafted
 
 
+@pytest.mark.parametrize(
+    ("family", "kind", "reason"),
+    [
+        ("canary", "speech", "reads 'input_features' in a form of its own"),
+        ("moonshine", "speech", "reads 'input_values' in a form of its own"),
+        ("dia", "speech", "writes nine channels of audio codes at once"),
+        ("t5gemma", "seq2seq", "its decoder has sliding windows"),
+        ("fsmt", "seq2seq", "takes a mask or a cache"),
+        ("musicgen", "causal", "reads 4 codes of audio at once"),
+        ("kosmos-2", "image-text", "reads no text without an image"),
+        ("pi0", "image-text", "has no vocabulary"),
+    ],
+)
+def test_a_refusal_says_what_cannot_be_done(family: str, kind: str, reason: str) -> None:
+    (one,) = listed([family], [kind])
+    with pytest.raises(UnsupportedModel, match=reason):
+        LLM(tiny_model(one))
+
+
+def test_a_model_whose_images_nobody_knows_is_tried_with_texts() -> None:
+    found = last("git", "image-text")
+    assert (found.verdict, found.reason) == ("identical", "texts only, without images")
+
+
 def test_a_model_that_refuses_its_images_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: Any) -> Any:
         raise UnsupportedModel("its images cannot be read")
@@ -162,7 +206,7 @@ def test_three_families_in_processes_of_their_own() -> None:
     }
     assert found["llama"].trees
     assert 0 < found["llama"].accepted < found["llama"].drafted
-    assert "cannot read a text" in found["blt"].reason
+    assert "keeps one of another kind" in found["blt"].reason
 
 
 @pytest.mark.parametrize(

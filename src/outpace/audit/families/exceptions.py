@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outpace.audit.families.sizes import CHUNK, CONTEXT, HEADS, HIDDEN, WINDOW
+from outpace.audit.families.sizes import CHUNK, CONTEXT, HEAD, HEADS, HIDDEN, WINDOW
 
 Options = Mapping[str, Any]
 
@@ -60,13 +60,25 @@ _SECTIONS: Options = {"text_config": {"rope_parameters": _ROPE}}
 _INTERLEAVED: Options = {
     "text_config": {"rope_parameters": {**_ROPE, "mrope_interleaved": True}, "head_dim": 8}
 }
+_TURNS: Options = {name: {"rope_type": "default", "rope_theta": 10000.0} for name in _BOTH}
+"""Rotary positions of each type of layer."""
+_COMPASS: Options = {"layer_types": _BOTH, "rope_parameters": _TURNS}
+_CODES: Options = {"base_channels": 32, "channel_multiplier": [1, 1], "latent_channels": 32}
+"""Networks that make codes of images, which no prompt here shows."""
+_WAVES: Options = {"num_filters": 4, "depths": [1] * 7}
+"""Networks that make states of audio, which no prompt here has."""
+_NAMED: Options = {"<image>": 60, "<|extra_200|>": 61}
 _TILES: Options = {"image_grid_pinpoints": [[16, 32], [32, 16]]}
+_SEEING: Options = {"image_token_id": 60}
+"""Models in use name the token that stands for an image; the default configuration does not."""
 _PERIODS: Options = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 4}
 
+_UNTOLD = ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "nemotron_h_omni")
 _T5S = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop")
 
 DEFAULTS: Mapping[str, Options] = {
     "gemma4": {"vision_config": {}},
+    "gemma4_unified": {"vision_config": {}},
     "gemma4_assistant": _ASSISTANT,
 }
 """Options without which a configuration cannot even be made with its own default sizes."""
@@ -96,15 +108,20 @@ _ENCODERS = (
 EXCEPTIONS: Mapping[str, Options] = {
     **{family: {"is_decoder": True} for family in _ENCODERS},
     **{family: _STARTS for family in _T5S},
+    "aria": {"projector_patch_to_query_dict": {16: 4}},
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
-    "cohere_compass_text": {
-        "layer_types": _BOTH,
-        "rope_parameters": {
-            name: {"rope_type": "default", "rope_theta": 10000.0} for name in _BOTH
-        },
-    },
+    "chameleon": {"vocabulary_map": _NAMED, "vq_config": _CODES},
+    "cohere_compass": {"text_config": _COMPASS},
+    "cohere_compass_text": _COMPASS,
+    "cosmos3_edge": _SECTIONS,
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "deepseek_ocr2": {
+        "text_config": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2}
+    },
     "deepseek_v2": {"num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "diffusion_gemma": {
+        "text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48}
+    },
     "dots1": {
         **_WINDOWED,
         "n_routed_experts": 4,
@@ -119,11 +136,20 @@ EXCEPTIONS: Mapping[str, Options] = {
         "audio_config": {"adapter_input_size": HIDDEN, "adapter_out_dim": HIDDEN},
     },
     "dots3_note_text": _DOTS,
+    "emu3": {"vocabulary_map": _NAMED, "vq_config": {**_CODES, "codebook_size": 64}},
+    "ernie4_5_vl_moe": {
+        "text_config": {
+            "rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2]},
+            "moe_intermediate_size": [48, 48],
+        }
+    },
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": HIDDEN // 4}},
     "gemma3": {"mm_tokens_per_image": 4, "text_config": {"head_dim": 8}},
     "shieldgemma2": {"mm_tokens_per_image": 4},
     "llava_next": _TILES,
     "llava_next_video": _TILES,
     "llava_onevision": {**_TILES, "vision_feature_select_strategy": "full"},
+    "qwen2_5_omni_thinker": {**_SECTIONS, "vision_start_token_id": 62},
     "qwen2_vl": _SECTIONS,
     "qwen2_5_vl": _SECTIONS,
     "qwen3_vl": _INTERLEAVED,
@@ -133,18 +159,40 @@ EXCEPTIONS: Mapping[str, Options] = {
     "gemma3n_text": _SHARED,
     "gemma4_assistant": _ASSISTANT,
     "gemma4_text": _SHARED,
+    "gemma4_unified": {
+        "vision_config": {
+            "pooling_kernel_size": 1,
+            "mm_embed_dim": HIDDEN,
+            "output_proj_dims": HIDDEN,
+        }
+    },
     "gemma4_unified_assistant": _ASSISTANT,
     "gemma4_unified_text": _SHARED,
+    "glm5_next": {"text_config": {"index_kpool": 4}},
+    "granite4_vision": {
+        "vision_config": {"hidden_size": 64},  # a head of its Q-former has 64 numbers
+        "deepstack_layer_map": [[-1, 0]],
+        "spatial_target_layers": [1],
+        "downsample_rate": "1/2",
+    },
+    "granite_speech": {"encoder_config": {"hidden_dim": HIDDEN}},
+    "granite_speech_plus": {"encoder_config": {"hidden_dim": HIDDEN}},
     "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention"]},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
+    "hunyuan_vl": {"text_config": {"head_dim": 8, "rope_parameters": _ROPE}},
     # With its few heads and only 8 numbers a key the scores of several tokens would be exactly 0,
     # and which of them are picked is a matter of chance, in transformers too.
     "hy_v4": {"index_n_heads": 64, "index_head_dim": HIDDEN},
     "jamba": {**_PERIODS, "use_mamba_kernels": False},
+    "janus": {"vq_config": {**_CODES, "num_embeddings": 64}},
+    "kyutai_speech_to_text": {"codec_config": {"upsample_groups": HIDDEN}},
     "lfm2": {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
-    "llama4": {"text_config": _TUNED},
+    "llama4": {
+        "text_config": _TUNED,
+        "vision_config": {"intermediate_size": 4 * HIDDEN, "projector_input_dim": HIDDEN},
+    },
     "llama4_text": _TUNED,
     "longcat_flash": {"qk_head_dim": None},
     "mamba2": {"num_heads": 8, "n_groups": 2},
@@ -155,8 +203,22 @@ EXCEPTIONS: Mapping[str, Options] = {
         "index_n_heads": 2,
     },
     "ministral": {"head_dim": 8},
+    **{family: _SEEING for family in _UNTOLD},
+    "mistral4": {"head_dim": 2 * HEAD, "qk_head_dim": 2 * HEAD},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2]}},
+    "moonshine_streaming": {"num_key_value_heads": HEADS},
     "moshi": {"sliding_window": CONTEXT},  # its models have a window as long as the context
+    "muse_glimmer": {"out_hidden_size": 4 * HIDDEN},
+    "muse_spark": {
+        "out_hidden_size": 4 * HIDDEN,
+        "audio_config": {"num_hidden_layers": 4, "hidden_sizes": [HIDDEN] * 4, "depths": [1] * 4},
+    },
+    "nemo_speechlm": {
+        "text_config": {"layers_block_type": ["linear_attention", "moe", "full_attention"]},
+        "audio_config": {"diarization_config": {"chunk_left_context": 2, "chunk_right_context": 2}},
+    },
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
+    "paddleocr_vl": _SECTIONS,
     "qwen2": _WINDOWED,
     "qwen2_moe": _WINDOWED,
     "qwen3": _WINDOWED,
@@ -170,6 +232,15 @@ EXCEPTIONS: Mapping[str, Options] = {
         "axial_pos_shape": [8, 16],
     },
     "smollm3": _WINDOWED,
+    "step3p7": {
+        "text_config": {"sliding_window": WINDOW, "layer_types": _BOTH, "rope_parameters": _TURNS}
+    },
+    "vibevoice": {"audio_config": _WAVES, "semantic_model_config": _WAVES},
+    "vibevoice_asr": {
+        "acoustic_tokenizer_encoder_config": _WAVES,
+        "semantic_tokenizer_encoder_config": _WAVES,
+    },
+    "vipllava": {"vision_feature_layers": [-1, -2]},
     "xlstm": {"hidden_size": 64, "embedding_dim": 64, "qk_dim_factor": 1.0},
     "xmod": {"is_decoder": True, "default_language": "en_XX"},
     "zamba": _ZAMBA,

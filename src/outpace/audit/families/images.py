@@ -17,6 +17,8 @@ COLOURS = 3
 TALL, WIDE = 4, 6
 """Patches of an image that is not square."""
 
+_OF_DTYPE = ("dtype", "Double", "overflow")
+
 Pixels = dict[str, Tensor]
 
 
@@ -80,31 +82,86 @@ def placed(images: int, numbers: int = COLOURS * PATCH**2) -> Pixels:
     }
 
 
-def seen(model: Any, images: int) -> tuple[Pixels, int]:
-    """Returns images in the form that a model takes, and how many placeholders each of them needs.
+def measured(images: int, numbers: int = COLOURS * PATCH**2) -> Pixels:
+    """Returns all patches ``[n, numbers]`` with the height and width of each image in patches."""
+    return {
+        "pixel_values": pixels(images * TALL * WIDE, numbers),
+        "image_grid_hw": torch.tensor([[TALL, WIDE]] * images),
+    }
+
+
+def cut(images: int, numbers: int = COLOURS * PATCH**2) -> Pixels:
+    """Returns all patches as little images ``[n, C, P, P]``."""
+    side = round((numbers // COLOURS) ** 0.5)
+    whole = gridded(images, numbers)
+    return {**whole, "pixel_values": whole["pixel_values"].view(-1, COLOURS, side, side)}
+
+
+def merged(images: int, numbers: int = COLOURS * PATCH**2) -> Pixels:
+    """Returns all patches ``[n, numbers]``, and into how many sides of patches they are merged."""
+    return {**gridded(images, numbers), "image_merge_sizes": torch.tensor([2] * images)}
+
+
+def strips(images: int, patch: int = PATCH) -> Pixels:
+    """Returns the patches of all images beside each other ``[1, C, P, n * P]``, with the height and
+    width of each image in patches. All are a multiple of 4 patches high and wide."""
+    return {
+        "pixel_values": pixels(1, COLOURS, patch, images * TALL * TALL * patch),
+        "target_sizes": torch.tensor([[TALL, TALL]] * images, dtype=torch.int32),
+    }
+
+
+def slotted(images: int, side: int = SIDE) -> Pixels:
+    """Returns the tiles of each prompt ``[images, 1, C, S, S]``, and which of them are there."""
+    return {
+        "pixel_values": pixels(images, 1, COLOURS, side, side),
+        "pixel_attention_mask": torch.ones(images, 1, dtype=torch.bool),
+    }
+
+
+def seen(model: Any, images: int) -> tuple[Pixels, int] | None:
+    """Returns images in the form that a model takes, and how many placeholders each of them needs;
+    None where no form here is the model's.
 
     Forms are tried out on the model's own ``get_image_features``, the most special first. Raises
-    what that raises for the first where none will do.
+    the model's error where it does not compute in its dtype.
     """
+    features = getattr(model, "get_image_features", None)
+    features = features or getattr(model.base_model, "get_image_features", None)
+    if features is None:
+        return None
     failed: Exception | None = None
     for made in _forms(model, images):
         try:
-            return made, _features(model, made) // images
+            return made, _count(features, made, model.dtype) // images
         except Exception as error:  # of the model's own code, over a form that is not its own
             failed = failed or error
-    raise failed or TypeError(f"{type(model).__name__} takes images in a form of its own")
+    if failed is not None and concerns_dtype(failed):
+        raise failed
+    return None
+
+
+def concerns_dtype(error: Exception) -> bool:
+    """Returns whether an error says that a model does not compute in the dtype that it is in."""
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _OF_DTYPE)
 
 
 def _forms(model: Any, images: int) -> Iterator[Pixels]:
     """Yields images in the forms of which a model's forward knows all names."""
-    vision: Any = model.config.vision_config
+    vision: Any = getattr(model.config, "vision_config", None)
     side = _number(vision, "image_size", SIDE)
-    patch = COLOURS * _number(vision, "patch_size", PATCH) ** 2
-    frames = _number(vision, "temporal_patch_size", 1)
+    patch = _number(vision, "patch_size", PATCH)
+    numbers = COLOURS * patch**2
+    frames = _number(vision, "temporal_patch_size", _number(vision, "patch_temporal", 1))
     ways: Mapping[Callable[..., Pixels], int] = {
-        gridded: patch * frames,
-        placed: patch,
-        shaped: patch,
+        merged: numbers,
+        gridded: numbers * frames,
+        cut: numbers,
+        measured: numbers,
+        strips: patch,
+        placed: numbers,
+        shaped: numbers,
+        slotted: side,
         square: side,
         masked: side,
         tiled: side,
@@ -124,13 +181,14 @@ def _number(config: Any, name: str, default: int) -> int:
 
 
 @torch.inference_mode()
-def _features(model: Any, made: Pixels) -> int:
+def _count(features: Callable[..., Any], made: Pixels, dtype: torch.dtype) -> int:
     """Returns how many embeddings a model makes of images."""
     options = {
-        name: value.to(model.dtype) if value.is_floating_point() else value
+        name: value.to(dtype) if value.is_floating_point() else value
         for name, value in made.items()
     }
-    output = model.get_image_features(**options)
+    output = features(**options)
     found = getattr(output, "pooler_output", output)
+    found = output.last_hidden_state if found is None else found
     parts = [found] if isinstance(found, Tensor) else list(found)
     return sum(part.numel() // part.shape[-1] for part in parts)

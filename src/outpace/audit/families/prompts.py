@@ -57,13 +57,15 @@ class Prompt:
 
 
 def prompts_for(model: Any, kind: Kind) -> list[Prompt]:
-    """Returns three prompts for a model. Raises what the model raises where no image can be made
-    for it, and ``ValueError`` where nothing says how its texts start."""
+    """Returns three prompts for a model; of text only where no image can be made for it. Raises
+    ``ValueError`` where nothing says how its texts start."""
     if is_encoder_decoder(model):
         return _with_sources(model)
-    if kind == "image-text":
-        return _with_images(model)
-    marks = _placeholders(model.config)
+    placeholder = _placeholder(model.config)
+    shown = seen(model, 1) if kind == "image-text" and placeholder is not None else None
+    if shown is not None and placeholder is not None:
+        return _with_images(model, placeholder, *shown)
+    marks = placeholders(model.config)
     texts = [[_other_than(marks, token) for token in text] for text in TEXTS]
     return [Prompt(text, text) for text in texts]
 
@@ -74,13 +76,15 @@ def is_encoder_decoder(model: Any) -> bool:
     return bool(model.config.is_encoder_decoder) and not alone
 
 
-def leaves_out(model: Any, kind: Kind) -> str:
+def leaves_out(model: Any, kind: Kind, prompts: Sequence[Prompt]) -> str:
     """Returns in words what these prompts do not have though the model can be given it."""
     if is_encoder_decoder(model) and model.main_input_name != FEATURES:
         absent = {"image-text": "images", "speech": "audio"}.get(kind)
         return f"sources of text only, without {absent}" if absent else ""
     if is_encoder_decoder(model):
         return ""
+    if kind == "image-text" and not any(prompt.more for prompt in prompts):
+        return "texts only, without images"
     return "texts only, without audio" if kind in ("speech", "seq2seq") else ""
 
 
@@ -119,10 +123,10 @@ def features(model: Any, seed: int) -> Tensor:
     ).double()
 
 
-def _with_images(model: Any) -> list[Prompt]:
-    images, size = seen(model, 1)
-    placeholder = _placeholder(model.config)
-    marks = _placeholders(model.config)
+def _with_images(
+    model: Any, placeholder: int, images: Mapping[str, Tensor], size: int
+) -> list[Prompt]:
+    marks = placeholders(model.config)
     known = inspect.signature(model.forward).parameters
     text = model.config.get_text_config()
     both_ways = getattr(text, "use_bidirectional_attention", None) is True
@@ -147,14 +151,13 @@ def _other_than(marks: frozenset[int], token: int) -> int:
     return next(other for other in count(token) if other not in marks)
 
 
-def _placeholders(config: Any) -> frozenset[int]:
+def placeholders(config: Any) -> frozenset[int]:
+    """Returns the tokens that stand for media."""
     found = (getattr(config, name, None) for name in _PLACES)
     return frozenset(token for token in found if isinstance(token, int))
 
 
-def _placeholder(config: Any) -> int:
-    for name in _PLACES[:2]:
-        found = getattr(config, name, None)
-        if isinstance(found, int):
-            return found
-    raise ValueError("its configuration does not say which token stands for an image")
+def _placeholder(config: Any) -> int | None:
+    """The token that stands for an image, if the configuration says."""
+    found = (getattr(config, name, None) for name in _PLACES[:2])
+    return next((token for token in found if isinstance(token, int)), None)

@@ -32,9 +32,10 @@ of the three prompts of a vision-language model show an image. The texts are lon
 window and chunk of attention. No list says what works: a model is refused by the checks that every
 model goes through when it is loaded, or when it sees an image for the first time.
 
-* **identical**: every text is the plain one, token for token.
+* **identical**: every text is the plain one, token for token. "Texts only" behind it means that the
+  prompts had no images or audio, because the walk does not make those that this model takes.
 * **refused**: outpace does not decode such a model, and says why.
-* **not built**: no tiny model could be made or read.
+* **not built**: transformers could make or run no tiny model, and says why. Nothing is known.
 * **not finished**: decoding took longer than a family is given, which proves nothing.
 * **DIFFERENT**: a text is another one. That is a defect.
 """

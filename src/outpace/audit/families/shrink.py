@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from outpace.audit.families.exceptions import DEFAULTS, EXCEPTIONS
-from outpace.audit.families.sizes import LAYERS, SHARED_HEADS, tiny
+from outpace.audit.families.sizes import IMAGE, LAYERS, SHARED_HEADS, tiny
 
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
 """What configurations call the number of their layers."""
@@ -28,6 +28,7 @@ _INDICES = frozenset(
         "cross_attention_layers",
         "deepstack_visual_indexes",
         "fullatt_block_indexes",
+        "rope_scaling_layers",
     }
 )
 """Lists of the numbers of some layers, where other lists have an entry for every layer."""
@@ -68,13 +69,15 @@ def _shrunk(config: Any) -> dict[str, Any]:
             made[name] = {**_own(value), **_shrunk(value)}
         elif name in _SIZES and isinstance(value, (list, tuple)):
             made[name] = [tiny(name, side) for side in value]
-        elif isinstance(value, list):
+        elif isinstance(value, (list, tuple)):
             made[name] = _of_layers(name, value, kept, options.get(count or ""))
         elif name == count:
             made[name] = len(kept)
         elif name in _SHARED:
             heads = options.get("num_attention_heads")
             made[name] = tiny("num_heads", value) if value == heads else min(SHARED_HEADS, value)
+        elif name == "window_size" and "patch_size" in options:
+            made[name] = min(value, IMAGE)  # in pixels: a window holds whole patches
         elif isinstance(value, int):
             made[name] = tiny(name, value)
     return {name: value for name, value in made.items() if value != options[name]}
@@ -91,7 +94,8 @@ def _options(config: Any) -> Iterator[tuple[str, Any]]:
     for name, value in vars(config).items():
         if name.startswith("_") or name in _UNTOUCHED or isinstance(value, bool):
             continue
-        if isinstance(value, (int, list, PretrainedConfig)) or name in _SIZES:
+        listed = isinstance(value, (list, tuple)) and name in _SIZES | _INDICES
+        if isinstance(value, (int, list, PretrainedConfig)) or listed:
             yield name, value
 
 
@@ -109,13 +113,13 @@ def _kept_layers(options: Mapping[str, Any], layers: int) -> list[int]:
     return sorted([*types.values(), *more[: max(0, LAYERS - len(types))]])
 
 
-def _of_layers(name: str, value: list[Any], kept: Sequence[int], layers: Any) -> list[Any]:
+def _of_layers(name: str, value: Sequence[Any], kept: Sequence[int], layers: Any) -> list[Any]:
     """Returns what a list says of the kept layers."""
     if name in _INDICES:
         return [place for place, layer in enumerate(kept) if layer in value]
     if name.endswith("token_id"):
         return [tiny(name, token) for token in value]
     if len(value) != layers:
-        return value
+        return list(value)
     own = [value[layer] for layer in kept]
     return [tiny(name, one) if type(one) is int else one for one in own]

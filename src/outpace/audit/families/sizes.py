@@ -29,7 +29,7 @@ _RULES: Mapping[str, int] = {
     r"(num|n)_.*heads?|n_head|.*attention_heads|num_heads": HEADS,
     r"(num_)?hidden_layers|(n|num)_layers?|(num_)?(en|de)coder_layers|num_blocks": LAYERS,
     r".*head_dim|.*head_size|d_head|d_kv|kv_channels|dim_head|.*_d_head|rotary_dim": HEAD,
-    r".*hidden_size|d_model|n_embd|.*embed_dim|emb_dim|.*embedding_(size|dim)": HIDDEN,
+    r".*hidden_size(_global)?|d_model|n_embd|.*embed_dim|emb_dim|.*embedding_(size|dim)": HIDDEN,
     r"word_embed_proj_dim|lru_width|conv_dim|.*output_dim": HIDDEN,
     r".*intermediate_size(_mlp)?|.*ffn.*(dim|size)|d_inner|dff|dim_ff|feed_forward_size": 48,
     r"(.*_)?(num|n)_.*experts|zero_expert_num": 4,

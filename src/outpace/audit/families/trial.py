@@ -17,6 +17,7 @@ from outpace.audit.families.prompts import (
     Prompt,
     is_encoder_decoder,
     leaves_out,
+    placeholders,
     prompts_for,
 )
 from outpace.audit.families.sizes import CONTEXT
@@ -90,8 +91,12 @@ def _lively(family: Family) -> tuple[Any, list[list[int]] | Exception]:
 
 @torch.inference_mode()
 def _reads_alike(model: Any, prompts: Sequence[Prompt], texts: Sequence[Sequence[int]]) -> bool:
-    """Whether one plain pass of each text chooses the tokens that generate has chosen."""
+    """Whether one plain pass of each text chooses the tokens that generate has chosen. It cannot
+    read a text in which the model has written a token that stands for an image: there is none."""
+    marks = placeholders(model.config)
     for prompt, text in zip(prompts, texts, strict=True):
+        if prompt.more and marks.intersection(text):
+            return False
         logits = model(**prompt.arguments(text), use_cache=False).logits[0]
         if logits[len(prompt.token_ids) - 1 : -1].argmax(-1).tolist() != list(text):
             return False
@@ -161,7 +166,7 @@ def _judged(found: Finding, model: Any, expected: list[list[int]] | Exception) -
         found,
         verdict="identical",
         trees=True,
-        reason=leaves_out(model, found.kind),
+        reason=leaves_out(model, found.kind, prompts),
         **vars(drafts),
     )
 

@@ -27,6 +27,13 @@ def reads_audio(model: nn.Module) -> bool:
     return getattr(model, "main_input_name", None) == FEATURES
 
 
+def heard_shape(config: Any) -> tuple[int, int] | None:
+    """Returns the shape ``[M, F]`` of what an encoder like Whisper's hears; None for any other."""
+    bins = getattr(config, "num_mel_bins", None)
+    length = getattr(config, "max_source_positions", None)
+    return None if bins is None or length is None else (int(bins), 2 * int(length))
+
+
 class AudioReader:
     """Makes sources of audio for one model.
 
@@ -36,8 +43,9 @@ class AudioReader:
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self._extractor: Any = None
-        config: Any = loaded.model.config
-        self._shape = (int(config.num_mel_bins), 2 * int(config.max_source_positions))
+        shape = heard_shape(loaded.model.config)
+        assert shape is not None  # or the model would have been refused
+        self._shape = shape
 
     def __call__(self, audio: Any) -> Source:
         """Returns what the encoder reads. audio: see the error message; ``PromptError``."""

@@ -15,14 +15,20 @@ from torch import Tensor, nn
 from outpace.core.trees.tree import Tree
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import Source
+from outpace.targets.hf.seq2seq.audio import FEATURES, heard_shape
 from outpace.targets.hf.seq2seq.runner import DecoderRunner
-from outpace.targets.hf.supported.plainly import some_states, some_tokens
+from outpace.targets.hf.supported.plainly import read_plainly, some_states, some_tokens
 
 REFUSED = {
     "switch_transformers": "its experts drop tokens when many of a pass choose the same one",
     "nllb-moe": "its experts drop tokens when many of a pass choose the same one",
     "prophetnet": "its decoder predicts several tokens at once, with a state for each",
     "xlm-prophetnet": "its decoder predicts several tokens at once, with a state for each",
+    "dia": "it writes nine channels of audio codes at once, and outpace writes one text",
+    "fsmt": "its decoder takes a mask or a cache, and drafts need both",
+    "t5gemma2": "its decoder sees source and text in one attention, where outpace keeps them apart",
+    "udop": "its encoder reads where words stand on a page beside the words, and outpace gives it "
+    "words only",
     "rag": "it looks documents up while it writes",
     "encoder-decoder": "it is made of two models that count positions each in its own way",
     "speech-encoder-decoder": "it is made of two models that count positions each in its own way",
@@ -45,6 +51,24 @@ def check_config(config: Any) -> None:
             f"{name} has {own} tokens in its decoder and {config.vocab_size} in its encoder: use a "
             "model in which they share one vocabulary."
         )
+    types: Sequence[str] = getattr(config.get_text_config(decoder=True), "layer_types", None) or ()
+    if "sliding_attention" in types:
+        raise UnsupportedModel(
+            f"{name} cannot be decoded speculatively, because its decoder has sliding windows, and "
+            "outpace knows no masks for windows beside a source: use another model."
+        )
+
+
+def check(model: nn.Module) -> None:
+    """Raises ``UnsupportedModel`` where the encoder reads what outpace cannot give it."""
+    loaded: Any = model
+    reads: str = loaded.main_input_name
+    if reads == "input_ids" or (reads == FEATURES and heard_shape(loaded.config) is not None):
+        return
+    raise UnsupportedModel(
+        f"the encoder of {type(model).__name__} reads {reads!r} in a form of its own, and outpace "
+        "gives encoders token ids or audio as Whisper hears it: use another model."
+    )
 
 
 # -- trying a model out ----------------------------------------------------------------------------
@@ -76,7 +100,7 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
     except UnsupportedModel:
         raise
     except Exception as error:  # whatever stops a model in its own forward pass
-        reason, cause = f"a pass over drafted tokens fails in it ({_first_line(error)})", error
+        reason, cause = _why_it_fails(model), error
     if reason is not None:
         raise UnsupportedModel(
             f"{type(model).__name__} cannot be decoded speculatively: {reason}. Use another model."
@@ -165,5 +189,13 @@ def _read_plainly(
     return torch.cat(read).double()
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
+def _why_it_fails(model: nn.Module) -> str:
+    """Returns which of the things that a round needs makes the model raise an error."""
+    try:
+        read_plainly(model, _tokens(model, _PREFIX, first=3))
+    except Exception:  # the error that matters is the one that the caller has seen
+        return (
+            "its decoder cannot write from token ids and the states of its encoder alone (it needs "
+            "another input)"
+        )
+    return "its decoder cannot read several drafted tokens behind cached ones"

@@ -22,7 +22,7 @@ def why_it_fails(model: nn.Module, error: Exception) -> str:
         return "it reads the keys of several rows only where they lie one behind the other"
     ids, positions, mask = some_tokens(model, _TOKENS), _positions(model), _causal(model)
     needed: tuple[tuple[dict[str, Tensor], str], ...] = (
-        ({}, "it cannot read a text of token ids alone (it needs another input or a setting)"),
+        ({}, _unread_alone(model)),
         ({"position_ids": positions}, "it takes no position_ids, which place drafted tokens"),
         (
             {"position_ids": positions, "attention_mask": mask},
@@ -35,6 +35,20 @@ def why_it_fails(model: nn.Module, error: Exception) -> str:
         except Exception:  # the error that matters is the one that the caller has seen
             return reason
     return "it does not work with a cache that is handed to it, but keeps one of another kind"
+
+
+def _unread_alone(model: nn.Module) -> str:
+    """Returns why a model cannot read a text of token ids."""
+    config: Any = model.config
+    codebooks = getattr(config, "num_codebooks", 1)
+    if codebooks > 1:
+        return f"it reads {codebooks} codes of audio at once, where outpace gives it one token"
+    for part, medium in (("vision_config", "an image"), ("audio_config", "audio")):
+        if getattr(config, part, None) is not None:
+            return (
+                f"it reads no text without {medium}, and outpace tries models out with plain texts"
+            )
+    return "it cannot read a text of token ids alone (it needs another input or a setting)"
 
 
 def why_other_logits(model: nn.Module) -> str:

@@ -78,8 +78,15 @@ def _asks_for_alibi(text: Any) -> bool:
 def check(model: nn.Module) -> None:
     """Raises ``UnsupportedModel`` where configuration or class tell that the model cannot work."""
     check_config(model.config)
+    if is_encoder_decoder(model):
+        seq2seq.check(model)
     name = type(model).__name__
     config: Any = model.config
+    if not hasattr(config.get_text_config(), "vocab_size"):
+        raise UnsupportedModel(
+            f"{name} has no vocabulary by its configuration, and so writes no text: use another "
+            "model."
+        )
     attention = config.get_text_config()._attn_implementation
     if attention not in MASKABLE:
         raise UnsupportedModel(

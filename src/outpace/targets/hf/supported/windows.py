@@ -11,7 +11,9 @@ from torch import nn
 
 from outpace.targets.hf.supported.plainly import read_plainly, some_tokens
 
-_ANY_LENGTH = 1 << 30
+_ANY_LENGTH = 1 << 16
+"""Longer than any text that is tried. No more, because some indexers make a place for each token
+that they could pick."""
 _TOKENS = 3
 
 
