@@ -84,6 +84,9 @@ def played(
     }
     own = drafter.pass_bytes / llm.engine.target.pass_bytes
     segment = Segment()
+    asked: list[float] = []
+    for name, child in children.items():
+        child.laws_of = watched(child.laws_of, asked, shares[name])
 
     def count(trace: Any) -> None:
         segment.passes += 1
@@ -92,8 +95,8 @@ def played(
         who = trace.proposal.methods[0] if drafted and trace.proposal.methods else ""
         segment.rounds[who] = segment.rounds.get(who, 0) + 1
         segment.price += 1 + drafted * (shares[who] if who else 0.0 if children else own)
-        if config["method"] == "hedge":
-            segment.price += sum(share for name, share in shares.items() if name != who)
+        segment.price += sum(asked)
+        asked.clear()
 
     found = []
     with llm.engine.observing(count):
@@ -103,6 +106,16 @@ def played(
                 llm.generate([text], params)
             found.append(segment)
     return found
+
+
+def watched(laws_of: Any, asked: list[float], share: float) -> Any:
+    """The same, which also notes what a pass costs whenever it is called."""
+
+    def called(*given: Any) -> Any:
+        asked.append(share)
+        return laws_of(*given)
+
+    return called
 
 
 def table(title: str, results: dict[str, list[Segment]], singles: list[str], figure: str) -> None:

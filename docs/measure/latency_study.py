@@ -34,13 +34,13 @@ from outpace.core.trees.tree import Tree
 from outpace.policy.lengths.constant import Constant
 from outpace.train.data import blocks, documents
 
-STEPS, ROWS, BLOCK = 100, 4, 256
+STEPS, ROWS, BLOCK = 40, 4, 256
 KEPT = {"quarter": STEPS // 4, "whole": STEPS}
 """After which steps the drafters are kept."""
 
 HEAD_DIM = 32
-LAYER_RATE, EMBEDDING_RATE, WARM_UP = 3e-3, 1e-3, 15
-DRAFTED, TOKENS, TEXTS = 4, 64, 12
+LAYER_RATE, EMBEDDING_RATE, WARM_UP = 3e-3, 1e-3, 6
+DRAFTED, TOKENS, TEXTS = 4, 48, 6
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def keep(learner: Learner, out: Path) -> None:
 
 
 def drafters(run: Path) -> dict[str, Path]:
-    """The folders of what was trained, and of the bundled drafter, which learned from a hundred times as
+    """The folders of what was trained, and of the bundled drafter, which learned from 200 times as
     much text."""
     found = {folder(run, shape, kept).name: folder(run, shape, kept)
              for shape in SHAPES for kept in KEPT}  # fmt: skip

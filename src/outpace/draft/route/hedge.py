@@ -84,10 +84,13 @@ class Leader:
         pairs = zip(gains, self.prices, strict=True)
         self.rounds = [1 / (gain * price) for gain, price in pairs]
 
-    def learn(self, ended: Sequence[float]) -> None:
-        """Adds one token. ended: the rounds of each drafter that ended with it."""
-        pairs = zip(self.rounds, ended, strict=True)
-        self.rounds = [self.memory * old + (1 - self.memory) * new for old, new in pairs]
+    def learn(self, ended: Sequence[float | None]) -> None:
+        """Adds one token. ended: the rounds of each drafter that ended with it; None for a drafter
+        that was not asked, of which nothing is learned."""
+        self.rounds = [
+            old if new is None else self.memory * old + (1 - self.memory) * new
+            for old, new in zip(self.rounds, ended, strict=True)
+        ]
         gains = self.gains
         top = max(range(len(gains)), key=gains.__getitem__)
         if gains[top] > ALIKE * gains[self.best]:
@@ -100,10 +103,13 @@ class HedgeOptions(DraftersOptions):
 
     horizon: int = option(4, "Tokens of the drafts by which drafters are compared.")
     memory: float = option(0.97, "What is kept of the gains at each token; 1 / (1 - memory) count.")
+    every: int = option(4, "Models that did not draft are asked in one of so many rounds.")
     state: Any = option(None, "A file in which what is learned is kept between runs.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not (is_whole(self.every) and self.every >= 1):
+            raise ConfigError(f"every must be whole, 1 or more, not {shown(self.every)}.")
         if not (is_whole(self.horizon) and 1 <= self.horizon <= 32):
             raise ConfigError(f"horizon must be whole, 1 to 32, not {shown(self.horizon)}.")
         if not (isinstance(self.memory, (int, float)) and 0 < self.memory < 1):
@@ -113,9 +119,10 @@ class HedgeOptions(DraftersOptions):
 class Hedge(Learning[Leader]):
     """Drafts with the child that would have brought most lately, token for price.
 
-    After each round every child says with which laws it would have drafted the committed tokens
-    (`Drafter.laws_of`: a pass of each model that was not asked), and look-ups what they would have
-    found: they are asked again wherever a round of their own would have ended. Prices are nominal,
+    After a round a child says with which laws it would have drafted the committed tokens
+    (`Drafter.laws_of`: a pass of each model that did not draft, and therefore in one of ``every``
+    rounds only), and look-ups what they would have found: they are asked again wherever a round of
+    their own would have ended. Prices are nominal,
     so that a text does not depend on a clock: a round costs one pass of the target and ``horizon``
     passes of the drafter, by the bytes of weights that these read. Rows of a batch have one leader;
     a sampled row with a seed of its own goes by its own history.
@@ -140,7 +147,9 @@ class Hedge(Learning[Leader]):
 
         super().__init__(children, names, vocabulary, first, options.state)
         self._horizon = horizon
+        self._every = options.every
         self._shadows: dict[int, list[Shadow]] = {}
+        self._played: dict[int, int] = {}  # rounds, by row
         self._budgets: Sequence[int] = ()
         self._ids: list[int] = []
 
@@ -159,11 +168,13 @@ class Hedge(Learning[Leader]):
         self._ids += [info.id for info in rows]
         for info in rows:
             self._shadows[info.id] = [Shadow(self._horizon) for _ in self.children]
+            self._played[info.id] = 0
 
     def retain(self, rows: Sequence[int]) -> None:
         super().retain(rows)
         self._ids = [self._ids[row] for row in rows]
         self._shadows = {number: self._shadows[number] for number in self._ids}
+        self._played = {number: self._played[number] for number in self._ids}
 
     def to_save(self) -> Mapping[str, Sequence[float]]:
         shared = self._learned.shared
@@ -209,11 +220,12 @@ class Hedge(Learning[Leader]):
             found.get(number) or self._chances(number, asked.get(number), rows, committed)
             for number in range(len(self.children))
         ]
-        for row in range(len(rows)):
+        for row, tokens in enumerate(committed.tokens):
             leader, shadows = self._learned.of(rows, row), self._shadows[self._ids[row]]
-            for own in zip(*(each[row] for each in chances), strict=True):
-                pairs = zip(shadows, own, strict=True)
-                leader.learn([shadow.ended(chance) for shadow, chance in pairs])
+            for place in range(len(tokens)):
+                pairs = zip(shadows, (each[row] for each in chances), strict=True)
+                leader.learn([shadow.ended(own[place]) if own else None for shadow, own in pairs])
+            self._played[self._ids[row]] += 1
 
     def _found(
         self, number: int, asked: Asked | None, rows: Rows, committed: Committed
@@ -249,19 +261,23 @@ class Hedge(Learning[Leader]):
     def _chances(
         self, number: int, asked: Asked | None, rows: Rows, committed: Committed
     ) -> list[list[float]]:
-        """The chances of acceptance of a model at each committed token, by row."""
+        """The chances of acceptance of a model at each committed token, by row; none where it was
+        not asked."""
         child, laws = self.children[number], None
         all_rows = range(len(rows))
         played = [asked is not None and bool(asked.nodes[row]) for row in all_rows]
-        if child.pass_bytes and not all(played):
+        due = [not self._played[self._ids[row]] % self._every for row in all_rows]
+        if child.pass_bytes and any(
+            turn and not drafted for turn, drafted in zip(due, played, strict=True)
+        ):
             tokens = to_device(committed.padded(), rows.seeds.device)
             laws = child.laws_of(rows, tokens)
         found = []
         for row in all_rows:
             if asked is not None and played[row]:
                 found.append(self._continued(committed.of_draft(asked, row), asked, row))
-            elif laws is not None:
-                found.append(committed.of_laws(laws, row))
+            elif child.pass_bytes:
+                found.append(committed.of_laws(laws, row) if due[row] and laws is not None else [])
             else:
                 found.append([0.0] * len(committed.tokens[row]))
         return found
