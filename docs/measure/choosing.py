@@ -1,6 +1,6 @@
 """How close "auto" comes to the best fixed width, against simulated clocks.
 
-``python docs/measure/choosing.py`` plays what tests/speed/test_controller.py does, for longer.
+``python docs/measure/choosing.py`` plays what tests/policy/test_controller.py does, for longer.
 """
 
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from cpu.test_controller import Simulation, best_fixed, flat, request
+from policy.test_controller import Simulation, best_fixed, flat, request
 
 from outpace.policy.controller import Auto
 

@@ -1,14 +1,15 @@
-"""Shallow and wide, or deep and narrow: drafters of one size for the bundled target.
+"""Which drafter is fastest for the bundled target: a shallow or a deep one, a quick or a good one?
 
-The question of "Decoding Speculative Decoding" (Yan et al. 2024, arXiv 2402.01528). Four drafters with
-equally many parameters learn from the bundled target in the same steps from the same text:
+The question of "Decoding Speculative Decoding" (Yan et al. 2024, arXiv 2402.01528).
 
-    python docs/measure/latency_study.py train --data DATA --run RUN    # goes on where it was stopped
-    python docs/measure/latency_study.py count --data DATA --run RUN    # acceptance: no clock
-    python docs/measure/latency_study.py time --data DATA --run RUN     # on a quiet machine
+    python docs/measure/latency_study.py train --data DATA --run RUN --steps 40   # or more; goes on where it was stopped
+    python docs/measure/latency_study.py count --data DATA --run RUN              # acceptance: no clock
+    python docs/measure/latency_study.py time --data DATA --run RUN               # on a quiet machine
 
-DATA holds ``corpus/``, ``corpus_heldout/`` and ``prompts/``. The drafters are kept in RUN after a quarter of the
-steps, too: so there are two of each latency, a better and a worse one.
+DATA holds ``corpus/``, ``corpus_heldout/`` and ``prompts/``. Four drafters with equally many parameters learn from the
+target, in the same steps from the same text. The target was trained with four layers, and sixteen that
+hardly change anything were put between these later (bundle/README.md). So some of its layers are drafters that
+are trained as well as it is: of one width, and of any depth.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from outpace.core.trees.tree import Tree
 from outpace.policy.lengths.constant import Constant
 from outpace.train.data import blocks, documents
 
-STEPS, ROWS, BLOCK = 40, 4, 256
-KEPT = {"quarter": STEPS // 4, "whole": STEPS}
-"""After which steps the drafters are kept."""
+ROWS, BLOCK = 4, 256
+CUTS = {1: [0], 2: [0, 5], 3: [0, 5, 10], 4: [0, 5, 10, 15], 8: [0, 1, 5, 6, 10, 11, 15, 16]}
+"""Layers of the target, by how many there are: 0, 5, 10 and 15 are those that it began with."""
 
 HEAD_DIM = 32
 LAYER_RATE, EMBEDDING_RATE, WARM_UP = 3e-3, 1e-3, 6
@@ -104,9 +105,10 @@ class Learner:
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
 
-    def learn(self, tokens: Tensor, p: Tensor, step: int) -> float:
-        """Takes a step towards the laws p ``[P, V]``; returns the mean acceptance before it."""
-        rate = min(1.0, (step + 1) / WARM_UP) * max(0.03, 1 - step / STEPS)
+    def learn(self, tokens: Tensor, p: Tensor, step: int, steps: int) -> float:
+        """Takes one of ``steps`` towards the laws p ``[P, V]``; returns the mean acceptance before
+        it."""
+        rate = min(1.0, (step + 1) / WARM_UP) * max(0.03, 1 - step / steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["top"]
         embedding = self.model.get_input_embeddings().weight
@@ -114,7 +116,7 @@ class Learner:
         with torch.no_grad():
             q = torch.softmax(states @ embedding.T, -1)
             below = q * (q < p)  # 1 minus acceptance falls where these rise
-            slope = q - p - step / STEPS * (below - q * below.sum(-1, keepdim=True))
+            slope = q - p - step / steps * (below - q * below.sum(-1, keepdim=True))
             slope /= len(slope)
             accepted = float(torch.minimum(p, q).sum(-1).mean())
         self.optimizer.zero_grad(set_to_none=True)
@@ -125,13 +127,13 @@ class Learner:
         return accepted
 
 
-def train(data: Path, run: Path) -> None:
+def train(data: Path, run: Path, steps: int) -> None:
     """Teaches all shapes at once: each step asks the target once."""
     torch.set_float32_matmul_precision("medium")  # oneDNN's products
     run.mkdir(parents=True, exist_ok=True)
     target, tokenizer = bundled("target"), AutoTokenizer.from_pretrained(BUNDLED / "target")
     files = [data / "corpus" / "tinystories_sample.txt", data / "corpus" / "fairytales.txt"]
-    texts = blocks(documents(files, tokenizer, "target"), tokenizer, BLOCK, STEPS * ROWS * BLOCK)
+    texts = blocks(documents(files, tokenizer, "target"), tokenizer, BLOCK, steps * ROWS * BLOCK)
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0))
     learners = [Learner(shape, target) for shape in SHAPES]
     saved, begin = run / "state.pt", 0
@@ -141,29 +143,25 @@ def train(data: Path, run: Path) -> None:
         for learner, (model, optimizer) in zip(learners, state["learners"], strict=True):
             learner.model.load_state_dict(model)
             learner.optimizer.load_state_dict(optimizer)
-    for step in range(begin, STEPS):
-        tokens = texts[order[step * ROWS : (step + 1) * ROWS]]
+    for step in range(begin, steps):
+        places = torch.arange(step * ROWS, (step + 1) * ROWS) % len(order)
+        tokens = texts[order[places]]
         with torch.no_grad():
             p = target(input_ids=tokens, use_cache=False).logits.flatten(0, 1).softmax(-1)
-        accepted = [learner.learn(tokens, p, step) for learner in learners]
+        accepted = [learner.learn(tokens, p, step, steps) for learner in learners]
         if step % 10 == 9:
             figures = ", ".join(f"{a:.3f}" for a in accepted)
             print(f"step {step + 1}: {time.process_time():.0f} s, acceptance {figures}", flush=True)
             states = [(each.model.state_dict(), each.optimizer.state_dict()) for each in learners]
             torch.save({"step": step + 1, "learners": states}, saved.with_suffix(".new"))
             saved.with_suffix(".new").replace(saved)
-        for name, last in KEPT.items():
-            if step + 1 == last:
-                for learner in learners:
-                    keep(learner, folder(run, learner.shape, name))
+            for learner in learners:
+                keep(learner.model, run / learner.shape.name)
 
 
-def folder(run: Path, shape: Shape, kept: str) -> Path:
-    return run / f"{shape.name}-{kept}"
-
-
-def keep(learner: Learner, out: Path) -> None:
-    learner.model.save_pretrained(out)
+def keep(model: Any, out: Path) -> None:
+    """Writes a drafter with the target's tokenizer."""
+    model.save_pretrained(out)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BUNDLED / "target" / name, out / name)
 
@@ -172,10 +170,16 @@ def keep(learner: Learner, out: Path) -> None:
 
 
 def drafters(run: Path) -> dict[str, Path]:
-    """The folders of what was trained, and of the bundled drafter, which learned from 200 times as
-    much text."""
-    found = {folder(run, shape, kept).name: folder(run, shape, kept)
-             for shape in SHAPES for kept in KEPT}  # fmt: skip
+    """The folders of what was trained, of the target's layers, and of the bundled drafter."""
+    found = {shape.name: run / shape.name for shape in SHAPES if (run / shape.name).exists()}
+    for count, layers in CUTS.items():
+        name = f"{count} of the target"
+        found[name] = run / name.replace(" ", "-")
+        if not found[name].exists():
+            model = bundled("target")
+            model.model.layers = torch.nn.ModuleList(model.model.layers[at] for at in layers)
+            model.config.num_hidden_layers = count
+            keep(model, found[name])
     return {**found, "bundled (1x192)": BUNDLED / "drafter"}
 
 
@@ -188,7 +192,7 @@ def count(data: Path, run: Path) -> None:
     """Counts what drafts of each bring, and how well each foresees text that none has learned from."""
     target, tokenizer = bundled("target"), AutoTokenizer.from_pretrained(BUNDLED / "target")
     held_out = documents([data / "corpus_heldout" / "tinystories_heldout.txt"], tokenizer, "target")
-    text = blocks(held_out, tokenizer, BLOCK, 16 * BLOCK)
+    text = blocks(held_out, tokenizer, BLOCK, 8 * BLOCK)
     with torch.no_grad():
         p = target(input_ids=text).logits.softmax(-1)
     prompts, found = stories(data), {}
@@ -213,13 +217,10 @@ def count(data: Path, run: Path) -> None:
 def drafted(llm: LLM, prompts: list[str], temperature: float) -> float:
     """The accepted tokens of a round, over all texts."""
     accepted = rounds = 0
-    for seed in (1, 2) if temperature else (1,):
-        params = SamplingParams(
-            temperature=temperature, seed=seed, max_tokens=TOKENS, ignore_eos=True
-        )
-        for output in llm.generate(prompts, params):
-            accepted += output.metrics.num_accepted_tokens
-            rounds += output.metrics.num_target_passes
+    params = SamplingParams(temperature=temperature, seed=1, max_tokens=TOKENS, ignore_eos=True)
+    for output in llm.generate(prompts, params):
+        accepted += output.metrics.num_accepted_tokens
+        rounds += output.metrics.num_target_passes
     return accepted / rounds
 
 
@@ -232,10 +233,8 @@ def clock(data: Path, run: Path, seconds: float) -> None:
     for llm in engines.values():
         llm.engine.controller = Constant(DRAFTED)
     singles = {
-        (shape.name, kernels): LLM(
-            folder(run, shape, "whole"), cpu_kernels=kernels, generation_config="none"
-        )
-        for shape in SHAPES
+        (name, kernels): LLM(path, cpu_kernels=kernels, generation_config="none", max_num_seqs=1)
+        for name, path in folders.items()
         for kernels in ("auto", "off")
     }
     passes: dict[tuple[str, str], list[float]] = {name: [] for name in singles}
@@ -260,13 +259,10 @@ def clock(data: Path, run: Path, seconds: float) -> None:
     print("|---|---|---|---|---|---|")
     rows = []
     for name in engines:
-        shape = name.partition("-")[0]
-        own = [statistics.median(passes[shape, kernels]) for kernels in ("auto", "off")
-               if (shape, kernels) in passes]  # fmt: skip
+        own = [statistics.median(passes[name, kernels]) for kernels in ("auto", "off")]
         accepted, speed = counted[name]["accepted"][0], TOKENS / medians[name]
-        if own:
-            rows.append((own[0], accepted, counted[name]["loss"], speed))
-        cells = [f"{ms:.2f}" for ms in own] or ["", ""]
+        rows.append((own[0], accepted, counted[name]["loss"], speed))
+        cells = [f"{ms:.2f}" for ms in own]
         cells += [f"{accepted:.2f}", f"{speed:.0f}", f"{medians['plain'] / medians[name]:.2f}"]
         print(f"| {name} | " + " | ".join(cells) + " |")
     speeds = [row[3] for row in rows]
@@ -292,12 +288,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=70.0, help="of taking turns")
+    parser.add_argument("--steps", type=int, default=2000, help="of training")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.what == "time":
-        clock(options.data, options.run, options.seconds)
+    if options.what == "train":
+        train(options.data, options.run, options.steps)
+    elif options.what == "count":
+        count(options.data, options.run)
     else:
-        {"train": train, "count": count}[options.what](options.data, options.run)
+        clock(options.data, options.run, options.seconds)
 
 
 if __name__ == "__main__":
