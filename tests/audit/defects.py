@@ -122,6 +122,28 @@ def drops_the_unlikely(world: World, parents: list[int]) -> Drafts:
     return _ended(drafts, drawn, fine)
 
 
+def drops_what_the_target_would_refuse(world: World, parents: list[int]) -> Drafts:
+    """Ends the chain before a sampled token to which the target gives less than the drafter does:
+    it has seen the verdict."""
+    drafts = drafting.iid(world, parents)
+    above = world.contexts(drafts.tokens, parents)[:, parents]  # [R, N]
+    every = drafts.tokens.expand(world.pairs, *drafts.tokens.shape)
+    drawn, theirs = of_token(world.q[:, above], every), of_token(world.p[:, above], every)
+    fine = (theirs >= drawn).long().cumprod(-1).sum(-1)
+    return _ended(drafts, drawn, fine)
+
+
+def drops_what_the_stop_head_doubts(world: World, parents: list[int]) -> Drafts:
+    """Asks a stop head about a sampled token, and leaves it out where the head says no. What it
+    looks at is right, only the token it belongs to has to stay."""
+    drafts = drafting.iid(world, parents)
+    q = laws_at_parents(world, drafts.tokens, parents)
+    drawn = of_token(q, drafts.tokens.expand(*q.shape[:-1]))
+    states = world.draft_states[:, world.contexts(drafts.tokens, parents)[:, 1:]]  # [G, R, N, H]
+    fine = (states[..., 0] >= 0).long().cumprod(-1).sum(-1)
+    return _ended(drafts, drawn, fine)
+
+
 def _ended(drafts: Drafts, drawn: Tensor, length: Tensor) -> Drafts:
     """The chains, cut at a length that depends on them: one proposal for each chain and length."""
     law = drafts.law
@@ -347,6 +369,10 @@ DEFECTS: dict[str, Defect] = {
     "padded vocabulary rows not cut": Defect(TOKEN, padded_vocabulary),
     "better of two chains kept": Defect(TOKEN, better_of_two),
     "sampled token dropped by an early stop": Defect(TOKEN, drops_the_unlikely),
+    "sampled token dropped for the target's verdict": Defect(
+        TOKEN, drops_what_the_target_would_refuse
+    ),
+    "sampled token dropped by a stop head": Defect(TOKEN, drops_what_the_stop_head_doubts),
     "second token drawn before the first": Defect(TOKEN, last_token_first),
     "top-k siblings as if drawn": Defect(RECURSIVE, top_k_as_if_drawn, (PAIR, TRIPLE), "MCSD"),
     "iid siblings under the rule without replacement": Defect(

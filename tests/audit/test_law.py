@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from outpace.audit.gate.drafting import BUILT_IN
+from outpace.audit.gate.drafting import BUILT_IN, ENDING
 from outpace.audit.gate.gate_trees import FAST
 from outpace.audit.gate.law import audit_law
 from outpace.audit.gate.world import KINDS, make_world
@@ -99,10 +99,18 @@ def test_what_cannot_be_audited_is_refused() -> None:
         audit_law(["kseq"], ["without"], shapes=FAST[:1])
 
 
-@pytest.mark.parametrize("drafted", ["iid", "without", "stopping", "unsure"])
+def test_a_stop_head_ends_chains_of_every_length() -> None:
+    world = make_world(2 * len(KINDS), 3, 3, seed=0)
+    counts = BUILT_IN["doubting"](world, [0, 1, 2]).counts
+    assert counts is not None
+    assert sorted(set(counts.flatten().tolist())) == [1, 2, 3]  # it is asked behind a token
+
+
+@pytest.mark.parametrize("drafted", [name for name in BUILT_IN if name != "point"])
 def test_drafts_are_laws(drafted: str) -> None:
     world = make_world(2 * len(KINDS), 3, 2, seed=0)
-    drafts = BUILT_IN[drafted](world, [0, 1] if drafted in ("stopping", "unsure") else [0, 0, 1])
+    way = BUILT_IN[drafted]
+    drafts = way(world, [0, 1] if way in ENDING else [0, 0, 1])
     assert torch.allclose(drafts.chance.sum(-1), torch.ones(world.pairs).double())
     assert (drafts.chance >= 0).all()
 

@@ -75,7 +75,10 @@ def test_several_methods_by_name_over_one_target(pair: Pair, tmp_path: Path) -> 
     assert [name.split()[0] for name in names] == ["plain", "ngram", "draft_model"]
     tasks = [task.task for task in report.cells[0].methods[0].tasks]
     assert len(tasks) > 1
-    assert f"| method | {' | '.join(tasks)} |" in (tmp_path / "r.md").read_text()
+    assert len(tasks) > len(names) - 1, "the longer list makes the rows"
+    page = (tmp_path / "r.md").read_text()
+    assert "| task | ngram" in page
+    assert all(f"| {task} | " in page for task in tasks)
 
 
 def test_all_methods_are_those_that_need_no_more_than_what_is_given() -> None:

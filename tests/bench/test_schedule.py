@@ -44,9 +44,16 @@ class Fake(Contestant):
         self.name, self.what = name, "fake"
         self._clock, self._per_token, self._extra = clock, per_token, extra
         self.seen: list[BatchJob] = []
+        self.found_again = 0
+        self.forget_texts()
+
+    def forget_texts(self) -> None:
+        self.known: set[BatchJob] = set()
 
     def run(self, job: BatchJob) -> BatchTexts:
         self.seen.append(job)
+        self.found_again += job in self.known
+        self.known.add(job)
         self._clock.spend(1.0 + (job.max_tokens - 1) * self._per_token)
         text = [sum(job.prompts[0]) + i for i in range(job.max_tokens + self._extra)]
         return BatchTexts([text for _ in job.prompts])
@@ -109,6 +116,16 @@ def test_every_contestant_goes_first_and_follows_every_other() -> None:
     assert max(first.values()) == min(first.values())
     follows = {(x.contestant, y.contestant) for turn in turns for x, y in pairwise(turn)}
     assert len(follows) == 6
+
+
+def test_nobody_remembers_a_text_when_its_prompt_comes_again() -> None:
+    clock = Clock()
+    both = [Fake("plain", clock, 0.1), Fake("fast", clock, 0.1)]
+    for each in both:
+        each.run(jobs()[0])  # a warm-up
+    observed(both, clock, repeats=3)
+    assert [each.found_again for each in both] == [0, 0]
+    assert all(len(each.seen) == 1 + 3 * 12 * 2 for each in both)
 
 
 def test_one_job_is_resampled_over_its_repeats() -> None:

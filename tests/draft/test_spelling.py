@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.draft.trained.spelling import Frame, likeliest_tree, spelt
-from outpace.heads.steps.ctc import collapsed
+from outpace.heads.steps.spelling import Frame, beginnings, frames_of, spelt
 
 BLANK = 2
 
@@ -26,18 +25,24 @@ def test_the_sum_over_all_frames_is_taken(weights: list[list[int]]) -> None:
         chance = 1.0
         for law, frame in zip(laws, frames, strict=True):
             chance *= law[frame]
-        read = collapsed(torch.tensor(frames), BLANK, len(laws)).tolist()
-        text = tuple(token for token in read if token >= 0)
+        text = tuple(frame for frame, _ in itertools.groupby(frames) if frame != BLANK)
         expected[text] = expected.get(text, 0.0) + chance
     assert found == pytest.approx(expected)
 
 
-def test_the_tree_has_the_likeliest_beginnings() -> None:
+def test_the_likeliest_beginnings_come_with_their_own_beginnings() -> None:
     texts = {(5, 7): 0.4, (5, 8): 0.2, (6,): 0.3, (): 0.1}
-    guess = likeliest_tree(texts, 3)
-    assert (guess.tokens, guess.parents) == ([5, 7, 6], [0, 1, 0])
-    assert guess.score == pytest.approx(0.6 + 0.4 + 0.3)
-    assert likeliest_tree({(): 1.0}, 3).tokens == []
+    assert list(beginnings(texts, 3)) == [(5,), (5, 7), (6,)]
+    assert beginnings(texts, 3) == pytest.approx({(5,): 0.6, (5, 7): 0.4, (6,): 0.3})
+    assert beginnings({(): 1.0}, 3) == {}
+
+
+def test_frames_have_the_likeliest_of_the_heads_own_tokens() -> None:
+    logits = torch.tensor([[[1.0, 3.0, 2.0, 0.0]]])
+    [[frame]] = frames_of(logits, torch.tensor([10, 11, 12]), 2)
+    chances = logits[0, 0].double().softmax(-1).tolist()
+    assert frame.blank == pytest.approx(chances[3])
+    assert frame.tokens == [(11, pytest.approx(chances[1])), (12, pytest.approx(chances[2]))]
 
 
 def test_few_frames_cannot_spell_many_tokens() -> None:

@@ -69,7 +69,8 @@ def greedy_report(rule: Rule) -> float:
     torch.manual_seed(0)
     p = torch.nn.functional.one_hot(torch.randint(4, (12, 21)), 4).double()
     q = torch.rand(12, 21, 4).double().softmax(-1)
-    world = World(p, q, p, torch.zeros(12, 21, 4), depth=2)
+    nothing = torch.zeros(12, 21, 4)
+    world = World(p, q, p, nothing, nothing, depth=2)
     shape = GateTree("chain 2", (0, 1), 4)
     drafts = [BUILT_IN[way](world, [0, 1]) for way in ("iid", "point")]
     return max(float(measure(rule, world, draft, shape).distance.max()) for draft in drafts)
@@ -82,7 +83,8 @@ def one_step_world(pairs: int = 400) -> World:
     torch.manual_seed(1)
     dirichlet = torch.distributions.Dirichlet(torch.full((4,), 0.7, dtype=torch.float64))
     p = dirichlet.sample((pairs, 5))
-    return World(p, (p + dirichlet.sample((pairs, 5))) / 2, p, torch.zeros(pairs, 5, 1), depth=1)
+    nothing = torch.zeros(pairs, 5, 1)
+    return World(p, (p + dirichlet.sample((pairs, 5))) / 2, p, nothing, nothing, depth=1)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +178,40 @@ def test_confidence_is_one_for_sure_drafters_and_none_for_clueless_ones() -> Non
     sure, unsure = torch.tensor([[0.99, 0.01]]), torch.tensor([[0.5, 0.5]])
     assert stops(make_rule("confidence"), p, chain([0], sure)) == [0, 1]
     assert stops(make_rule("confidence"), p, chain([0], unsure)) == [1, 0]
+
+
+def test_lud_asks_the_drafter_only_and_the_eldest_child_only() -> None:
+    p = [[0.0, 1.0], [0.0, 1.0], [0.5, 0.5]]
+    sure, unsure = [0.95, 0.05], [0.6, 0.4]
+    rule = make_rule("lud")
+    assert stops(rule, p, chain([0, 0], torch.tensor([sure, sure]))) == [0, 0, 1]
+    assert stops(rule, p, chain([0, 0], torch.tensor([sure, unsure]))) == [0, 1, 0]
+    assert stops(rule, p, chain([0, 0], torch.tensor([unsure, sure]))) == [1, 0, 0]
+    siblings = Proposal(
+        torch.tensor([[0, 1, 1]]),
+        Tree.uniform([0, 0, 1], 1),
+        torch.tensor([3]),
+        Sampled(torch.tensor([[sure, sure, unsure]]), with_replacement=False),
+    )
+    assert stops(rule, [*p, [0.5, 0.5]], siblings) == [0, 1, 0, 0]
+
+
+def test_lud_of_a_greedy_row_looks_at_the_drafters_law_before_the_argmax() -> None:
+    p, draft = [[0.0, 1.0], [0.5, 0.5]], torch.tensor([[[0.95, 0.05]]])
+    assert stops(make_rule("lud").given(Evidence(draft=draft)), p, chain([0])) == [0, 1]
+    with pytest.raises(ConfigError, match="does not say it of greedy texts"):
+        stops(make_rule("lud"), p, chain([0]))
+
+
+def test_lud_samples_from_q_where_it_is_sure_and_from_p_elsewhere() -> None:
+    world = one_step_world(60)
+    found = measure(
+        make_rule("lud", threshold=0.6), world, iid(world, [0]), GateTree("chain 1", (0,), 4)
+    )
+    p, q = world.p[:, 0], world.q[:, 0]
+    far = torch.where(q.amax(-1) >= 0.6, (p - q).abs().sum(-1) / 2, 0.0)
+    assert 0 < int((far > 0).sum()) < 60
+    assert torch.allclose(found.distance[-1, 0], far, atol=1e-12)
 
 
 def test_a_judge_is_learnt_and_overrules_the_ratio() -> None:

@@ -287,6 +287,11 @@ class Drafter(ABC):
         """Forgets all rows, whatever state an interruption in the middle of anything has left."""
         self.retain([])
 
+    def forget_texts(self) -> None:
+        """Forgets what earlier texts have taught it, as far as that are their words: a text that is
+        asked for again must not be drafted from its own first version. Does nothing in a drafter
+        that keeps none; raises ``ConfigError`` in one that cannot."""
+
     def save(self, folder: Path) -> None:
         """Writes what it has learned; ``ConfigError`` where that is nothing."""
         raise ConfigError(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.core.law import Branches
 from outpace.core.laws.categorical import Categorical
-from outpace.core.proposal import Point, Sampled
+from outpace.core.proposal import Point, Proposal, Sampled
 from outpace.core.rng import Role, gumbel, uniform
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
@@ -101,6 +101,13 @@ class Siblings:
         if self.sampled:
             self._u = uniform(rows.seeds_of(lane), rows.positions, Role.DRAFT, nodes)  # [B, N]
 
+    def soft(self, logits: Tensor, branches: Branches, level: Level) -> Tensor | None:
+        """Returns the laws of the C nodes ``[B, C, V]`` before any argmax, if the rule asks for
+        them. Arguments as of a call."""
+        if not self._rows.terms.laws:
+            return None
+        return self._rows.law.soft(logits, branches, self._rows.history)[:, level.parent]
+
     def __call__(
         self, logits: Tensor, branches: Branches, level: Level
     ) -> tuple[Tensor, Tensor | None]:
@@ -171,23 +178,32 @@ def draw_tree(
     *,
     lane: int,
     with_replacement: bool,
-) -> tuple[Tensor, Point | Sampled]:
-    """Returns the drafted nodes ``[B, N]`` and their law. logits: ``[B, V]``, at the root."""
+) -> Proposal:
+    """Returns all nodes of the plan's shape, in every row. logits: ``[B, V]``, at the root."""
     pick = Siblings(rows, plan.shape.size, with_replacement, lane)
     here = logits[:, None]  # [B, W, V]
     fed = rows.seeds.new_empty(len(rows), 0)
-    drafted, laws = [], []
+    drafted, laws, softer = [], [], []
     for level in plan.levels:
         tree = plan.tree(len(rows), fed.shape[1])
-        tokens, law = pick(here, leading_to(fed, tree, here.shape[1]), level)
+        branches = leading_to(fed, tree, here.shape[1])
+        tokens, law = pick(here, branches, level)
+        soft = pick.soft(here, branches, level)
         drafted.append(tokens)
         laws += [] if law is None else [law]
+        softer += [] if soft is None else [soft]
         if len(level.inner):
             fed = torch.cat([fed, tokens[:, level.inner]], 1)
             tree = plan.tree(len(rows), fed.shape[1])
             here = deeper(fed, tree, level.parent[level.inner])
     drawn = Sampled(plan.ordered(laws), with_replacement) if pick.sampled else Point()
-    return plan.ordered(drafted), drawn
+    return Proposal(
+        plan.ordered(drafted),
+        plan.tree(len(rows)),
+        fed.new_full((len(rows),), plan.shape.size),
+        drawn,
+        soft=plan.ordered(softer) if softer else None,
+    )
 
 
 def leading_to(tokens: Tensor, tree: Tree, width: int) -> Branches:

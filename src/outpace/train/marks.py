@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +23,18 @@ class Marks:
     """How a head does on a lesson."""
 
     loss: Tensor  # to be minimised
-    hits: Tensor  # [P, D] bool: whether its first guess is the target's, by place and depth;
-    # of classifiers as their `Measure` takes it
+    hits: Tensor
+    """``[B, P, D]`` bool: whether its first guess is the target's, by text, place and depth. Where
+    nothing learns these are all places, one behind the other; while it learns, what they are is of
+    no meaning. Of classifiers as their `Measure` takes it."""
 
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens per pass of the target that chains of greedy guesses would bring."""
-        return 1 + float(self.hits.cumprod(-1).float().sum(-1).mean())
+
+def together(marks: Sequence[Marks]) -> Marks:
+    """Returns the marks of all places of some texts, from those of some places each, in order."""
+    hits = torch.cat([each.hits for each in marks], 1)
+    losses = torch.stack([each.loss * each.hits.shape[1] for each in marks])
+    loss: Tensor = losses.sum() / hits.shape[1]
+    return Marks(loss, hits)
 
 
 class Recipe(ABC):
@@ -57,14 +63,12 @@ class Sheet:
         head: Head,
         lesson: Lesson,
         places: int | Tensor,
-        spacing: int = 1,
         decay: float = DECAY,
     ) -> None:
-        """places: how many, or these ``[P]``. spacing: tokens from each of so many to the next.
-        decay: the weight of each depth's loss, as a share of the depth above it."""
-        device = lesson.tokens.device
+        """places: how many, or these ``[P]``. decay: the weight of each depth's loss, as a share of
+        the depth above it."""
         if isinstance(places, int):
-            places = torch.arange(places, device=device) * spacing
+            places = torch.arange(places, device=lesson.tokens.device)
         self._places = places
         self._lesson, self._d2t, self._decay = lesson, head.d2t, decay
         own = head.d2t.new_full((head.target.vocab_size,), -1)
@@ -92,7 +96,7 @@ class Sheet:
 
     def marks(self) -> Marks:
         """Returns the marks for all that was noted."""
-        return Marks(torch.stack(self._losses).sum(), torch.stack(self._hits, -1).flatten(0, 1))
+        return Marks(torch.stack(self._losses).sum(), torch.stack(self._hits, -1))
 
     def _loss(self, logits: Tensor, likeliest: Tensor, chances: Tensor) -> Tensor:
         """The cross entropy with the target's law, as far as both know its tokens."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from outpace.errors import ConfigError
@@ -24,8 +25,8 @@ class Measure(ABC):
         return self.name.replace(" ", "_")
 
     def shares(self, hits: Tensor) -> tuple[float, ...]:
-        """Returns the shares of hits ``[P, D]``; where one is NaN it does not count."""
-        return tuple(hits.nanmean(0).tolist())
+        """Returns the shares of hits ``[..., D]``; where one is NaN it does not count."""
+        return tuple(hits.flatten(0, -2).nanmean(0).tolist())
 
     @abstractmethod
     def score(self, hits: Tensor) -> float:
@@ -37,13 +38,29 @@ class Measure(ABC):
 
 
 class AcceptanceLength(Measure):
-    """Tokens per pass of the target that chains of first guesses would bring."""
+    """Tokens per pass of the target that chains of first guesses bring where the target writes the
+    text: rounds are played through each text, from its first place on, and each begins behind the
+    tokens of the one before. A mean over all places would be another figure: a round never begins
+    in the middle of what the one before has accepted.
+    """
 
     name: ClassVar[str] = "acceptance length"
     parts: ClassVar[str] = "by_depth"
 
     def score(self, hits: Tensor) -> float:
-        return 1 + float(hits.cumprod(-1).sum(-1).mean())
+        """hits: ``[B, P, D]``, by text, place and depth, of all places one behind the other.
+
+        >>> AcceptanceLength().score(torch.tensor([[[1, 1], [0, 1], [0, 0], [1, 0]]]))
+        2.5
+        """
+        brought = 1 + hits.cumprod(-1).sum(-1).long()  # [B, P]
+        due = torch.zeros_like(brought[:, 0])
+        tokens, rounds = torch.zeros_like(due), torch.zeros_like(due)
+        for place, here in enumerate(brought.unbind(1)):
+            begins = due == place
+            due, tokens = due + here * begins, tokens + here * begins
+            rounds = rounds + begins
+        return float(tokens.sum()) / float(rounds.sum())
 
     def sentence(self, score: float, shares: Sequence[float]) -> str:
         by_depth = " ".join(f"{share:.0%}" for share in shares)

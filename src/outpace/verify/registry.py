@@ -35,6 +35,7 @@ REGISTRY = LazyRegistry(
         "judge": "outpace.verify.lossy.judge:JudgeRule",
         "reflective": "outpace.verify.lossy.reflective:ReflectiveRule",
         "cascade": "outpace.verify.lossy.cascade:CascadeRule",
+        "lud": "outpace.verify.lossy.lud:LudRule",
     },
 )
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from outpace.audit.gate.world import World
-from outpace.core.proposal import Law, Point, Sampled
+from outpace.core.proposal import DraftingTerms, Law, Point, Sampled
+from outpace.heads.base import TargetShape
+from outpace.heads.classifiers.base import Classifier, ClassifierConfig
+from outpace.heads.classifiers.origin import Origin
+from outpace.policy.lengths.base import LengthPolicy
+from outpace.policy.lengths.registry import find_length, length_options
 
 SURE = 0.6
 """Chains that end by themselves go on while the drafter's most probable token has at least this
@@ -86,6 +92,37 @@ def unsure(world: World, parents: list[int]) -> Drafts:
     return _ended(world, drafts, sure.long().cumprod(-1).sum(-1))
 
 
+def doubting(world: World, parents: list[int]) -> Drafts:
+    """Returns chains that the length policy "stop_head" ends: once a head over the drafter's states
+    at the drafted tokens, which the target has not seen yet, finds it likely that one is wrong."""
+    drafts = iid(world, parents)
+    states = world.draft_states[:, world.contexts(drafts.tokens, parents)]  # [G, R, M, H]
+    goes_on = _stop_head(states.shape[-1]).terms([], DraftingTerms()).goes_on
+    assert goes_on is not None
+    # In the order of a draft: at the root, then at each token before the next one is drawn.
+    wanted = [goes_on(states[:, :, node].flatten(0, 1)) for node in range(len(parents))]
+    kept = torch.stack(wanted, -1).long().cumprod(-1).sum(-1)
+    return _ended(world, drafts, kept.view(world.pairs, -1))
+
+
+class _Sureness(Classifier):
+    """As sure of a token as the first number of its state says."""
+
+    kind: ClassVar[str] = "stop_head"
+    Config: ClassVar[type[ClassifierConfig]] = ClassifierConfig
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states[..., 0]
+
+
+def _stop_head(width: int) -> LengthPolicy:
+    """The policy itself, with a head that was not trained. width: H."""
+    shape = TargetShape(width, vocab_size=1, layers=1)
+    head = _Sureness(Origin(shape, torch.zeros(1, width)), ClassifierConfig())
+    options = length_options("stop_head", {"head": head})
+    return find_length("stop_head")(1, options, invariant=False)
+
+
 def _ended(world: World, drafts: Drafts, counts: Tensor) -> Drafts:
     """The same chains, ended after ``counts`` tokens, ``[G, R]``."""
     law, tokens = drafts.law, drafts.tokens
@@ -105,8 +142,9 @@ BUILT_IN: dict[str, Drafting] = {
     "without": without,
     "stopping": stopping,
     "unsure": unsure,
+    "doubting": doubting,
 }
-ENDING = (stopping, unsure)
+ENDING = (stopping, unsure, doubting)
 """The ways of drafting that decide themselves where a draft ends; they make chains only."""
 
 

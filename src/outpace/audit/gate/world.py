@@ -34,6 +34,7 @@ class World:
     q: Tensor  # [G, C, V]
     second: Tensor  # [G, C, V], another law, for rules that score a draft in a second pass
     states: Tensor  # [G, C, H], for rules that read hidden states
+    draft_states: Tensor  # [G, C, H], the drafter's own, for policies that read them
     depth: int
 
     @property
@@ -89,6 +90,9 @@ def make_world(pairs: int, vocabulary: int, depth: int, seed: int, features: int
         q=q.gather(0, chosen)[0],
         second=_dirichlet(shape, 1.0, generator),
         states=torch.randn(pairs, contexts, features, generator=generator, dtype=torch.float64),
+        draft_states=torch.randn(
+            pairs, contexts, features, generator=generator, dtype=torch.float64
+        ),
         depth=depth,
     )
 

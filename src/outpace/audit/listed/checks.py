@@ -56,13 +56,19 @@ class Trial:
 
     def _generated(self) -> Iterator[tuple[list[RequestOutput], list[RequestOutput]]]:
         """Yields each case's outputs with the option and without; all come from one call."""
-        cases = range(len(self.reference.cases))
-        outputs = self._outputs(
-            [(index, on, seed) for index in cases for on in (True, False) for seed in range(SEEDS)],
-            greedy=False,
-        )
-        for start in range(0, len(outputs), 2 * SEEDS):
-            yield outputs[start : start + SEEDS], outputs[start + SEEDS : start + 2 * SEEDS]
+        cases = self.reference.cases
+        runs = [
+            (index, on, seed)
+            for index, case in enumerate(cases)
+            for on in (True, False)
+            for seed in range(case.seeds)
+        ]
+        outputs = iter(self._outputs(runs, greedy=False))
+        for case in cases:
+            yield (
+                list(itertools.islice(outputs, case.seeds)),
+                list(itertools.islice(outputs, case.seeds)),
+            )
 
     def _outputs(
         self, runs: list[tuple[int, bool, int]], greedy: bool, prompts: Prompts = RAGGED

@@ -15,8 +15,11 @@ text, and it is checked that it does.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -144,15 +147,30 @@ class OptionsReport:
         """Whether every cell is honoured or refused, and every option has one."""
         return not self.missing and not any(cell.state == "BROKEN" for cell in self.cells)
 
+    def __add__(self, other: OptionsReport) -> OptionsReport:
+        """Returns the table of both."""
+        return OptionsReport(
+            self.cells + other.cells,
+            nodes=self.nodes + other.nodes,
+            worst=max(self.worst, other.worst),
+            drafted=self.drafted + other.drafted,
+            accepted=self.accepted + other.accepted,
+            missing=sorted({*self.missing, *other.missing}),
+        )
+
 
 def audit_options(
     methods: Sequence[str] | None = None,
     rule_names: Sequence[str] | None = None,
     family: str = "llama",
+    workers: int = 1,
+    tell: Callable[[str, int], None] = lambda method, methods: None,
 ) -> OptionsReport:
     """Returns the table for these drafters and rules (default: all that are registered).
 
-    Raises ``ConfigError`` for a name that nobody has: what does not exist is not refused.
+    workers: processes at once, each of which takes one drafter after another; tell: is called with
+    each drafter that is done, and with the number of all. Raises ``ConfigError`` for a name that
+    nobody has: what does not exist is not refused.
     """
     chosen = list(methods or [*drafter_names(), *VARIANTS])
     named = list(rule_names or rules())
@@ -161,13 +179,31 @@ def audit_options(
             find_drafter(method)
     for rule in named:
         find_rule(rule)
-    target = letter_model(family)
-    reference = Reference(target, LetterTokenizer(), cases(), TOKENS)
-    cells: list[Cell] = []
+    found = OptionsReport([], 0, 0.0)
+    for method, report in zip(chosen, _reports(chosen, named, family, workers), strict=True):
+        found += report
+        tell(method, len(chosen))
+    return found
+
+
+def _reports(
+    methods: Sequence[str], rule_names: Sequence[str], family: str, workers: int
+) -> Iterator[OptionsReport]:
+    """Yields the table of each drafter, in their order."""
+    jobs = (methods, repeat(rule_names), repeat(family))
+    if workers == 1:
+        yield from map(_of_drafter, *jobs)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, torch.set_num_threads, (1,)) as pool:
+        yield from pool.map(_of_drafter, *jobs)
+
+
+def _of_drafter(method: str, rule_names: Sequence[str], family: str) -> OptionsReport:
+    """Returns the table of one drafter."""
+    reference = Reference(letter_model(family), LetterTokenizer(), cases(), TOKENS)
     trials: list[Trial] = []
-    for method in chosen:
-        for rule in named:
-            cells += _judged(reference, method, rule, trials)
+    cells = [cell for rule in rule_names for cell in _judged(reference, method, rule, trials)]
     return OptionsReport(
         cells,
         nodes=sum(trial.nodes for trial in trials),

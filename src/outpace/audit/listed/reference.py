@@ -23,7 +23,10 @@ RAGGED: Prompts = ((1, 2, 3, 4, 5), (6,), (7, 8, 7, 8, 7, 8), (2, 9, 4))
 OF_TWO_TOKENS: Prompts = ((1, 2), (6, 7), (2, 9), (8, 8))
 """Where all prompts of a call have two tokens, two are pending when the first draft is scored."""
 SEEDS = 2
-"""Rows per case and state, so that stop conditions are met at different places of a block."""
+"""Rows per case and state."""
+SEEDS_OF_ENDINGS = 6
+"""The same for an option that ends texts, which two drawn texts may well never meet; and met at
+different places of a block, it proves more."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Case:
     values: Mapping[str, Any]
     kind: Kind
     beside: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seeds(self) -> int:
+        """How many texts are drawn with the option, and how many without."""
+        return SEEDS_OF_ENDINGS if self.kind in ("ends", "goes on") else SEEDS
 
 
 class Reference:

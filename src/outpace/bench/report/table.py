@@ -55,14 +55,15 @@ def tasks_of(cell: SettingResult) -> list[str]:
 
 
 def by_task(cell: SettingResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Returns a header and a row per method: its speed-up on each task and, behind it, the tokens
-    of a pass."""
-    found = [
-        (method.name, *(_on(task) for task in method.tasks))
-        for method in cell.methods
-        if method.speedup is not None
-    ]
-    return ("method", *tasks_of(cell)), found
+    """Returns a header and rows: each method's speed-up on each task and, behind it, the tokens of
+    a pass. There are as many columns as there are methods or tasks, whichever are fewer."""
+    shown = [method for method in cell.methods if method.speedup is not None]
+    cells = [[_on(task) for task in method.tasks] for method in shown]
+    names, tasks = [method.name for method in shown], tasks_of(cell)
+    if len(tasks) > len(names):
+        found = zip(tasks, *cells, strict=True)
+        return ("task", *names), list(found)
+    return ("method", *tasks), [(name, *row) for name, row in zip(names, cells, strict=True)]
 
 
 def _on(task: TaskResult) -> str:

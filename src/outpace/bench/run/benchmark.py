@@ -195,8 +195,8 @@ class Benchmark:
     def _sweep(self, runs: SettingRuns, engine: Ours, meters: dict[str, Meter]) -> Sweep | None:
         if not self.plan.sweep:
             return None
-        plain = Ours(engine.llm, BASELINE, "off")
-        fixed = {k: Ours(engine.llm, f"K={k}", k) for k in self.plan.sweep}
+        plain = Ours(engine.llm, BASELINE, "off", shared=True)
+        fixed = {k: Ours(engine.llm, f"K={k}", k, shared=True) for k in self.plan.sweep}
         once = Pace(1, 0)
         timed = run_interleaved([plain, *fixed.values()], runs.jobs, once, self.clock, self.tick)
         swept = SettingRuns(BASELINE, runs.prompts, runs.jobs, timed)

@@ -44,6 +44,10 @@ class Contestant(ABC):
     def run(self, job: BatchJob) -> BatchTexts:
         """Generates the texts of a job."""
 
+    def forget_texts(self) -> None:
+        """Forgets the texts that it has made, so that none of them helps when its prompt comes
+        again."""
+
     def refusal(self, batch: int, temperature: float) -> str | None:
         """Returns why it cannot run such jobs, None if it can."""
         return None

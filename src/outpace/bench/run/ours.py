@@ -15,8 +15,13 @@ Speculative = Literal["auto", "off"] | int | None
 class Ours(Contestant):
     """One `LLM` under one setting of ``SamplingParams.speculative``."""
 
-    def __init__(self, llm: LLM, name: str, speculative: Speculative = None) -> None:
+    def __init__(
+        self, llm: LLM, name: str, speculative: Speculative = None, *, shared: bool = False
+    ) -> None:
+        """shared: whether other contestants of the same run use this LLM, too, so that it has to
+        forget their texts before each of its own."""
         self.llm = llm
+        self._shared = shared
         self.name = name
         self.speculative = speculative
         self.plain = speculative in ("off", 0) or llm.config.method == "none"
@@ -26,7 +31,12 @@ class Ours(Contestant):
         self.same_text_when_sampled = llm.engine.verifier.coupled
         self.what = f"outpace, {'plain' if self.plain else describe(llm, speculative)}"
 
+    def forget_texts(self) -> None:
+        self.llm.forget_texts()
+
     def run(self, job: BatchJob) -> BatchTexts:
+        if self._shared:
+            self.forget_texts()
         params = [
             SamplingParams(
                 temperature=job.temperature,

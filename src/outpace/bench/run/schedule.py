@@ -78,10 +78,14 @@ def run_interleaved(
     """Returns the timed runs of all jobs by all contestants.
 
     Within a job the contestants follow one another at once, in an order that changes from job to
-    job, so that a machine that gets faster or slower favours none of them.
+    job, so that a machine that gets faster or slower favours none of them. Before the jobs begin,
+    and before they are repeated, all contestants forget the texts that they have made: a look-up
+    may learn from other prompts' texts, as in use, but never finds the text that it is to write.
     """
     runs = []
     for repeat in range(pace.repeats):
+        for contestant in contestants:
+            contestant.forget_texts()
         for number, job in enumerate(jobs):
             for contestant in _order(contestants, number + repeat):
                 runs.append(_timed(contestant, job, number, repeat, clock))

@@ -55,9 +55,13 @@ def contestants(engines: Engines, rows: int) -> list[Contestant]:
     configs: list[Mapping[str, Any] | None] = list(engines.configs) or [None]
     first = engine(engines, configs[0], rows)
     llms = [first, *(_beside(first, engines, config, rows) for config in configs[1:])]
-    found: list[Contestant] = [Ours(llms[0], BASELINE, "off")]
+    for llm in llms:
+        llm.forget_texts()  # refused now where it cannot be done between runs
+    # Without a drafter, which would read along and draft from the baseline's texts.
+    plain = _beside(first, engines, {"method": "none"}, rows)
+    found: list[Contestant] = [Ours(plain, BASELINE, "off")]
     if engines.again:
-        found.append(Ours(llms[0], "plain again", "off"))
+        found.append(Ours(plain, "plain again", "off"))
     speculating = [llm for llm in llms if llm.config.method != "none"]
     found += map(Ours, speculating, _labels(speculating))
     if wanted:

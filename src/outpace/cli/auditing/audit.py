@@ -6,7 +6,9 @@ import json
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from outpace.cli.auditing.counting import Workers, counting
 from outpace.cli.auditing.families import families
 from outpace.cli.flags import options as opt
 from outpace.cli.flags.speculation import speculation
@@ -173,14 +175,24 @@ def diff(
 def options(
     drafter: Drafters = None,
     rule: Rules = None,
+    workers: Workers = 0,
     as_json: Json = False,
 ) -> None:
     """Prove every sampling option under every drafter and rule, on a tiny model: honoured or
-    refused."""
-    with starting():
-        from outpace.audit.listed.options import audit_options
+    refused.
 
-    conclude(audit_options(drafter or None, rule or None), "options_findings", as_json)
+    All of them take half an hour on two cores; name a drafter or a rule for less.
+    """
+    console = Console(stderr=True)
+    with starting(console):
+        from outpace.audit.listed.options import audit_options
+        from outpace.targets.cpu.threads import processors
+
+    with counting(console) as count:
+        report = audit_options(
+            drafter or None, rule or None, workers=workers or processors(), tell=count
+        )
+    conclude(report, "options_findings", as_json)
 
 
 # -- what the verbs share ----------------------------------------------------------------------

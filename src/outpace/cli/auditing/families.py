@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from outpace.cli.auditing.counting import Workers, counting
 from outpace.cli.loading import starting
 from outpace.errors import ConfigError
 
@@ -39,9 +39,7 @@ def families(
     markdown: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the findings as a page.")
     ] = None,
-    workers: Annotated[
-        int, typer.Option(min=0, help="Processes at once. 0: one for each processor.")
-    ] = 0,
+    workers: Workers = 0,
     seconds: Annotated[float, typer.Option(min=1, help="That one family may take.")] = 300.0,
     gigabytes: Annotated[
         float, typer.Option(min=1, help="Of memory that one family may take (on Linux).")
@@ -75,15 +73,13 @@ def _walked(names: list[Family], limits: Limits, workers: int, console: Console)
     """Returns the findings on families, and shows how many have come."""
     from outpace.audit.families.walk import walk
 
-    columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn())
     found = []
-    with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
-        task = bar.add_task("starting", total=len(names))
+    with counting(console) as count:
         for one in walk(names, limits, workers):
             found.append(one)
-            bar.update(task, advance=1, description=one.family)
+            count(one.family, len(names))
             if one.failed:
-                bar.console.print(f"{one.family} {one.verdict}: {one.reason}", markup=False)
+                console.print(f"{one.family} {one.verdict}: {one.reason}", markup=False)
     return found
 
 

@@ -65,6 +65,7 @@ LOSSY: Mapping[str, str] = {
     "judge": "a trained head says whether a token is right",
     "reflective": "look at the draft twice",
     "cascade": "sample from a mixture of the two models",
+    "lud": "no verification where the drafter is sure (lexical units)",
 }
 
 

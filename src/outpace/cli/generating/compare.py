@@ -216,6 +216,7 @@ def _plain(params: SamplingParams) -> SamplingParams:
 
 
 def _run(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> Run:
+    llm.forget_texts()  # or a look-up would find the text that the run before has written
     begin = perf_counter()
     outputs = llm.generate(prompts, params)
     return Run.of(outputs, perf_counter() - begin)

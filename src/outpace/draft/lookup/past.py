@@ -18,7 +18,7 @@ class PastTexts:
     def __init__(self, reach: int, max_texts: int, max_tokens: int) -> None:
         """reach: tokens of a context that are compared at most."""
         self._reach, self._max_texts, self._max_tokens = reach, max_texts, max_tokens
-        self._clear()
+        self.clear()
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -39,20 +39,21 @@ class PastTexts:
         self._append([*text, NOTHING])
         self._changing = False
 
-    def recover(self) -> None:
-        """Empties the store if an interruption has left it in the middle of a change."""
-        if self._changing:
-            self._clear()
-
-    def touch(self, place: int) -> None:
-        """Is told that what stands at this place was of use."""
-        self._used[bisect_right(self._starts, place) - 1] = True
-
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Empties the store."""
         self.occurrences = Occurrences(self._reach)
         self._starts: list[int] = []
         self._used: list[bool] = []
         self._changing = False
+
+    def recover(self) -> None:
+        """Empties the store if an interruption has left it in the middle of a change."""
+        if self._changing:
+            self.clear()
+
+    def touch(self, place: int) -> None:
+        """Is told that what stands at this place was of use."""
+        self._used[bisect_right(self._starts, place) - 1] = True
 
     def _is_full(self, more: int) -> bool:
         full = len(self) >= self._max_texts or self.tokens + more > self._max_tokens

@@ -47,6 +47,10 @@ class _Matrix:
         if len(tokens):
             self._rows[list(tokens)] = successors
 
+    def clear(self) -> None:
+        """Forgets all successors."""
+        self._rows.fill(-1)
+
     def suggest(self, text: Sequence[int]) -> None:
         """Enters each token's successor in a text where none is known."""
         if len(text) > 1:
@@ -142,6 +146,9 @@ class RecyclingDrafter(Drafter):
 
     def retain(self, rows: Sequence[int]) -> None:
         self._own = [self._own[row] for row in rows]
+
+    def forget_texts(self) -> None:
+        self._matrix.clear()
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         shape = self.shape or rows.shape or TreeShape.chain(max(budgets))

@@ -118,6 +118,9 @@ class SuffixDrafter(Drafter):
         self._texts = []
         self.past.recover()
 
+    def forget_texts(self) -> None:
+        self.past.clear()
+
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]
         return point_trees(guesses, rows.seeds.device)

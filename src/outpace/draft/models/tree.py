@@ -135,7 +135,7 @@ class DraftTree(DraftModel):
             return self._as_siblings(super().propose(rows, counts))
         plan = self._plans.of(shape)
         logits = self._catch_up(rows, [count > 0 for count in counts])
-        tokens, law = draw_tree(
+        drawn = draw_tree(
             plan,
             rows,
             logits,
@@ -143,8 +143,7 @@ class DraftTree(DraftModel):
             lane=self.lane,
             with_replacement=self._with_replacement,
         )
-        given = to_device(counts, tokens.device)
-        return Proposal(tokens, plan.tree(len(rows)), given, law)
+        return replace(drawn, counts=to_device(counts, drawn.tokens.device))
 
     def _deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
         """The logits of the last nodes that were fed, by one pass of the model."""

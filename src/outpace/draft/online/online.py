@@ -122,6 +122,12 @@ class Online(Drafter):
     def rewind(self, rows: Rows) -> None:
         self._inner.rewind(rows)
 
+    def forget_texts(self) -> None:
+        raise ConfigError(
+            "what a drafter has learned online from a text cannot be taken back: load the model "
+            "again, or leave 'online' out."
+        )
+
     def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
         self._inner.read(rows, tokens, states)
         for place, row in enumerate(rows):

@@ -129,6 +129,10 @@ class Several(Drafter):
         for child in self.children:
             child.reset()
 
+    def forget_texts(self) -> None:
+        for child in self.children:
+            child.forget_texts()
+
     def rewind(self, rows: Rows) -> None:
         self._asked = []
         for child in self.children:

@@ -79,6 +79,9 @@ class Staged(DraftModel):
         super().reset()
         self.lookup.reset()
 
+    def forget_texts(self) -> None:
+        self.lookup.forget_texts()
+
     def rewind(self, rows: Rows) -> None:
         super().rewind(rows)
         self.lookup.rewind(rows)

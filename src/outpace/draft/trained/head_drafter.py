@@ -214,10 +214,10 @@ class HeadDrafter(TrainedDrafter):
         counts = [min(budget, shape.size) for budget in budgets]
         plan = self._plans.of(shape.first(max(counts)))
         walk = self.walk(rows)
-        tokens, law = draw_tree(
+        drawn = draw_tree(
             plan, rows, walk.first(), walk.deeper, lane=self.lane, with_replacement=False
         )
-        return Proposal(tokens, plan.tree(len(rows)), to_device(counts, tokens.device), law)
+        return replace(drawn, counts=to_device(counts, drawn.tokens.device))
 
     def _grown(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         """Drafts the nodes that the head finds most probable."""

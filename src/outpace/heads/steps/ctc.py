@@ -95,16 +95,3 @@ class FrameLayer(nn.Module):
         flat = flat + self.attention(seen, seen, seen, need_weights=False)[0]
         found: Tensor = flat + self.down(nn.functional.silu(self.up(self.norm(flat))))
         return found.view_as(x)
-
-
-def collapsed(frames: Tensor, blank: int, length: int) -> Tensor:
-    """Returns the first so many tokens ``[..., length]`` that frames ``[..., F]`` spell, then -1.
-
-    >>> collapsed(torch.tensor([[4, 4, 9, 4, 2]]), blank=9, length=4).tolist()
-    [[4, 4, 2, -1]]
-    """
-    before = torch.nn.functional.pad(frames[..., :-1], (1, 0), value=blank)
-    spoken = (frames != blank) & (frames != before)
-    place = torch.where(spoken, spoken.cumsum(-1) - 1, length).clamp(max=length)
-    found = frames.new_full((*frames.shape[:-1], length + 1), -1)
-    return found.scatter(-1, place, frames)[..., :length]

@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
 from outpace.heads.base import Shared
 from outpace.heads.blocks.base import BlockHead
-from outpace.train.marks import Marks, Recipe, Sheet
+from outpace.train.marks import Marks, Recipe, Sheet, together
 from outpace.train.teacher import Lesson
 
 BLOCKS = 32
@@ -52,12 +51,4 @@ class BlockRecipe(Recipe):
             for depth in range(logits.shape[2]):
                 sheet.note(logits[:, :, depth])
             marks.append(sheet.marks())
-        return _together(marks)
-
-
-def _together(marks: list[Marks]) -> Marks:
-    """The marks of all places, from those of some each."""
-    hits = torch.cat([each.hits for each in marks])
-    losses = torch.stack([each.loss * len(each.hits) for each in marks])
-    loss: Tensor = losses.sum() / len(hits)
-    return Marks(loss, hits)
+        return together(marks)

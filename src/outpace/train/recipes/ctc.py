@@ -7,13 +7,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from outpace.heads.base import Shared
-from outpace.heads.steps.ctc import Ctc, collapsed
+from outpace.heads.steps.ctc import Ctc
+from outpace.heads.steps.spelling import TOP_K, beginnings, frames_of, spelt
 from outpace.train.marks import Marks, Recipe
 from outpace.train.teacher import Lesson
 
 
 class CtcRecipe(Recipe):
-    """Marks a `Ctc` head by how likely its frames spell the text behind each place."""
+    """Marks a `Ctc` head by how likely its frames spell the text behind each place.
+
+    Its drafts are simulated as trees of ``depths`` nodes: the likeliest beginnings of all that the
+    frames spell. A depth is hit where one of them is what the target says, up to that depth.
+    """
 
     def __init__(self, head: Ctc, shared: Shared) -> None:
         self._head, self._shared = head, shared
@@ -23,16 +28,28 @@ class CtcRecipe(Recipe):
 
     def mark(self, lesson: Lesson) -> Marks:
         head, tokens = self._head, lesson.tokens
-        depths, blank = head.config.depths, head.vocabulary
+        depths, rows = head.config.depths, len(tokens)
         places = tokens.shape[1] - depths - 1
         states = lesson.states[:, :places].to(head.dtype)
         logits = head.guess(states, tokens[:, 1 : 1 + places], self._shared).float().flatten(0, 1)
         # [B P, depths]: the text behind the roots, and what the target says there.
         text = tokens[:, 2:].unfold(1, depths, 1)[:, :places].flatten(0, 1)
         likeliest = lesson.top_tokens[:, 1:-1, 0].unfold(1, depths, 1)[:, :places].flatten(0, 1)
-        spelt = collapsed(logits.argmax(-1), blank, depths)
-        hits = (spelt >= 0) & (head.d2t[spelt.clamp_min(0)] == likeliest)
-        return Marks(self._loss(logits, self._own[text]), hits)
+        loss = self._loss(logits, self._own[text])
+        if torch.is_grad_enabled():
+            return Marks(loss, tokens.new_empty(rows, places, 0, dtype=torch.bool))
+        return Marks(loss, self._hits(logits, likeliest).view(rows, places, depths))
+
+    def _hits(self, logits: Tensor, likeliest: Tensor) -> Tensor:
+        """``[N, depths]``; logits: of frames ``[N, F, V' + 1]``; likeliest: what the target says,
+        ``[N, depths]``."""
+        head = self._head
+        frames = frames_of(logits, head.d2t, min(TOP_K, head.vocabulary))
+        hits = []
+        for place, wanted in zip(frames, likeliest.tolist(), strict=True):
+            drafted = beginnings(spelt(place), len(wanted))
+            hits.append([tuple(wanted[:end]) in drafted for end in range(1, len(wanted) + 1)])
+        return torch.tensor(hits, device=logits.device)
 
     def _loss(self, logits: Tensor, text: Tensor) -> Tensor:
         """Of frames ``[N, F, V' + 1]`` and the tokens ``[N, depths]`` that they should spell, up to

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from outpace.heads.base import Shared
 from outpace.heads.blocks.diffusion import Diffusion
-from outpace.train.marks import Marks, Recipe, Sheet
+from outpace.train.marks import Marks, Recipe, Sheet, together
 from outpace.train.teacher import Lesson
 
 PLACES = 64
@@ -25,15 +26,21 @@ class DiffusionRecipe(Recipe):
         self._head = head
 
     def mark(self, lesson: Lesson) -> Marks:
-        head, (rows, length) = self._head, lesson.tokens.shape
+        count = lesson.tokens.shape[1] - self._head.config.depths
+        at = torch.arange(count, device=lesson.tokens.device)
+        if torch.is_grad_enabled():
+            return self._behind(lesson, at[:: -(-count // PLACES)])
+        return together([self._behind(lesson, places) for places in torch.split(at, PLACES)])
+
+    def _behind(self, lesson: Lesson, places: Tensor) -> Marks:
+        """The marks for blocks behind these places ``[P]``."""
+        head, rows = self._head, len(lesson.tokens)
         depths = head.config.depths
-        spacing = -(-(length - depths) // PLACES)
-        places = torch.arange(0, length - depths, spacing, device=lesson.tokens.device)
         windows = torch.cat([head.window(lesson.tokens[:, : 2 + at]) for at in places.tolist()])
         losses, hits = [], torch.empty(0)
         for made in head.denoise(windows):
             logits = made.logits.view(len(places), rows, depths, -1).transpose(0, 1)
-            sheet = Sheet(head, lesson, len(places), spacing)
+            sheet = Sheet(head, lesson, places)
             for depth in range(depths):
                 sheet.note(logits[:, :, depth])
             marks = sheet.marks()

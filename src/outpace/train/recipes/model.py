@@ -52,10 +52,9 @@ class ModelRecipe(Recipe):
         return loss, p.argmax(-1) == q.argmax(-1)
 
     def _drafts(self, right: Tensor) -> Tensor:
-        """``[B, T]``, whether the guess behind each token is right, to ``[P, D]``, by the place
-        where a draft begins and depth: behind the root, the next token, and so on."""
-        windows = right[:, 1:].unfold(1, self._depths, 1)  # [B, T - D, D]
-        return windows.flatten(0, 1)
+        """``[B, T]``, whether the guess behind each token is right, to ``[B, T - D, D]``, by the
+        place where a draft begins and depth: behind the root, the next token, and so on."""
+        return right[:, 1:].unfold(1, self._depths, 1)
 
 
 class LikeliestRecipe(Recipe):
@@ -75,7 +74,7 @@ class LikeliestRecipe(Recipe):
         likeliest = lesson.top_tokens[where].clamp_max(self._vocabulary - 1)  # [P, TOP]
         found = logits.log_softmax(-1).gather(-1, likeliest)
         hits = logits.argmax(-1) == likeliest[:, 0]
-        return Marks(-(chances[where] * found).sum(-1).mean(), hits[:, None])
+        return Marks(-(chances[where] * found).sum(-1).mean(), hits[None, :, None])
 
 
 def _text_config(model: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 from outpace.core.proposal import Riders
 from outpace.heads.base import Shared
 from outpace.heads.riders.base import RidingHead
-from outpace.train.marks import Marks, Recipe, Sheet
+from outpace.train.marks import Marks, Recipe, Sheet, together
 from outpace.train.teacher import Lesson
 
 PLACES = 64
@@ -26,19 +26,30 @@ class Carrier(Shared, Protocol):
 
 
 class RidingRecipe(Recipe):
-    """Marks a `RidingHead`: copies of its columns ride behind places all over the text at once."""
+    """Marks a `RidingHead`: copies of its columns ride behind places all over the text at once.
+
+    While it is measured, they ride behind all places but the first, some at a time.
+    """
 
     def __init__(self, head: RidingHead, target: Carrier) -> None:
         self._head, self._target = head, target
 
     def mark(self, lesson: Lesson) -> Marks:
+        count = lesson.tokens.shape[1] - self._head.config.depths
+        at = torch.arange(count, device=lesson.tokens.device)
+        if torch.is_grad_enabled():
+            return self._behind(lesson, at[:: -(-count // PLACES)])
+        # Nothing rides before the first round of a text, which is a plain one.
+        drafted = torch.split(at[min(1, count - 1) :], PLACES)
+        return together([self._behind(lesson, places) for places in drafted])
+
+    def _behind(self, lesson: Lesson, places: Tensor) -> Marks:
+        """The marks for columns behind these places ``[P]``."""
         depths, (rows, length) = self._head.config.depths, lesson.tokens.shape
-        spacing = -(-(length - depths) // PLACES)
-        places = torch.arange(0, length - depths, spacing, device=lesson.tokens.device)
         riders = self._head.riders(places, length, rows)
         said = self._target.carry(lesson.tokens, riders)[..., self._head.d2t]
         said = said.view(rows, len(places), depths, -1)  # [B, P, depths, V']
-        sheet = Sheet(self._head, lesson, len(places), spacing)
+        sheet = Sheet(self._head, lesson, places)
         for depth in range(depths):
             sheet.note(said[:, :, depth])
         return sheet.marks()

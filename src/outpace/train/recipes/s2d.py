@@ -27,15 +27,15 @@ class S2dRecipe(Recipe):
 
     def mark(self, lesson: Lesson) -> Marks:
         tokens = lesson.tokens[:, 1:]  # the first token of a text is no entry
-        rows, count = tokens.shape
+        count = tokens.shape[1]
         learning = torch.is_grad_enabled()
         marks = []
         for each in self._head.parts(tokens) if learning else [self._drafted(tokens)]:
             sheet = Sheet(self._head, lesson, count)
             sheet.note(self._head.logits(each, self._shared))
             marks.append(sheet.marks())
-        hits = marks[-1].hits.view(rows, count).unfold(1, self._head.config.depths, 1)
-        return Marks(torch.stack([each.loss for each in marks]).mean(), hits.flatten(0, 1))
+        hits = marks[-1].hits[..., 0].unfold(1, self._head.config.depths, 1)
+        return Marks(torch.stack([each.loss for each in marks]).mean(), hits)
 
     def _drafted(self, tokens: Tensor) -> Tensor:
         """What the drafter makes of texts ``[B, T]``."""

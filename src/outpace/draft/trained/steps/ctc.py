@@ -5,7 +5,7 @@ Wen et al. 2024, arXiv 2412.00061.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -17,11 +17,11 @@ from outpace.draft.base import Rows
 from outpace.draft.guesses import Guess, point_trees
 from outpace.draft.options import option
 from outpace.draft.trained.head_drafter import HeadOptions
-from outpace.draft.trained.spelling import Frame, likeliest_tree, spelt
 from outpace.draft.trained.steps.base import StateDrafter
 from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.steps.ctc import Ctc
+from outpace.heads.steps.spelling import TOP_K, Frame, Text, beginnings, frames_of, spelt
 from outpace.targets.base import Target
 
 
@@ -29,7 +29,7 @@ from outpace.targets.base import Target
 class CtcOptions(HeadOptions):
     """What a user may set."""
 
-    top_k: int = option(6, "Tokens of each frame that are looked at.")
+    top_k: int = option(TOP_K, "Tokens of each frame that are looked at.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,7 +66,7 @@ class CtcDrafter(StateDrafter):
             return Proposal.empty(len(rows), rows.seeds.device)
         frames = self._frames(rows)
         guesses = [
-            likeliest_tree(spelt(frames[row]), budget) if budget else Guess()
+            _tree(beginnings(spelt(frames[row]), budget)) if budget else Guess()
             for row, budget in enumerate(live)
         ]
         return point_trees(guesses, rows.seeds.device)
@@ -75,14 +75,15 @@ class CtcDrafter(StateDrafter):
     def _frames(self, rows: Rows) -> list[list[Frame]]:
         """The frames of each row: one transfer from the device."""
         logits = self.head.guess(*self.starts(rows), self._target)[:, 0]  # [B, F, V' + 1]
-        chances = torch.cat([logits[..., :-1][..., : len(self._vocabulary)], logits[..., -1:]], -1)
-        chances = chances.double().softmax(-1)
-        best = chances[..., :-1].topk(self._top_k, -1)
-        tokens = self.head.d2t[best.indices]
-        listed = torch.cat([chances[..., -1:], best.values, tokens.double()], -1).tolist()
-        return [[_frame(frame, self._top_k) for frame in row] for row in listed]
+        known = len(self._vocabulary)  # the rest is padding
+        logits = torch.cat([logits[..., :-1][..., :known], logits[..., -1:]], -1)
+        return frames_of(logits, self.head.d2t, self._top_k)
 
 
-def _frame(listed: Sequence[float], count: int) -> Frame:
-    blank, chances, tokens = listed[0], listed[1 : 1 + count], listed[1 + count :]
-    return Frame(blank, [(int(token), p) for token, p in zip(tokens, chances, strict=True)])
+def _tree(texts: Mapping[Text, float]) -> Guess:
+    """The tree of these texts. All beginnings of a text come before it."""
+    number: dict[Text, int] = {(): 0}
+    guess = Guess()
+    for text, chance in texts.items():
+        number[text] = guess.add(text[-1], number[text[:-1]], chance)
+    return guess

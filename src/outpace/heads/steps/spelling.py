@@ -9,10 +9,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from outpace.draft.guesses import Guess
+import torch
+from torch import Tensor
 
 BEAMS = 24
 """Texts that are kept from frame to frame."""
+TOP_K = 6
+"""Tokens of a frame that are looked at, unless it is said otherwise."""
 
 Text = tuple[int, ...]
 
@@ -55,16 +58,34 @@ def spelt(frames: Iterable[Frame]) -> dict[Text, float]:
     return {text: sum(parts) for text, parts in beams.items()}
 
 
-def likeliest_tree(texts: dict[Text, float], nodes: int) -> Guess:
-    """Returns the tree of so many beginnings of these texts that are likeliest."""
+def beginnings(texts: dict[Text, float], count: int) -> dict[Text, float]:
+    """Returns the likeliest beginnings of these texts, at most so many, each with its chance; the
+    likeliest first, so that none comes before its own beginnings.
+
+    >>> beginnings({(5, 7): 0.4, (5, 8): 0.2, (6,): 0.3, (): 0.1}, 2)
+    {(5,): 0.6000000000000001, (5, 7): 0.4}
+    """
     mass: defaultdict[Text, float] = defaultdict(float, texts)
     for length in range(max(map(len, texts), default=0), 0, -1):
         for text in [each for each in mass if len(each) == length]:
             mass[text[:-1]] += mass[text]
+    # A beginning is never less likely than what it begins.
     chosen = sorted((text for text in mass if text), key=lambda text: (-mass[text], text))
-    number: dict[Text, int] = {(): 0}
-    guess = Guess()
-    for text in chosen[:nodes]:
-        if mass[text] > 0:  # a beginning is never less likely than what it begins
-            number[text] = guess.add(text[-1], number[text[:-1]], mass[text])
-    return guess
+    return {text: mass[text] for text in chosen[:count] if mass[text] > 0}
+
+
+def frames_of(logits: Tensor, tokens: Tensor, top_k: int) -> list[list[Frame]]:
+    """Returns the frames of each of B places: one transfer from the device.
+
+    logits: ``[B, F, V' + 1]`` of V' tokens and, last, of a blank. tokens: ``[V']``, which they are.
+    top_k: how many of each frame's are looked at.
+    """
+    chances = logits.double().softmax(-1)
+    best = chances[..., :-1].topk(top_k, -1)
+    listed = torch.cat([chances[..., -1:], best.values, tokens[best.indices].double()], -1)
+    return [[_frame(frame, top_k) for frame in place] for place in listed.tolist()]
+
+
+def _frame(listed: Sequence[float], count: int) -> Frame:
+    blank, chances, tokens = listed[0], listed[1 : 1 + count], listed[1 + count :]
+    return Frame(blank, [(int(token), p) for token, p in zip(tokens, chances, strict=True)])
