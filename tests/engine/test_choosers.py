@@ -245,6 +245,28 @@ def test_a_tag_names_the_drafter() -> None:
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
 
 
+@pytest.mark.parametrize("method", ["tagged", "hedge"])
+def test_an_interruption_leaves_no_row_behind(method: str) -> None:
+    """What is known of rows goes with them: the next ones are not taken for these."""
+    config = {"tagged": {"routes": {"copying": NGRAM, "code": NEAR}},
+              "hedge": {"drafters": [FAR, NEAR]}}[method]  # fmt: skip
+    llm = decoder(method=method, **config)
+
+    def stop(trace: Any) -> None:
+        raise KeyboardInterrupt
+
+    copying, code = (SamplingParams(temperature=0, max_tokens=8, tag=tag) for tag in
+                     ("copying", "code"))  # fmt: skip
+    with pytest.raises(KeyboardInterrupt), llm.engine.observing(stop):
+        llm.generate(PROMPTS[:2], copying)
+    llm.engine.step()
+    drafter: Any = llm.engine.drafter
+    kept = drafter._rows if method == "tagged" else drafter._ids
+    assert len(kept) == len(llm.engine.running)
+    if method == "tagged":
+        assert who_drafts(llm, PROMPTS[:2], code)[-2:] == ["draft_model", "draft_model"]
+
+
 def test_without_a_default_others_are_decoded_plainly() -> None:
     llm = decoder(method="tagged", routes={"code": NEAR})
     outputs = llm.generate(PROMPTS, greedy(LENGTH))

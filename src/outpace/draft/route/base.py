@@ -128,6 +128,7 @@ class Several(Drafter):
         self._asked = []
         for child in self.children:
             child.reset()
+        self.retain([])  # what is known of rows besides; the children have none any more
 
     def forget_texts(self) -> None:
         for child in self.children:

@@ -76,8 +76,8 @@ class Staged(DraftModel):
         self.lookup.retain(rows)
 
     def reset(self) -> None:
-        super().reset()
         self.lookup.reset()
+        super().reset()
 
     def forget_texts(self) -> None:
         self.lookup.forget_texts()
