@@ -108,6 +108,12 @@ def test_a_cheaper_drafter_leads_where_it_brings_as_much() -> None:
     assert leader.best == 0
 
 
+def test_the_first_drafter_begins() -> None:
+    leader = Leader([1.2, 1.0], memory=0.97)
+    leader.learn([1 / 1.3, 1.0])
+    assert leader.best == 0
+
+
 def test_hedge_knows_what_a_look_up_would_have_brought_alone() -> None:
     """Another one drafts, and still the shadow of the look-up plays the rounds that it plays."""
     prompt = [[5, 6, 7, 8, 9] * 5]

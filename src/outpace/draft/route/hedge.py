@@ -70,12 +70,13 @@ class Leader:
     def __init__(self, prices: Sequence[float], memory: float) -> None:
         """prices: of a round with each drafter; memory: what is kept at each token."""
         self.prices, self.memory = list(prices), memory
-        self.rounds = [1.0] * len(self.prices)  # for each token
+        # For each token; at first all gains are alike, so that the drafter named first begins.
+        self.rounds = [1 / price for price in self.prices]
         self.best = 0
 
     @property
     def gains(self) -> list[float]:
-        """Tokens for the price of a round, by drafter; before anything is learned, one a round."""
+        """Tokens for the price of a round, by drafter; 1 before anything is learned."""
         pairs = zip(self.rounds, self.prices, strict=True)
         return [1 / (rounds * price) for rounds, price in pairs]
 
