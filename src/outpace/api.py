@@ -414,11 +414,16 @@ class LLM:
                 self.engine.step()
                 _raise_errors(requests)
                 for index, request in enumerate(requests):
+                    if done[index]:
+                        continue
+                    # Another thread's step may write on meanwhile: the end, the text and the tokens
+                    # are looked at in this order, so that none promises more than what follows it.
+                    reason = request.finish_reason
                     text, ids = request.new_text(), request.output_ids[sent[index] :]
-                    ended = request.finish_reason is not None and not done[index]
-                    if text or ended:
-                        sent[index], done[index] = len(request.output_ids), done[index] or ended
-                        yield Chunk(index, text, ids, request.finish_reason, request.metrics)
+                    if text or reason is not None:
+                        sent[index] += len(ids)
+                        done[index] = reason is not None
+                        yield Chunk(index, text, ids, reason, request.metrics)
         finally:
             self._abandon(requests)
 

@@ -240,11 +240,14 @@ class _Call:
         processors.check(self.processors, self.input_ids, vocabulary)
         criteria.check(self.criteria, self.input_ids)
         rows = range(len(self.prompts))
-        # From torch's generator, so that torch.manual_seed repeats a text; greedy text needs none.
-        seeds = torch.randint(2**63 - 1, (len(rows),)).tolist() if self.config.do_sample else None
-        return [self._request(row, seeds[row] if seeds else 0, context) for row in rows]
+        # From torch's generator, so that torch.manual_seed repeats a text, however much is drafted
+        # by then; greedy text needs none.
+        seeds: list[int | None] = [None] * len(rows)
+        if self.config.do_sample:
+            seeds = torch.randint(2**63 - 1, (len(rows),)).tolist()
+        return [self._request(row, seed, context) for row, seed in enumerate(seeds)]
 
-    def _request(self, row: int, seed: int, context: int) -> Request:
+    def _request(self, row: int, seed: int | None, context: int) -> Request:
         prompt = self.prompts[row]
         view = AsGenerate(self.input_ids[row], len(prompt))
         limit = self._limit()
@@ -255,20 +258,21 @@ class _Call:
             )
         return Request(
             prompt_ids=prompt,
-            options=RowOptions(self._params(row, view)),
-            seed=seed,
+            options=RowOptions(self._params(row, view, seed)),
+            seed=seed or 0,
+            seeded=seed is not None,
             max_tokens=limit,
             eos_ids=self._eos_ids(),
             stop_when=self._stop_when(view),
             source=self.sources[row],
         )
 
-    def _params(self, row: int, view: AsGenerate) -> SamplingParams:
+    def _params(self, row: int, view: AsGenerate, seed: int | None) -> SamplingParams:
         left, options = split(self.processors) if self.config.do_sample else (self.processors, {})
         own = [of_row(processor, row, len(self.prompts)) for processor in left]
         options.setdefault("temperature", 1.0 if self.config.do_sample else 0.0)
         joined = (RowProcessors(own, view),) if own else ()
-        return SamplingParams(**options, logits_processors=joined).resolve({})
+        return SamplingParams(**options, seed=seed, logits_processors=joined).resolve({})
 
     def _limit(self) -> int:
         ends = [c.max_length for c in self.criteria if type(c) is MaxLengthCriteria]

@@ -16,7 +16,7 @@ from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.values import shown
 from outpace.engine.request import Request
-from outpace.errors import ParamsError, PromptError
+from outpace.errors import ConfigError, ParamsError, PromptError
 from outpace.grammars import KINDS, Grammar, Grammars
 from outpace.pictures import Pictures
 from outpace.prompts import (
@@ -178,6 +178,11 @@ class Intake:
             return []
         tokenizer = self._needs_tokenizer(f"verify={rule.name!r}")
         ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        if not ids:
+            raise ConfigError(
+                f"verify={rule.name!r} is given {shown(text)}, of which the tokenizer makes no "
+                "token: give another text."
+            )
         return ids
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -241,11 +246,8 @@ class Intake:
         if params.stop_strings:
             self._needs_tokenizer("a stop string")
         words = {tuple(word) for word in params.bad_words_ids or ()}
-        if params.bad_words:
-            tokenizer = self._needs_tokenizer("bad_words")
-            for word in params.bad_words:
-                for text in (word, " " + word):
-                    words.add(tuple(tokenizer(text, add_special_tokens=False).input_ids))
+        for word in params.bad_words or ():
+            words |= self._spellings(word)
         named = {
             "logit_bias": params.logit_bias or (),
             "allowed_token_ids": params.allowed_token_ids or (),
@@ -258,6 +260,17 @@ class Intake:
         if not params.ignore_eos:
             ends.update(self._loaded.eos_ids)
         return RowOptions(params, tuple(sorted(words)), tuple(sorted(ends)))
+
+    def _spellings(self, word: str) -> set[tuple[int, ...]]:
+        """The token ids of a forbidden word, at the beginning of a text and behind a space;
+        ``ParamsError`` for one that the tokenizer leaves out altogether."""
+        self._needs_tokenizer("bad_words")
+        found = {tuple(self.token_ids(text, False)) for text in (word, " " + word)} - {()}
+        if not found:
+            raise ParamsError(
+                f"bad_words holds {word!r}, of which the tokenizer makes no token: leave it out."
+            )
+        return found
 
     def _grammar(self, form: Mapping[str, Any], params: SamplingParams) -> Grammar:
         """The grammar of a form; ``ParamsError`` for one that is not sound."""

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fuzz.attack import check_sentence
-from outpace import LLM
+from outpace import LLM, SamplingParams
+from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.draft.options import described
 from outpace.draft.registry import drafters
 from outpace.errors import OutpaceError
@@ -85,3 +86,17 @@ def test_an_odd_object_for_each_option_of_each_drafter(method: str, name: str) -
             max_model_len=32,
         )
     )
+
+
+def test_a_text_between_two_drafts_that_the_tokenizer_leaves_out() -> None:
+    config = {"method": "ngram", "verify": {"name": "reflective", "prompt": "\u200b"}}
+    said = refused(
+        lambda: LLM(letter_model(), tokenizer=LetterTokenizer(), speculative_config=config)
+    )
+    assert "makes no token" in said
+
+
+def test_a_bad_word_that_the_tokenizer_leaves_out() -> None:
+    llm = LLM(letter_model(), tokenizer=LetterTokenizer(), generation_config="none")
+    said = refused(lambda: llm.generate("a", SamplingParams(bad_words=["b", "\u200b"])))
+    assert "bad_words holds '\\u200b'" in said

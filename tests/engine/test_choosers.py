@@ -251,26 +251,27 @@ def test_a_tag_names_the_drafter() -> None:
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
 
 
-@pytest.mark.parametrize("method", ["tagged", "hedge"])
-def test_an_interruption_leaves_no_row_behind(method: str) -> None:
-    """What is known of rows goes with them: the next ones are not taken for these."""
-    config = {"tagged": {"routes": {"copying": NGRAM, "code": NEAR}},
-              "hedge": {"drafters": [FAR, NEAR]}}[method]  # fmt: skip
-    llm = decoder(method=method, **config)
+def test_an_interruption_leaves_no_tags_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = decoder(method="tagged", routes={"copying": NGRAM}, default=NEAR)
+    params = [greedy(8, tag="copying"), greedy(8)]
 
-    def stop(trace: Any) -> None:
+    def interrupted(plan: Any) -> Any:
         raise KeyboardInterrupt
 
-    copying, code = (SamplingParams(temperature=0, max_tokens=8, tag=tag) for tag in
-                     ("copying", "code"))  # fmt: skip
-    with pytest.raises(KeyboardInterrupt), llm.engine.observing(stop):
-        llm.generate(PROMPTS[:2], copying)
-    llm.engine.step()
-    drafter: Any = llm.engine.drafter
-    kept = drafter._rows if method == "tagged" else drafter._ids
-    assert len(kept) == len(llm.engine.running)
-    if method == "tagged":
-        assert who_drafts(llm, PROMPTS[:2], code)[-2:] == ["draft_model", "draft_model"]
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.target, "score", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS[:2], params)
+    assert who_drafts(llm, PROMPTS[:2], params[::-1]) == ["draft_model", "ngram"]
+
+
+def test_a_part_of_the_target_drafts_for_one_row_of_several() -> None:
+    """Once its row has ended, it is not asked any more."""
+    part = {"method": "layer_skip", "layers": {"attention": [1]}}
+    llm = decoder(method="tagged", routes={"part": part}, default=NGRAM)
+    params = [greedy(LENGTH), greedy(5, tag="part")]
+    found = ids(llm.generate(PROMPTS[:2], params))
+    assert found == [EXPECTED[0], EXPECTED[1][:5]]
 
 
 def test_without_a_default_others_are_decoded_plainly() -> None:

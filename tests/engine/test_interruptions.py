@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outpace import LLM, SamplingParams
+from outpace.engine.request import Request
 from outpace.errors import ConfigError
 from targets.families import CONTEXT, PROMPTS, drafter, target
 from targets.generating import greedy, ids
@@ -156,6 +158,50 @@ def test_a_stop_condition_that_raises_ends_its_own_text() -> None:
     assert requests[2].output_ids == expected[2][:4]
     others = [request.output_ids for request in requests[:2] + requests[3:]]
     assert others == expected[:2] + expected[3:]
+
+
+def test_an_interrupted_token_has_its_logprobs() -> None:
+    llm = decoder("draft_model")
+    asked = greedy(LENGTH, logprobs=1)
+    (request,), (whole,) = (llm.requests(PROMPTS[0], asked) for _ in range(2))
+    faults = [KeyboardInterrupt, KeyboardInterrupt]
+
+    def interrupted(tokens: list[int]) -> bool:
+        if faults and len(tokens) > len(PROMPTS[0]) + 1:
+            raise faults.pop()
+        return False
+
+    request.stop_when = interrupted
+    for one in (request, whole):
+        llm.engine.add(one)
+    while llm.engine.busy:
+        with suppress(KeyboardInterrupt):
+            llm.engine.step()
+    assert not faults
+    assert request.output_ids == whole.output_ids
+    assert [list(each) for each in request.logprobs] == [list(each) for each in whole.logprobs]
+
+
+def test_a_stream_loses_nothing_that_another_thread_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread's step may come while a piece of text is put together."""
+    llm = text_decoder("none", k=0)
+    params = SamplingParams(temperature=0, max_tokens=9)
+    whole = llm.generate("a", params)[0].outputs[0]
+    new_text = Request.new_text
+
+    def meanwhile(request: Request) -> str:
+        llm.engine.step()
+        text = new_text(request)
+        llm.engine.step()
+        return text
+
+    monkeypatch.setattr(Request, "new_text", meanwhile)
+    chunks = list(llm.stream("a", params))
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
 
 
 def test_an_interrupted_token_is_still_looked_at() -> None:

@@ -111,6 +111,12 @@ def test_clients_that_left_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(order._given) <= 6
 
 
+def test_more_clients_may_wait_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outpace.engine.order.fair.REMEMBERED", 2)
+    queue = queue_of(*"abcd")
+    assert joins(queue, 4) == [*"abcd"]
+
+
 # -- shortest --------------------------------------------------------------------------------------
 
 

@@ -170,6 +170,18 @@ def test_options_may_leave_nothing_that_is_shared(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_it_has_no_laws_of_the_targets_tokens(mode: str) -> None:
+    """A router that asks for them learns nothing, and goes on."""
+    theirs = Loaded(helper("shuffled"), KINDS["shuffled"](), "theirs")
+    model = {"model": theirs, "vocabulary": mode}
+    config = {"method": "hedge", "drafters": [model, {"method": "ngram"}]}
+    ours = Loaded(writer(), byte_level(), "ours")
+    llm = LLM(ours, speculative_config={"num_speculative_tokens": 4, **config}, max_num_seqs=2)
+    asked = [greedy(LENGTH), greedy(LENGTH, speculative="off")]
+    assert ids(llm.generate(PROMPTS[:2], asked)) == undrafted()[:2]
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_only_what_is_new_is_read(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     llm, fed = decoder("shuffled", mode), []
     runner = llm.engine.drafter.runner

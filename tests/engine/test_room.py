@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from outpace import LLM, SamplingParams
+from outpace.draft.registry import find_drafter
 from outpace.engine.request import Request
 from outpace.engine.scheduler import AHEAD, Queue, Room
 from outpace.engine.trace import RoundTrace
@@ -14,6 +17,7 @@ from outpace.errors import ConfigError
 from targets.families import CONTEXT, PROMPTS, drafter, target
 from targets.generating import greedy
 
+NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
 LIMIT = 300
 LENGTH = 90
 SAMPLED = SamplingParams(temperature=1.0, seed=3, max_tokens=LENGTH, ignore_eos=True)
@@ -60,6 +64,73 @@ def test_a_text_that_is_put_aside_goes_on_where_it_was(method: str, caching: boo
     assert [one.finish_reason for one in short] == [one.finish_reason for one in free]
     assert sum(one.preemptions for one in short) > 1
     assert all(one.cached_tokens <= len(one.prompt_ids) for one in short)
+
+
+LEARNING: dict[str, dict[str, Any]] = {
+    "a bandit": {"method": "ucb", "drafters": [NGRAM, {"model": drafter("llama")}]},
+    "guesses": {"method": "pass"},
+}
+
+
+def learner(name: str, **options: Any) -> LLM:
+    config = {"num_speculative_tokens": 4, **LEARNING[name]}
+    if name == "guesses":
+        plain = LLM(target("llama"), max_model_len=CONTEXT)
+        config |= find_drafter("pass").specimen(plain.target)
+    return LLM(
+        target("llama"),
+        speculative_config=config,
+        max_num_seqs=4,
+        max_model_len=CONTEXT,
+        max_num_batched_tokens=6,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_what_was_learned_of_a_seeded_text_comes_back_with_it(name: str) -> None:
+    """Where rounds begin and end is a part of what a seeded, sampled text follows from."""
+
+    def written(llm: LLM) -> list[Request]:
+        requests = [one for prompt in PROMPTS for one in llm.requests(prompt, SAMPLED)]
+        for request in requests:
+            llm.engine.add(request)
+        while llm.engine.busy:
+            llm.engine.step()
+        return requests
+
+    free, short = written(learner(name)), written(learner(name, max_batch_total_tokens=LIMIT))
+    assert [one.output_ids for one in short] == [one.output_ids for one in free]
+    assert [one.metrics.num_target_passes for one in short] == [
+        one.metrics.num_target_passes for one in free
+    ]
+    assert sum(one.preemptions for one in short) > 1
+
+
+def test_the_window_of_a_drafter_with_a_short_context_stays_where_it_was() -> None:
+    short = copy.deepcopy(drafter("llama", 0.2))
+    short.config.max_position_embeddings = 24
+    asked = replace(SAMPLED, max_tokens=100)
+
+    def written(**options: Any) -> list[Request]:
+        config = {"model": short, "num_speculative_tokens": 6}
+        llm = LLM(
+            target("llama"),
+            speculative_config=config,
+            max_num_seqs=4,
+            max_model_len=CONTEXT,
+            **options,
+        )
+        requests = [one for prompt in PROMPTS for one in llm.requests(prompt, asked)]
+        for request in requests:
+            llm.engine.add(request)
+        while llm.engine.busy:
+            llm.engine.step()
+        return requests
+
+    free, short_of_room = written(), written(max_batch_total_tokens=LIMIT)
+    assert sum(one.preemptions for one in short_of_room) > 1
+    assert [one.output_ids for one in short_of_room] == [one.output_ids for one in free]
 
 
 def test_who_comes_last_leaves_first() -> None:

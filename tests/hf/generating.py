@@ -22,7 +22,7 @@ BATCHES = {"one": (ONE, torch.ones_like(ONE)), "ragged": (RAGGED, MASK)}
 METHODS = ("none", "ngram", "draft_model")
 
 
-def faster(method: str = "draft_model", k: int = 4, **options: Any) -> Speculative:
+def faster(method: str = "draft_model", k: Any = 4, **options: Any) -> Speculative:
     model = drafter(FAMILY) if method == "draft_model" else None
     return speculative(model, method=method, num_speculative_tokens=k, **options)
 

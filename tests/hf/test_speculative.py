@@ -172,8 +172,10 @@ def test_num_return_sequences_gives_that_many_rows() -> None:
     assert torch.equal(made[::3, : RAGGED.shape[1]], RAGGED)
 
 
-def test_torch_manual_seed_repeats_a_sampled_text() -> None:
-    custom = faster()
+@pytest.mark.parametrize("k", [4, "auto"])
+def test_torch_manual_seed_repeats_a_sampled_text(k: Any) -> None:
+    """Also where the engine has learned in between what pays."""
+    custom = faster(k=k)
     texts = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)

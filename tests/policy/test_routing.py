@@ -39,10 +39,10 @@ TASKS = {"copying": COPYING, "prose": PROSE, "nothing": NOTHING}
 
 
 def routing(model: bool = True, invariant: bool = False) -> Routing:
-    autos = {"look-up": Auto(Ladder.chains(MOST), invariant, Prices(node=0.02), "look-up")}
+    autos = {"look-up": Auto(Ladder.chains(MOST), invariant, Prices(node=0.02))}
     if model:
         prices = Prices(level=0.1, node=0.02)
-        autos["model"] = Auto(Ladder.chains(MOST), invariant, prices, "model")
+        autos["model"] = Auto(Ladder.chains(MOST), invariant, prices)
     return Routing(autos, ["look-up"], invariant)
 
 

@@ -46,6 +46,7 @@ def test_the_defaults_are_in_range(name: str) -> None:
         ("judge", {}, "JudgeHead"),
         ("judge", {"head": JudgeHead(torch.ones(2)), "threshold": 2}, "threshold"),
         ("reflective", {"weight": 1.5}, "weight"),
+        ("reflective", {"prompt": ""}, "prompt must be a text"),
         ("lud", {"threshold": 0}, r"\(0, 1\]"),
         ("cascade", {"defer": "optt"}, "did you mean 'opt'"),
         ("canonical", {"alphabet": 2.5}, "whole number"),

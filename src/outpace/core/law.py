@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -93,6 +94,8 @@ class LawMaker:
         self._softmax_alone = self._leaves_scores_alone and all(one is None for one in truncations)
         """Whether no option does more than to divide the scores by a temperature."""
         self._dead_ends: dict[int, dict[int, RowFault]] = {}
+        self._silent: set[int] | None = None
+        """While laws are a drafter's: the rows in which its root has none. None: they are not."""
         self._unread: list[tuple[Tensor, Tensor, Branches]] = []
         """Of laws that nobody has looked at: the highest scores, the logits and the nodes."""
         self._prompts, self._outputs = (
@@ -151,6 +154,26 @@ class LawMaker:
         # Drafters ask for further laws in the same round: what was found must not change by that.
         return {row: dict(nodes) for row, nodes in self._dead_ends.items()}
 
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Makes the laws of one drafter inside.
+
+        Its vocabulary may lack every token that a row's options allow. That is no fault of the row:
+        the target can go on. So the law at the root is even, as at a dead end, and the row has
+        nothing to draft (`silenced`).
+        """
+        before, self._silent = self._silent, set()
+        try:
+            yield
+        finally:
+            self._silent = before
+
+    def silenced(self, counts: Sequence[int]) -> list[int]:
+        """Returns how many tokens each row drafts: ``counts``, but 0 where the drafter's root has
+        no law, as far as that is known without waiting for the device."""
+        silent = self._silent or ()
+        return [0 if row in silent else count for row, count in enumerate(counts)]
+
     def _begin(self) -> None:
         self._unread = []
         self._dead_ends = {}
@@ -174,8 +197,14 @@ class LawMaker:
         for row, node in (~highest.isfinite()).nonzero().tolist():
             fault = self._fault(row, float(highest[row, node]), logits[row, node])
             if not bool(branches.valid[row, node].any()):
-                raise fault
+                self._at_root(fault)
             self._dead_ends.setdefault(row, {}).setdefault(node, fault)
+
+    def _at_root(self, fault: RowFault) -> None:
+        """Raises the fault of a root, unless it is a drafter's that has no token to offer."""
+        if self._silent is None or isinstance(fault, NotFinite):
+            raise fault
+        self._silent.add(fault.row)
 
     def _fault(self, row: int, highest: float, logits: Tensor) -> RowFault:
         """Why a node has no law. logits: ``[V']``, what the model made of it."""
@@ -266,6 +295,8 @@ class LawMaker:
                 ]
                 faults = constraints.apply(scores[row], paths, history)
                 for node, fault in faults.items():
+                    if not paths[node]:
+                        self._at_root(fault)
                     self._dead_ends.setdefault(row, {})[part.start + node] = fault
             yield scores
 

@@ -19,7 +19,7 @@ class Chains:
     """Draws the drafted tokens of one round from their laws, as the rows' options and the rule ask.
 
     Greedy and coupled rows' tokens are given once the law is (`Point`); all others are sampled.
-    Nothing leaves the device, but for a rule that decides from each law whether a chain goes on.
+    Nothing leaves the device, unless the terms of the round say where chains end.
     """
 
     def __init__(self, rows: Rows, counts: Sequence[int], lane: int = 0) -> None:
@@ -45,7 +45,7 @@ class Chains:
     def grow(
         self, logits: Tensor, given: Tensor | None = None, states: Tensor | None = None
     ) -> bool:
-        """Draws one token more, if the rule lets any chain go on; returns whether another is due.
+        """Draws one token more in each chain, if any is to go on; returns whether another is due.
 
         logits: ``[B, V']``, after the tokens so far. given: ``[B]``, tokens that were chosen and
         are not drawn; -1 where there is none. states: ``[B, H]``, the last hidden states that the
@@ -70,13 +70,16 @@ class Chains:
             token = self._draw(soft)
         if given is not None:
             token = self._take(given[:, None], token)
+        if not self.length:
+            self.counts = rows.law.silenced(self.counts)
         self.tokens = torch.cat([self.tokens, token], 1)
         if soft is not None:
             self._end_behind(soft[:, 0], token[:, 0])
         return self.length < max(self.counts)
 
     def _goes_on_by(self, states: Tensor) -> bool:
-        """Ends the chains whose states so far are enough; returns whether any is left."""
+        """Ends the chains whose states say so (`DraftingTerms.goes_on`); returns whether any goes
+        on."""
         goes_on = self._rows.terms.goes_on
         if goes_on is not None:
             self._end(goes_on(states))
@@ -88,7 +91,8 @@ class Chains:
         self.counts = [count if on else min(count, self.length) for count, on in pairs]
 
     def _goes_on(self, soft: Tensor) -> bool:
-        """Ends the chains that the rule has seen enough of; returns whether any is left."""
+        """Ends the chains whose next law says so (`DraftingTerms.keeps_drafting`); returns whether
+        any goes on. soft: ``[B, 1, V]``."""
         keeps_drafting = self._rows.terms.keeps_drafting
         if keeps_drafting is not None:
             self._end(keeps_drafting(soft[:, 0]))

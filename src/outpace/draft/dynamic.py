@@ -51,11 +51,11 @@ class Growth:
 
         logits: ``[B, V']``, at the root.
         """
-        wanted = to_device(list(budgets), logits.device)
         frontier = _Frontier.root(logits)
+        law = _expected(rows, frontier, 1)
+        wanted = to_device(rows.law.silenced(budgets), logits.device)
         found = _Candidates.none(logits)
         for level in range(1, self.depth + 1):
-            law = _expected(rows, frontier, level)
             best = law.topk(min(self.top_k, law.shape[-1]), -1)  # [B, W, k]
             found = found.joined(frontier, best.indices, best.values)
             # A node behind as many better ones of its level cannot be in the tree, and if no node
@@ -64,6 +64,7 @@ class Growth:
                 break
             expanded = min(self.top_k, max(budgets))
             frontier = frontier.below(found, best.values.shape[-1], expanded, deeper)
+            law = _expected(rows, frontier, level + 1)
         return found.proposal(wanted, max(budgets))
 
 

@@ -341,7 +341,8 @@ class Engine:
         times.append(perf_counter())
         seconds = Seconds(*(b - a for a, b in itertools.pairwise(times)))
         deliver_round(self.drafter, scores, pending, decisions)
-        self.drafter.observe(rows, Round(proposal, verdict, seconds, laws, scores.rider_logits))
+        with rows.law.drafting():
+            self.drafter.observe(rows, Round(proposal, verdict, seconds, laws, scores.rider_logits))
         methods = proposal.methods or [self.drafter.name] * len(played)
         outcomes = counted(played, decisions, emitted, seconds, methods)
         steady = self.compile_seconds == compiled  # compiling is no price of a round
@@ -378,7 +379,8 @@ class Engine:
 
     def _propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if any(budgets):
-            return self.drafter.propose(rows, budgets)
+            with rows.law.drafting():
+                return self.drafter.propose(rows, budgets)
         if self._nothing is None:
             self._nothing = Proposal.empty(len(rows), self.target.device)
         return self._nothing
@@ -411,9 +413,8 @@ class Engine:
         for row, (request, decision) in enumerate(zip(played, decisions, strict=True)):
             dead = dead_ends.get(row, {})
             end = next((at for at, node in enumerate(decision.path, 1) if node in dead), None)
-            taken = request.extend(decision.tokens[:end])
+            taken = request.extend(decision.tokens[:end], reported[row])
             if end is not None and not request.finished:
                 request.fail(dead[decision.path[end - 1]])
-            request.logprobs += reported[row][:taken]
             emitted.append(taken)
         return emitted

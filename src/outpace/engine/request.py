@@ -104,16 +104,19 @@ class Request:
         """All committed tokens, those of the prompt first."""
         return [*self.prompt_ids, *self.output_ids]
 
-    def extend(self, tokens: Sequence[int]) -> int:
+    def extend(self, tokens: Sequence[int], logprobs: Sequence[dict[int, Logprob]] = ()) -> int:
         """Appends tokens until one of them ends the text; returns how many were taken.
 
         What follows the end is neither emitted nor counted. An exception in the request's own code
         (its stop condition, its tokenizer) ends this text with that error, and nothing else.
+
+        logprobs: what is reported of each token, if that was asked for.
         """
         taken = 0
         for token in tokens:
             if self.finished:
                 break
+            self.logprobs += logprobs[taken : taken + 1]  # first: no token is ever without them
             self.output_ids.append(token)
             taken += 1
             self._look()
@@ -121,6 +124,7 @@ class Request:
 
     def settle(self) -> None:
         """Makes up for an `extend` that was interrupted."""
+        del self.logprobs[len(self.output_ids) :]
         if self._looked_at == len(self.output_ids) or self.finished:
             return
         looked_at, self._looked_at = self._looked_at, 0

@@ -20,7 +20,7 @@ REQUEST_MEMORY = 0.98
 of all requests, and 50 of a single one."""
 
 MOST_MISSES = 30.0
-"""A find is charged for so many misses at most: what asking costs is not known more exactly."""
+"""The most rounds in which asking found nothing that one round in which it did is charged for."""
 
 SHARED_WEIGHT = 10.0
 """In the estimate for one request, the estimate over all requests weighs as many tokens."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
-from outpace.policy.acceptance import Acceptance
+from outpace.policy.acceptance import Acceptance, Counts
 from outpace.policy.base import Controller, Outcome, affordable, is_pure, wish
 from outpace.policy.cost import CostModel, Place, ReadingCost
 from outpace.policy.growing import Growing
-from outpace.policy.knowledge import Knowledge, RowKnowledge
+from outpace.policy.knowledge import Knowledge
 from outpace.policy.ladder import Ladder
 from outpace.policy.ledger import Ledger
 from outpace.policy.prices import Prices
@@ -60,17 +59,17 @@ TRUSTED = 3
 class _Row:
     """What is known of a request."""
 
+    counts: Counts
     ledger: Ledger
-    by_method: dict[str, RowKnowledge]
     begun: bool = False  # a request's first round reads the prompt, too
-    drafter: str | None = None  # who drafted in its last round: only that one is up to date
+    read: int = 0  # tokens that the drafter has seen
+    drafted: bool = False  # in its last round: then the drafter is up to date
 
-    def unread(self, request: DraftingRow, method: str) -> int:
-        """Tokens that a drafter has to read before it can draft. A few are read along with the
+    def unread(self, request: DraftingRow) -> int:
+        """Tokens that the drafter has to read before it can draft. A few are read along with the
         last one."""
-        read = self.by_method[method].read
-        behind = request.length - read
-        return 0 if self.drafter == method or (read and behind <= ALONG) else behind
+        behind = request.length - self.read
+        return 0 if self.drafted or (self.read and behind <= ALONG) else behind
 
 
 class Auto(Controller):
@@ -87,6 +86,8 @@ class Auto(Controller):
     changes which random numbers a sampled text meets. So the drafts of a row with a seed of its own
     depend on nothing but its own history (`Ledger`), unless ``invariant`` says that the rule's
     texts do not depend on what is drafted.
+
+    A drafter that stands for others and chooses among them itself is one drafter here.
     """
 
     def __init__(
@@ -94,11 +95,9 @@ class Auto(Controller):
         drafts: Ladder | Growing,
         invariant: bool = False,
         prices: Prices | None = None,
-        method: str = "",
     ) -> None:
-        """drafts: what to choose from. prices: nominal ones. method: the name of the drafter."""
-        self.method = method
-        self._known: defaultdict[str, Knowledge] = defaultdict(Knowledge)
+        """drafts: what to choose from. prices: nominal ones."""
+        self._known = Knowledge()
         self._growing = drafts if isinstance(drafts, Growing) else None
         static = drafts.static if isinstance(drafts, Growing) else drafts
         self._static = self._ladder = static
@@ -114,23 +113,23 @@ class Auto(Controller):
 
     @property
     def costs(self) -> CostModel:
-        """How long rounds with the present drafter take."""
-        return self._known[self.method].costs
+        """How long rounds take."""
+        return self._known.costs
 
     @property
     def acceptance(self) -> Acceptance:
-        """How likely the drafts of the present drafter are to be accepted."""
-        return self._known[self.method].acceptance
+        """How likely drafts are to be accepted."""
+        return self._known.acceptance
 
     @property
     def _slim(self) -> float:
         """Levels per node of drafts whose shape is not known beforehand; 1 where the ladder's own
         shape says it."""
-        return self._known[self.method].slimness.levels_per_node if self._loose else 1.0
+        return self._known.slimness.levels_per_node if self._loose else 1.0
 
     @property
     def _reading(self) -> ReadingCost:
-        return self._known[self.method].reading
+        return self._known.reading
 
     # -- choosing ------------------------------------------------------------------------------
 
@@ -189,7 +188,7 @@ class Auto(Controller):
     def tokens(self, request: DraftingRow, nodes: int) -> float:
         """Returns the tokens that a round with so many nodes is expected to bring a request."""
         ladder = self._ladder
-        counts = self._row(request).by_method[self.method].counts
+        counts = self._row(request).counts
         chances = self.acceptance.chances(counts, ladder.shape.height, ladder.shape.width)
         found = ladder.tokens(chances, request.remaining - 1, self._slim)
         return max((found[width] for width in found if width <= nodes), default=1.0)
@@ -200,15 +199,14 @@ class Auto(Controller):
 
     def learn(self, request: DraftingRow, trail: Trail) -> None:
         """Is told what would have become of a draft that was not played."""
-        counts = self._row(request).by_method[self.method].counts
-        self.acceptance.learn(counts, trail)
+        self.acceptance.learn(self._row(request).counts, trail)
 
     def _scout(self, free: Sequence[DraftingRow]) -> DraftingRow:
         """The row in which it costs least to try a draft."""
         return min(free, key=self._unread)
 
     def _unread(self, row: DraftingRow) -> int:
-        return self._row(row).unread(row, self.method)
+        return self._row(row).unread(row)
 
     def _fixed(self, request: DraftingRow) -> int | None:
         """A row's own budget, whatever the others do; None if this controller chooses it."""
@@ -245,7 +243,7 @@ class Auto(Controller):
             return self._try(self._at_most(FIRST // len(requests)), reading, plain)
         tokens = self._tokens(free)
         # A find has to pay for the rounds before it in which asking brought nothing.
-        asking = self._known[self.method].finding.misses_per_find * self.costs.miss(place)
+        asking = self._known.finding.misses_per_find * self.costs.miss(place)
         # Rows whose budget is not chosen here bring the same whatever is chosen.
         others = len(requests) - len(free)
         # No leap to where the machine may be another: a kernel's limit, a full cache.
@@ -277,7 +275,7 @@ class Auto(Controller):
         ladder = self._ladder
         totals = dict.fromkeys(ladder.widths, 0.0)
         for request in free:
-            counts = self._row(request).by_method[self.method].counts
+            counts = self._row(request).counts
             chances = self.acceptance.chances(counts, ladder.shape.height, ladder.shape.width)
             for width, tokens in ladder.tokens(chances, request.remaining - 1, self._slim).items():
                 totals[width] += tokens
@@ -307,54 +305,48 @@ class Auto(Controller):
     def record(
         self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:
-        method = next((each.method for each in outcomes if each.drafted), self.method)
-        rows = [self._row(request, method) for request in requests]
         if seconds is not None:
-            self._learn_times(method, requests, outcomes, seconds)
+            self._learn_times(requests, outcomes, seconds)
         self._asked = False
         if self._growing is not None and self._growing.due():
             slopes = self.costs.slopes(_place(requests, outcomes), self._prices.forked)
             self._growing.grow(self.acceptance, slopes)
-        for row, request, outcome in zip(rows, requests, outcomes, strict=True):
-            row.begun, row.drafter = True, method if outcome.drafted else None
-            own = row.by_method[method]
+        for request, outcome in zip(requests, outcomes, strict=True):
+            row = self._row(request)
+            row.begun, row.drafted = True, outcome.drafted > 0
             if outcome.drafted:
-                own.read = request.length
+                row.read = request.length
             row.ledger.enter(outcome.drafted, outcome.depth, outcome.emitted)
             if outcome.drafted and self._loose:
-                self._known[method].slimness.add(outcome.drafted, outcome.depth)
+                self._known.slimness.add(outcome.drafted, outcome.depth)
             # Of a text that has ended, part of the draft was cut off and says nothing.
             if outcome.depth and not request.finished:
-                self._known[method].acceptance.learn(own.counts, self._trail(outcome))
+                self.acceptance.learn(row.counts, self._trail(outcome))
 
     def _learn_times(
-        self,
-        method: str,
-        requests: Sequence[DraftingRow],
-        outcomes: Sequence[Outcome],
-        seconds: Seconds,
+        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds
     ) -> None:
-        known, place = self._known[method], _place(requests, outcomes)
+        costs, place = self.costs, _place(requests, outcomes)
         width = max(outcome.drafted for outcome in outcomes)
         # A look-up takes no longer for a tree of more levels.
         levels = width if self._loose else max(outcome.depth for outcome in outcomes)
         begun = all(self._row(request).begun for request in requests)
         unread = sum(
-            self._row(request).unread(request, method) - outcome.emitted
+            self._row(request).unread(request) - outcome.emitted
             for request, outcome in zip(requests, outcomes, strict=True)
-            if outcome.drafted and self._row(request).drafter != method
+            if outcome.drafted and not self._row(request).drafted
         )
         # A drafter that has to catch up first takes longer than it will the next time.
         if begun and not unread:
-            self._add_round(method, place, width, seconds, levels)
-        elif begun and self._trial and known.costs.times_measured(place, width) < TRUSTED:
+            self._add_round(place, width, seconds, levels)
+        elif begun and self._trial and costs.times_measured(place, width) < TRUSTED:
             # Even if drafting took no time at all, scoring may already cost more than it brings.
-            known.costs.add(place, width, replace(seconds, draft=0.0), levels)
+            costs.add(place, width, replace(seconds, draft=0.0), levels)
         if unread:
-            steady = known.costs.split(place, width)
-            known.reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
+            steady = costs.split(place, width)
+            self._reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
         self._total += seconds.total if self._ours else 0.0
-        plain = known.costs.measured(place).get(0)
+        plain = costs.measured(place).get(0)
         if self._trial and (width or self._asked) and plain is not None:
             more = sum(outcome.emitted for outcome in outcomes) / len(outcomes) - 1
             # Plain rounds that were slow just before do not make the time of drafting disappear.
@@ -362,19 +354,14 @@ class Auto(Controller):
             loss = min(longer, (DISTURBED - 1) * plain) - plain * more
             self._loss = max(0.0, self._loss + loss)
 
-    def _add_round(
-        self, method: str, place: Place, width: int, seconds: Seconds, levels: int
-    ) -> None:
-        """Enters what a round took; a plain one is the same for all drafters."""
+    def _add_round(self, place: Place, width: int, seconds: Seconds, levels: int) -> None:
+        """Enters what a round took."""
         if self._asked:
-            self._known[method].finding.add(width > 0)
+            self._known.finding.add(width > 0)
         if self._asked and not width:
-            self._known[method].costs.add_miss(place, seconds)
-            return
-        self._known[method].costs.add(place, width, seconds, levels)
-        for name, other in self._known.items():
-            if not width and name != method:
-                other.costs.add(place, 0, seconds, 0)
+            self.costs.add_miss(place, seconds)
+        else:
+            self.costs.add(place, width, seconds, levels)
 
     def _trail(self, outcome: Outcome) -> Trail:
         shape = self._ladder.shape
@@ -382,16 +369,11 @@ class Auto(Controller):
             return chain_trail(outcome.depth, outcome.accepted)
         return shape.first(outcome.drafted).trail(outcome.path)
 
-    def _row(self, request: DraftingRow, method: str | None = None) -> _Row:
-        """What is known of a request, with room for what one method's drafts bring it."""
+    def _row(self, request: DraftingRow) -> _Row:
         if request not in self._rows:
             counts = self.acceptance.new()
-            ledger = Ledger(self._static, self._prices, counts)
-            self._rows[request] = _Row(ledger, {self.method: RowKnowledge(counts)})
-        row = self._rows[request]
-        if method is not None and method not in row.by_method:
-            row.by_method[method] = RowKnowledge(self._known[method].acceptance.new())
-        return row
+            self._rows[request] = _Row(counts, Ledger(self._static, self._prices, counts))
+        return self._rows[request]
 
 
 def _place(requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> Place:

@@ -8,7 +8,6 @@ from outpace.policy.acceptance import (
     DRAFTER_MEMORY,
     REQUEST_MEMORY,
     Acceptance,
-    Counts,
     Finding,
     Slimness,
 )
@@ -17,20 +16,10 @@ from outpace.policy.cost import CostModel, ReadingCost
 
 @dataclass
 class Knowledge:
-    """What is known of one drafter, over all requests. Several may draft for one request over time,
-    and what one costs and brings says nothing about another."""
+    """What is known of one drafter, over all requests."""
 
     costs: CostModel = field(default_factory=CostModel)
     reading: ReadingCost = field(default_factory=ReadingCost)
     acceptance: Acceptance = field(default_factory=Acceptance)
     slimness: Slimness = field(default_factory=lambda: Slimness(DRAFTER_MEMORY))
     finding: Finding = field(default_factory=lambda: Finding(REQUEST_MEMORY))
-
-
-@dataclass
-class RowKnowledge:
-    """What is known of one drafter in one request."""
-
-    counts: Counts
-    read: int = 0
-    """Tokens of the request that the drafter has seen."""

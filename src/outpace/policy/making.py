@@ -35,10 +35,10 @@ def make_controller(
         return Constant(count, shape=_shape(drafter, prices, count))
     if drafter.choices:
         children = drafter.choices.items()
-        autos = {name: _auto(child, name, invariant, target) for name, child in children}
+        autos = {name: _auto(child, invariant, target) for name, child in children}
         free = [name for name, child in children if not child.pass_bytes]
         return Routing(autos, free, invariant)
-    return _auto(drafter, drafter.name, invariant, target)
+    return _auto(drafter, invariant, target)
 
 
 def _prices(drafter: Drafter, target: Target) -> Prices:
@@ -46,13 +46,13 @@ def _prices(drafter: Drafter, target: Target) -> Prices:
     return Prices.nominal(drafter.pass_bytes, target.pass_bytes, kind, drafter.riders)
 
 
-def _auto(drafter: Drafter, name: str, invariant: bool, target: Target) -> Auto:
+def _auto(drafter: Drafter, invariant: bool, target: Target) -> Auto:
     prices = _prices(drafter, target)
     if drafter.any_shape:
-        return Auto(Growing(prices), invariant, prices, name)
+        return Auto(Growing(prices), invariant, prices)
     shape = drafter.shape
     ladder = Ladder.chains(drafter.longest) if shape is None else Ladder.by_level(shape)
-    return Auto(ladder, invariant, prices, name)
+    return Auto(ladder, invariant, prices)
 
 
 def _by_name(

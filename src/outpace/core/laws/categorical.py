@@ -15,7 +15,8 @@ SMALL = 1 << 15
 not count: one draws in a batch as it does alone."""
 
 UNITS = 2.0**61
-"""Into which a law is cut: as many as int64 holds, with room."""
+"""Whole units that a law's mass is cut into. An int64 can count four times as many, which leaves
+room for rounding up."""
 
 
 class Categorical(ABC):

@@ -65,10 +65,8 @@ class Constraints:
     def apply(
         self, scores: Tensor, paths: Sequence[Sequence[int]], history: History
     ) -> dict[int, RowFault]:
-        """Changes the row's scores ``[M, V]`` in place, and returns the faults of drafted nodes.
-
-        A processor that fails on the committed text raises its fault. On drafted tokens it may,
-        because the text may never get there; such nodes are left with nothing but zeros.
+        """Changes the row's scores ``[M, V]`` in place, and returns the faults of its nodes: those
+        at which a processor failed. They are left with nothing but zeros.
 
         paths: the drafted tokens that lead to each node.
         """
@@ -82,8 +80,6 @@ class Constraints:
             try:
                 scores[node] = self._processed(ids, scores[node][None].clone())[0]
             except ProcessorFault as fault:
-                if not path:
-                    raise
                 faults[node] = fault
                 scores[node] = 0.0
         return faults

@@ -20,7 +20,6 @@ class Fork:
 
     row: Tensor  # [F]
     node: Tensor  # [F]
-    among: Tensor  # [F], where they were in the list of those with fewer children
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,9 +173,9 @@ class Tree:
         """The nodes with more than 1, 2, ... children, each a part of those before."""
         count = self.child_of.sum(-1)  # [B, M]
         row, node = (count > 1).nonzero(as_tuple=True)
-        found = [Fork(row, node, torch.arange(len(row), device=row.device))]
+        found = [Fork(row, node)]
         for rank in range(2, self.width):
             last = found[-1]
             (among,) = (count[last.row, last.node] > rank).nonzero(as_tuple=True)
-            found.append(Fork(last.row[among], last.node[among], among))
+            found.append(Fork(last.row[among], last.node[among]))
         return found

@@ -16,11 +16,12 @@ from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows
 from outpace.draft.chains import Chains
 from outpace.draft.itself.exits import DraftExit, ended
+from outpace.draft.remembered import Remembered
 from outpace.errors import ConfigError
 from outpace.targets.base import Target, View
 
 UNREAD = 16
-"""Tokens of a prompt that a part of the target reads for itself in the first round."""
+"""Tokens of the longest prompt that a part of the target reads by itself in the first round."""
 
 
 class PartialDrafter(Drafter):
@@ -39,17 +40,17 @@ class PartialDrafter(Drafter):
         """first: how chains of a new text end early; None: they do not."""
         self.target, self.view = target, view
         self.pass_bytes = view.pass_bytes
-        self._first = first
-        self._exits: list[DraftExit] = []  # by row
-        self._drafted: list[int] = []
+        self._exits = None if first is None else Remembered(lambda: replace(first))
+        self._drafted: list[int] = []  # by row, in the present round
         self._trees: dict[tuple[int, int], Tree] = {}
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
-        if self._first is not None:
-            self._exits += [replace(self._first) for _ in rows]
+        if self._exits is not None:
+            self._exits.admit(rows)
 
     def retain(self, rows: Sequence[int]) -> None:
-        self._exits = [self._exits[row] for row in rows] if self._exits else []
+        if self._exits is not None:
+            self._exits.retain(rows)
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         counts = [budget if self._begins(rows, row) else 0 for row, budget in enumerate(budgets)]
@@ -67,10 +68,17 @@ class PartialDrafter(Drafter):
         return chains.proposal(self._tree(len(rows), chains.length))
 
     def observe(self, rows: Rows, round: Round) -> None:
-        if not self._exits or not round.proposal.tree.size:
-            return
-        for row, drafted in enumerate(self._drafted):
-            self._exits[row].learn(drafted, min(drafted, round.verdict.nodes[row]))
+        drafts, self._drafted = self._drafted, []  # none where it was not asked
+        if self._exits is not None and round.proposal.tree.size:
+            for row, drafted in enumerate(drafts):
+                self._exits[row].learn(drafted, min(drafted, round.verdict.nodes[row]))
+
+    def rewind(self, rows: Rows) -> None:
+        self._drafted = []
+
+    def reset(self) -> None:
+        super().reset()
+        self._drafted = []
 
     def _begins(self, rows: Rows, row: int) -> bool:
         """Whether a row drafts yet. A long prompt is not read for the first draft alone, in any
@@ -81,11 +89,11 @@ class PartialDrafter(Drafter):
     def _goes_on(self, chains: Chains, logits: Tensor) -> bool:
         """Ends the chains whose last token, drawn at ``logits`` [B, V], is not a sure one; returns
         whether any is left."""
-        if not self._exits:
+        if self._exits is None:
             return True
         last = chains.tokens[:, -1:]
         sure = torch.softmax(logits.float(), -1).gather(1, last)[:, 0].tolist()
-        exits = self._exits[: len(sure)]
+        exits = [self._exits[row] for row in range(len(sure))]
         chains.counts = ended(exits, chains.counts, chains.length, sure)
         return chains.length < max(chains.counts)
 

@@ -25,6 +25,7 @@ from outpace.draft.models.own_text import KnownTokens, OwnText
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.online.options import ONLINE_HELP, online_options
 from outpace.draft.options import option
+from outpace.draft.remembered import Remembered
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.heads.classifiers.origin import Origin
@@ -113,11 +114,12 @@ class DraftModel(Drafter):
         self.loaded: Loaded = drafter
         self.runner = runner
         self._own_size = int(drafter.config.vocab_size)
+        self._knows_all = self._own_size >= vocabulary
         self._hidden = hidden
         self._vocabulary = Vocabulary.shared(self._own_size, vocabulary, runner.device)
         self._texts: list[OwnText] = []  # by row
         self._own: list[list[int]] = []  # by row: its text, or the window of it
-        self._begins: list[int] = []  # by row: the first token of the text that it reads
+        self._begins = Remembered(int)  # by row: the first token of the text that it reads
         self.weight_bytes = drafter.nbytes
         self.pass_bytes = runner.pass_bytes
         self._trees: dict[tuple[int, int], Tree] = {}
@@ -211,17 +213,18 @@ class DraftModel(Drafter):
             else:
                 self.runner.admit(1, info.source)
                 self.runner.pin(self.runner.active - 1, read)
-            self._begins.append(0)
+            self._begins.admit([info])
             self._texts.append(text)
             self._own.append(own)
 
     def reset(self) -> None:
         self.runner.reset()
-        self._begins, self._texts, self._own = [], [], []
+        self._begins.retain([])
+        self._texts, self._own = [], []
 
     def retain(self, rows: Sequence[int]) -> None:
         self.runner.retain(rows)
-        self._begins = [self._begins[row] for row in rows]
+        self._begins.retain(rows)
         self._texts = [self._texts[row] for row in rows]
         self._own = [self._own[row] for row in rows]
 
@@ -235,7 +238,7 @@ class DraftModel(Drafter):
         logits = read[:, 0]  # [B, V]
         chains = Chains(rows, counts, self.lane)
         while chains.grow(logits, states=None if states is None else states[:, -1]):
-            output = self.runner.forward(chains.tokens[:, -1:], keep=1, **asked)
+            output = self.runner.forward(self._readable(chains.tokens[:, -1:]), keep=1, **asked)
             self.runner.advance([int(row) for row in live])
             logits, states = self._vocabulary.logits(output.logits[:, -1]), _last(output)
         return chains.proposal(self._tree(len(rows), chains.length))
@@ -272,6 +275,11 @@ class DraftModel(Drafter):
 
     def origin(self) -> Origin | None:
         return origin_of(self.loaded)
+
+    def _readable(self, tokens: Tensor) -> Tensor:
+        """Drafted tokens as the model can be fed them. One that it does not have is only drawn
+        where the options leave none of its own: whatever follows it does not matter."""
+        return tokens if self._knows_all else tokens.clamp(max=self._own_size - 1)
 
     def _tree(self, rows: int, nodes: int) -> Tree:
         """The first nodes of a draft: few shapes come again and again, with all that a tree

@@ -62,4 +62,5 @@ class DynamicTree(DraftModel):
     def _deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
         """The logits of the last nodes that were fed, by one pass of the model."""
         keep = parents.shape[1]
-        return self._vocabulary.logits(self.runner.forward(fed, keep=keep, tree=tree).logits)
+        output = self.runner.forward(self._readable(fed), keep=keep, tree=tree)
+        return self._vocabulary.logits(output.logits)

@@ -47,7 +47,9 @@ class ForeignModel(DraftModel):
                 self.runner.admit(1, info.source)
             else:
                 self.runner.fork(source, self.runner.lengths[source])
-            self._begins.append(0 if source is None else self._begins[source])
+            self._begins.admit([info])
+            if source is not None:
+                self._begins[len(self._begins) - 1] = self._begins[source]
             self._cached.append([] if source is None else list(self._cached[source]))
             self._texts.append(Translation(self._target.tokenizer, self._own_tokenizer))
             self._own.append([])
@@ -61,6 +63,10 @@ class ForeignModel(DraftModel):
         self._cached = []
 
     def origin(self) -> Origin | None:
+        return None
+
+    def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
+        """Returns None: its laws are of its own tokens, not of the target's."""
         return None
 
     def observe(self, rows: Rows, round: Round) -> None:

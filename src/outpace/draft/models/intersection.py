@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from outpace.core.law import RowFault
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
@@ -36,29 +34,11 @@ class IntersectionModel(ForeignModel):
         live = [count > 0 for count in counts]
         logits = self._catch_up(rows, live)  # [B, V]
         chains, fed = Chains(rows, counts, self.lane), [rows.seeds.new_empty(len(rows), 0)]
-        while _grown(chains, logits):
-            # Rows without a draft may have drawn anything.
+        while chains.grow(logits):
+            # A token that is not shared is only drawn where the options leave none of the others.
             fed.append(self._vocabulary.to_own(chains.tokens[:, -1:]).clamp(min=0))
             output = self.runner.forward(fed[-1], keep=1)
             self.runner.advance([int(row) for row in live])
             logits = self._vocabulary.logits(output.logits[:, -1])
         self._note_cached(live, torch.cat(fed, 1))
         return chains.proposal(self._tree(len(rows), chains.length))
-
-
-def _grown(chains: Chains, logits: Tensor) -> bool:
-    """Draws a token more; returns whether another is due.
-
-    A row whose options leave it none of the shared tokens drafts nothing. logits: ``[B, V]``.
-    """
-    silent: set[int] = set()
-    while any(chains.counts):
-        try:
-            return chains.grow(logits)
-        except RowFault as fault:
-            if fault.row in silent:
-                raise
-            silent.add(fault.row)
-            chains.counts[fault.row] = 0
-            logits[fault.row] = 0.0
-    return False

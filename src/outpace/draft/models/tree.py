@@ -143,13 +143,13 @@ class DraftTree(DraftModel):
             lane=self.lane,
             with_replacement=self._with_replacement,
         )
+        counts = rows.law.silenced(counts)
         return replace(drawn, counts=to_device(counts, drawn.tokens.device))
 
     def _deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
         """The logits of the last nodes that were fed, by one pass of the model."""
-        return self._vocabulary.logits(
-            self.runner.forward(fed, keep=len(parents), tree=tree).logits
-        )
+        output = self.runner.forward(self._readable(fed), keep=len(parents), tree=tree)
+        return self._vocabulary.logits(output.logits)
 
     def _as_siblings(self, proposal: Proposal) -> Proposal:
         """A chain, with a law that says how its tokens, had they any siblings, would be drawn."""

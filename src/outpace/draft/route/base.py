@@ -14,6 +14,7 @@ from outpace.core.proposal import Drawn, Needs, Point, Proposal, Verdict
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
+from outpace.draft.remembered import Remembered
 from outpace.draft.route.joining import Node, eldest_chain, follow, nodes_of, row_by_row
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
@@ -30,24 +31,18 @@ class Learned(Generic[State]):
 
     def __init__(self, first: Callable[[], State]) -> None:
         """first: makes what is known before the first round."""
-        self._first = first
         self.shared = first()
-        self._own: list[State | None] = []
+        self._own = Remembered(first)
 
-    def admit(self, count: int) -> None:
-        self._own += [None] * count
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        self._own.admit(rows)
 
     def retain(self, rows: Sequence[int]) -> None:
-        self._own = [self._own[row] for row in rows]
+        self._own.retain(rows)
 
     def of(self, rows: Rows, row: int) -> State:
         """Returns what is known for a row."""
-        if not (rows.pure and rows.pure[row]):
-            return self.shared
-        own = self._own[row]
-        if own is None:
-            own = self._own[row] = self._first()
-        return own
+        return self._own[row] if rows.pure and rows.pure[row] else self.shared
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +123,6 @@ class Several(Drafter):
         self._asked = []
         for child in self.children:
             child.reset()
-        self.retain([])  # what is known of rows besides; the children have none any more
 
     def forget_texts(self) -> None:
         for child in self.children:
@@ -162,7 +156,8 @@ class Several(Drafter):
     ) -> tuple[Proposal, list[list[Node]]]:
         """Returns what a child proposes, and its nodes by row."""
         if any(budgets):
-            made = self.children[child].propose(rows, budgets)
+            with rows.law.drafting():  # what one child lacks, another one may have
+                made = self.children[child].propose(rows, budgets)
         else:
             made = Proposal.empty(len(rows), rows.seeds.device)
         nodes = nodes_of(made)

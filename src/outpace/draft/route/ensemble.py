@@ -108,11 +108,15 @@ class Ensemble(Several):
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         super().admit(rows)
-        self._votes.admit(len(rows))
+        self._votes.admit(rows)
 
     def retain(self, rows: Sequence[int]) -> None:
         super().retain(rows)
         self._votes.retain(rows)
+
+    def reset(self) -> None:
+        super().reset()
+        self._votes.retain([])
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if self._combine == "precedence":

@@ -16,6 +16,7 @@ from outpace.core.transfer import to_device
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.options import option
+from outpace.draft.remembered import Remembered
 from outpace.draft.route.base import Asked
 from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
@@ -56,6 +57,14 @@ class Shadow:
         ended = whole + (1 - chance) * sum(drafting)
         self.begun = [ended, *(chance * share for share in drafting)]
         return ended
+
+
+@dataclass
+class Heard:
+    """What was heard of the drafters on one text."""
+
+    shadows: Sequence[Shadow]
+    rounds: int = 0
 
 
 class Leader:
@@ -149,10 +158,8 @@ class Hedge(Learning[Leader]):
         super().__init__(children, names, vocabulary, first, options.state)
         self._horizon = horizon
         self._every = options.every
-        self._shadows: dict[int, list[Shadow]] = {}
-        self._played: dict[int, int] = {}  # rounds, by row
+        self._texts = Remembered(lambda: Heard([Shadow(horizon) for _ in children]))
         self._budgets: Sequence[int] = ()
-        self._ids: list[int] = []
 
     @classmethod
     def of(cls, setup: Setup, children: Sequence[Drafter], names: Sequence[str]) -> Hedge:
@@ -166,16 +173,15 @@ class Hedge(Learning[Leader]):
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         super().admit(rows)
-        self._ids += [info.id for info in rows]
-        for info in rows:
-            self._shadows[info.id] = [Shadow(self._horizon) for _ in self.children]
-            self._played[info.id] = 0
+        self._texts.admit(rows)
 
     def retain(self, rows: Sequence[int]) -> None:
         super().retain(rows)
-        self._ids = [self._ids[row] for row in rows]
-        self._shadows = {number: self._shadows[number] for number in self._ids}
-        self._played = {number: self._played[number] for number in self._ids}
+        self._texts.retain(rows)
+
+    def reset(self) -> None:
+        super().reset()
+        self._texts.retain([])
 
     def to_save(self) -> Mapping[str, Sequence[float]]:
         shared = self._learned.shared
@@ -222,11 +228,11 @@ class Hedge(Learning[Leader]):
             for number in range(len(self.children))
         ]
         for row, tokens in enumerate(committed.tokens):
-            leader, shadows = self._learned.of(rows, row), self._shadows[self._ids[row]]
+            leader, text = self._learned.of(rows, row), self._texts[row]
             for place in range(len(tokens)):
-                pairs = zip(shadows, (each[row] for each in chances), strict=True)
+                pairs = zip(text.shadows, (each[row] for each in chances), strict=True)
                 leader.learn([shadow.ended(own[place]) if own else None for shadow, own in pairs])
-            self._played[self._ids[row]] += 1
+            text.rounds += 1
 
     def _found(
         self, number: int, asked: Asked | None, rows: Rows, committed: Committed
@@ -267,7 +273,7 @@ class Hedge(Learning[Leader]):
         child, laws = self.children[number], None
         all_rows = range(len(rows))
         played = [asked is not None and bool(asked.nodes[row]) for row in all_rows]
-        due = [not self._played[self._ids[row]] % self._every for row in all_rows]
+        due = [not self._texts[row].rounds % self._every for row in all_rows]
         if child.pass_bytes and any(
             turn and not drafted for turn, drafted in zip(due, played, strict=True)
         ):

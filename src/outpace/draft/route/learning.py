@@ -61,7 +61,11 @@ class Learning(Choosing, Generic[State]):
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         super().admit(rows)
-        self._learned.admit(len(rows))
+        self._learned.admit(rows)
+
+    def reset(self) -> None:
+        super().reset()
+        self._learned.retain([])
 
     def retain(self, rows: Sequence[int]) -> None:
         super().retain(rows)

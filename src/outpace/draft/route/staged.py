@@ -76,8 +76,8 @@ class Staged(DraftModel):
         self.lookup.retain(rows)
 
     def reset(self) -> None:
-        self.lookup.reset()
         super().reset()
+        self.lookup.reset()
 
     def forget_texts(self) -> None:
         self.lookup.forget_texts()
@@ -110,7 +110,7 @@ class Staged(DraftModel):
                 guessed += 1
                 logits = scored[:, guessed]
             else:
-                output = self.runner.forward(drawn[:, None], keep=1)
+                output = self.runner.forward(self._readable(drawn[:, None]), keep=1)
                 logits = self._vocabulary.logits(output.logits[:, -1])
             self.runner.advance([int(row) for row in live])
         return chains.proposal(self._tree(len(rows), chains.length))

@@ -97,5 +97,9 @@ class Tagged(Choosing):
         super().retain(rows)
         self._rows = [self._rows[row] for row in rows]
 
+    def reset(self) -> None:
+        super().reset()
+        self._rows = []
+
     def choice(self, rows: Rows) -> list[int]:
         return self._rows[: len(rows)]

@@ -104,6 +104,14 @@ class Ucb(Learning[Bandit]):
         self._chosen = [self._learned.of(rows, row).choice for row in range(len(rows))]
         return self._chosen
 
+    def rewind(self, rows: Rows) -> None:
+        super().rewind(rows)
+        self._chosen = []
+
+    def reset(self) -> None:
+        super().reset()
+        self._chosen = []
+
     def observe(self, rows: Rows, round: Round) -> None:
         asked: dict[int, Asked] = {each.child: each for each in self._asked}
         drafted = bool(self._asked) or bool(self._chosen)

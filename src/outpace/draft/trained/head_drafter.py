@@ -217,6 +217,7 @@ class HeadDrafter(TrainedDrafter):
         drawn = draw_tree(
             plan, rows, walk.first(), walk.deeper, lane=self.lane, with_replacement=False
         )
+        counts = rows.law.silenced(counts)
         return replace(drawn, counts=to_device(counts, drawn.tokens.device))
 
     def _grown(self, rows: Rows, budgets: Sequence[int]) -> Proposal:

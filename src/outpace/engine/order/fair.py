@@ -45,7 +45,7 @@ class Fair(Order):
             self._given[request.client] = max(floor, self._given.get(request.client, 0.0))
         self._counted[request] = 0.0
         self._given.move_to_end(request.client)
-        self._forget(active)
+        self._forget(active | {request.client})
 
     def joins(self, request: Request) -> None:
         self._count(request)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
+from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.verify.base import Rule, in_pieces, normalised, of_token, rows_of
 from outpace.verify.evidence import RuleNeeds
@@ -43,6 +44,11 @@ class ReflectiveRule(Rule):
 
     def __post_init__(self) -> None:
         require(self.name, "weight", self.weight, 0, 1, above=False)
+        if not isinstance(self.prompt, str) or not self.prompt:
+            raise ConfigError(
+                f"verify='reflective': prompt must be a text that is not empty, not "
+                f"{shown(self.prompt)}."
+            )
 
     @property
     def needs(self) -> RuleNeeds:

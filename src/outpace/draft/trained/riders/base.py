@@ -13,6 +13,7 @@ from outpace.core.proposal import Proposal
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.remembered import KEPT
 from outpace.draft.trained.head_drafter import HeadDrafter
 from outpace.heads.base import Head
 from outpace.heads.riders.base import RidingHead
@@ -28,21 +29,25 @@ class _Text:
     """The length of the text that the guesses stand behind."""
     guesses: Tensor | None = None  # [depths, V], logits, those behind the root first
     missing: bool = False
-    """Whether there were guesses, and an interruption has cost them."""
+    """Whether there were guesses, which were lost when the text left the batch."""
 
 
 class _Lost:
-    """What an interruption has cost, by the ids of the texts."""
+    """Which texts outside the batch had guesses, by their ids: leaving it has cost these."""
 
     def __init__(self) -> None:
         self._behind: dict[int, int] = {}  # the length of the text that had guesses
         self._boarded: dict[int, int] = {}  # the length in whose round columns rode
 
     def enter(self, texts: Sequence[_Text], boarded: Mapping[int, int]) -> None:
-        """Is told of all texts, and of those with columns in a round that may not have ended."""
+        """Is told of texts that leave, and of those with columns in a round that may not have
+        ended."""
         known = (text for text in texts if text.missing or text.guesses is not None)
         self._behind |= {text.id: text.end for text in known}
         self._boarded |= boarded
+        for lost in (self._behind, self._boarded):  # some of them have ended, and do not come again
+            for oldest in list(lost)[: max(0, len(lost) - KEPT)]:
+                del lost[oldest]
 
     def has(self, info: RowInfo) -> bool:
         """Returns whether a text that joins again would have guesses; forgets it."""
@@ -61,7 +66,8 @@ class RidingHeadDrafter(HeadDrafter):
     drafts.
 
     A text that has to follow from its own history alone must get the same drafts if its batch was
-    interrupted. Then, and only then, the columns are computed anew in a pass of their own.
+    interrupted or it was put aside. Then, and only then, the columns are computed anew in a pass of
+    their own.
     """
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
@@ -98,6 +104,8 @@ class RidingHeadDrafter(HeadDrafter):
             self._texts.append(_Text(info.id, len(info.prompt), missing=missing))
 
     def retain(self, rows: Sequence[int]) -> None:
+        staying = set(rows)
+        self._lost.enter([text for n, text in enumerate(self._texts) if n not in staying], {})
         self._texts = [self._texts[row] for row in rows]
 
     def reset(self) -> None:
@@ -161,7 +169,7 @@ class RidingHeadDrafter(HeadDrafter):
         return self._vocabulary.logits(own)
 
     def _recover(self, rows: Rows, row: int) -> None:
-        """Makes the guesses of a row that an interruption has cost, where its text asks for it."""
+        """Makes the guesses of a row that were lost, where its text asks for it."""
         text = self._texts[row]
         text.missing = False
         if not (rows.pure and rows.pure[row]):
