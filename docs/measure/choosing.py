@@ -1,6 +1,6 @@
 """How close "auto" comes to the best fixed width, against simulated clocks.
 
-``python docs/measure/choosing.py`` plays what tests/speed/test_controller.py does, for longer.
+``python docs/measure/choosing.py`` plays what tests/policy/test_controller.py does, for longer.
 """
 
 import sys
@@ -8,9 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from cpu.test_controller import Simulation, best_fixed, flat, request
-
 from outpace.policy.controller import Auto
+from policy.test_controller import Simulation, best_fixed, flat, request
 
 DRAFTS = (0.02, 0.14, 0.4)
 

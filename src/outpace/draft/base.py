@@ -207,6 +207,9 @@ class Drafter(ABC):
     """Drafters by name among which the controller chooses in each row (`Rows.route`)."""
     ends_chains: bool = False
     """Whether its chains end where `Rows.terms` say, by the laws of their tokens."""
+    asked_anywhere: bool = False
+    """Whether it may be asked in the middle of a round, behind some of the committed tokens: a
+    look-up that remembers nothing of its drafts, and of a text only what it has read."""
     copies_prompts: bool = False
     """Whether it takes over what it knows of a prompt from the row that a new one is forked from.
     Only asked of drafters that need states: without this, such a prompt is read again."""

@@ -84,6 +84,7 @@ class ConsensusDrafter(Drafter):
 
     name: ClassVar[str] = "consensus"
     draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    asked_anywhere: bool = True
     trees: bool = True
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = ConsensusOptions

@@ -86,6 +86,7 @@ class NgramDrafter(Drafter):
 
     name: ClassVar[str] = "ngram"
     draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    asked_anywhere: bool = True
     Options: ClassVar[type[Any]] = NgramOptions
 
     def __init__(self, options: NgramOptions) -> None:

@@ -119,6 +119,7 @@ class RecyclingDrafter(Drafter):
 
     name: ClassVar[str] = "recycling"
     draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    asked_anywhere: bool = True
     trees: bool = True
     default_rule: ClassVar[str] = "match"
     needs: Needs = Needs(laws=True)

@@ -71,6 +71,7 @@ class RetrievalDrafter(Drafter):
 
     name: ClassVar[str] = "retrieval"
     draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    asked_anywhere: bool = True
     trees: bool = True
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = RetrievalOptions

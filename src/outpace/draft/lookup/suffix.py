@@ -80,6 +80,7 @@ class SuffixDrafter(Drafter):
 
     name: ClassVar[str] = "suffix"
     draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    asked_anywhere: bool = True
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = SuffixOptions
     longest: int = 16

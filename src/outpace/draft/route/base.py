@@ -145,6 +145,16 @@ class Several(Drafter):
 
     def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> Asked:
         """Returns what a child proposes, and remembers it until the round is over."""
+        made, nodes = self.made(child, rows, budgets)
+        asked = Asked(child, made, nodes)
+        if any(asked.counts):
+            self._asked.append(asked)
+        return asked
+
+    def made(
+        self, child: int, rows: Rows, budgets: Sequence[int]
+    ) -> tuple[Proposal, list[list[Node]]]:
+        """Returns what a child proposes, and its nodes by row."""
         if any(budgets):
             with rows.law.drafting():  # what one child lacks, another one may have
                 made = self.children[child].propose(rows, budgets)
@@ -154,10 +164,7 @@ class Several(Drafter):
         if self._samples and isinstance(made.law, Point) and not made.tree.is_chain:
             made = point_chains([eldest_chain(row) for row in nodes], rows.seeds.device)
             nodes = nodes_of(made)
-        asked = Asked(child, made, nodes)
-        if any(asked.counts):
-            self._asked.append(asked)
-        return asked
+        return made, nodes
 
     def join(self, asked: Sequence[Asked], chosen: Sequence[int]) -> Proposal:
         """Returns the proposal of which each row is that of one child. chosen: of ``asked``, by

@@ -6,11 +6,11 @@ LLMs" (HedgeSpec, arXiv 2510.20064).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from outpace.core.laws.constraints import History
 from outpace.core.proposal import Proposal
 from outpace.core.transfer import to_device
 from outpace.core.values import is_whole, shown
@@ -20,6 +20,7 @@ from outpace.draft.remembered import Remembered
 from outpace.draft.route.base import Asked
 from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
+from outpace.draft.route.joining import Node, follow
 from outpace.draft.route.learning import Learning
 from outpace.draft.route.state import numbers
 from outpace.errors import ConfigError
@@ -28,35 +29,81 @@ ALIKE = 1.02
 """Another drafter must promise so much more than the present one: whoever takes over has to read
 what it has not seen."""
 
+LEAST = 1e-3
+"""A gain that is read from a file is at least so much."""
 
-class Leader:
-    """Discounted gains of N drafters, of which the greatest leads.
 
-    A drafter's gain at a committed token is what a draft that begins there would have brought,
-    tokens per price: 1 + the sum over k <= horizon of the product of k chances of acceptance.
-    These are known once ``horizon`` tokens are committed, whoever drafted them, for all drafters.
-    With Hedge's weights exp(eta x gain) the leader is the drafter with most weight; it is taken
-    without a draw, so that texts repeat.
+class Shadow:
+    """The rounds that one drafter would have played alone on a text, as far as chances tell.
+
+    A drafter's rounds begin where its own drafts end, and not where another one's do. So this
+    follows where its present draft may have begun: ``begun[k]`` is the chance that k of its tokens
+    have been accepted so far. Where rounds bring one token here and five there, their mean over all
+    tokens of the text would promise more than such rounds bring.
+
+    >>> shadow = Shadow(horizon=2)
+    >>> [shadow.ended(chance) for chance in (1.0, 1.0, 1.0, 0.0, 0.5)]
+    [0.0, 0.0, 1.0, 1.0, 0.5]
     """
 
-    def __init__(self, prices: Sequence[float], horizon: int, memory: float) -> None:
-        """prices: of a round with each drafter; memory: kept of the gains at each token."""
-        self.prices, self.horizon, self.memory = list(prices), horizon, memory
-        self.gains = [0.0] * len(self.prices)
+    def __init__(self, horizon: int) -> None:
+        """horizon: tokens of a draft."""
+        self.begun = [1.0, *[0.0] * horizon]
+
+    def ended(self, chance: float) -> float:
+        """Returns the rounds that end with the next token of the text. chance: that a draft which
+        comes to this token says it; behind a whole draft, it is the round's extra token."""
+        *drafting, whole = self.begun
+        ended = whole + (1 - chance) * sum(drafting)
+        self.begun = [ended, *(chance * share for share in drafting)]
+        return ended
+
+
+@dataclass
+class Heard:
+    """What was heard of the drafters on one text."""
+
+    shadows: Sequence[Shadow]
+    rounds: int = 0
+
+
+class Leader:
+    """What N drafters would have brought lately, of which the greatest leads.
+
+    A drafter's gain is the tokens for the price of the rounds that it would have played alone, with
+    older tokens counting less and less. They are known for all drafters, whoever drafted. With
+    Hedge's weights exp(eta x gain) the leader is the drafter with most weight; it is taken without
+    a draw, so that texts repeat.
+    """
+
+    def __init__(self, prices: Sequence[float], memory: float) -> None:
+        """prices: of a round with each drafter; memory: what is kept at each token."""
+        self.prices, self.memory = list(prices), memory
+        # For each token; at first all gains are alike, so that the drafter named first begins.
+        self.rounds = [1 / price for price in self.prices]
         self.best = 0
 
-    def learn(self, chances: Sequence[Sequence[float]]) -> None:
-        """Adds what drafts that begin at one token would have brought. chances: of acceptance at
-        each of the ``horizon`` tokens from there on, by drafter."""
-        for number, own in enumerate(chances):
-            brought, product = 1.0, 1.0
-            for chance in own:
-                product *= chance
-                brought += product
-            old = self.memory * self.gains[number]
-            self.gains[number] = old + (1 - self.memory) * brought / self.prices[number]
-        top = max(range(len(self.gains)), key=self.gains.__getitem__)
-        if self.gains[top] > ALIKE * self.gains[self.best]:
+    @property
+    def gains(self) -> list[float]:
+        """Tokens for the price of a round, by drafter; 1 before anything is learned."""
+        pairs = zip(self.rounds, self.prices, strict=True)
+        return [1 / (rounds * price) for rounds, price in pairs]
+
+    @gains.setter
+    def gains(self, gains: Sequence[float]) -> None:
+        pairs = zip(gains, self.prices, strict=True)
+        self.rounds = [1 / (gain * price) for gain, price in pairs]
+
+    def learn(self, ended: Sequence[float | None]) -> None:
+        """Adds one token. ended: the rounds of each drafter that ended with it; None for a drafter
+        that was not asked, of which nothing is learned."""
+        self.rounds = [
+            old if new is None else self.memory * old + (1 - self.memory) * new
+            for old, new in zip(self.rounds, ended, strict=True)
+        ]
+        gains = self.gains
+        top = max(range(len(gains)), key=gains.__getitem__)
+        if gains[top] > ALIKE * gains[self.best]:
             self.best = top
 
 
@@ -66,10 +113,13 @@ class HedgeOptions(DraftersOptions):
 
     horizon: int = option(4, "Tokens of the drafts by which drafters are compared.")
     memory: float = option(0.97, "What is kept of the gains at each token; 1 / (1 - memory) count.")
+    every: int = option(4, "Models that did not draft are asked in one of so many rounds.")
     state: Any = option(None, "A file in which what is learned is kept between runs.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not (is_whole(self.every) and self.every >= 1):
+            raise ConfigError(f"every must be whole, 1 or more, not {shown(self.every)}.")
         if not (is_whole(self.horizon) and 1 <= self.horizon <= 32):
             raise ConfigError(f"horizon must be whole, 1 to 32, not {shown(self.horizon)}.")
         if not (isinstance(self.memory, (int, float)) and 0 < self.memory < 1):
@@ -79,12 +129,13 @@ class HedgeOptions(DraftersOptions):
 class Hedge(Learning[Leader]):
     """Drafts with the child that would have brought most lately, token for price.
 
-    After each round every child says with which laws it would have drafted the committed tokens
-    (`Drafter.laws_of`: a pass of each model that was not asked), and look-ups, which are asked in
-    every round, what they found. Prices are nominal, so that a text does not depend on a clock:
-    a round costs one pass of the target and ``horizon`` passes of the drafter, by the bytes of
-    weights that these read. Rows of a batch have one leader; a sampled row with a seed of its own
-    goes by its own history.
+    After a round a child says with which laws it would have drafted the committed tokens
+    (`Drafter.laws_of`: a pass of each model that did not draft, and therefore in one of ``every``
+    rounds only), and look-ups what they would have found: they are asked again wherever a round of
+    their own would have ended. Prices are nominal,
+    so that a text does not depend on a clock: a round costs one pass of the target and ``horizon``
+    passes of the drafter, by the bytes of weights that these read. Rows of a batch have one leader;
+    a sampled row with a seed of its own goes by its own history.
     """
 
     name: ClassVar[str] = "hedge"
@@ -102,12 +153,13 @@ class Hedge(Learning[Leader]):
         prices = [1 + horizon * child.pass_bytes / max(1, target_bytes) for child in children]
 
         def first() -> Leader:
-            return Leader(prices, horizon, options.memory)
+            return Leader(prices, options.memory)
 
         super().__init__(children, names, vocabulary, first, options.state)
         self._horizon = horizon
-        # By row and child, the chances at committed tokens that are not learned from yet.
-        self._streams = Remembered(lambda: [deque[float]() for _ in children])
+        self._every = options.every
+        self._texts = Remembered(lambda: Heard([Shadow(horizon) for _ in children]))
+        self._budgets: Sequence[int] = ()
 
     @classmethod
     def of(cls, setup: Setup, children: Sequence[Drafter], names: Sequence[str]) -> Hedge:
@@ -121,15 +173,15 @@ class Hedge(Learning[Leader]):
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         super().admit(rows)
-        self._streams.admit(rows)
+        self._texts.admit(rows)
 
     def retain(self, rows: Sequence[int]) -> None:
         super().retain(rows)
-        self._streams.retain(rows)
+        self._texts.retain(rows)
 
     def reset(self) -> None:
         super().reset()
-        self._streams.retain([])
+        self._texts.retain([])
 
     def to_save(self) -> Mapping[str, Sequence[float]]:
         shared = self._learned.shared
@@ -137,7 +189,8 @@ class Hedge(Learning[Leader]):
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         shared = self._learned.shared
-        shared.gains = numbers(saved, "gains", len(self.children))
+        gains = numbers(saved, "gains", len(self.children))
+        shared.gains = [max(LEAST, gain) for gain in gains]
         best = int(numbers(saved, "best", 1)[0])
         shared.best = min(max(0, best), len(self.children) - 1)
 
@@ -154,7 +207,7 @@ class Hedge(Learning[Leader]):
         return self.ask(number, rows, budgets)
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        chosen = set(self.choice(rows))
+        chosen, self._budgets = set(self.choice(rows)), list(budgets)
         for number, child in enumerate(self.children):
             if number not in chosen and not child.pass_bytes:
                 self.ask(number, rows, budgets)
@@ -162,38 +215,76 @@ class Hedge(Learning[Leader]):
 
     def observe(self, rows: Rows, round: Round) -> None:
         asked: dict[int, Asked] = {each.child: each for each in self._asked}
-        super().observe(rows, round)
         committed = Committed.of(rows, round)
+        # Before the children are told of the round: what they learn from it would help them here.
+        found = {
+            number: self._found(number, asked.get(number), rows, committed)
+            for number, child in enumerate(self.children)
+            if child.asked_anywhere
+        }
+        super().observe(rows, round)
         chances = [
-            self._chances(number, asked.get(number), rows, committed)
+            found.get(number) or self._chances(number, asked.get(number), rows, committed)
             for number in range(len(self.children))
         ]
-        for row in range(len(rows)):
-            streams = self._streams[row]
-            for number, stream in enumerate(streams):
-                stream.extend(chances[number][row])
-            leader = self._learned.of(rows, row)
-            while len(streams[0]) >= self._horizon:
-                leader.learn([list(stream)[: self._horizon] for stream in streams])
-                for stream in streams:
-                    stream.popleft()
+        for row, tokens in enumerate(committed.tokens):
+            leader, text = self._learned.of(rows, row), self._texts[row]
+            for place in range(len(tokens)):
+                pairs = zip(text.shadows, (each[row] for each in chances), strict=True)
+                leader.learn([shadow.ended(own[place]) if own else None for shadow, own in pairs])
+            text.rounds += 1
+
+    def _found(
+        self, number: int, asked: Asked | None, rows: Rows, committed: Committed
+    ) -> list[list[float]]:
+        """Whether a look-up would have said each committed token, by row. A round of its own ends
+        with the token that it did not foresee, behind which it is asked again."""
+        before, texts = rows.history_before(), committed.tokens
+        every = range(len(rows))
+        said: list[list[float]] = [[] for _ in every]
+        known: list[list[Node] | None] = [
+            asked.nodes[row] if asked and self._budgets[row] else None for row in every
+        ]
+        while True:
+            for row in every:
+                nodes = known[row]
+                if nodes is not None and len(said[row]) < len(texts[row]):
+                    path = follow(nodes, texts[row][len(said[row]) :])
+                    said[row] += [1.0] * len(path)
+                    said[row] += [0.0] * (len(said[row]) < len(texts[row]))
+            missing = [len(said[row]) < len(texts[row]) for row in every]
+            if not any(missing):
+                return said
+            outputs = [
+                [*before.outputs[row], *texts[row][: min(len(said[row]), len(texts[row]) - 1)]]
+                for row in every
+            ]
+            then = replace(rows, history=History(before.prompts, outputs))
+            budgets = [
+                (self._budgets[row] or self._horizon) if missing[row] else 0 for row in every
+            ]
+            known = list(self.made(number, then, budgets)[1])
 
     def _chances(
         self, number: int, asked: Asked | None, rows: Rows, committed: Committed
     ) -> list[list[float]]:
-        """The chances of acceptance of one child at each committed token, by row."""
+        """The chances of acceptance of a model at each committed token, by row; none where it was
+        not asked."""
         child, laws = self.children[number], None
         all_rows = range(len(rows))
         played = [asked is not None and bool(asked.nodes[row]) for row in all_rows]
-        if child.pass_bytes and not all(played):
+        due = [not self._texts[row].rounds % self._every for row in all_rows]
+        if child.pass_bytes and any(
+            turn and not drafted for turn, drafted in zip(due, played, strict=True)
+        ):
             tokens = to_device(committed.padded(), rows.seeds.device)
             laws = child.laws_of(rows, tokens)
         found = []
         for row in all_rows:
             if asked is not None and played[row]:
                 found.append(self._continued(committed.of_draft(asked, row), asked, row))
-            elif laws is not None:
-                found.append(committed.of_laws(laws, row))
+            elif child.pass_bytes:
+                found.append(committed.of_laws(laws, row) if due[row] and laws is not None else [])
             else:
                 found.append([0.0] * len(committed.tokens[row]))
         return found
