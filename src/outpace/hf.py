@@ -1,7 +1,7 @@
 """Speculation inside transformers: what ``model.generate`` takes as ``custom_generate``.
 
 >>> from outpace import hf
->>> faster = hf.speculative("a/smaller/model")
+>>> faster = hf.speculative("a/smaller-model")
 >>> model.generate(**inputs, custom_generate=faster, max_new_tokens=100)  # doctest: +SKIP
 """
 

@@ -183,9 +183,9 @@ def strings_at_block_ends(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     """A stop string is looked for at the last token of a block only."""
     extend, found = Request.extend, Request._strings_end
 
-    def noting(self, tokens):
+    def noting(self, tokens, reported=()):
         self.__dict__["_end_of_block"] = len(self.output_ids) + len(tokens)
-        return extend(self, tokens)
+        return extend(self, tokens, reported)
 
     def late(self, begin, count):
         return count == self.__dict__["_end_of_block"] and found(self, begin, count)

@@ -115,9 +115,9 @@ def test_a_text_that_ends_for_no_reason_is_found(monkeypatch: pytest.MonkeyPatch
     """Every text is cut after five tokens, with speculation and without."""
     extend = Request.extend
 
-    def cut(self, tokens):
+    def cut(self, tokens, reported=()):
         self.max_tokens = min(self.max_tokens, 5)
-        return extend(self, tokens)
+        return extend(self, tokens, reported)
 
     monkeypatch.setattr(Request, "extend", cut)
     report = diff_of()

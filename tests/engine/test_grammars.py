@@ -126,7 +126,7 @@ def test_a_grammar_goes_back_to_any_text() -> None:
         ({"json": "{"}, "no JSON"),
         ({"json": {"type": "strange"}}, "Invalid type"),
         ({"choice": []}, "choice must be a list"),
-        ({"regex": "a", "json_object": True}, "must name one of"),
+        ({"regex": "a", "json_object": True}, "must be an object with one of"),
     ],
 )
 def test_what_is_no_form_is_refused(coupled: LLM, form: dict[str, Any], words: str) -> None:

@@ -245,7 +245,7 @@ def test_mistakes_in_training_are_named(draft: str, tmp_path: Path) -> None:
         check_sizes(settings("judge", ""))
     with pytest.raises(ConfigError, match="no size 'windows'"):
         check_sizes(settings("judge", draft, head={"windows": 2}))
-    with pytest.raises(ConfigError, match="window is 0"):
+    with pytest.raises(ConfigError, match="window must be at least 1, not 0"):
         trained(tmp_path, settings("judge", draft, head={"window": 0}))
     with pytest.raises(ConfigError, match="--block must be more than 40 tokens"):
         trained(tmp_path, settings("judge", draft, head={"window": 20}))
