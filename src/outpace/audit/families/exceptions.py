@@ -150,6 +150,7 @@ EXCEPTIONS: Mapping[str, Options] = {
     "llava_next_video": _TILES,
     "llava_onevision": {**_TILES, "vision_feature_select_strategy": "full"},
     "qwen2_5_omni_thinker": {**_SECTIONS, "vision_start_token_id": 62},
+    "qwen3_omni_moe_thinker": {**_INTERLEAVED, "vision_start_token_id": 62},
     "qwen2_vl": _SECTIONS,
     "qwen2_5_vl": _SECTIONS,
     "qwen3_vl": _INTERLEAVED,

@@ -46,14 +46,18 @@ def findings(family: Family) -> Iterator[Finding]:
     found = Finding(family.family, family.model, "not built", reason, kind=family.kind)
     yield found
     try:
-        model, expected = _lively(family)
+        plain = _lively(family)
     except Exception as error:  # whatever stops a family in its own making
         yield replace(found, reason=brief(error))
         return
-    dtype = str(model.dtype).removeprefix("torch.")
+    dtype = str(plain.model.dtype).removeprefix("torch.")
     found = replace(found, dtype=dtype, verdict="not finished", reason="decoding came to no end")
     yield found
-    yield _judged(replace(found, verdict="DIFFERENT", reason=""), model, expected)
+    begun = replace(found, verdict="DIFFERENT", reason="")
+    judged = _judged(begun, plain.model, plain.texts)
+    if judged.verdict == "DIFFERENT" and not plain.alike:
+        judged = _judged_without_cache(begun, family, plain.model) or judged
+    yield judged
 
 
 def brief(error: BaseException) -> str:
@@ -65,26 +69,36 @@ def brief(error: BaseException) -> str:
 # -- plain texts -------------------------------------------------------------------------------
 
 
-def _lively(family: Family) -> tuple[Any, list[list[int]] | Exception]:
+@dataclass(frozen=True)
+class _Plain:
+    """A model, and what transformers' own generate makes of the prompts."""
+
+    model: Any
+    texts: list[list[int]] | Exception
+    alike: bool = False
+    """Whether one plain pass of each text says the same."""
+
+
+def _lively(family: Family) -> _Plain:
     """Returns a model and its plain texts; or the error that transformers' own generate raises.
 
     Weights are scaled until no text is the same token again and again, and until generate, which
     reads token by token, says what a single plain pass of the text says. Where weights are large,
     experts or indexed tokens may tie in float32, and the order of a sum decides.
     """
-    found: tuple[Any, list[list[int]] | Exception] | None = None
+    found: _Plain | None = None
     for scale in SCALES:
         model = tiny_model(family, scale=scale)
-        model.generation_config.eos_token_id = None
         try:
+            model.generation_config.eos_token_id = None
             prompts = prompts_for(model, family.kind)
             texts = plain_texts(model, prompts, LENGTH)
             varied = all(len(set(text)) >= VARIED for text in texts)
             if varied and _reads_alike(model, prompts, texts):
-                return model, texts
+                return _Plain(model, texts, alike=True)
         except Exception as error:  # as above
-            return found or (model, error)
-        found = found or (model, texts)
+            return found or _Plain(model, error)
+        found = found or _Plain(model, texts)
     assert found is not None
     return found
 
@@ -104,7 +118,9 @@ def _reads_alike(model: Any, prompts: Sequence[Prompt], texts: Sequence[Sequence
 
 
 @torch.inference_mode()
-def plain_texts(model: Any, prompts: Sequence[Prompt], length: int) -> list[list[int]]:
+def plain_texts(
+    model: Any, prompts: Sequence[Prompt], length: int, use_cache: bool = True
+) -> list[list[int]]:
     """Returns what transformers' own greedy generate makes of each prompt alone."""
     # Whisper's own generate prepares and cuts texts around that which all models have.
     generate = GenerationMixin.generate if is_encoder_decoder(model) else type(model).generate
@@ -120,6 +136,7 @@ def plain_texts(model: Any, prompts: Sequence[Prompt], length: int) -> list[list
             do_sample=False,
             pad_token_id=0,
             eos_token_id=None,
+            use_cache=use_cache,
         )
         texts.append(made[0, len(prompt.token_ids) :].tolist())
     return texts
@@ -169,6 +186,23 @@ def _judged(found: Finding, model: Any, expected: list[list[int]] | Exception) -
         reason=leaves_out(model, found.kind, prompts),
         **vars(drafts),
     )
+
+
+def _judged_without_cache(found: Finding, family: Family, model: Any) -> Finding | None:
+    """Returns the finding beside generate without a cache, for a model whose own cache makes
+    another text than its plain passes do; None where that does not explain the difference."""
+    prompts = prompts_for(model, family.kind)
+    try:
+        texts = plain_texts(model, prompts, LENGTH, use_cache=False)
+        if not _reads_alike(model, prompts, texts):
+            return None
+    except Exception:  # whatever a model does where it is asked for no cache
+        return None
+    judged = _judged(found, model, texts)
+    note = "as without a cache, with which transformers' own generate contradicts its plain pass"
+    if judged.verdict != "identical":
+        return judged
+    return replace(judged, reason="; ".join(filter(None, [judged.reason, note])))
 
 
 def _differences(
