@@ -32,8 +32,7 @@ def running(llm: LLM, **settings: Any) -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         runner.should_exit = True
-        thread.join(30)
-        assert not thread.is_alive()
+        wait_for(lambda: not thread.is_alive(), 30.0)
         assert not llm.engine.busy
 
 

@@ -183,7 +183,7 @@ def options(
     """Prove every sampling option under every drafter and rule, on a tiny model: honoured or
     refused.
 
-    All of them take half an hour on two cores; name a drafter or a rule for less.
+    All of them take eight minutes on two cores; name a drafter or a rule for less.
     """
     console = Console(stderr=True)
     with starting(console):

@@ -48,8 +48,8 @@ def families(
     """Try a tiny random model of every family that transformers lists: is the text the plain one?
 
     Each is identical, refused with the reason, or DIFFERENT, which is a defect; one that was not
-    finished in time shows nothing, and the exit code is 1 then, too. It takes more than twenty
-    minutes on two cores.
+    finished in time shows nothing, and the exit code is 1 then, too. It takes some ten minutes on
+    two cores.
     """
     console = Console(stderr=True)
     with starting(console):
