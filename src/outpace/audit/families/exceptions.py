@@ -223,7 +223,7 @@ EXCEPTIONS: Mapping[str, Options] = {
     "qwen2": _WINDOWED,
     "qwen2_moe": _WINDOWED,
     "qwen3": _WINDOWED,
-    "qwen3_moe": _WINDOWED,
+    "qwen3_moe": {"use_sliding_window": True, "sliding_window": WINDOW},  # in every layer
     "qwen4_exp": {"text_config": _QSA},
     "qwen4_exp_text": _QSA,
     "recurrent_gemma": {"num_hidden_layers": 3},
