@@ -197,8 +197,8 @@ def strings_at_block_ends(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 def beyond_the_end(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     extend = Request.extend
 
-    def whole(self, tokens):
-        taken = extend(self, tokens)
+    def whole(self, tokens, reported=()):
+        taken = extend(self, tokens, reported)
         self.output_ids += tokens[taken:]
         return taken
 
