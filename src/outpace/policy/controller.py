@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -64,6 +64,8 @@ class _Row:
     begun: bool = False  # a request's first round reads the prompt, too
     read: int = 0  # tokens that the drafter has seen
     drafted: bool = False  # in its last round: then the drafter is up to date
+    expected: tuple[object, Mapping[int, float]] | None = None
+    """What each width was last expected to bring, behind all that this follows from."""
 
     def unread(self, request: DraftingRow) -> int:
         """Tokens that the drafter has to read before it can draft. A few are read along with the
@@ -109,6 +111,7 @@ class Auto(Controller):
         self._asked = False  # whether the drafter is asked in this round
         self._trial = False  # whether it tries a draft where plain decoding seems best
         self._since_aside = 0
+        self._lessons = 0  # how often something was learned of acceptance
         self._total = self._loss = 0.0
 
     @property
@@ -187,10 +190,7 @@ class Auto(Controller):
 
     def tokens(self, request: DraftingRow, nodes: int) -> float:
         """Returns the tokens that a round with so many nodes is expected to bring a request."""
-        ladder = self._ladder
-        counts = self._row(request).counts
-        chances = self.acceptance.chances(counts, ladder.shape.height, ladder.shape.width)
-        found = ladder.tokens(chances, request.remaining - 1, self._slim)
+        found = self._expected_of(request)
         return max((found[width] for width in found if width <= nodes), default=1.0)
 
     def ledger(self, request: DraftingRow) -> Ledger:
@@ -200,6 +200,7 @@ class Auto(Controller):
     def learn(self, request: DraftingRow, trail: Trail) -> None:
         """Is told what would have become of a draft that was not played."""
         self.acceptance.learn(self._row(request).counts, trail)
+        self._lessons += 1
 
     def _scout(self, free: Sequence[DraftingRow]) -> DraftingRow:
         """The row in which it costs least to try a draft."""
@@ -275,11 +276,20 @@ class Auto(Controller):
         ladder = self._ladder
         totals = dict.fromkeys(ladder.widths, 0.0)
         for request in free:
-            counts = self._row(request).counts
-            chances = self.acceptance.chances(counts, ladder.shape.height, ladder.shape.width)
-            for width, tokens in ladder.tokens(chances, request.remaining - 1, self._slim).items():
+            for width, tokens in self._expected_of(request).items():
                 totals[width] += tokens
         return totals
+
+    def _expected_of(self, request: DraftingRow) -> Mapping[int, float]:
+        """What each width is expected to bring a request. It stays what it was while nothing is
+        learned, as in plain rounds, which must not take longer for asking again."""
+        row, ladder = self._row(request), self._ladder
+        height = ladder.shape.height
+        known = (ladder, self._lessons, self._slim, min(request.remaining - 1, height))
+        if row.expected is None or row.expected[0] != known:
+            chances = self.acceptance.chances(row.counts, height, ladder.shape.width)
+            row.expected = known, ladder.tokens(chances, request.remaining - 1, self._slim)
+        return row.expected[1]
 
     def _try(self, width: int, loss: float, plain: float) -> int:
         """The width, as a trial, if its expected loss is allowed for; 0 otherwise."""
@@ -321,7 +331,7 @@ class Auto(Controller):
                 self._known.slimness.add(outcome.drafted, outcome.depth)
             # Of a text that has ended, part of the draft was cut off and says nothing.
             if outcome.depth and not request.finished:
-                self.acceptance.learn(row.counts, self._trail(outcome))
+                self.learn(request, self._trail(outcome))
 
     def _learn_times(
         self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds
