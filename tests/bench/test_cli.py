@@ -32,7 +32,7 @@ def outpace(*arguments: str) -> Result:
 def test_a_run_writes_everything_it_is_asked_for(pair: Pair, tmp_path: Path) -> None:
     done = outpace(
         "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--again",
-        "--vs", "hf,hf-assisted", "--num-prompts", "2", "--max-prompt-tokens", "8",
+        "--vs", "hf,hf,hf-assisted", "--num-prompts", "2", "--max-prompt-tokens", "8",
         "--max-tokens", "24", "--sweep", "1,2",
         "--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html"),
         "--png", str(tmp_path / "png"), "--markdown", str(tmp_path / "r.md"),
@@ -239,6 +239,13 @@ def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:
         (["run", "--model", "TARGET", "--again", "--batch", "99"], "at least that many prompts"),
         (["run", "--model", "TARGET", "--again", "--llm", "[]"], "JSON object"),
         (["run", "--model", "TARGET", "--again", "--llm", '{"colour": 1}'], "colour"),
+        (["run", "--again", "--llm", '{"max_nm_seqs": 1}'], "did you mean 'max_num_seqs'"),
+        (["run", "--again", "--llm", '{"model": "x"}'], "give --model"),
+        (["run", "--again", "--llm", '{"enable_prefix_caching": true}'], "leave it out"),
+        (
+            ["run", "--again", "--batch", "2", "--llm", '{"max_num_seqs": 1}'],
+            "max_num_seqs in --llm allows 1",
+        ),
         (["cost", "--model", "TARGET", "--context", "9999"], "leaves no room"),
         (["pair", "make", "--out", "x", "--shape", "bench-100m"], "did you mean 'bench-200m'"),
     ],
