@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from outpace.bench.builtin import CHATS
+from outpace.bench.peers import openvino
 from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import read_prompts, read_sets
 from outpace.bench.report.results import Report
@@ -215,6 +217,35 @@ def test_openvino_holds_four_bits_in_groups() -> None:
     assert found.shape == weight.shape
     assert ((found - weight).abs() <= step * 0.5001).all()
     assert len(found[0, :GROUP].unique()) <= 16
+
+
+def test_an_interrupted_conversion_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of 8-bit weights begins as a copy of the plain one: half done, it would be taken for
+    8 bits and hold 32."""
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    made: list[str] = []
+
+    def plain(model: str, out: Path) -> None:
+        out.mkdir(parents=True)
+        (out / openvino.LAST).write_text("plain")
+
+    def quantised(whole: Path, out: Path, kind: str) -> None:
+        plain("", out)
+        made.append(kind)
+        if len(made) == 1:
+            raise KeyboardInterrupt
+        (out / "weights").write_text(kind)
+
+    monkeypatch.setattr(openvino, "save_ir", plain)
+    monkeypatch.setattr(openvino, "save_quantised", quantised)
+    with pytest.raises(KeyboardInterrupt):
+        openvino.converted("a/model", "int8")
+    for _ in range(2):
+        assert (Path(openvino.converted("a/model", "int8")) / "weights").read_text() == "int8"
+    assert made == ["int8", "int8"]
+    assert len(list((tmp_path / "outpace-openvino").iterdir())) == 2
 
 
 def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:
