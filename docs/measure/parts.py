@@ -5,9 +5,12 @@ import warnings
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from usage import usage
 
 from outpace import LLM
 from outpace.core.trees.tree import Tree
+
+usage(__doc__, needed=1)
 
 warnings.simplefilter("ignore")
 PASSES, CONTEXT = 20, 128
