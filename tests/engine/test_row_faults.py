@@ -56,8 +56,8 @@ def test_it_ends_alone(
 
 @pytest.mark.parametrize("method", ["none", "ngram", "draft_model"])
 def test_who_fails_in_the_first_round_leaves_others_that_wait_alone(method: str) -> None:
-    """Prompts of one length are read by the pass of their first round. Where that came to nothing, a
-    row that joins now has read its prompt, and the others have not."""
+    """Prompts of one length are read by the pass of their first round. Where that came to nothing,
+    a row that joins now has read its prompt, and the others have not."""
     config: dict[str, Any] = {"method": method}
     if method != "none":
         config["num_speculative_tokens"] = 2
