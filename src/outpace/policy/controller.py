@@ -48,8 +48,11 @@ ALONG = 16
 """Tokens that a drafter reads in its first pass of a round."""
 
 REST = 8
-"""Rounds for which a decision against drafting holds while no row joins. Deciding takes a share of
+"""Rounds for which a decision against drafting holds while few rows join. Deciding takes a share of
 a small model's plain round, and what it follows from hardly changes from one round to the next."""
+
+FEW = 4
+"""Few rows have joined where they are one in so many."""
 
 
 @dataclass
@@ -63,7 +66,9 @@ class _Rest:
     def lasts(self, place: Place, free: Sequence[DraftingRow]) -> bool:
         """Whether it still holds for the coming round."""
         self.rounds -= 1
-        return self.rounds > 0 and place == self.place and all(row in self.rows for row in free)
+        if not self.rounds or place != self.place:
+            return False
+        return FEW * sum(row not in self.rows for row in free) <= len(free)
 
 
 @dataclass
