@@ -26,9 +26,10 @@ from .families import CONTEXT, PROMPTS, RECURRENT, build, drafter, plain, target
 from .generating import decoder, greedy, ids
 
 LENGTH = 10
-KINDS = ("mamba", "falcon_h1", "lfm2", "qwen3_5")
+KINDS = ("mamba", "falcon_h1", "lfm2", "qwen3_5", "rwkv", "xlstm")
 """A model that begins anew when it reads several tokens at once, one whose layers also attend, one
-with convolutions only, and one with a delta rule."""
+with convolutions only, one with a delta rule, and two that are handed their states: those of all
+layers, and those of one."""
 BEGINS_ANEW = frozenset({"mamba", "falcon_mamba", "jamba", "zamba", "zaya", "recurrent_gemma"})
 
 
@@ -155,7 +156,7 @@ def test_what_the_input_of_a_module_passes_is_computed_once_for_all_columns() ->
     assert calls.count(4) == 2
 
 
-@pytest.mark.parametrize("family", ["mamba", "mamba2", "falcon_mamba", "zamba2"])
+@pytest.mark.parametrize("family", ["mamba", "mamba2", "falcon_mamba", "zamba2", "rwkv", "xlstm"])
 def test_states_are_numbered_as_in_all_models(family: str) -> None:
     given: list[Tensor] = []
     hooks = [
@@ -180,7 +181,7 @@ def test_states_are_numbered_as_in_all_models(family: str) -> None:
 METHODS = ("draft_tree", "lookahead", "layer_skip", "early_exit", "staged")
 
 
-@pytest.mark.parametrize("family", ["lfm2", "mamba2"])
+@pytest.mark.parametrize("family", ["lfm2", "mamba2", "rwkv", "xlstm"])
 @pytest.mark.parametrize("method", METHODS)
 def test_trees_riders_and_parts_of_the_target_draft_too(family: str, method: str) -> None:
     if method == "layer_skip" and family == "mamba2":
