@@ -19,6 +19,7 @@ from outpace.targets.cpu.weights.quantize import check_quantized, quantize, roun
 from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.supported import support
+from outpace.targets.hf.supported.plainly import read_plainly, some_tokens
 
 LOGGER = logging.getLogger("outpace")
 
@@ -31,6 +32,7 @@ def prepare(loaded: Loaded, report: Progress) -> None:
     model, kernels = loaded.model, loaded.cpu_kernels or "off"
     use_grouped(model)
     support.check(model)
+    _let_it_rescale(model)
     report("arranging the weights for this processor", 0.4)
     quantization = loaded.quantization
     rounded = quantization is not None and rounds_activations(model, quantization)
@@ -51,6 +53,13 @@ def prepare(loaded: Loaded, report: Progress) -> None:
         _in_native_code(model)
     check_quantized(model, quantization)
     report("ready", 1.0)
+
+
+def _let_it_rescale(model: nn.Module) -> None:
+    """Runs a model that divides some of its weights in its first pass (RWKV): it must find them as
+    they were loaded."""
+    if any(hasattr(part, "layers_are_rescaled") for part in model.modules()):
+        read_plainly(model, some_tokens(model, 1))
 
 
 def _replace_layers(loaded: Loaded, kernels: Kernels) -> bool:
