@@ -65,8 +65,8 @@ class Loaded:
 
         Where longer texts have other rotary angles (LongRoPE), only those of the shorter ones: a
         batch would change what its rows have cached as soon as the longest of them got there.
-        A state has room for any text. Where attention drops tokens from some length on (Doge), only texts up to that length. Of an
-        encoder-decoder, those of the decoder.
+        Where attention drops tokens from some length on (Doge), only texts up to that length. Of an
+        encoder-decoder, those of the decoder. Models that only keep states have room for any text.
         """
         if is_encoder_decoder(self.model):
             return longest_text(self.model) or 1 << 20

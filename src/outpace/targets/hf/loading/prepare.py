@@ -12,9 +12,14 @@ from torch import nn
 from outpace.targets.cpu.kernels import NATIVE, Kernels, speed_up
 from outpace.targets.cpu.native_layers.blocks import use_block_kernels, widen_blocks
 from outpace.targets.cpu.native_layers.layer import leave_native_layers, use_native_layers
-from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
+from outpace.targets.cpu.native_layers.linear import (
+    NativeLinear,
+    lay_out_weights,
+    share_products,
+)
 from outpace.targets.cpu.native_layers.model import use_native_model
 from outpace.targets.cpu.weights.blocks import BlockLinear, embedding_dtype
+from outpace.targets.cpu.weights.layers import asked_for_dtype
 from outpace.targets.cpu.weights.quantize import check_quantized, quantize, rounds_activations
 from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.loading.loaded import Loaded
@@ -66,6 +71,10 @@ def _replace_layers(loaded: Loaded, kernels: Kernels) -> bool:
     """Puts faster or quantised layers in the place of plain ones; returns whether layers whose
     weights are in blocks round their inputs then."""
     in_blocks = 0
+    asked = [
+        (parent, name, getattr(parent, name).weight.dtype)
+        for parent, name in asked_for_dtype(loaded.model)
+    ]
     if loaded.quantization is not None:
         quantize(loaded.model, loaded.quantization)
     else:
@@ -75,6 +84,10 @@ def _replace_layers(loaded: Loaded, kernels: Kernels) -> bool:
         in_blocks = use_block_kernels(model) if kernels in NATIVE and narrow else 0
     if kernels in NATIVE:
         lay_out_weights(loaded.model, tune=kernels == "tune")
+    for parent, name, dtype in asked:
+        layer = getattr(parent, name)
+        if isinstance(layer, NativeLinear):
+            layer.show(dtype)
     return in_blocks > 0
 
 

@@ -166,8 +166,8 @@ class InArgument(Places):
 
 @dataclass(eq=False)
 class _OfAnyLayer:
-    """Stands for a tensor ``[A, H, L]`` with the states of all layers: whichever is asked for, it is
-    the one of the module that reads now."""
+    """Stands for a tensor ``[A, H, L]`` with the states of all layers: whichever is asked for, it
+    is the one of the module that reads now."""
 
     state: Tensor  # [A, H]
     as_column: bool
