@@ -48,6 +48,7 @@ HANDED: Mapping[str, Handed] = {
     "RwkvSelfAttention": Handed({1: "conv", 2: _SCAN, 3: _SCAN, 4: _SCAN}, True, "time_shift"),
     "RwkvFeedForward": Handed({0: "conv"}, True, "time_shift"),
     "xLSTMLayer": Handed({0: _SCAN, 1: _SCAN, 2: _SCAN}),
+    "mLSTMLayer": Handed({0: _SCAN, 1: _SCAN, 2: _SCAN}),  # where the xlstm package is installed
 }
 """Classes of modules that are handed their states."""
 WITHOUT_CACHE = frozenset({"rwkv", "xlstm"})

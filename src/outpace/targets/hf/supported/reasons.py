@@ -37,9 +37,9 @@ def why_it_fails(model: nn.Module, error: Exception) -> str:
         except Exception:  # the error that matters is the one that the caller has seen
             return reason
     if _attends(model):
-        plain = read_plainly(model, ids)
-        if torch.equal(read_plainly(model, ids, attention_mask=_causal(model, hidden=1)), plain):
-            return "it ignores an attention mask with a row for each token, which drafted tokens need"
+        hidden = read_plainly(model, ids, attention_mask=_causal(model, hidden=1))
+        if torch.equal(hidden, read_plainly(model, ids)):
+            return "it ignores a mask with a row for each token, which drafted tokens need"
     return "it does not work with a cache that is handed to it, but keeps one of another kind"
 
 
