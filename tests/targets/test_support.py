@@ -26,10 +26,7 @@ from .families import BASE, BOTH, FAMILIES, WINDOW, build, target
 from .generating import greedy, ids
 
 SMALL = {name: value for name, value in BASE.items() if name not in ("num_key_value_heads",)}
-RECURRENT = "recurrent state"
 CONFIGS: dict[str, tuple[Any, str]] = {
-    "rwkv": (transformers.RwkvConfig, RECURRENT),
-    "xlstm": (transformers.xLSTMConfig, RECURRENT),
     "mpt": (transformers.MptConfig, "ALiBi"),
     "prophetnet": (transformers.ProphetNetConfig, "several tokens at once"),
     "switch_transformers": (transformers.SwitchTransformersConfig, "experts drop tokens"),

@@ -13,6 +13,7 @@ from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.weights.quantize import Quantization
+from outpace.targets.hf.recurrent.own_states import WITHOUT_CACHE
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, longest_text
 from outpace.targets.hf.vision.tokens import placeholders
 from outpace.targets.hf.weights import weight_bytes
@@ -65,10 +66,12 @@ class Loaded:
         Where longer texts have other rotary angles (LongRoPE), only those of the shorter ones: a
         batch would change what its rows have cached as soon as the longest of them got there.
         Where attention drops tokens from some length on (Doge), only texts up to that length. Of an
-        encoder-decoder, those of the decoder.
+        encoder-decoder, those of the decoder. Models that only keep states have room for any text.
         """
         if is_encoder_decoder(self.model):
             return longest_text(self.model) or 1 << 20
+        if self.config.model_type in WITHOUT_CACHE:
+            return 1 << 20  # RWKV's context_length is what one pass of a kernel takes
         top = int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
         top = min(top, int(getattr(self.config, "keep_window_size", None) or top))
         rope = getattr(self.config, "rope_parameters", None) or {}

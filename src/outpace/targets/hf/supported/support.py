@@ -18,7 +18,7 @@ from outpace.core.values import is_whole, shown
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.attention import BOOLEAN, INDEXED_LAYERS
 from outpace.targets.hf.recurrent.own_states import STATES, keeps_states
-from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.seq2seq import support as seq2seq
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, reads_sources
 from outpace.targets.hf.slots.masks import WITHOUT_MASK
@@ -26,8 +26,6 @@ from outpace.targets.hf.supported.plainly import read_plainly, reads_forward, so
 from outpace.targets.hf.supported.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.supported.windows import INDEXED, NAMES, follows, named_span, with_span
 
-RECURRENT_MODELS = frozenset({"rwkv", "xlstm"})
-"""Models whose states lie elsewhere than in transformers' cache."""
 MASKED = INDEXED_LAYERS | {"full_attention", "sliding_attention", "chunked_attention"}
 """Types of layers whose masks are known."""
 MASKABLE = BOOLEAN | {"eager"}
@@ -71,12 +69,14 @@ def _are_names(value: Any) -> bool:
 
 
 def _check_states(config: Any) -> None:
-    """Raises ``UnsupportedModel`` for a model with states that are nobody's but its own."""
-    if config.model_type in RECURRENT_MODELS:
+    """Raises ``UnsupportedModel`` for an xLSTM that would take a pass to pieces, of which only the
+    last one's states came back."""
+    most = getattr(config, "max_inference_chunksize", None)
+    if most is not None and most < PREFILL_CHUNK:
         raise UnsupportedModel(
-            f"a model of type {config.model_type!r} keeps its recurrent state outside of "
-            "transformers' cache, where it cannot be taken back to an earlier token: use a model "
-            "whose state is in the cache, such as Mamba."
+            f"a model of type {config.model_type!r} reads at most {most} tokens at once by its "
+            f"config.json (max_inference_chunksize), and passes of up to {PREFILL_CHUNK} must stay "
+            f"whole for states to be taken back: set it to {PREFILL_CHUNK} or more."
         )
 
 
