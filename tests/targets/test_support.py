@@ -58,6 +58,32 @@ def test_a_hybrid_class_may_have_no_layer_with_a_state() -> None:
     assert ids(LLM(model).generate([[5, 6, 7]], greedy(12))) == [expected[0, 3:].tolist()]
 
 
+WITHOUT_HEAD: dict[str, Any] = {
+    "LlamaModel": transformers.LlamaModel,
+    "LlamaForSequenceClassification": transformers.LlamaForSequenceClassification,
+    "LlamaForTokenClassification": transformers.LlamaForTokenClassification,
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_HEAD)
+def test_a_model_that_writes_no_text_is_refused_as_such(name: str) -> None:
+    model = WITHOUT_HEAD[name](transformers.LlamaConfig(**BASE))
+    with pytest.raises(UnsupportedModel, match=rf"^{name} has no head that writes texts.*: give"):
+        LLM(model)
+
+
+def test_a_module_that_is_no_model_of_transformers_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match=r"^DataParallel is no model of transformers"):
+        LLM(torch.nn.DataParallel(build("llama")))
+
+
+def test_a_model_without_weights_is_refused_as_such() -> None:
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**BASE))
+    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM are not in memory"):
+        LLM(model)
+
+
 @pytest.mark.parametrize("kernel", ["flash_attention_2", "flex_attention"])
 def test_attention_without_a_mask_is_refused_with_the_remedy(kernel: str) -> None:
     model = build("llama")

@@ -77,11 +77,17 @@ def _asks_for_alibi(text: Any) -> bool:
 
 def check(model: nn.Module) -> None:
     """Raises ``UnsupportedModel`` where configuration or class tell that the model cannot work."""
-    check_config(model.config)
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config"):
+        raise UnsupportedModel(
+            f"{type(model).__name__} is no model of transformers: it has no configuration. Give a "
+            "model that AutoModelForCausalLM has loaded, taken out of what wraps it, or its path."
+        )
+    check_config(config)
+    _check_writes(model)
     if is_encoder_decoder(model):
         seq2seq.check(model)
     name = type(model).__name__
-    config: Any = model.config
     if not hasattr(config.get_text_config(), "vocab_size"):
         raise UnsupportedModel(
             f"{name} has no vocabulary by its configuration, and so writes no text: use another "
@@ -98,6 +104,22 @@ def check(model: nn.Module) -> None:
         raise UnsupportedModel(
             f"{name} reads prompts both ways and has sliding windows, but takes no mask for each "
             "type of layer: use another model, such as PaliGemma 1."
+        )
+
+
+def _check_writes(model: nn.Module) -> None:
+    """Raises ``UnsupportedModel`` for a model without a head that writes, or without weights."""
+    loaded: Any = model
+    name = type(model).__name__
+    if not loaded.can_generate():
+        raise UnsupportedModel(
+            f"{name} has no head that writes texts, by its class: give the model's path, or load "
+            "it with a class that has one, such as AutoModelForCausalLM."
+        )
+    if loaded.device.type == "meta":
+        raise UnsupportedModel(
+            f"the weights of this {name} are not in memory, but on the device 'meta': load the "
+            "model with its weights."
         )
 
 
