@@ -50,7 +50,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 """Options that cannot be honoured, and the values at which they ask for nothing."""
 
 _ELSEWHERE = {"num_beams": " unless LLM.beam_search asks for it"}
-"""Where outpace does what it does not do here."""
+"""By option, where else in outpace it can be had."""
 
 
 def check_file(folder: str | Path) -> None:
@@ -161,7 +161,8 @@ class _Text:
     eos_ids: list[int]
     device: torch.device
     source: list[int]
-    """What options about an encoder mean: its tokens, or else the prompt."""
+    """The tokens that options named ``encoder_...`` are about: those that an encoder reads, or the
+    prompt where there is no encoder."""
 
     @property
     def source_ids(self) -> Any:
