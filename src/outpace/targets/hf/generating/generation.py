@@ -120,7 +120,8 @@ def completed(
     device: where the scores will be. source: the token ids that an encoder reads.
     """
     longest = min(resolved.max_tokens or room, room)
-    if asked.max_tokens is None and config.max_length is not None:
+    # As in ``generate``, lengths of what is new take precedence over lengths with the prompt.
+    if asked.max_tokens is None and config.max_new_tokens is None and config.max_length is not None:
         longest = max(1, min(longest, config.max_length - len(prompt)))
     stop = resolved.stop_strings if asked.stop is not None else _stop_strings(config)
     ends = [] if resolved.ignore_eos else list(eos_ids)
@@ -208,8 +209,9 @@ def _of_length(
     config: GenerationConfig, text: _Text, asked: SamplingParams
 ) -> list[LogitsProcessor]:
     found: list[LogitsProcessor] = []
-    if (config.min_length or 0) > 0 and text.eos_ids and asked.min_tokens is None:
-        found.append(hf.MinLengthLogitsProcessor(config.min_length, text.ids(text.eos_ids)))
+    least = config.min_length if config.min_new_tokens is None else None
+    if (least or 0) > 0 and text.eos_ids and asked.min_tokens is None:
+        found.append(hf.MinLengthLogitsProcessor(least, text.ids(text.eos_ids)))
     if config.forced_bos_token_id is not None:
         found.append(hf.ForcedBOSTokenLogitsProcessor(config.forced_bos_token_id))
     if config.forced_eos_token_id is not None:
