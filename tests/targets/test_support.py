@@ -19,7 +19,7 @@ from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.slots.cache import SlotLayer
 from outpace.targets.hf.slots.masks import Layout
 from outpace.targets.hf.supported import support
-from outpace.targets.hf.supported.windows import chunk_of, window_of, with_window
+from outpace.targets.hf.supported.windows import chunk_of, window_of, with_span
 from outpace.targets.hf.telling import telling
 
 from .families import BASE, BOTH, FAMILIES, WINDOW, build, target
@@ -272,7 +272,7 @@ def test_a_window_as_long_as_the_context_is_none(family: str) -> None:
 
 def test_trying_windows_leaves_the_model_as_it_was() -> None:
     model = build("mistral", sliding_window=40)
-    with with_window(model, 2):
+    with with_span(model, "sliding_window", 2):
         assert model.config.sliding_window == model.model.config.sliding_window == 2
     support.probe(model)
     assert model.config.sliding_window == model.model.config.sliding_window == 40

@@ -209,8 +209,8 @@ def _of_length(
     config: GenerationConfig, text: _Text, asked: SamplingParams
 ) -> list[LogitsProcessor]:
     found: list[LogitsProcessor] = []
-    least = config.min_length if config.min_new_tokens is None else None
-    if (least or 0) > 0 and text.eos_ids and asked.min_tokens is None:
+    least: int = (config.min_length or 0) if config.min_new_tokens is None else 0
+    if least > 0 and text.eos_ids and asked.min_tokens is None:
         found.append(hf.MinLengthLogitsProcessor(least, text.ids(text.eos_ids)))
     if config.forced_bos_token_id is not None:
         found.append(hf.ForcedBOSTokenLogitsProcessor(config.forced_bos_token_id))

@@ -87,10 +87,11 @@ class Loaded:
         return min(size, int(max(self.tokenizer.get_vocab().values())) + 1)
 
     @property
-    def _generation_config(self) -> GenerationConfig:
+    def _generation_config(self) -> Any:
         """The model's own; one that sets nothing where its owner has removed it."""
+        empty: Any = GenerationConfig
         own: Any = self.model.generation_config
-        return GenerationConfig() if own is None else own
+        return empty() if own is None else own
 
     @property
     def defaults(self) -> dict[str, Any]:
