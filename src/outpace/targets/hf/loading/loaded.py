@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import GenerationConfig
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError
@@ -89,16 +90,21 @@ class Loaded:
         return min(size, int(max(self.tokenizer.get_vocab().values())) + 1)
 
     @property
+    def _generation_config(self) -> Any:
+        """The model's own; one that sets nothing where its owner has removed it."""
+        empty: Any = GenerationConfig
+        own: Any = self.model.generation_config
+        return empty() if own is None else own
+
+    @property
     def defaults(self) -> dict[str, Any]:
         """The model's generation_config as a dict of the options that it sets."""
-        config: Any = self.model.generation_config
-        return dict(config.to_diff_dict())
+        return dict(self._generation_config.to_diff_dict())
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """The tokens that end a text."""
-        config: Any = self.model.generation_config
-        ids = config.eos_token_id
+        ids: Any = self._generation_config.eos_token_id
         if ids is None and self.tokenizer is not None:
             ids = self.tokenizer.eos_token_id
         if ids is None:
