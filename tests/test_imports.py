@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "intake": {*_ENGINE, *_ARGUMENTS, "engine"},
     "grammars": {"core"},
     "progress": set(),
-    "building": {*_ENGINE, "config", "engine", "intake"},
+    "building": {*_ENGINE, "arguments", "config", "engine", "intake"},
     "outputs": {*_ENGINE, "engine"},
     "beams": {*_ENGINE, *_ARGUMENTS, "engine", "intake", "outputs"},
     "bundled": {"targets"},

@@ -21,7 +21,6 @@ from outpace.config import SpeculativeConfig
 from outpace.core.beam_params import BeamSearchParams
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS
-from outpace.engine.order.registry import ORDERS
 from outpace.engine.request import Request
 from outpace.engine.trial import OPTIONS as TRIAL
 from outpace.engine.trial import trial_prompts, try_out
@@ -114,24 +113,23 @@ class LLM:
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        arguments.check_kinds(model, tokenizer, dtype, device, quantization)
-        arguments.check_flags(
-            trust_remote_code=trust_remote_code,
+        arguments.check_kinds(model, tokenizer, dtype, device, quantization, progress)
+        arguments.check_flags(trust_remote_code=trust_remote_code)
+        arguments.check_choice("generation_config", generation_config, arguments.OWN_CONFIG)
+        asked = EngineOptions(
+            cpu_kernels=cpu_kernels,
             compile=compile,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_batch_total_tokens=max_batch_total_tokens,
+            scheduling_policy=scheduling_policy,
             enable_prefix_caching=enable_prefix_caching,
         )
-        arguments.check_choice("scheduling_policy", scheduling_policy, ORDERS)
-        arguments.check_choice("generation_config", generation_config, arguments.OWN_CONFIG)
-        max_num_seqs = arguments.rows("max_num_seqs", max_num_seqs)
-        max_num_batched_tokens = arguments.tokens("max_num_batched_tokens", max_num_batched_tokens)
         use_threads(threads)
         self.config = arguments.speculation(speculative_config, BUNDLED if model is None else None)
         speculation = Speculation.of(self.config)
-        wanted = BUNDLED / "target" if model is None else model
-        if isinstance(wanted, (str, os.PathLike)):
-            check_path(wanted)
         self.target: Loaded = load(
-            wanted,
+            _existing(model),
             tokenizer=tokenizer,
             processor=processor,
             dtype=dtype,
@@ -142,22 +140,11 @@ class LLM:
             progress=progress,
         )
         self.max_model_len = arguments.context(max_model_len, self.target)
-        arguments.check_held(max_batch_total_tokens, self.max_model_len)
         self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")
         self._request_ids = itertools.count()
-        asked = EngineOptions(
-            cpu_kernels=cpu_kernels,
-            compile=compile,
-            rows=max_num_seqs,
-            max_length=self.max_model_len,
-            max_batched_tokens=max_num_batched_tokens,
-            scheduling_policy=scheduling_policy,
-            max_tokens_held=max_batch_total_tokens,
-            saved_texts=max_num_seqs if enable_prefix_caching else 0,
-        )
         self.engine = build_engine(self.target, speculation, self.intake, asked)
         if compile:
-            self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
+            self._prepare(rows=sorted({1, min(2, asked.max_num_seqs)}))
         self._try_out()
 
     def _try_out(self) -> None:
@@ -334,21 +321,21 @@ class LLM:
         outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
         return outputs if several else outputs[0]
 
-    def chat_ids(self, messages: Conversation, **for_template: Any) -> list[int]:
+    def chat_ids(self, /, messages: Conversation, **for_template: Any) -> list[int]:
         """Returns the prompt's token ids for one conversation.
 
-        for_template: what else the chat template is given, such as ``tools``.
+        for_template: what else the chat template is given, such as ``tools`` or
+        ``enable_thinking``; as ``chat_template`` another template than the model's.
         """
         return self.intake.chat_ids(messages, **for_template)
 
     def chat_prompt(
-        self, messages: Conversation, files: bool = True, **for_template: Any
+        self, /, messages: Conversation, files: bool = True, **for_template: Any
     ) -> Prompt:
         """Returns the prompt for one conversation, as `generate` takes it: its token ids or, with
         images, what the model's processor makes of it.
 
-        files: whether images may be files of this machine. for_template: what else the chat
-        template is given, such as ``tools``.
+        files: whether images may be files of this machine. for_template: as for `chat_ids`.
         """
         return self.intake.chat_prompt(messages, files, **for_template)
 
@@ -432,6 +419,17 @@ class LLM:
         for request in requests:
             if not request.finished:
                 self.engine.remove(request)
+
+
+def _existing(
+    model: str | os.PathLike[str] | nn.Module | Loaded | None,
+) -> str | os.PathLike[str] | nn.Module | Loaded:
+    """The model to load; ``ModelLoadError`` for a folder or a file that is not there."""
+    if model is None:
+        return BUNDLED / "target"
+    if isinstance(model, (str, os.PathLike)):
+        check_path(model)
+    return model
 
 
 def _raise_errors(requests: Iterable[Request]) -> None:

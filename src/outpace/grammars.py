@@ -49,7 +49,7 @@ class Grammars:
         except ParamsError:
             raise
         except Exception as error:  # of a library whose exceptions are not documented
-            problem = str(error)
+            problem = str(error) or type(error).__name__
         if not problem or problem.startswith("WARNING"):
             problem = matcher.get_error()
         if problem:

@@ -59,6 +59,8 @@ def test_images_come_as_pil_images_files_urls_and_arrays(tmp_path: Path) -> None
         {"images": [str(file)]},
         {"images": file},
         {"images": [f"file://{file}"]},
+        {"images": [file.as_uri()]},  # with %20 for the blank
+        {"images": [file.as_uri().replace("://", "://localhost")]},
         {"images": [data_url(image)]},
         {"images": [torch.tensor(list(image.tobytes())).view(30, 20, 3).byte().numpy()]},
     ]
