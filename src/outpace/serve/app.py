@@ -112,7 +112,6 @@ class Server:
                 ApiError: _api_error,
                 HTTPException: _http_error,
                 ClientDisconnect: _gone,
-                Exception: _server_error,
             },
         )
 
@@ -296,7 +295,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _gone(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # for the log alone: nobody reads it
-
-
-async def _server_error(request: Request, error: Exception) -> Response:
-    return failure(ApiError.of(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from outpace.serve.engine_thread import OutOfTime, QueueFull, ShuttingDown, TooM
 from outpace.serve.jobs import Delta, Job
 from outpace.serve.openai.answers import Answer, event
 from outpace.serve.openai.errors import ApiError
+
+log = logging.getLogger("outpace.serve")
 
 Deliver = Callable[[list[Delta]], None]
 
@@ -55,6 +58,9 @@ class OpenCall:
                     yield part
         except ApiError as error:
             yield event(error.body)
+        except Exception as error:  # a fault in making the events: told as any other
+            log.exception("the events of a text could not be made")
+            yield event(ApiError.of(error).body)
         for part in self._answer.closing():
             yield part
 

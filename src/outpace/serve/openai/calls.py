@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outpace.api import LLM
+from outpace.chats import NO_VARIABLES
 from outpace.core.params import SamplingParams
 from outpace.engine.request import Request
 from outpace.errors import OutpaceError, ParamsError, PromptError
@@ -18,6 +19,11 @@ from outpace.serve.settings import Settings
 
 COMPLETION_TOKENS = 16
 """Tokens of a completion that does not say how many: OpenAI's, and vLLM's."""
+
+RESERVED = NO_VARIABLES | {"chat_template", "files", "tools"}
+"""Names that ``chat_template_kwargs`` must not hold. A template is a program, which may run without
+end: only who starts the server chooses it. Files are those of this machine, and tools have a field
+of their own."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +121,13 @@ class Reader:
         """The prompt that a chat template makes of a conversation. Files of this machine are no
         business of those who send it."""
         more = dict(given.get("chat_template_kwargs", {}))
-        reserved = {"messages", "conversation", "tools", "tokenize", "files"} & set(more)
+        reserved = RESERVED & set(more)
         if reserved:
-            name = min(reserved)
             raise ApiError(
-                400, f"chat_template_kwargs must not hold {name!r}.", "chat_template_kwargs"
+                400,
+                f"chat_template_kwargs must not hold {min(reserved)!r}: it may hold variables of "
+                "the model's chat template only.",
+                "chat_template_kwargs",
             )
         if offered:
             more["tools"] = list(offered)
@@ -166,7 +174,10 @@ class Reader:
                 SamplingParams(**{name: value})
             except ParamsError as error:
                 raise ApiError(400, str(error), name) from error
-        return SamplingParams(**options, logprobs=logprobs)
+        try:
+            return SamplingParams(**options, logprobs=logprobs)
+        except ParamsError as error:  # two options that contradict each other
+            raise ApiError(400, str(error), _named(str(error), given)) from error
 
     def _form(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """The form that the text must have, from whichever of the three ways to say so."""
@@ -175,7 +186,7 @@ class Reader:
         if wanted.get("type") == "json_object":
             found["json_object"] = True
         if wanted.get("type") == "json_schema":
-            if "json_schema" not in wanted:
+            if wanted.get("json_schema") is None:
                 raise ApiError(400, "response_format.json_schema is missing.", "response_format")
             found["json"] = wanted["json_schema"]["schema"]
         said = given.get("structured_outputs", {})
@@ -271,9 +282,10 @@ def _bias(given: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _named(message: str, given: Mapping[str, Any]) -> str | None:
-    """Returns the field that an error message begins with, or names at all."""
+    """Returns the field that an error message names first; where it names none, the one that gives
+    the form of the text, if any does."""
     words = message.replace(",", " ").replace("=", " ").split()
-    named = [name for name in given if name in words]
+    named = sorted((name for name in given if name in words), key=words.index)
     forms = [name for name in ("response_format", "structured_outputs") if name in given]
     forms += [name for name in given if name.startswith("guided_")]
     return next(iter([*named, *forms]), None)
