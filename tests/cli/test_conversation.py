@@ -314,12 +314,22 @@ def test_a_file_without_a_conversation_is_refused(
         ("/undo it", "takes nothing after it"),
         ("/save", "/save FILE"),
         ("/load nothing.json", "cannot read 'nothing.json'"),
+        ("/load ~nobody-known/talk.json", "in the home of a user who is not known"),
+        ("/save ~nobody-known/talk.json", "in the home of a user who is not known"),
+        (f"/save {'x' * 300}", "cannot write .*too long"),
+        ("/save a\0b", "cannot write .*null byte"),
         ("/regenerate", "no answer to make again"),
     ],
 )
 def test_a_wrong_command_says_what_is_right(session: Session, line: str, words: str) -> None:
     with pytest.raises(PromptError, match=words):
         obey(session, line)
+
+
+def test_a_system_message_that_no_file_can_hold(session: Session, tmp_path: Path) -> None:
+    obey(session, "/system half \ud800")
+    with pytest.raises(PromptError, match=r"cannot write .*surrogates"):
+        obey(session, f"/save {tmp_path / 'talk.json'}")
 
 
 def test_help_shows_every_command(session: Session) -> None:

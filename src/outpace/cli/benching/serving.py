@@ -118,8 +118,10 @@ def _by_rate(
     asked: AskedFlags,
     json_file: Path | None,
 ) -> None:
+    from outpace.bench.report.outputs import check_file
     from outpace.bench.run.serving import Load, run_load
 
+    check_file("--json", json_file)
     target = address.target()
     load = Load(asked.texts(), rate, asked.max_tokens, asked.temperature, asked.seed)
     found = _in_turns(speculative, repeats, target, partial(run_load, load, target))
@@ -141,6 +143,7 @@ def _by_clients(
     from outpace.bench.run.serving import Clients, run_clients
     from outpace.bench.run.session import numbers
 
+    check_file("--json", json_file)
     check_file("--png", png)
     if png is not None:
         require_matplotlib()
