@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -24,14 +23,9 @@ from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS
 from outpace.engine.request import Request
 from outpace.engine.trial import OPTIONS as TRIAL
 from outpace.engine.trial import trial_prompts, try_out
-from outpace.errors import (
-    ConfigError,
-    OutpaceError,
-    UnknownArgument,
-    names_checked,
-)
+from outpace.errors import ConfigError, OutpaceError, UnknownArgument, names_checked
 from outpace.intake import Intake
-from outpace.outputs import BeamSearchOutput, Chunk, CompletionOutput, RequestOutput
+from outpace.outputs import BeamSearchOutput, Chunk, RequestOutput
 from outpace.progress import with_bar
 from outpace.prompts import Prompt, listed
 from outpace.targets.cpu.kernels import Kernels
@@ -42,6 +36,7 @@ from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.prepare import Progress
 from outpace.targets.hf.loading.source import check_path
+from outpace.texts import Texts
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The small target, and the drafters that come with the package: a model and a head."""
@@ -141,8 +136,8 @@ class LLM:
         )
         self.max_model_len = arguments.context(max_model_len, self.target)
         self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")
-        self._request_ids = itertools.count()
         self.engine = build_engine(self.target, speculation, self.intake, asked)
+        self._texts = Texts(self.engine)
         if compile:
             self._prepare(rows=sorted({1, min(2, asked.max_num_seqs)}))
         self._try_out()
@@ -253,7 +248,7 @@ class LLM:
         """Yields what `generate` returns, each output once it and those before it are done."""
         given = listed(prompts)
         params = arguments.paired(sampling_params, len(given))
-        return self._play(given, self.intake.all_requests(given, params))
+        return self._texts.outputs(given, self.intake.all_requests(given, params))
 
     def beam_search(
         self,
@@ -282,7 +277,7 @@ class LLM:
         (params,) = arguments.paired(sampling_params, 1)
         requests = self.intake.requests(prompt, params, streaming=True)
         self.intake.check_processors([params], [requests])
-        return self._stream(requests)
+        return self._texts.chunks(requests)
 
     @overload
     def chat(
@@ -373,53 +368,6 @@ class LLM:
         self.intake.check_processors([params], [requests])
         return requests
 
-    # -- inside --------------------------------------------------------------------------------
-
-    def _play(
-        self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Request]]
-    ) -> Iterator[RequestOutput]:
-        requests = [request for group in groups for request in group]
-        try:
-            for request in requests:
-                self.engine.add(request)
-            for prompt, group in zip(prompts, groups, strict=True):
-                while not all(request.finished for request in group):
-                    self.engine.step()
-                if len(requests) == 1:
-                    _raise_errors(group)
-                yield _output(str(next(self._request_ids)), prompt, group)
-        finally:
-            self._abandon(requests)
-
-    def _stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
-        sent = [0] * len(requests)
-        done = [False] * len(requests)
-        try:
-            for request in requests:
-                self.engine.add(request)
-            while not all(done):
-                self.engine.step()
-                _raise_errors(requests)
-                for index, request in enumerate(requests):
-                    if done[index]:
-                        continue
-                    # Another thread's step may write on meanwhile: the end, the text and the tokens
-                    # are looked at in this order, so that none promises more than what follows it.
-                    reason = request.finish_reason
-                    text, ids = request.new_text(), request.output_ids[sent[index] :]
-                    if text or reason is not None:
-                        sent[index] += len(ids)
-                        done[index] = reason is not None
-                        yield Chunk(index, text, ids, reason, request.metrics)
-        finally:
-            self._abandon(requests)
-
-    def _abandon(self, requests: Sequence[Request]) -> None:
-        """Takes unfinished requests out of the batch: an interruption leaves nothing behind."""
-        for request in requests:
-            if not request.finished:
-                self.engine.remove(request)
-
 
 def _existing(
     model: str | os.PathLike[str] | nn.Module | Loaded | None,
@@ -430,18 +378,3 @@ def _existing(
     if isinstance(model, (str, os.PathLike)):
         check_path(model)
     return model
-
-
-def _raise_errors(requests: Iterable[Request]) -> None:
-    for request in requests:
-        if request.error is not None:
-            raise request.error
-
-
-def _output(request_id: str, prompt: Prompt, requests: Sequence[Request]) -> RequestOutput:
-    outputs = [CompletionOutput.of(request, index) for index, request in enumerate(requests)]
-    known = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    text = known if isinstance(known, str) else None
-    source = requests[0].source
-    encoded = None if source is None else list(source.token_ids)
-    return RequestOutput(request_id, text, requests[0].prompt_ids, outputs, encoded)
