@@ -30,7 +30,8 @@ SET_ASIDE = (
 
 
 MOST_ROWS = 1 << 16
-"""Texts that are decoded at once at most: far beyond any machine, and little to keep books of."""
+"""The most texts that may be decoded at once: more than any machine has room for, and few enough
+that a slip of the hand does no harm."""
 
 
 def rows(name: str, value: Any) -> int:

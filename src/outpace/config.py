@@ -17,7 +17,7 @@ OF_TRANSFORMERS = (
     "num_assistant_tokens_schedule",
     "assistant_confidence_threshold",
 )
-"""Names that are understood, too: of assisted generation in transformers."""
+"""What transformers calls the same things in assisted generation: these names are taken, too."""
 
 
 @names_checked(UnknownArgument, "argument of SpeculativeConfig")

@@ -39,7 +39,8 @@ from outpace.targets.hf.tokenizing import tokenized
 from outpace.verify.base import Rule
 
 SEED_STEP = 0x9E3779B97F4A7C15
-"""Between the seeds of the n texts of one request (any odd constant; streams hash the seed)."""
+"""How far apart the seeds of the n texts of one request are: any odd number, since streams hash
+the seed."""
 
 
 class Intake:

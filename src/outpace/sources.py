@@ -30,8 +30,8 @@ class Parts:
 def parted(prompt: Prompt, hears: bool) -> Parts:
     """Returns the parts of a prompt, named as in vLLM.
 
-    What is given alone is the encoder's; where the encoder ``hears``, audio is, and a prompt beside
-    it is the decoder's.
+    A prompt that is given alone is for the encoder. An encoder that ``hears`` gets the audio, and a
+    prompt beside it is for the decoder.
 
     >>> parted("a text", hears=False)
     Parts(encoder='a text', decoder=None, audio=None)
@@ -60,7 +60,7 @@ def _of_both(given: Mapping[str, Any]) -> Parts:
 
 
 def _apart(given: Any) -> tuple[Any, Any]:
-    """Text or tokens, and audio, of one part of a prompt; None for what it has not."""
+    """The text or the tokens of one part of a prompt, and its audio; None for what is missing."""
     if not isinstance(given, Mapping) or _AUDIO not in given:
         return given, None
     rest = {name: value for name, value in given.items() if name != _AUDIO}

@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 
 TRIED = {"method": "layer_skip", "num_speculative_tokens": 6, "draft_exit": None}
-"""What is tried: from drafts of six tokens, the speed with shorter ones is predicted."""
+"""How the trials speculate: rounds with drafts of six tokens show what shorter ones bring."""
 
 
 @app.callback()

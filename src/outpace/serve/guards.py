@@ -38,8 +38,8 @@ def failure(error: ApiError) -> JSONResponse:
 
 
 class Hosts:
-    """Lets in whoever calls the server by a name that it is known by: a web page could otherwise
-    give the server a name of its own, and then call it."""
+    """Answers only requests whose Host header names a known host. Otherwise a web page could have a
+    name of its own lead to this server, and call it (DNS rebinding)."""
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
         self._app = app
@@ -48,7 +48,8 @@ class Hosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not await self._knows(scope, receive):
             error = ApiError(
-                400, "this server is not known by the host of this address: see --allowed-host."
+                400,
+                "this server does not answer to the host of the request: see --allowed-host.",
             )
             await failure(error)(scope, receive, send)
             return

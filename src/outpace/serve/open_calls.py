@@ -43,7 +43,7 @@ class OpenCall:
             deltas = await self._deltas.get()
             for delta in deltas:
                 if delta.error is not None or delta.finish_reason in ("abort", "error"):
-                    raise told(delta.error)
+                    raise answer_to(delta.error)
                 left -= delta.finish_reason is not None
             yield deltas
 
@@ -107,7 +107,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def told(error: Exception | None) -> ApiError:
+def answer_to(error: Exception | None) -> ApiError:
     """Returns what a client is told of the error that ended its text."""
     if isinstance(error, OutOfTime):
         return ApiError(504, "the request took longer than this server allows.", code="timeout")

@@ -17,7 +17,7 @@ from outpace.serve.settings import Settings
 
 BACKLOG = 2048
 CLOSING_SECONDS = 2
-"""Time that answers have to be sent once their texts have ended."""
+"""Seconds in which answers can still be sent once their texts have ended."""
 
 
 class Runner(uvicorn.Server):

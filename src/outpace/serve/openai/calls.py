@@ -37,7 +37,8 @@ class Call:
     usage: bool
     """Whether a stream ends with the usage."""
     logprobs: int | None
-    """Alternatives that are reported beside each token; None: nothing is."""
+    """How many of the most probable tokens are reported beside each token; None: no
+    log-probabilities at all."""
     parses_tools: bool = False
     trace: bool = False
     texts_per_prompt: int = 1
@@ -46,12 +47,12 @@ class Call:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts, each counted once."""
+        """Tokens of all prompts, each prompt counted once."""
         return sum(len(one.prompt_ids) for one in self.requests[:: self.texts_per_prompt])
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompts, those that were cached."""
+        """Tokens of the prompts that were cached, so that they were not read anew."""
         return sum(one.cached_tokens for one in self.requests[:: self.texts_per_prompt])
 
 

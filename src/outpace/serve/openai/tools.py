@@ -26,8 +26,8 @@ class ToolCall:
 class ToolParser:
     """Splits a text that comes in pieces into what is said and what is called.
 
-    It goes letter by letter as far as the result is concerned: however the text is cut into pieces,
-    what comes out, joined together, is the same. What looks like a call and is none is said.
+    However the text is cut into pieces, the results, joined together, are the same. What looks like
+    a call and is none counts as said.
 
     >>> parser = ToolParser()
     >>> parser.feed('Hm.<tool_'), parser.feed('call>{"name": "f", "arguments": {}}</tool_call>')
