@@ -193,6 +193,13 @@ def test_the_history_can_be_switched_off(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_user_without_a_home_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for an unknown user
+    with pytest.raises(ConfigError, match="no home folder: add --no-history"):
+        history(kept=True)
+
+
 def test_a_history_that_cannot_be_kept_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

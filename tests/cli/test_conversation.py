@@ -150,6 +150,19 @@ def test_a_question_that_cannot_fit_is_refused(session: Session) -> None:
     with pytest.raises(PromptError, match="context holds 64, of which 8 are kept"):
         obey(session, "w1 " * 80)
     assert said(session) == []
+    obey(session, "w1")
+    with pytest.raises(PromptError, match="shorten it"):
+        obey(session, "w1 " * 80)
+    assert session.conversation.forgotten == 0
+
+
+def test_a_long_conversation_finds_its_room_soon(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = Conversation(None, [Exchange("w1 w2 w3", "w4 w5 w6") for _ in range(1000)])
+    read: list[Any] = []
+    original = llm.chat_ids
+    monkeypatch.setattr(llm, "chat_ids", lambda given: read.append(given) or original(given))
+    assert len(fitted(llm, talk, "w7", 8)) <= 64 - 8
+    assert len(read) <= 12
 
 
 def test_undo_and_reset(session: Session) -> None:

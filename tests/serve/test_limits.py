@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM
+from outpace.cli.serve import _name_of
 from outpace.errors import ConfigError
 from outpace.serve.app import Server
 from outpace.serve.engine_thread import ShuttingDown
@@ -245,6 +246,17 @@ def test_what_takes_too_long_is_told_so_at_the_end(llm: LLM) -> None:
     assert isinstance(found[0].error, ShuttingDown)
     server.thread.close(0)
     llm.engine.step()
+
+
+def test_the_name_that_clients_call_a_model_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "big-model"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    names = [None, "org/small", "small.gguf", ".", "./", "../big-model/"]
+    found = ["outpace", "small", "small.gguf", "big-model", "big-model", "big-model"]
+    assert [_name_of(name) for name in names] == found
 
 
 SERVE = "from outpace.cli.main import run; run()"
