@@ -145,6 +145,13 @@ def test_a_library_that_says_no_reason_is_told_by_its_error(
         coupled.requests("go:", form={"regex": "a"})
 
 
+def test_a_grammar_beyond_the_librarys_limits_is_told_as_what_it_is(coupled: LLM) -> None:
+    (request,) = played(coupled, {"choice": ["ab"] * 5000})
+    assert request.finish_reason == "error"
+    assert "cannot be followed further (Parser Error: Current row" in str(request.error)
+    assert "simplify it" in str(request.error)
+
+
 def test_what_contradicts_the_form_ends_that_text_alone(coupled: LLM) -> None:
     with pytest.raises(ParamsError, match="ignore_eos"):
         coupled.requests("go:", {"ignore_eos": True}, form={"regex": "a"})
