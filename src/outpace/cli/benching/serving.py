@@ -166,7 +166,7 @@ def _in_turns(
     """Returns the figures of each kind of request; all kinds take turns."""
     from outpace.bench.run.serving import medians, summary
 
-    kinds = speculative.split(",")
+    kinds = [kind.strip() for kind in speculative.split(",")]
     runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     with Console(stderr=True).status("measuring") as status:
         for turn in range(repeats):
