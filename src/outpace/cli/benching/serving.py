@@ -100,6 +100,9 @@ def serve_benchmark(
     Every kind of request gets the same prompts at the same times, or from as many clients. A key is
     read from OUTPACE_API_KEY.
     """
+    from outpace.bench.report.outputs import check_file
+
+    check_file("--json", json_file)
     if clients is None:
         if png is not None:
             raise ConfigError("--png needs --clients: it shows what more of them change.")
@@ -118,10 +121,8 @@ def _by_rate(
     asked: AskedFlags,
     json_file: Path | None,
 ) -> None:
-    from outpace.bench.report.outputs import check_file
     from outpace.bench.run.serving import Load, run_load
 
-    check_file("--json", json_file)
     target = address.target()
     load = Load(asked.texts(), rate, asked.max_tokens, asked.temperature, asked.seed)
     found = _in_turns(speculative, repeats, target, partial(run_load, load, target))
@@ -143,7 +144,6 @@ def _by_clients(
     from outpace.bench.run.serving import Clients, run_clients
     from outpace.bench.run.session import numbers
 
-    check_file("--json", json_file)
     check_file("--png", png)
     if png is not None:
         require_matplotlib()
