@@ -17,7 +17,7 @@ from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.values import number, shown
 from outpace.engine.request import Request
-from outpace.errors import ConfigError, ParamsError, PromptError
+from outpace.errors import ConfigError, ParamsError, PromptError, PromptTooLong
 from outpace.grammars import KINDS, Grammar, Grammars
 from outpace.pictures import Pictures
 from outpace.prompts import (
@@ -157,7 +157,7 @@ class Intake:
             except PromptError as error:
                 if len(prompts) == 1:
                     raise
-                raise PromptError(f"prompt {position} of {len(prompts)}: {error}") from error
+                raise type(error)(f"prompt {position} of {len(prompts)}: {error}") from error
         self.check_processors(params, groups)
         return groups
 
@@ -239,7 +239,7 @@ class Intake:
 
     def _check_length(self, ids: Sequence[int]) -> None:
         if len(ids) >= self.max_length:
-            raise PromptError(
+            raise PromptTooLong(
                 f"the prompt has {len(ids)} tokens and the context holds {self.max_length}, of "
                 "which one must be left for the text: shorten the prompt."
             )

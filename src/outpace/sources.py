@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outpace.core.values import shown
-from outpace.errors import ConfigError, PromptError
+from outpace.errors import ConfigError, PromptError, PromptTooLong
 from outpace.prompts import Prompt, unwrapped
 from outpace.targets.base import Source
 from outpace.targets.hf.loading.loaded import Loaded
@@ -104,7 +104,7 @@ class SourceReader:
         if not ids:
             raise PromptError("the encoder's prompt is empty: give at least one token.")
         if self._longest is not None and len(ids) > self._longest:
-            raise PromptError(
+            raise PromptTooLong(
                 f"the encoder's prompt has {len(ids)} tokens and the encoder positions for "
                 f"{self._longest}: shorten the prompt."
             )

@@ -256,6 +256,13 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     assert len(answer["error"]["message"]) < 400
 
 
+@pytest.mark.parametrize("words", [1, 600])
+def test_a_prompt_that_is_too_long_has_openais_code(address: str, words: int) -> None:
+    body = {"prompt": "word " * words, "max_tokens": 2, "min_tokens": 3 if words == 1 else 0}
+    _, answer, _ = call(address, "/v1/completions", body)
+    assert answer["error"]["code"] == (None if words == 1 else "context_length_exceeded")
+
+
 def test_a_wrong_word_is_refused_with_all_that_may_stand_there(address: str) -> None:
     body = {"prompt": "a", "speculative": "fast"}
     _, answer, _ = call(address, "/v1/completions", body)

@@ -10,7 +10,7 @@ from outpace.api import LLM
 from outpace.chats import NO_VARIABLES
 from outpace.core.params import SamplingParams
 from outpace.engine.request import Request
-from outpace.errors import OutpaceError, ParamsError, PromptError
+from outpace.errors import OutpaceError, ParamsError, PromptError, PromptTooLong
 from outpace.prompts import Prompt, token_ids_of
 from outpace.serve.openai import schemas, tools
 from outpace.serve.openai.errors import ApiError
@@ -229,7 +229,7 @@ class Reader:
                 prompt, params, streaming=streaming, priority=priority, form=form
             )
         except PromptError as error:
-            code = "context_length_exceeded" if "context holds" in str(error) else None
+            code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
             param = "messages" if "messages" in given else "prompt"
             raise ApiError(400, str(error), param, code) from error
         except OutpaceError as error:
