@@ -35,6 +35,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trust_remote_code": "no"}, "trust_remote_code must be True or False, not 'no'"),
     ({"trust_remote_code": 1}, "trust_remote_code must be True or False, not 1"),
     ({"compile": "false"}, "compile must be True or False, not 'false'"),
+    ({"progress": 5}, "progress must be a function of a step and its share, not 5"),
     ({"quantization": False}, "quantization must be the name of a kind, or None for none"),
     ({"cpu_kernels": None}, "cpu_kernels"),
     ({"cpu_kernels": ["auto"]}, "cpu_kernels"),

@@ -64,6 +64,7 @@ def test_clients_that_wait_for_their_answers(url: str, tmp_path: Path) -> None:
     assert max(open_at_once) == 2
     file, figure = tmp_path / "found.json", tmp_path / "load.png"
     words = ["bench", "serve", "--url", url, "--clients", "1,3", "--num-requests", "4"]
+    words += ["--speculative", "off, auto"]
     words += ["--max-tokens", "4", "--repeats", "2", "--json", str(file), "--png", str(figure)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.stderr
@@ -83,6 +84,8 @@ def test_clients_that_wait_for_their_answers(url: str, tmp_path: Path) -> None:
         (["--png", "x.png"], "needs --clients"),
         (["--clients", "0"], "at least one client"),
         (["--clients", "some"], "--clients must be numbers"),
+        (["--json", "/dev/null/found.json"], "--json: cannot write"),
+        (["--clients", "1", "--json", "/dev/null/found.json"], "--json: cannot write"),
     ],
 )
 def test_what_makes_no_load_is_refused(words: list[str], said: str) -> None:

@@ -212,11 +212,10 @@ class _Triage:
         resolved = llm.resolve(params)
         options, vocabulary = llm.intake.row_options(resolved), llm.target.vocabulary
         room = llm.max_model_len - len(prompt)
-        cut = replace(resolved, max_tokens=min(resolved.max_tokens or room, room))
         return cls(
             llm,
             Choice(mode == "coupled", prompt, options, vocabulary, tolerance),
-            Ending(cut, llm.target.eos_ids, vocabulary, llm.tokenizer),
+            Ending(resolved.shortened(room), llm.target.eos_ids, vocabulary, llm.tokenizer),
         )
 
     def deviations(self, number: int, plain: CompletionOutput) -> list[Deviation]:

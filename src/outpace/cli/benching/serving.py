@@ -100,6 +100,9 @@ def serve_benchmark(
     Every kind of request gets the same prompts at the same times, or from as many clients. A key is
     read from OUTPACE_API_KEY.
     """
+    from outpace.bench.report.outputs import check_file
+
+    check_file("--json", json_file)
     if clients is None:
         if png is not None:
             raise ConfigError("--png needs --clients: it shows what more of them change.")
@@ -163,7 +166,7 @@ def _in_turns(
     """Returns the figures of each kind of request; all kinds take turns."""
     from outpace.bench.run.serving import medians, summary
 
-    kinds = speculative.split(",")
+    kinds = [kind.strip() for kind in speculative.split(",")]
     runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     with Console(stderr=True).status("measuring") as status:
         for turn in range(repeats):

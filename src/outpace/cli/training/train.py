@@ -123,7 +123,9 @@ def _train(
     console.print(
         f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; {reached.sentence}"
     )
-    console.print(f"use it: {_use(settings, drafter)}", highlight=False, soft_wrap=True)
+    console.print(
+        f"use it: {_use(settings, drafter)}", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def _use(settings: TrainSettings, drafter: DrafterFlags) -> str:

@@ -134,8 +134,7 @@ def completed(
         penalty = 1.0
     after = _processors(config, text, asked)
     return dataclasses.replace(
-        resolved,
-        max_tokens=longest,
+        resolved.shortened(longest),
         stop=stop or None,
         repetition_penalty=penalty,
         logits_processors=(*before, *after, *resolved.logits_processors),
