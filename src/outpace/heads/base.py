@@ -10,6 +10,7 @@ once.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -62,6 +63,10 @@ class HeadConfig:
     """Tokens behind the root that it guesses."""
     draft_vocab_size: int = 0
     """Tokens that it can guess, those that its training text has most often; 0: all."""
+
+    def __post_init__(self) -> None:
+        if self.depths < 1:
+            raise ValueError(f"depths is {self.depths}")
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -134,7 +139,8 @@ class StepHead(Head):
 
 
 class ResidualBlock(nn.Module):
-    """``x + SiLU(W x)``, which begins as the identity."""
+    """``x + SiLU(W x)``, which begins as the identity; with another width behind it than before
+    it, ``V x + SiLU(W x)``, which begins as the linear map V."""
 
     def __init__(self, inputs: int, outputs: int | None = None) -> None:
         super().__init__()
@@ -151,10 +157,13 @@ class ResidualBlock(nn.Module):
 
 def config_of(kind: type[Sizes], given: Mapping[str, Any]) -> Sizes:
     """Returns a configuration from the entries of a file; raises ``TypeError`` or ``ValueError``
-    where they do not fit."""
-    config = kind(**given)
-    for name, value in config.as_dict().items():
-        default = getattr(kind(), name)
-        if type(value) is not type(default) or (isinstance(value, int) and value < 0):
-            raise ValueError(f"{name} is {value!r}")
-    return config
+    where they do not fit. A whole number may stand where a float is wanted."""
+    defaults, entries = kind().as_dict(), dict(given)
+    for name in defaults.keys() & entries.keys():
+        value, default = entries[name], defaults[name]
+        if type(value) is int and type(default) is float:
+            value = entries[name] = float(value)
+        number = isinstance(value, (int, float))
+        if type(value) is not type(default) or (number and not 0 <= value < math.inf):
+            raise ValueError(f"{name} is {given[name]!r}")
+    return kind(**entries)

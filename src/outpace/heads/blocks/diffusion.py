@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from outpace.heads.base import Head, HeadConfig, TargetShape
+from outpace.heads.layers import most_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +61,13 @@ class Diffusion(Head):
                 f"least, one for each of {config.depths} tokens at most, and a context"
             )
         width = config.width
-        heads = next(n for n in range(max(1, width // 64), 0, -1) if width % n == 0)
         self.passes, self.context, self.mask = config.passes, config.context, target.vocab_size
         self.embedding = nn.Embedding(target.vocab_size + 1, width)
         self.places = nn.Parameter(torch.empty(config.context + config.depths, width))
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True,
-                norm_first=True,
+                width, most_heads(width), 4 * width, dropout=0.0, activation="gelu",
+                batch_first=True, norm_first=True,
             )
             for _ in range(config.blocks)
         )  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor
 from outpace.heads.attending.eagle import Eagle, EagleConfig
 from outpace.heads.base import Head, TargetShape, config_of
 from outpace.heads.folder import Folder
-from outpace.heads.formats.base import Content, Format
+from outpace.heads.formats.base import Content, Format, architectures
 from outpace.heads.formats.llama import (
     about_layers,
     check_only,
@@ -39,18 +39,16 @@ class EagleFormat(Format):
 
     @classmethod
     def recognises(cls, about: Mapping[str, Any]) -> bool:
-        known = set(ARCHITECTURES) & set(about.get("architectures") or ())
+        known = architectures(about).intersection(ARCHITECTURES)
         return bool(known) and about.get("num_hidden_layers") == 1
 
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         found = folder.read_weights("model.safetensors", "pytorch_model.bin")
         weights = renamed(without_derived(found), OWN)
-        try:
+        with folder.describing("eagle"):
             check_only(about, ONLY)
             head = eagle_head(about, weights)
-        except (TypeError, ValueError, KeyError) as error:
-            raise folder.unfit("eagle", error) from error
         return folder.fill(head, {**weights, "d2t": head.d2t})
 
     @classmethod
@@ -74,8 +72,8 @@ class EagleFormat(Format):
 
 def eagle_head(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Eagle:
     """Returns a head, still without its weights, from its layer's public configuration; which
-    parts it has, the weights by our own names say. Raises ``TypeError``, ``ValueError`` or
-    ``KeyError`` where they do not fit."""
+    parts it has, the weights by our own names say. Raises one of `heads.folder.UNFIT` where they
+    do not fit."""
     given = {
         **layer_sizes(about),
         "fusion_bias": "fc.bias" in weights,

@@ -62,20 +62,18 @@ class SpeculatorsFormat(Format):
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         kind = about[TYPE]
-        if kind not in OWN:
+        if not isinstance(kind, str) or kind not in OWN:
             raise folder.unfit(
                 "speculators", f"its kind is {kind!r}, and only {list(OWN)} are known"
             )
         found = renamed(without_derived(folder.read_weights("model.safetensors")), OWN[kind])
-        try:
+        with folder.describing(kind):
             head = _eagle3(about, found) if kind == "eagle3" else _eagle(about, found)
             inside = about[ABOUT]
             name = str(inside["verifier"].get("name_or_path") or "")
             depths = inside["proposal_methods"][0].get("speculative_tokens", head.config.depths)
             if not isinstance(depths, int) or depths < 1:
                 raise ValueError(f"its speculative_tokens are {depths!r}")
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-            raise folder.unfit(kind, error) from error
         head.target, head.config = (
             replace(head.target, name=name),
             replace(head.config, depths=depths),
