@@ -165,6 +165,13 @@ def test_a_model_without_layers_is_refused(folder: Path, layers: int) -> None:
         LLM(folder)
 
 
+@pytest.mark.parametrize("classes", [[None], True, {"Llama": 1}])
+def test_a_model_whose_classes_have_no_names_is_refused(folder: Path, classes: Any) -> None:
+    change(folder / "config.json", architectures=classes)
+    with pytest.raises(UnsupportedModel, match="for the names of its classes in its config.json"):
+        LLM(folder)
+
+
 def test_dtype_and_device_may_be_torchs_own(folder: Path) -> None:
     llm = LLM(folder, dtype=torch.float64, device=torch.device("cpu"))
     assert llm.target.dtype == torch.float64

@@ -16,7 +16,7 @@ from outpace.core.trees.tree_shape import TreeShape
 from outpace.engine.request import Request
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.base import Controller, Outcome, affordable
-from outpace.policy.controller import FIRST, Auto
+from outpace.policy.controller import FIRST, REST, Auto
 from outpace.policy.cost import CostModel, Place
 from outpace.policy.growing import REGROWN, Growing
 from outpace.policy.ladder import Ladder
@@ -169,6 +169,26 @@ def test_one_trial_tells_what_cannot_pay() -> None:
     play.play(rows, 60)
     assert play.drafting.count(1) == 1
     assert max(play.drafting) == 1
+
+
+def test_what_cannot_pay_is_not_weighed_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed: list[Place] = []
+    curve = CostModel.curve
+
+    def counted(self: CostModel, place: Place, levels: Sequence[int]) -> list[float] | None:
+        weighed.append(place)
+        return curve(self, place, levels)
+
+    monkeypatch.setattr(CostModel, "curve", counted)
+    auto, rows = Auto(CHAINS), [request() for _ in range(4)]
+    play = Simulation(auto, lambda rows, width: 1 + 2 * width, lambda *_: 0.9)
+    play.play(rows, 60)
+    weighed.clear()
+    play.play(rows, 2 * REST)
+    assert 1 <= len(weighed) <= 4
+    weighed.clear()
+    play.play([*rows[:3], request()], 1)
+    assert weighed, "of a row that joins nothing is known"
 
 
 @pytest.mark.parametrize(("tokens", "drafts"), [(5, False), (200, True)])

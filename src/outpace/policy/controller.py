@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
@@ -51,8 +51,26 @@ PLAIN = 2
 ALONG = 16
 """Tokens that a drafter reads in its first pass of a round."""
 
+REST = 8
+"""Rounds for which a decision against drafting holds while no row joins. Deciding takes a share of
+a small model's plain round, and what it follows from hardly changes from one round to the next."""
+
 TRUSTED = 3
 """Measurements that make a median trustworthy; a width with fewer is tried four times as soon."""
+
+
+@dataclass
+class _Rest:
+    """A decision against drafting, for some rounds."""
+
+    place: Place
+    rows: WeakSet[DraftingRow]
+    rounds: int = REST
+
+    def lasts(self, place: Place, free: Sequence[DraftingRow]) -> bool:
+        """Whether it still holds for the coming round."""
+        self.rounds -= 1
+        return self.rounds > 0 and place == self.place and all(row in self.rows for row in free)
 
 
 @dataclass
@@ -110,6 +128,7 @@ class Auto(Controller):
         self._ours = True  # whether the budget of some row of this round is chosen here
         self._asked = False  # whether the drafter is asked in this round
         self._trial = False  # whether it tries a draft where plain decoding seems best
+        self._rest: _Rest | None = None
         self._since_aside = 0
         self._lessons = 0  # how often something was learned of acceptance
         self._total = self._loss = 0.0
@@ -232,6 +251,9 @@ class Auto(Controller):
     ) -> int:
         lengths = [request.length for request in requests]
         place = Place.of(len(requests), max(lengths))
+        if self._rest is not None and self._rest.lasts(place, free):
+            return 0
+        self._rest = None
         known = self.costs.measured(place)
         plain = known.get(0)
         if plain is None or self.costs.times_measured(place, 0) < PLAIN:
@@ -260,7 +282,9 @@ class Auto(Controller):
         narrow = widths[1]
         more = (tokens[narrow] / tokens[0] - 1) / len(free)
         longer = curve[max(narrow, floor)] - plain + reading + asking
-        return self._try(narrow, max(0.0, longer - more * plain), plain)
+        chosen = self._try(narrow, max(0.0, longer - more * plain), plain)
+        self._rest = None if chosen else _Rest(place, WeakSet(free))
+        return chosen
 
     def _pays(self, free: Sequence[DraftingRow], drafting: float, plain: float) -> bool:
         """Whether drafting repays what the drafter has to read first, before the texts end.

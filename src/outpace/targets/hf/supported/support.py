@@ -37,6 +37,12 @@ def check_config(config: Any) -> None:
     """Raises ``UnsupportedModel`` where the configuration alone tells that it cannot work."""
     text: Any = config.get_text_config()
     name = f"a model of type {config.model_type!r}"
+    classes = getattr(config, "architectures", None)
+    if not (classes is None or _are_names(classes)):
+        raise UnsupportedModel(
+            f"{name} has {shown(classes)} for the names of its classes in its config.json "
+            "(architectures): download or save the model again."
+        )
     layers = getattr(text, "num_hidden_layers", None)
     if layers is not None and not (is_whole(layers) and layers > 0):
         raise UnsupportedModel(
@@ -58,6 +64,10 @@ def check_config(config: Any) -> None:
             f"{name} has ALiBi biases, which are the same for all rows and cannot follow the "
             "branches of a draft: use a model with rotary or learned positions."
         )
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
 
 
 def _check_states(config: Any) -> None:
