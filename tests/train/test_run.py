@@ -122,9 +122,29 @@ def test_a_run_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
     assert run(tmp_path, settings("medusa", 5)).step == 2
     with pytest.raises(ConfigError, match="another learning_rate"):
         run(tmp_path, settings("medusa", 2, learning_rate=0.02))
+    with pytest.raises(ConfigError, match="another text"):
+        run(tmp_path, settings("medusa", 5), text().flip(0))
+    for other in ("qwen2", "gpt2"):  # of another kind, of the same shape and of another one
+        with pytest.raises(ConfigError, match="another target"):
+            TrainingRun(Loaded(target(other), None, other), text(), settings("medusa", 5), tmp_path)
+    state = torch.load(tmp_path / STATE, weights_only=True)
+    for missing in ("step", "network", "optimizer"):
+        torch.save({**state, missing: {}}, tmp_path / STATE)
+        with pytest.raises(ModelLoadError, match="delete it to begin anew"):
+            run(tmp_path, settings("medusa", 2))
     (tmp_path / STATE).write_bytes(b"cut")
     with pytest.raises(ModelLoadError, match="delete it to begin anew"):
         run(tmp_path, settings("medusa", 2))
+
+
+@pytest.mark.parametrize("method", ["ctc", "medusa", "s2d"])
+def test_the_shortest_blocks_have_one_place(method: str, tmp_path: Path) -> None:
+    least = DEPTHS + (2 if method == "ctc" else 1)
+    with pytest.raises(ConfigError, match=f"--block must be more than {least - 1} tokens"):
+        run(tmp_path, settings(method, 1, block=least - 1), text()[:, : least - 1])
+    trainer = run(tmp_path, settings(method, 1, block=least), text()[:, :least])
+    reached = trainer.play(lambda progress: None)
+    assert 1 <= reached.score <= 1 + DEPTHS
 
 
 def test_the_best_head_is_kept(tmp_path: Path) -> None:
@@ -154,6 +174,9 @@ def test_few_tokens_are_the_frequent_ones(tmp_path: Path) -> None:
     [
         ({"steps": 0}, "steps must be a whole number"),
         ({"learning_rate": -1.0}, "learning_rate must be above 0"),
+        ({"seed": 10**17}, "seed must be a whole number of at most"),
+        ({"method": "eagle3", "head": {"reads": 3}}, "reads is 3"),
+        ({"method": "hydra", "head": {"blocks": 0}}, "blocks is 0"),
         ({"head": {"depth": 3}}, "no size .depth. .did you mean .depths."),
         ({"head": {"depths": "3"}}, "depths is '3'"),
         ({"head": {"depths": 0}}, "depths must be at least 1, not 0"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,6 +44,9 @@ class Recipe(ABC):
     text's own tokens as the path. Its guess at each depth is compared with what the target says
     after the same tokens.
     """
+
+    beyond_depths: ClassVar[int] = 1
+    """Tokens that a block needs, at least, besides one for each depth."""
 
     @abstractmethod
     def __init__(self, head: Any, shared: Shared) -> None:

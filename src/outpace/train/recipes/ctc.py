@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -19,6 +21,8 @@ class CtcRecipe(Recipe):
     Its drafts are simulated as trees of ``depths`` nodes: the likeliest beginnings of all that the
     frames spell. A depth is hit where one of them is what the target says, up to that depth.
     """
+
+    beyond_depths: ClassVar[int] = 2  # the text behind a root begins one token behind it
 
     def __init__(self, head: Ctc, shared: Shared) -> None:
         self._head, self._shared = head, shared

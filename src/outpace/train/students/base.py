@@ -47,7 +47,7 @@ class Student(ABC):
 
     @abstractmethod
     def save(self, out: Path) -> None:
-        """Writes what ``--draft`` takes; a reader finds the old files or the new ones."""
+        """Writes what ``--draft`` takes. Each file is replaced at once."""
 
 
 class HeadStudent(Student):
