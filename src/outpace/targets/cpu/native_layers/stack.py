@@ -185,7 +185,7 @@ class LayerStack:
             norm=None if self._norm is None else self._norm.weight.data_ptr(),
             head=None if head is None else part(head),
             threads=threads,
-            scratch=max(self._library.scratch(layer, threads) for layer in layers),
+            scratch=self._library.scratch(layers, threads),
             pointers=pointers,
             weights=[*weights, [] if head is None else [head]],
         )
@@ -299,7 +299,7 @@ class PassDescriptions:
         """Returns the description of a pass.
 
         mask: bool ``[A, 1, T, S]``; head_stride: floats between two heads in the cache; scratch:
-        floats per token that a layer needs to work in.
+        floats per token that the layers need to work in.
         """
         last, source, numbers = self._last, (slots, mask, *angles), (head_stride, scratch)
         if last is not None and last.numbers == numbers and _same(last.source, source):
