@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from outpace.heads.checkpoint import load_head
 from outpace.heads.registry import head_names
 from outpace.policy.lengths.constant import Constant
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train.run import STATE, TrainingRun, read_log
+from outpace.train.run import LOG, STATE, TrainingRun
 from outpace.train.settings import TrainSettings
 from targets.families import VOCABULARY, target
 from targets.generating import greedy, ids
@@ -63,6 +65,11 @@ def settings(method: str, steps: int = 250, **more: object) -> TrainSettings:
 
 def run(out: Path, asked: TrainSettings, tokens: Tensor | None = None) -> TrainingRun:
     return TrainingRun(loaded(), text() if tokens is None else tokens, asked, out)
+
+
+def read_log(out: Path) -> list[dict[str, Any]]:
+    """Returns the reports of a run, in order."""
+    return [json.loads(line) for line in (out / LOG).read_text().splitlines()]
 
 
 def measured_length(llm: LLM, last: int) -> float:

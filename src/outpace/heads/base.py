@@ -41,7 +41,8 @@ class TargetShape:
 
     @classmethod
     def of(cls, config: Any, name: str = "") -> TargetShape:
-        """Returns that of a text model's configuration."""
+        """Returns the shape of the model that a text model's configuration describes. name: what
+        errors call the model."""
         return cls(config.hidden_size, config.vocab_size, config.num_hidden_layers, name)
 
 
@@ -49,7 +50,7 @@ class Config(Protocol):
     """The sizes that something is built with: a dataclass with a default for each of them."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns them by name."""
+        """Returns the sizes by their names."""
 
 
 Sizes = TypeVar("Sizes", bound=Config)
@@ -105,7 +106,7 @@ class Head(nn.Module, ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
+        """The dtype of its weights."""
         return next(self.parameters()).dtype
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What heads are built from that are small decoders: attention, feed-forward parts, whole layers.
+"""What heads that are small decoders are built from: attention, feed-forward parts, whole layers.
 
 The parts are named as in transformers' Llama and Qwen3, and so in the published checkpoints.
 """

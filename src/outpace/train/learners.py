@@ -29,7 +29,7 @@ Loss = Callable[[], Tensor]
 
 
 class Learner(ABC):
-    """Updates the weights of a network. Between two calls they are those that are to be used."""
+    """Updates the weights of a network, which between two calls has those that are to be used."""
 
     def __init__(self, network: nn.Module, learning_rate: float) -> None:
         self._weights = [weight for weight in network.parameters() if weight.requires_grad]
@@ -75,8 +75,8 @@ class Osd(Learner):
 class Optimistic(Learner):
     """Uses weights that are one step ahead: the next gradient will be like the last one.
 
-    The step itself begins from the weights behind, with the gradient of those that were used, so
-    that a wrong guess about the next gradient is taken back.
+    The step itself begins from the weights before that step ahead, with the gradient at the weights
+    that were used. So a wrong guess about the next gradient is taken back.
     """
 
     def __init__(self, network: nn.Module, learning_rate: float) -> None:

@@ -24,9 +24,10 @@ class Marks:
 
     loss: Tensor  # to be minimised
     hits: Tensor
-    """``[B, P, D]`` bool: whether its first guess is the target's, by text, place and depth. Where
-    nothing learns these are all places, one behind the other; while it learns, what they are is of
-    no meaning. Of classifiers as their `Measure` takes it."""
+    """``[B, P, D]`` bool, by text, place and depth: whether the head's first guess is the target's.
+    A head that is measured is marked at all places of a text, in their order. While it learns it is
+    marked at some of them, or at none, and its hits mean nothing. A classifier's hits are as its
+    `Measure` takes them."""
 
 
 def together(marks: Sequence[Marks]) -> Marks:
@@ -59,7 +60,7 @@ class Recipe(ABC):
 
 
 class Sheet:
-    """What is noted of a head's guesses, from depth 1 on."""
+    """The marks for a head's guesses, which are noted depth by depth, from depth 1 on."""
 
     def __init__(
         self,

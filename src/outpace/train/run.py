@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -225,15 +225,9 @@ class TrainingRun:
             )
 
 
-def read_log(out: Path) -> Iterator[dict[str, Any]]:
-    """Yields the reports of a run, in order."""
-    for line in (out / LOG).read_text(encoding="utf-8").splitlines():
-        yield json.loads(line)
-
-
 def _digest(tokens: Tensor) -> str:
     """Returns a short text that other blocks of text do not have."""
-    return hashlib.sha256(tokens.contiguous().numpy()).hexdigest()[:16]
+    return hashlib.sha256(tokens.contiguous().numpy().data).hexdigest()[:16]
 
 
 def _share(step: int, settings: TrainSettings) -> float:

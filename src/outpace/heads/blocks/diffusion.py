@@ -37,7 +37,7 @@ class DiffusionConfig(HeadConfig):
 class Denoised:
     """A block after a pass."""
 
-    logits: Tensor  # [B, D, V'], of settled tokens those that they were settled by
+    logits: Tensor  # [B, D, V']; at a settled token, the logits by which it was settled
     settled: Tensor  # [B, D], the head's own tokens; -1 where nothing is settled
 
 
@@ -117,9 +117,10 @@ class Diffusion(Head):
     @staticmethod
     @torch.no_grad()
     def _settled(logits: Tensor, settled: Tensor, count: int) -> Tensor:
-        """Settles the surest tokens, so that there are so many."""
+        """Returns ``settled`` with the surest tokens added, ``count`` of each block in all. logits:
+        ``[B, D, V']``."""
         best = logits.softmax(-1).max(-1)
-        # Those that are settled stay so.
+        # Tokens that are settled already stay so.
         sure = torch.where(settled >= 0, 2.0, best.values)
         chosen = torch.zeros_like(settled, dtype=torch.bool)
         chosen.scatter_(1, sure.topk(count, 1).indices, True)

@@ -2,8 +2,8 @@
 layer, or of a Qwen2.
 
 The weights are ``fc`` and ``layers.0``, whose attention reads its input as it is, and mostly a copy
-of the target's ``embed_tokens``. Nothing in the configuration says that it is a head: a folder with
-a whole model of one layer is told by its weights.
+of the target's ``embed_tokens``. Nothing in the configuration says that it is a head; from a whole
+model of one layer it is told by its weights.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class EagleFormat(Format):
 
 
 def eagle_head(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Eagle:
-    """Returns a head, still without its weights, from its layer's public configuration; which
-    parts it has, the weights by our own names say. Raises one of `heads.folder.UNFIT` where they
+    """Returns a head, still without its weights, from its layer's public configuration. Which parts
+    it has follows from the weights, by our own names. Raises one of `heads.folder.UNFIT` where they
     do not fit."""
     given = {
         **layer_sizes(about),

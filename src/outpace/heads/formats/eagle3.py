@@ -29,7 +29,7 @@ ONLY: Mapping[str, Any] = {
     "fc_norm": False,
     "norm_output": False,
 }
-"""What a head of another kind says otherwise."""
+"""Entries by which a head that is built otherwise, and cannot be read, is told."""
 
 
 class Eagle3Format(Format):

@@ -30,7 +30,7 @@ from outpace.heads.formats.llama import (
 
 TYPE, LAYER, ABOUT = "speculators_model_type", "transformer_layer_config", "speculators_config"
 VERSION = "0.3.0"
-"""Of the library whose files these are like."""
+"""The version of the library that writes such files."""
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
@@ -47,7 +47,7 @@ OWN = {
 }
 ABOVE = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
          "target_hidden_size", LAYERS)  # fmt: skip
-"""Entries of EAGLE-3 that stand beside the layer's."""
+"""Entries of an EAGLE-3 head's configuration that stand beside its layer's."""
 
 
 class SpeculatorsFormat(Format):

@@ -64,7 +64,8 @@ class Clover(StepHead):
 
 
 class PathAttention(nn.Module):
-    """What a state takes from the tokens behind it, the newest of which asks with it."""
+    """Attention of a state to the tokens behind it. Its query is made of the state and the newest
+    of these tokens."""
 
     def __init__(self, size: int, depths: int, heads: int) -> None:
         super().__init__()

@@ -607,7 +607,7 @@ void attention_of(const Attention &job, int64_t row, int64_t group, int64_t firs
   const Pass &pass = *job.pass;
   int64_t dim = layer.dim, each = layer.heads / layer.groups;
   int64_t offset = pass.firsts[row] * dim + group * pass.cache_head;
-  // What a short row is scored for does not depend on how long the others are.
+  // The scores of a short row do not depend on how long the others are.
   int64_t view = std::min(pass.view, pass.starts[row] + pass.columns);
   float *keys = job.key_cache + offset, *values = job.value_cache + offset;
   Seeing all[TOGETHER];
@@ -652,8 +652,8 @@ struct Ending {
   int64_t keep;
 };
 
-// A pass through layers, on several threads. What all tokens together are so far, and that
-// normalised, each thread works out for itself: it takes less time than waiting for another.
+// A pass through layers, on several threads. Each thread adds up the hidden states of all tokens,
+// and normalises them, for itself: that takes less time than waiting for another thread.
 struct Run {
   const Layer *layers;
   int64_t count;

@@ -35,7 +35,7 @@ class Student(ABC):
     """How many of the target's likeliest tokens it is shown."""
 
     measure: Measure = AcceptanceLength()
-    """By what it is told apart from a better one."""
+    """The figure by which its checkpoints are compared."""
 
     def read(self, teacher: Teacher, tokens: Tensor) -> Any:
         """Returns the lesson that is to be learned from blocks of text ``[B, T]``."""
