@@ -22,7 +22,7 @@ from outpace.policy.lengths.constant import Constant
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.run import LOG, STATE, TrainingRun
 from outpace.train.settings import TrainSettings
-from targets.families import VOCABULARY, target
+from targets.families import CONTEXT, VOCABULARY, target
 from targets.generating import greedy, ids
 
 BLOCK, DEPTHS = 24, 3
@@ -162,6 +162,14 @@ def test_the_best_head_is_kept(tmp_path: Path) -> None:
     load_head(tmp_path)
 
 
+def test_a_run_that_goes_astray_is_stopped_before_its_weights_are_lost(tmp_path: Path) -> None:
+    trainer = run(tmp_path, settings("eagle", 40, learning_rate=1.0))
+    with pytest.raises(ConfigError, match="not finite: begin anew with a lower --lr than 1"):
+        trainer.play(lambda progress: None, every=1)
+    for weight in (*trainer.network.parameters(), *load_head(tmp_path).parameters()):
+        assert torch.isfinite(weight).all()
+
+
 def test_few_tokens_are_the_frequent_ones(tmp_path: Path) -> None:
     asked = settings("hydra", 2, head={"depths": 3, "draft_vocab_size": 9})
     trainer = run(tmp_path, asked)
@@ -181,6 +189,7 @@ def test_few_tokens_are_the_frequent_ones(tmp_path: Path) -> None:
     [
         ({"steps": 0}, "steps must be a whole number"),
         ({"learning_rate": -1.0}, "learning_rate must be above 0"),
+        ({"block": CONTEXT + 1}, "--block must be at most 128 tokens, the context of llama"),
         ({"seed": 10**17}, "seed must be a whole number of at most"),
         ({"method": "eagle3", "head": {"reads": 3}}, "reads is 3"),
         ({"method": "hydra", "head": {"blocks": 0}}, "blocks is 0"),

@@ -70,6 +70,11 @@ class TrainingRun:
 
     def __init__(self, loaded: Loaded, tokens: Tensor, settings: TrainSettings, out: Path) -> None:
         """tokens: blocks of text ``[N, block]``; out: the folder that the drafter is written to."""
+        if settings.block > loaded.max_length:
+            raise ConfigError(
+                f"--block must be at most {loaded.max_length} tokens, the context of "
+                f"{loaded.name}, not {settings.block}."
+            )
         self.settings, self.out = settings, out
         torch.manual_seed(settings.seed)
         self._student = student_for(loaded, tokens, settings)
@@ -121,6 +126,7 @@ class TrainingRun:
         return progress or self._marked(math.nan)
 
     def _learn(self, step: int) -> float:
+        """Makes a step and returns its loss; ``ConfigError`` where it would ruin the weights."""
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * _share(step, self.settings)
         # What a recipe draws (noise, places) follows from the step, also in a run that goes on.
@@ -128,7 +134,12 @@ class TrainingRun:
         loss = self._mark(self._batch(step)).loss
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
+        if not bool(norm.isfinite()):  # one step with these, and no weight is a number any more
+            raise ConfigError(
+                f"the gradients of step {step + 1:,} are not finite: begin anew with a lower --lr "
+                f"than {self.settings.learning_rate:g}."
+            )
         self._optimizer.step()
         return float(loss.detach())
 
