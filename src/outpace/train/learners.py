@@ -36,7 +36,8 @@ class Learner(ABC):
 
     @abstractmethod
     def learn(self, loss: Loss) -> float:
-        """Makes one update and returns the loss before it."""
+        """Makes one update and returns the loss before it. Gradients that are not finite change
+        nothing: the drafter is in use, and one step with them would leave it without a law."""
 
     def _optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self._weights, learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -46,8 +47,9 @@ class Learner(ABC):
             weight.grad = None
         found = loss()
         found.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._weights, CLIP)
-        optimizer.step()
+        norm = torch.nn.utils.clip_grad_norm_(self._weights, CLIP)
+        if bool(norm.isfinite()):
+            optimizer.step()
         for weight in self._weights:
             weight.grad = None
         return float(found.detach())
@@ -120,8 +122,11 @@ class Ensemble(Learner):
             self._set(self._own[number])
             losses.append(self._step(optimizer, loss))
             self._own[number] = self._copied()
+        worst = max(filter(math.isfinite, losses), default=0.0)  # in the place of no number
         pairs = zip(self._losses, losses, strict=True)
-        self._losses = [MEMORY * before + now for before, now in pairs]
+        self._losses = [
+            MEMORY * before + (now if math.isfinite(now) else worst) for before, now in pairs
+        ]
         columns = zip(*self._own, strict=True)
         self._set([_mean(values, self.shares) for values in columns])
         return sum(share * value for share, value in zip(shares, losses, strict=True))
