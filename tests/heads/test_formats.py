@@ -221,6 +221,7 @@ def give(name: str, value: Tensor) -> Change:
         ("eagle3", drop("fc.weight"), "damaged, or not those .*fc.weight"),
         ("eagle3", give("fc.weight", torch.zeros(SIZE, SIZE)), "size mismatch for fc.weight"),
         ("eagle3", give("fc.bias", torch.zeros(SIZE)), "fc.bias"),
+        ("eagle3", give("norm.weight", torch.full((SIZE,), torch.inf)), "norm.weight holds .* not"),
         ("eagle3", say(num_hidden_layers=2), "num_hidden_layers is 2, and only 1"),
         ("eagle3", say(rope_scaling={"type": "yarn"}), "rope_scaling is"),
         ("eagle3", say(rope_parameters={"rope_type": "yarn"}), "rope is"),

@@ -61,11 +61,16 @@ class Folder:
             raise self.damaged(error, found.name) from error
 
     def fill(self, head: Network, weights: Mapping[str, Tensor]) -> Network:
-        """Gives a network its weights, with the numbers' types that they have."""
+        """Returns a network with these weights, in the dtypes that they have. Raises
+        ``ModelLoadError`` where they do not fit, or are not all finite."""
         try:
             head.load_state_dict(weights, assign=True)
         except RuntimeError as error:
             raise self.damaged(error) from error
+        for name, weight in head.named_parameters():
+            # The smallest and the largest are found much faster than each is looked at.
+            if weight.numel() and not all(bool(end.isfinite()) for end in weight.aminmax()):
+                raise self.damaged(f"{name} holds numbers that are not finite")
         return head.eval().requires_grad_(False)
 
     def write(self, about: Mapping[str, Any], weights: Mapping[str, Tensor], file: str) -> None:
