@@ -129,8 +129,9 @@ def test_a_run_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
     assert run(tmp_path, settings("medusa", 5)).step == 2
     with pytest.raises(ConfigError, match="another learning_rate"):
         run(tmp_path, settings("medusa", 2, learning_rate=0.02))
-    with pytest.raises(ConfigError, match="another text"):
-        run(tmp_path, settings("medusa", 5), text().flip(0))
+    for other_text in (text().flip(0), text()[:-1]):
+        with pytest.raises(ConfigError, match="another text"):
+            run(tmp_path, settings("medusa", 5), other_text)
     for other in ("qwen2", "gpt2"):  # of another kind, of the same shape and of another one
         with pytest.raises(ConfigError, match="another target"):
             TrainingRun(Loaded(target(other), None, other), text(), settings("medusa", 5), tmp_path)
@@ -142,6 +143,18 @@ def test_a_run_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
     (tmp_path / STATE).write_bytes(b"cut")
     with pytest.raises(ModelLoadError, match="delete it to begin anew"):
         run(tmp_path, settings("medusa", 2))
+
+
+def test_a_text_may_grow_and_what_was_learned_from_is_not_held_out(tmp_path: Path) -> None:
+    first = run(tmp_path, settings("medusa", 2, held_out=0.25))
+    first.play(lambda progress: None)
+    grown = torch.cat([text(), text().flip(0)])
+    again = run(tmp_path, settings("medusa", 4, held_out=0.25), grown)
+    assert again.step == 2
+    assert torch.equal(again._held, first._held)
+    assert len(again._tokens) == len(grown) - len(first._held)
+    again.play(lambda progress: None)
+    assert run(tmp_path, settings("medusa", 5, held_out=0.25), grown).step == 4
 
 
 @pytest.mark.parametrize("method", ["ctc", "medusa", "s2d"])

@@ -93,7 +93,7 @@ class TrainingRun:
                 f"{len(tokens)} block(s) of text are too few, one of which is held out: give more "
                 "text, or a smaller --block."
             )
-        self._held, self._tokens = tokens[:held], tokens[held:]
+        self._text, self._held_blocks = tokens, held
         self._optimizer = torch.optim.AdamW(
             self.network.parameters(),
             lr=settings.learning_rate,
@@ -101,8 +101,9 @@ class TrainingRun:
             weight_decay=0.0,
         )
         self.step, self.best, self._spent = 0, 0.0, 0.0
-        self._target, self._text = origin_of(loaded), _digest(tokens)
+        self._target = origin_of(loaded)
         self._resume()
+        self._held, self._tokens = tokens.tensor_split([self._held_blocks])
 
     def play(self, report: Report, every: int = 50, stop: Callable[[], bool] = bool) -> Progress:
         """Trains to the last step and returns where it ended; writes a checkpoint at each report.
@@ -183,7 +184,11 @@ class TrainingRun:
         state = {
             "settings": self.settings.as_dict(),
             "target": {"shape": asdict(self._target.shape), "greeting": self._target.greeting},
-            "text": self._text,
+            "text": {
+                "blocks": len(self._text),
+                "digest": _digest(self._text),
+                "held": self._held_blocks,
+            },
             "step": self.step,
             "best": self.best,
             "seconds": self._spent,
@@ -196,7 +201,8 @@ class TrainingRun:
             log.write(json.dumps(progress.as_dict()) + "\n")
 
     def _resume(self) -> None:
-        """Goes on where an earlier run stopped, of the same target, text and settings."""
+        """Goes on where an earlier run stopped, of the same target and settings, and of the same
+        text or its beginning."""
         path = self.out / STATE
         if not path.exists():
             return
@@ -204,6 +210,8 @@ class TrainingRun:
             # On the CPU at first: this machine may lack the device that wrote it.
             state = torch.load(path, map_location="cpu", weights_only=True)
             self._check_same(state)
+            # Of a text that has grown, what was learned from is not held out now.
+            self._held_blocks = int(state.get("text", {}).get("held", self._held_blocks))
             self.network.load_state_dict(state["network"])
             self._optimizer.load_state_dict(state["optimizer"])
             self.step, self.best = int(state["step"]), float(state["best"])
@@ -221,7 +229,8 @@ class TrainingRun:
         mine = self.settings.as_dict()
         then = {**TrainSettings(method=self.settings.method).as_dict(), **state["settings"]}
         other = [name for name in mine if then.get(name) != mine[name] and name != "steps"]
-        if not other and state.get("text", self._text) != self._text:
+        text = state.get("text")
+        if not other and text and text["digest"] != _digest(self._text[: text["blocks"]]):
             other = ["text"]
         if "target" in state:
             shape = TargetShape(**state["target"]["shape"])
