@@ -157,6 +157,18 @@ def test_a_text_may_grow_and_what_was_learned_from_is_not_held_out(tmp_path: Pat
     assert run(tmp_path, settings("medusa", 5, held_out=0.25), grown).step == 4
 
 
+@pytest.mark.parametrize("method", ["ctc", "medusa"])
+def test_few_tokens_stay_those_of_the_first_text(method: str, tmp_path: Path) -> None:
+    asked = settings(method, 2, head={"depths": DEPTHS, "draft_vocab_size": 9})
+    first = run(tmp_path, asked)
+    first.play(lambda progress: None)
+    other = torch.randint(VOCABULARY - 12, VOCABULARY, (200, BLOCK))
+    again = run(tmp_path, asked, torch.cat([text(), other]))
+    assert torch.equal(again.network.d2t, first.network.d2t)  # type: ignore[arg-type]
+    with torch.no_grad():
+        assert torch.equal(again._mark(text()).loss, first._mark(text()).loss)
+
+
 @pytest.mark.parametrize("method", ["ctc", "medusa", "s2d"])
 def test_the_shortest_blocks_have_one_place(method: str, tmp_path: Path) -> None:
     least = DEPTHS + (2 if method == "ctc" else 1)

@@ -104,6 +104,13 @@ class Head(nn.Module, ABC):
         """Tokens that it can guess, V'."""
         return len(self.d2t)
 
+    def own_tokens(self) -> Tensor:
+        """Returns the head's own number of each of the target's tokens, ``[V]``; -1 for a token
+        that it cannot guess."""
+        own = self.d2t.new_full((self.target.vocab_size,), -1)
+        own[self.d2t] = torch.arange(self.vocabulary, device=own.device)
+        return own
+
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of its weights."""

@@ -75,9 +75,7 @@ class Sheet:
             places = torch.arange(places, device=lesson.tokens.device)
         self._places = places
         self._lesson, self._d2t, self._decay = lesson, head.d2t, decay
-        own = head.d2t.new_full((head.target.vocab_size,), -1)
-        own[head.d2t] = torch.arange(head.vocabulary, device=own.device)
-        self._own = own  # [V]: the head's own number of each token, or -1
+        self._own = head.own_tokens()  # [V]
         self._losses: list[Tensor] = []
         self._hits: list[Tensor] = []
 
