@@ -41,6 +41,14 @@ CONFIGS = {
         vocab_size=16000, hidden_size=768, num_hidden_layers=24, state_size=16, bos_token_id=None,
         eos_token_id=None, pad_token_id=None, tie_word_embeddings=False,
     ),
+    "RWKV": transformers.RwkvConfig(
+        vocab_size=16000, hidden_size=768, num_hidden_layers=12, bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "xLSTM": transformers.xLSTMConfig(
+        vocab_size=16000, hidden_size=768, num_hidden_layers=12, num_heads=4, bos_token_id=None,
+        eos_token_id=None, pad_token_id=None,
+    ),
 }  # fmt: skip
 PROMPT, TOKENS = list(range(100, 132)), 48
 CONTEXT = 256
