@@ -12,11 +12,14 @@ from collections.abc import Callable
 
 import torch
 import transformers
+from usage import usage
 
 from outpace import LLM, SamplingParams
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.recurrent.states import History, StateCache
 from outpace.targets.hf.runner import Runner
+
+usage(__doc__, needed=1)
 
 COMMON = {
     "vocab_size": 16000, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12,
