@@ -76,7 +76,7 @@ def rendered(tokenizer: Any, name: str, messages: Conversation, /, **for_templat
     ``chat_template`` where it is not the tokenizer's own. Raises ``PromptError`` where there is no
     template, where it refuses the messages, and for a name of `NO_VARIABLES`.
     """
-    return applied(tokenizer, name, [_message(message) for message in messages], **for_template)
+    return applied(tokenizer, name, [with_text(message) for message in messages], **for_template)
 
 
 def applied(
@@ -105,6 +105,15 @@ def applied(
         ) from error
     check_characters(text)
     return str(text)
+
+
+def with_text(message: Any) -> dict[str, Any]:
+    """Returns a message whose content is one text, as chat templates expect it; ``PromptError`` for
+    what is no message. A call of a tool without any content stays as it is."""
+    content = _checked(message).get("content")
+    if content is None and "tool_calls" in message:
+        return dict(message)
+    return {**message, "content": _text(content)}
 
 
 def illustrated(
@@ -152,14 +161,6 @@ def _checked(message: Any) -> Mapping[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise PromptError(f"{_FORM}, not {shown(message)}.")
     return message
-
-
-def _message(message: Any) -> dict[str, Any]:
-    """Returns a message whose content is one text, as chat templates expect it."""
-    content = _checked(message).get("content")
-    if content is None and "tool_calls" in message:
-        return dict(message)
-    return {**message, "content": _text(content)}
 
 
 def _text(content: Any) -> str:

@@ -35,7 +35,7 @@ class Student(ABC):
     """How many of the target's likeliest tokens it is shown."""
 
     measure: Measure = AcceptanceLength()
-    """By what it is told apart from a better one."""
+    """The figure by which its checkpoints are compared."""
 
     def read(self, teacher: Teacher, tokens: Tensor) -> Any:
         """Returns the lesson that is to be learned from blocks of text ``[B, T]``."""
@@ -47,7 +47,7 @@ class Student(ABC):
 
     @abstractmethod
     def save(self, out: Path) -> None:
-        """Writes what ``--draft`` takes; a reader finds the old files or the new ones."""
+        """Writes what ``--draft`` takes. Each file is replaced at once."""
 
 
 class HeadStudent(Student):

@@ -107,7 +107,7 @@ class NativeLinear(NativeProduct):
         rows = in_rows(self.panels) if self.held == "panels" else self.read
         return rows.t() if self._shown_t else rows
 
-    def told(self) -> Weight:
+    def as_weight(self) -> Weight:
         """Returns the tensors that products read."""
         bias = None if self.bias is None else self.bias.float()
         return Weight(self.read.t() if self._shown_t else self.read, self.scale, bias)
@@ -118,7 +118,7 @@ class NativeLinear(NativeProduct):
 
     def compiled(self, x: Tensor) -> Tensor:
         """Returns the product as an operator that torch's compiler leaves alone."""
-        y: Tensor = self._compilable(x.float().contiguous(), *self.told()[:3])
+        y: Tensor = self._compilable(x.float().contiguous(), *self.as_weight()[:3])
         return y.to(x.dtype)
 
     def dense(self, x: Tensor) -> Tensor:
