@@ -126,7 +126,7 @@ def test_the_page_of_a_server_with_keys_introduces_itself_to_who_has_one(
         assert "API key" in page.text_content("#about")
         page.fill("#key", "a-key")
         page.press("#key", "Tab")
-        page.wait_for_function("document.getElementById('about').textContent.includes('tiny')")
+        page.locator("#about", has_text="tiny").wait_for()
         page.fill("#tokens", "4")
         page.press("#tokens", "Control+Enter")
         page.wait_for_selector("#verdict:not(:empty)")

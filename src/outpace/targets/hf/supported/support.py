@@ -104,15 +104,15 @@ def check(model: nn.Module) -> None:
             "model that AutoModelForCausalLM has loaded, taken out of what wraps it, or its path."
         )
     check_config(config)
-    _check_writes(model)
-    if is_encoder_decoder(model):
-        seq2seq.check(model)
     name = type(model).__name__
     if not hasattr(config.get_text_config(), "vocab_size"):
         raise UnsupportedModel(
             f"{name} has no vocabulary by its configuration, and so writes no text: use another "
             "model."
         )
+    _check_writes(model)
+    if is_encoder_decoder(model):
+        seq2seq.check(model)
     attention = config.get_text_config()._attn_implementation
     if attention not in MASKABLE:
         raise UnsupportedModel(
