@@ -345,3 +345,16 @@ def test_gradients_still_flow() -> None:
     x = torch.randn(2, 256, requires_grad=True)
     layer(x).sum().backward()
     torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(2, -1))
+
+
+@torch.inference_mode()
+def test_a_pass_that_hands_out_states_has_the_same_bits() -> None:
+    runner = Runner(played("llama"), rows=1, max_length=64)
+    runner.admit(1)
+    tokens = torch.randint(0, 101, (1, 12), generator=torch.Generator().manual_seed(3))
+    found = []
+    for asked in ({}, {"output_hidden_states": True}, {}):
+        runner.lengths = [0]
+        found.append(runner.forward(tokens, keep=5, **asked).logits)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

@@ -18,6 +18,7 @@ from outpace.targets.cpu.native_layers import stack
 from outpace.targets.cpu.native_layers.layer import use_native_layers
 from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_layers.model import NativeModel, use_native_model
+from outpace.targets.cpu.weights.layers import hooks_of
 from outpace.targets.hf.partial.parts import LowerLayers, UpperLayers, WithoutSubLayers
 from outpace.targets.hf.runner import Runner
 
@@ -154,3 +155,25 @@ def test_upper_layers_go_on_from_the_lower_ones(models: tuple[Any, Any], count: 
     stopping = LowerLayers(ours, count, stops=True)
     assert runner.forward(NEXT, 3, through=stopping).logits.shape == (2, 3, 0)
     assert torch.equal(stopping.states, states)
+
+
+@torch.inference_mode()
+def test_states_are_handed_out_and_nothing_changes(models: tuple[Any, Any]) -> None:
+    plain, ours = models[0], in_our_code(models[0])
+    runner, lengths = read(ours), [len(prompt) for prompt in PROMPTS]
+
+    def score(which: Runner, **asked: Any) -> Any:
+        which.lengths = list(lengths)
+        return which.forward(NEXT, keep=2, **asked)
+
+    alone = score(runner).logits
+    among = score(runner, output_hidden_states=True)
+    expected = score(read(plain), output_hidden_states=True)
+    assert torch.equal(among.logits, alone)
+    assert len(among.hidden_states) == len(expected.hidden_states) == 5
+    for found, wanted in zip(among.hidden_states, expected.hidden_states, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    # Whoever trains a head or looks into the model has transformers put its hooks into it.
+    ours(input_ids=NEXT, use_cache=False, output_hidden_states=True)
+    assert any(hooks for layer in ours.model.layers for hooks in hooks_of(layer))
+    assert torch.equal(score(runner).logits, alone)

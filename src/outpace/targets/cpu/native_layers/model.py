@@ -32,6 +32,8 @@ class Scored(NamedTuple):
     drafter."""
 
     logits: Tensor  # [A, keep, V]
+    hidden_states: tuple[Tensor, ...] | None = None
+    """``[A, T, hidden]`` each: the embeddings, and what each layer left; the last is normalised."""
 
 
 class NativeModel:
@@ -50,10 +52,11 @@ class NativeModel:
         self._library = library
         self._modules = whole._modules
         self._made: LayerStack | None = None
+        self._made_singly: list[LayerStack] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what copies and pickles hold: no pointers of this process."""
-        return {**self.__dict__, "_made": None}
+        return {**self.__dict__, "_made": None, "_made_singly": None}
 
     @property
     def _stack(self) -> LayerStack:
@@ -61,6 +64,17 @@ class NativeModel:
             passes, norm = PassDescriptions(), self._inner.norm
             self._made = LayerStack(self._library, self._layers, passes, norm, self._head)
         return self._made
+
+    @property
+    def _singly(self) -> list[LayerStack]:
+        """Stacks of one layer each, the last with the norm."""
+        if self._made_singly is None:
+            passes, norms = PassDescriptions(), [None] * (len(self._layers) - 1)
+            self._made_singly = [
+                LayerStack(self._library, [layer], passes, norm)
+                for layer, norm in zip(self._layers, [*norms, self._inner.norm], strict=True)
+            ]
+        return self._made_singly
 
     def __call__(
         self,
@@ -70,6 +84,7 @@ class NativeModel:
         past_key_values: Any = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
         **rest: Any,
     ) -> Any:
         """Returns the model's output, with logits ``[A, keep, V]``."""
@@ -83,11 +98,27 @@ class NativeModel:
                 use_cache=use_cache,
                 logits_to_keep=logits_to_keep,
                 **rest,
+                **({"output_hidden_states": True} if output_hidden_states else {}),
             )
         x = self._embed(input_ids)
         angles = self.angles(x, position_ids, past_key_values)
+        if output_hidden_states:
+            states = self._states(x, angles, past_key_values, attention_mask)
+            return Scored(self._head(states[-1][:, _kept(logits_to_keep)]), states)
         given = angles, past_key_values, attention_mask, logits_to_keep
         return Scored(self.logits(self._stack, x, *given))
+
+    def _states(
+        self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Returns the embeddings and what each layer leaves, with the same bits as in a pass that
+        nobody asks for them."""
+        states = [x]
+        for stack in self._singly:
+            x = x.clone()
+            stack.run(x, angles, cache, mask)
+            states.append(x)
+        return tuple(states)
 
     def angles(self, x: Tensor, positions: Tensor, cache: SlotCache) -> Angles:
         """Returns the angles of positions ``[A, T]``, of the dtype of x."""
@@ -117,8 +148,7 @@ class NativeModel:
         if isinstance(keep, int) and stack.has_head:
             return stack.logits(x, angles, cache, mask, keep or x.shape[1])
         stack.run(x, angles, cache, mask)
-        kept = slice(-keep, None) if isinstance(keep, int) else keep
-        found: Tensor = self._head(x[:, kept])
+        found: Tensor = self._head(x[:, _kept(keep)])
         return found
 
     def part(self, first: int, last: int | None, skipped: SubLayers) -> NativePart:
@@ -151,12 +181,17 @@ class NativeModel:
             len(layers) == len(self._layers)
             and self._modules["lm_head"] is self._head
             and not any(hooks_of(self._inner))
-            and not self._stack.watched
+            and not self._stack.is_watched_by_others
             and all(
                 layer is own and layer.__dict__.get("forward") is block
                 for layer, own, block in zip(layers, self._layers, self._blocks, strict=True)
             )
         )
+
+
+def _kept(keep: int | Tensor) -> slice | Tensor:
+    """The columns whose logits are kept: the last so many, all of them for 0."""
+    return slice(-keep, None) if isinstance(keep, int) else keep
 
 
 class NativePart:

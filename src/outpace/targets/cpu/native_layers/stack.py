@@ -29,6 +29,9 @@ NORMS = ("input_layernorm", "post_attention_layernorm")
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
 
+CAPTURING = "transformers.utils.output_capturing"
+"""Where transformers' hooks come from that collect hidden states and attentions."""
+
 MANY = 2048
 """Tokens of a pass, at most, through layers whose activations are rounded. Elsewhere longer prompts
 than `FEW` are left to transformers' layers; here a last bit of theirs could decide which way one is
@@ -102,6 +105,16 @@ class LayerStack:
     def watched(self) -> bool:
         """Whether somebody has hooked a module since, whose own code must run then."""
         return any(self._hooks)
+
+    @property
+    def is_watched_by_others(self) -> bool:
+        """Whether somebody but transformers has. It leaves hooks behind, for good, in a model that
+        was once asked for its hidden states; they do nothing while its own code does not run."""
+        return self.watched and any(
+            getattr(hook, "__module__", None) != CAPTURING
+            for hooks in self._hooks
+            for hook in hooks.values()
+        )
 
     @property
     def has_head(self) -> bool:
