@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +103,10 @@ def _options() -> argparse.Namespace:
 
 def _trained(options: argparse.Namespace) -> None:
     target = load(options.target)
-    answers = _answers(target, options)
+    answers = list(islice(_answers(target, options), options.answers))
     tokens, own = cut_written(answers, target.tokenizer.eos_token_id, 256)
-    print(f"{answers.count} answers, {tokens.numel():,} tokens, {int(own.sum()):,} of them its own")
-    sizes = {"answers": answers.count, "tokens": tokens.numel(), "own": int(own.sum())}
+    _say(f"{len(answers)} answers, {tokens.numel():,} tokens, {int(own.sum()):,} of them its own")
+    sizes = {"answers": len(answers), "tokens": tokens.numel(), "own": int(own.sum())}
     (options.out / "text.json").write_text(json.dumps(sizes))
     lessons = Lessons(options.out / "lessons", origin_of(target), 5 * 10**9)
     with _Minutes(options.out):

@@ -26,7 +26,8 @@ def in_pieces(
         pairs = zip(torch.split(own, size), torch.split(theirs, size), strict=True)
         made = [piece(*pair) for pair in pairs]
         return torch.stack([loss for loss, _ in made]).sum(), torch.cat([said for _, said in made])
-    found: tuple[Tensor, Tensor] = _Pieces.apply(piece, size, own, theirs, *weights)
+    apply: Any = _Pieces.apply  # untyped
+    found: tuple[Tensor, Tensor] = apply(piece, size, own, theirs, *weights)
     return found
 
 

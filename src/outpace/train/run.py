@@ -100,7 +100,8 @@ class TrainingRun:
             )
         self._held, self._tokens = tokens[:held], tokens[held:]
         own = own if self._student.drafts else None
-        self._held_own, self._own = (None, None) if own is None else (own[:held], own[held:])
+        self._held_own = None if own is None else own[:held]
+        self._own = None if own is None else own[held:]
         self._optimizer = torch.optim.AdamW(
             self.network.parameters(),
             lr=settings.learning_rate,
