@@ -195,9 +195,7 @@ class Run:
             shutil.copy(options.start / "target" / "tokenizer.json", path)
         elif not path.exists():
             texts = (
-                text[:TOKENIZER_PART]
-                for source in SHARES
-                for text in self._sample(documents(options.data, source))
+                text for source in SHARES for text in self._sample(documents(options.data, source))
             )
             vocabulary.train(texts).save(str(path))
         self.tokenizer = vocabulary.load(path)

@@ -19,7 +19,7 @@ ROOT = Path(outpace.__file__).parent
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "train", "draft", "policy"}
 _ARGUMENTS = {"arguments", "chats", "config", "grammars", "pictures", "prompts", "sources"}
-_UNDER_API = {"beams", "building", "bundled", "engine", "intake", "outputs", "progress"}
+_UNDER_API = {"beams", "building", "bundled", "engine", "intake", "outputs", "progress", "texts"}
 _API = {*_ENGINE, *_ARGUMENTS, *_UNDER_API}
 _FACE = {*_API, "api"}
 _TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "tune"}
@@ -43,8 +43,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "intake": {*_ENGINE, *_ARGUMENTS, "engine"},
     "grammars": {"core"},
     "progress": set(),
-    "building": {*_ENGINE, "config", "engine", "intake"},
+    "building": {*_ENGINE, "arguments", "config", "engine", "intake"},
     "outputs": {*_ENGINE, "engine"},
+    "texts": {*_ENGINE, "engine", "outputs", "prompts"},
     "beams": {*_ENGINE, *_ARGUMENTS, "engine", "intake", "outputs"},
     "bundled": {"targets"},
     "api": _API,

@@ -6,8 +6,11 @@ import time
 import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from usage import usage
 
 from outpace.targets.hf.attention import grouped_attention
+
+usage(__doc__)
 
 torch.set_num_threads(1)
 print("| heads, key heads, cached | queries | transformers | grouped |")

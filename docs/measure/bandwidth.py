@@ -6,9 +6,12 @@ import time
 import torch
 from torch import nn
 from torch.nn.functional import linear
+from usage import usage
 
 from outpace.targets.cpu.linear import BLOCK, RowLinear
 from outpace.targets.cpu.weights.packed import PackedLinear
+
+usage(__doc__)
 
 ROWS, ELEMENTS, TURNS = (1, 2, 4, 6, 8, 12), 1 << 26, 7
 NAMES = ("F.linear (MKL)", f"blocks of {BLOCK}", "oneDNN, plain weight", "oneDNN, packed")

@@ -9,8 +9,11 @@ import random
 
 import torch
 import transformers
+from usage import usage
 
 from outpace import LLM, SamplingParams
+
+usage(__doc__)
 
 SOURCES, LENGTH, DRAFTED, VOCABULARY = 48, 24, 4, 64
 

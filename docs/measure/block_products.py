@@ -9,9 +9,12 @@ import sys
 import time
 
 import torch
+from usage import usage
 
 from outpace import LLM
 from outpace.targets.hf.weights import weight_bytes
+
+usage(__doc__, needed=1)
 
 TURNS, CONTEXT, COLUMNS, PROMPT = 15, 128, (1, 2, 4, 8, 16, 64), 1000
 

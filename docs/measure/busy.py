@@ -9,8 +9,12 @@ import sys
 import time
 from contextlib import nullcontext
 
+from usage import usage
+
 from outpace import LLM, SamplingParams
 from outpace.targets.cpu.threads import processors
+
+usage(__doc__)
 
 TOKENS, RUNS = 96, 6
 WAYS = {"plain": "off", "5 drafted": 5}

@@ -8,7 +8,11 @@ import subprocess
 import sys
 import time
 
+from usage import usage
+
 from outpace import LLM, SamplingParams
+
+usage(__doc__)
 
 PROMPTS = ["Once upon a time", "Tom had a red ball.", "The cat sat by the door and"]
 others = [

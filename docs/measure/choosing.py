@@ -8,8 +8,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
+from usage import usage
+
 from outpace.policy.controller import Auto
 from policy.test_controller import Simulation, best_fixed, flat, request
+
+usage(__doc__)
 
 DRAFTS = (0.02, 0.14, 0.4)
 

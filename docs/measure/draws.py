@@ -4,11 +4,14 @@ import statistics
 import time
 
 import torch
+from usage import usage
 
 from outpace.core.proposal import Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.verify.base import draw
 from outpace.verify.registry import make_rule
+
+usage(__doc__)
 
 torch.set_num_threads(1)
 CHAIN, FORKED = [0, 1, 2, 3, 4], [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9]

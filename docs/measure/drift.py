@@ -5,8 +5,11 @@ import sys
 from pathlib import Path
 
 import torch
+from usage import usage
 
 from outpace.targets.hf.loading.load import load
+
+usage(__doc__, needed=2)
 
 torch.set_num_threads(1)
 plain, rounded = (load(sys.argv[1], quantization=kind) for kind in (None, "int8"))

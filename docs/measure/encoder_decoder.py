@@ -13,8 +13,11 @@ from pathlib import Path
 
 import torch
 import transformers
+from usage import usage
 
 from outpace import LLM, SamplingParams
+
+usage(__doc__)
 
 SOURCE, LENGTH, TURNS, FIRST = 96, 24, 3, 2
 WAYS = {"plain": "off", "2 tokens a round": 2, "5 tokens a round": 5}

@@ -9,11 +9,14 @@ from functools import partial
 
 import torch
 from torch import nn
+from usage import usage
 
 from outpace.targets.cpu.kernels import available, preferred
 from outpace.targets.cpu.library.processor import this_processor
 from outpace.targets.cpu.native_layers.linear import NativeLinear
 from outpace.targets.cpu.race import best_seconds
+
+usage(__doc__)
 
 ROWS = (1, 2, 4, 6, 8, 12, 64, 512)
 ELEMENTS = 1 << 25

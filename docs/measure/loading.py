@@ -6,7 +6,11 @@ Processor time, because it hardly depends on what else runs; the first load of a
 import sys
 from time import process_time
 
+from usage import usage
+
 from outpace.targets.hf.loading.load import load
+
+usage(__doc__, needed=1)
 
 begin = last = process_time()
 current = "starting"

@@ -9,6 +9,7 @@ import statistics
 import time
 
 import torch
+from usage import usage
 
 from outpace.core.law import History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
@@ -22,6 +23,8 @@ from outpace.draft.lookup.ngram import NgramDrafter, NgramOptions
 from outpace.draft.lookup.recycling import RecyclingDrafter
 from outpace.draft.lookup.retrieval import RetrievalDrafter, RetrievalOptions
 from outpace.draft.lookup.suffix import SuffixDrafter, SuffixOptions
+
+usage(__doc__)
 
 VOCABULARY, BUDGET, ROUNDS = 32_000, 10, 300
 torch.set_num_threads(1)

@@ -5,9 +5,12 @@ import warnings
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from usage import usage
 
 from outpace import LLM
 from outpace.core.trees.tree import Tree
+
+usage(__doc__, needed=1)
 
 warnings.simplefilter("ignore")
 PASSES, CONTEXT = 20, 128
@@ -18,7 +21,8 @@ def kind_of(name):
     return next((kind for part, kind in KINDS.items() if part in name), "rest")
 
 
-llm = LLM(sys.argv[1], generation_config="none", max_num_seqs=1)
+# Without our own passes, into which the profiler does not see.
+llm = LLM(sys.argv[1], generation_config="none", max_num_seqs=1, cpu_kernels="packed")
 runner = llm.engine.target.runner
 runner.admit(1)
 runner.lengths = [CONTEXT]

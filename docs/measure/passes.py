@@ -4,9 +4,12 @@ import sys
 
 import torch
 from transformers import DynamicCache
+from usage import usage
 
 from outpace.targets.cpu.weights import quantize
 from outpace.targets.hf.loading.load import load
+
+usage(__doc__, needed=1)
 
 
 class OneByte(quantize.Int8Linear):

@@ -5,9 +5,12 @@ import sys
 import time
 
 import torch
+from usage import usage
 
 from outpace import LLM
 from outpace.core.trees.tree import Tree
+
+usage(__doc__, needed=1)
 
 CONTEXT, TURNS, COLUMNS = 128, 15, (1, 2, 4, 6, 8, 12)
 HOW = {"compiled": {"compile": True}, "int8": {"quantization": "int8"}}

@@ -8,10 +8,13 @@ import warnings
 import torch
 from torch import nn
 from torch.nn.functional import linear
+from usage import usage
 
 from outpace.targets.cpu.linear import RowLinear
 from outpace.targets.cpu.weights.packed import PackedLinear
 from outpace.targets.cpu.weights.quantize import Int8Linear
+
+usage(__doc__, needed=1)
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)

@@ -7,10 +7,13 @@ same order with the true lengths.
 """
 
 import numpy as np
+from usage import usage
 
 from outpace.bench.run.queueing import played, texts
 from outpace.engine.order.shortest import Shortest
 from outpace.engine.order.simple import FirstCome
+
+usage(__doc__)
 
 ROWS, COUNT = 8, 4000
 

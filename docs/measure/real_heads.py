@@ -32,7 +32,7 @@ from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, pr
 from outpace.train.data import cut_written
 from outpace.train.lessons import Lessons
 from outpace.train.origin import origin_of
-from outpace.train.run import Progress, TrainingRun, read_log
+from outpace.train.run import LOG, Progress, TrainingRun
 from outpace.train.settings import TrainSettings
 from outpace.train.teacher import Teacher
 
@@ -268,7 +268,7 @@ def _training(out: Path, methods: Sequence[str]) -> str:
              "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     size = json.loads((out / "text.json").read_text())["tokens"]
     for method in methods:
-        log = list(read_log(out / method))
+        log = _log(out / method)
         best = max(log, key=lambda entry: entry["acceptance_length"])
         weights = json.loads((out / method / "weights.json").read_text()) / 1e6
         depths = ", ".join(f"{100 * share:.0f}" for share in best["by_depth"])
@@ -278,6 +278,10 @@ def _training(out: Path, methods: Sequence[str]) -> str:
             f"| {_doubling(log):+.2f} |"
         )
     return "\n".join(lines)
+
+
+def _log(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
 
 
 def _doubling(log: Sequence[Mapping[str, Any]]) -> float:
@@ -337,7 +341,7 @@ def _curves(out: Path, methods: Sequence[str], picture: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for method in methods:
-        log = list(read_log(out / method))
+        log = _log(out / method)
         tokens = [entry["tokens"] for entry in log]
         axes.plot(tokens, [entry["acceptance_length"] for entry in log], "-o", ms=3, label=method)
     axes.set_xscale("log")

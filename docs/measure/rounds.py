@@ -5,11 +5,14 @@ import sys
 import time
 
 import torch
+from usage import usage
 
 from outpace import LLM, SamplingParams
-from outpace.draft import chains
-from outpace.draft.models import tree
+from outpace.draft import chains, trees
 from outpace.engine import engine, verifier
+from outpace.targets.hf import target
+
+usage(__doc__)
 
 torch.set_num_threads(1)
 spent = {}
@@ -29,12 +32,12 @@ def timed(owner, name):
 
 for owner, name in (
     (engine.Engine, "_round"),
-    (engine.Scorer, "__call__"),
+    (engine.Engine, "_score"),
     (engine.Engine, "_propose"),
     (chains.Chains, "grow"),
-    (tree.Siblings, "__call__"),
+    (trees.Siblings, "__call__"),
     (verifier, "draw"),
-    (engine.Engine, "_commit"),
+    (target.HFTarget, "commit"),
 ):
     timed(owner, name)
 config = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {"method": "draft_model"}

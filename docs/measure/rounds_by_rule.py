@@ -7,6 +7,7 @@ import time
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from usage import usage
 
 from outpace.core.law import Branches, History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
@@ -17,6 +18,8 @@ from outpace.verify.base import draw
 from outpace.verify.evidence import Evidence
 from outpace.verify.lossy.judge import JudgeHead
 from outpace.verify.registry import make_rule, rules
+
+usage(__doc__)
 
 VOCABULARY = 152_064
 BRANCHING = {1: [1], 8: [2, 1, 1, 1], 60: [4, 2, 2, 1, 1]}

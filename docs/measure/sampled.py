@@ -5,8 +5,11 @@ import sys
 import time
 
 import torch
+from usage import usage
 
 from outpace import LLM, SamplingParams
+
+usage(__doc__)
 
 torch.set_num_threads(1)
 batch = int(sys.argv[1]) if len(sys.argv) > 1 else 1

@@ -15,6 +15,9 @@ from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import sync_playwright
+from usage import usage
+
+usage(__doc__, needed=1)
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 COMMAND = "from outpace.cli.main import run; run()"

@@ -7,9 +7,13 @@ Without a pair the bundled one.
 import statistics
 import sys
 
+from usage import usage
+
 from outpace import LLM, SamplingParams
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.policy.lengths.constant import Constant
+
+usage(__doc__)
 
 TURNS, TOKENS = 7, 48
 SHAPES = {

@@ -12,11 +12,14 @@ from collections.abc import Callable
 
 import torch
 import transformers
+from usage import usage
 
 from outpace import LLM, SamplingParams
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.recurrent.states import History, StateCache
 from outpace.targets.hf.runner import Runner
+
+usage(__doc__, needed=1)
 
 COMMON = {
     "vocab_size": 16000, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12,
@@ -40,6 +43,14 @@ CONFIGS = {
     "Mamba": transformers.MambaConfig(
         vocab_size=16000, hidden_size=768, num_hidden_layers=24, state_size=16, bos_token_id=None,
         eos_token_id=None, pad_token_id=None, tie_word_embeddings=False,
+    ),
+    "RWKV": transformers.RwkvConfig(
+        vocab_size=16000, hidden_size=768, num_hidden_layers=12, bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "xLSTM": transformers.xLSTMConfig(
+        vocab_size=16000, hidden_size=768, num_hidden_layers=12, num_heads=4, bos_token_id=None,
+        eos_token_id=None, pad_token_id=None,
     ),
 }  # fmt: skip
 PROMPT, TOKENS = list(range(100, 132)), 48

@@ -4,8 +4,11 @@ import sys
 import time
 
 import torch
+from usage import usage
 
 from outpace import LLM, SamplingParams
+
+usage(__doc__, needed=1)
 
 torch.set_num_threads(1)
 for kind, kernels in ((None, "off"), (None, "blocked"), (None, "packed"), ("int8", "auto")):

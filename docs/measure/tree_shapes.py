@@ -9,8 +9,12 @@ cost, in passes of the target.
 
 from __future__ import annotations
 
+from usage import usage
+
 from outpace.core.trees.best_shape import BestShapes, best_shape
 from outpace.core.trees.tree_shape import TreeShape
+
+usage(__doc__)
 
 NODES, LEVELS = 24, 8
 CHANCES = {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -21,18 +20,12 @@ from outpace.config import SpeculativeConfig
 from outpace.core.beam_params import BeamSearchParams
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS
-from outpace.engine.order.registry import ORDERS
 from outpace.engine.request import Request
 from outpace.engine.trial import OPTIONS as TRIAL
 from outpace.engine.trial import trial_prompts, try_out
-from outpace.errors import (
-    ConfigError,
-    OutpaceError,
-    UnknownArgument,
-    names_checked,
-)
+from outpace.errors import ConfigError, OutpaceError, UnknownArgument, names_checked
 from outpace.intake import Intake
-from outpace.outputs import BeamSearchOutput, Chunk, CompletionOutput, RequestOutput
+from outpace.outputs import BeamSearchOutput, Chunk, RequestOutput
 from outpace.progress import with_bar
 from outpace.prompts import Prompt, listed
 from outpace.targets.cpu.kernels import Kernels
@@ -43,6 +36,7 @@ from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.prepare import Progress
 from outpace.targets.hf.loading.source import check_path
+from outpace.texts import Texts
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The small target, and the drafters that come with the package: a model and a head."""
@@ -114,24 +108,23 @@ class LLM:
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        arguments.check_kinds(model, tokenizer, dtype, device, quantization)
-        arguments.check_flags(
-            trust_remote_code=trust_remote_code,
+        arguments.check_kinds(model, tokenizer, dtype, device, quantization, progress)
+        arguments.check_flags(trust_remote_code=trust_remote_code)
+        arguments.check_choice("generation_config", generation_config, arguments.OWN_CONFIG)
+        asked = EngineOptions(
+            cpu_kernels=cpu_kernels,
             compile=compile,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_batch_total_tokens=max_batch_total_tokens,
+            scheduling_policy=scheduling_policy,
             enable_prefix_caching=enable_prefix_caching,
         )
-        arguments.check_choice("scheduling_policy", scheduling_policy, ORDERS)
-        arguments.check_choice("generation_config", generation_config, arguments.OWN_CONFIG)
-        max_num_seqs = arguments.rows("max_num_seqs", max_num_seqs)
-        max_num_batched_tokens = arguments.tokens("max_num_batched_tokens", max_num_batched_tokens)
         use_threads(threads)
         self.config = arguments.speculation(speculative_config, BUNDLED if model is None else None)
         speculation = Speculation.of(self.config)
-        wanted = BUNDLED / "target" if model is None else model
-        if isinstance(wanted, (str, os.PathLike)):
-            check_path(wanted)
         self.target: Loaded = load(
-            wanted,
+            _existing(model),
             tokenizer=tokenizer,
             processor=processor,
             dtype=dtype,
@@ -142,22 +135,11 @@ class LLM:
             progress=progress,
         )
         self.max_model_len = arguments.context(max_model_len, self.target)
-        arguments.check_held(max_batch_total_tokens, self.max_model_len)
         self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")
-        self._request_ids = itertools.count()
-        asked = EngineOptions(
-            cpu_kernels=cpu_kernels,
-            compile=compile,
-            rows=max_num_seqs,
-            max_length=self.max_model_len,
-            max_batched_tokens=max_num_batched_tokens,
-            scheduling_policy=scheduling_policy,
-            max_tokens_held=max_batch_total_tokens,
-            saved_texts=max_num_seqs if enable_prefix_caching else 0,
-        )
         self.engine = build_engine(self.target, speculation, self.intake, asked)
+        self._texts = Texts(self.engine)
         if compile:
-            self._prepare(rows=sorted({1, min(2, max_num_seqs)}))
+            self._prepare(rows=sorted({1, min(2, asked.max_num_seqs)}))
         self._try_out()
 
     def _try_out(self) -> None:
@@ -266,7 +248,7 @@ class LLM:
         """Yields what `generate` returns, each output once it and those before it are done."""
         given = listed(prompts)
         params = arguments.paired(sampling_params, len(given))
-        return self._play(given, self.intake.all_requests(given, params))
+        return self._texts.outputs(given, self.intake.all_requests(given, params))
 
     def beam_search(
         self,
@@ -295,7 +277,7 @@ class LLM:
         (params,) = arguments.paired(sampling_params, 1)
         requests = self.intake.requests(prompt, params, streaming=True)
         self.intake.check_processors([params], [requests])
-        return self._stream(requests)
+        return self._texts.chunks(requests)
 
     @overload
     def chat(
@@ -334,21 +316,21 @@ class LLM:
         outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
         return outputs if several else outputs[0]
 
-    def chat_ids(self, messages: Conversation, **for_template: Any) -> list[int]:
+    def chat_ids(self, /, messages: Conversation, **for_template: Any) -> list[int]:
         """Returns the prompt's token ids for one conversation.
 
-        for_template: what else the chat template is given, such as ``tools``.
+        for_template: what else the chat template is given, such as ``tools`` or
+        ``enable_thinking``; as ``chat_template`` another template than the model's.
         """
         return self.intake.chat_ids(messages, **for_template)
 
     def chat_prompt(
-        self, messages: Conversation, files: bool = True, **for_template: Any
+        self, /, messages: Conversation, files: bool = True, **for_template: Any
     ) -> Prompt:
         """Returns the prompt for one conversation, as `generate` takes it: its token ids or, with
         images, what the model's processor makes of it.
 
-        files: whether images may be files of this machine. for_template: what else the chat
-        template is given, such as ``tools``.
+        files: whether images may be files of this machine. for_template: as for `chat_ids`.
         """
         return self.intake.chat_prompt(messages, files, **for_template)
 
@@ -386,64 +368,13 @@ class LLM:
         self.intake.check_processors([params], [requests])
         return requests
 
-    # -- inside --------------------------------------------------------------------------------
 
-    def _play(
-        self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Request]]
-    ) -> Iterator[RequestOutput]:
-        requests = [request for group in groups for request in group]
-        try:
-            for request in requests:
-                self.engine.add(request)
-            for prompt, group in zip(prompts, groups, strict=True):
-                while not all(request.finished for request in group):
-                    self.engine.step()
-                if len(requests) == 1:
-                    _raise_errors(group)
-                yield _output(str(next(self._request_ids)), prompt, group)
-        finally:
-            self._abandon(requests)
-
-    def _stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
-        sent = [0] * len(requests)
-        done = [False] * len(requests)
-        try:
-            for request in requests:
-                self.engine.add(request)
-            while not all(done):
-                self.engine.step()
-                _raise_errors(requests)
-                for index, request in enumerate(requests):
-                    if done[index]:
-                        continue
-                    # Another thread's step may write on meanwhile: the end, the text and the tokens
-                    # are looked at in this order, so that none promises more than what follows it.
-                    reason = request.finish_reason
-                    text, ids = request.new_text(), request.output_ids[sent[index] :]
-                    if text or reason is not None:
-                        sent[index] += len(ids)
-                        done[index] = reason is not None
-                        yield Chunk(index, text, ids, reason, request.metrics)
-        finally:
-            self._abandon(requests)
-
-    def _abandon(self, requests: Sequence[Request]) -> None:
-        """Takes unfinished requests out of the batch: an interruption leaves nothing behind."""
-        for request in requests:
-            if not request.finished:
-                self.engine.remove(request)
-
-
-def _raise_errors(requests: Iterable[Request]) -> None:
-    for request in requests:
-        if request.error is not None:
-            raise request.error
-
-
-def _output(request_id: str, prompt: Prompt, requests: Sequence[Request]) -> RequestOutput:
-    outputs = [CompletionOutput.of(request, index) for index, request in enumerate(requests)]
-    known = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    text = known if isinstance(known, str) else None
-    source = requests[0].source
-    encoded = None if source is None else list(source.token_ids)
-    return RequestOutput(request_id, text, requests[0].prompt_ids, outputs, encoded)
+def _existing(
+    model: str | os.PathLike[str] | nn.Module | Loaded | None,
+) -> str | os.PathLike[str] | nn.Module | Loaded:
+    """The model to load; ``ModelLoadError`` for a folder or a file that is not there."""
+    if model is None:
+        return BUNDLED / "target"
+    if isinstance(model, (str, os.PathLike)):
+        check_path(model)
+    return model

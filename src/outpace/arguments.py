@@ -30,7 +30,8 @@ SET_ASIDE = (
 
 
 MOST_ROWS = 1 << 16
-"""Texts that are decoded at once at most: far beyond any machine, and little to keep books of."""
+"""The most texts that may be decoded at once: more than any machine has room for, and few enough
+that a slip of the hand does no harm."""
 
 
 def rows(name: str, value: Any) -> int:
@@ -65,7 +66,9 @@ def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
         raise ConfigError(f"{name} must be {' or '.join(map(repr, words))}, not {shown(value)}.")
 
 
-def check_kinds(model: Any, tokenizer: Any, dtype: Any, device: Any, quantization: Any) -> None:
+def check_kinds(
+    model: Any, tokenizer: Any, dtype: Any, device: Any, quantization: Any, progress: Any
+) -> None:
     """Raises ``ConfigError`` for an argument that is no model, tokenizer, dtype, ... at all."""
     none = type(None)
     kinds = (str, os.PathLike, nn.Module, Loaded, none)
@@ -74,6 +77,10 @@ def check_kinds(model: Any, tokenizer: Any, dtype: Any, device: Any, quantizatio
     _check_kind("dtype", dtype, (str, torch.dtype), "a name such as 'float32' or a torch.dtype")
     _check_kind("device", device, (str, torch.device), "a name such as 'cpu' or a torch.device")
     _check_kind("quantization", quantization, (str, none), "the name of a kind, or None for none")
+    if not (progress is None or callable(progress)):
+        raise ConfigError(
+            f"progress must be a function of a step and its share, not {shown(progress)}."
+        )
 
 
 def _check_kind(name: str, value: Any, kinds: tuple[type, ...], what: str) -> None:
@@ -179,5 +186,5 @@ def check_ids(name: str, tokens: Iterable[int], vocabulary: int) -> None:
     for token in tokens:
         if not 0 <= token < vocabulary:
             raise ParamsError(
-                f"{name} holds {token}: token ids are whole numbers in [0, {vocabulary})."
+                f"{name} holds {shown(token)}: token ids are whole numbers in [0, {vocabulary})."
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
+from outpace import arguments
 from outpace.config import SpeculativeConfig
 from outpace.draft.base import Drafter, Setup
 from outpace.draft.registry import find_drafter
@@ -47,37 +48,56 @@ class Speculation:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What else an engine is built from."""
+    """The other arguments of `LLM` that its engine is built from; ``ConfigError`` for a bad one."""
 
     cpu_kernels: Kernels
     compile: bool
-    rows: int
-    max_length: int
-    max_batched_tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_batch_total_tokens: int | None
     scheduling_policy: str
-    max_tokens_held: int | None
-    saved_texts: int
+    enable_prefix_caching: bool
+
+    def __post_init__(self) -> None:
+        arguments.check_flags(
+            compile=self.compile, enable_prefix_caching=self.enable_prefix_caching
+        )
+        arguments.check_choice("scheduling_policy", self.scheduling_policy, ORDERS)
+        for name, read in (
+            ("max_num_seqs", arguments.rows),
+            ("max_num_batched_tokens", arguments.tokens),
+        ):
+            object.__setattr__(self, name, read(name, getattr(self, name)))  # numpy's as well
+
+    @property
+    def saved_texts(self) -> int:
+        """How many texts stay cached when they have ended."""
+        return self.max_num_seqs if self.enable_prefix_caching else 0
 
 
 def build_engine(
     loaded: Loaded, speculation: Speculation, intake: Intake, asked: EngineOptions
 ) -> Engine:
-    """Returns the engine of a loaded model. Loads the draft model or the head, if there is one."""
+    """Returns the engine of a loaded model. Loads the draft model or the head, if there is one.
+
+    Raises ``ConfigError`` for what does not go with this model.
+    """
+    arguments.check_held(asked.max_batch_total_tokens, intake.max_length)
     capture = capture_for if asked.compile else None
     fixed = None if capture is None else capture(loaded.model)
     target = make_target(
         loaded.model,
-        asked.rows,
-        asked.max_length,
+        asked.max_num_seqs,
+        intake.max_length,
         fixed,
         asked.saved_texts,
-        asked.max_tokens_held,
+        asked.max_batch_total_tokens,
     )
     setup = Setup(
         loaded=loaded,
         target=target,
-        rows=asked.rows,
-        max_length=asked.max_length,
+        rows=asked.max_num_seqs,
+        max_length=intake.max_length,
         options=speculation.options,
         capture=capture,
         cpu_kernels=asked.cpu_kernels,
@@ -91,7 +111,7 @@ def build_engine(
         verifier,
         make_controller(speculation.config, drafter, verifier.coupled, target),
         loaded.vocabulary,
-        asked.max_batched_tokens,
+        asked.max_num_batched_tokens,
         ORDERS[asked.scheduling_policy](),
-        asked.max_tokens_held,
+        asked.max_batch_total_tokens,
     )

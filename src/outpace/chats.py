@@ -13,9 +13,30 @@ Conversation = Sequence[Mapping[str, Any]]
 """``[{"role": "user", "content": "a text"}, ...]``; a content may also be a list of OpenAI's parts,
 ``[{"type": "text", "text": "a text"}, {"type": "image_url", "image_url": {"url": ...}}, ...]``."""
 
+NO_VARIABLES = frozenset(
+    {
+        "conversation",
+        "messages",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "tokenizer_kwargs",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+    }
+)
+"""Arguments of transformers' ``apply_chat_template`` that say what is made of the template's text.
+Here that is always the token ids of a prompt which the assistant goes on with."""
+
 
 def conversations(messages: Conversation | Sequence[Conversation]) -> tuple[list[Any], bool]:
-    """Returns the conversations, and whether several were given; ``PromptError`` for neither."""
+    """Returns the conversations, and whether a list of several was given; ``PromptError`` for what
+    is no conversation."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
         raise PromptError(f"{_FORM}, not {shown(messages)}.")
     found = _listed(messages, messages)
@@ -37,21 +58,39 @@ def _listed(chat: Any, given: Any) -> list[Any]:
         raise PromptError(f"{_FORM}, not {shown(given)}.") from error
 
 
-def rendered(tokenizer: Any, name: str, messages: Conversation, **for_template: Any) -> str:
+def messages_of(conversation: Conversation) -> list[Any]:
+    """Returns the messages of one conversation; ``PromptError`` for what is none, or several."""
+    found, several = conversations(conversation)
+    if several:
+        raise PromptError(
+            "one conversation was expected here, not a list of them: give each by itself."
+        )
+    messages: list[Any] = found[0]
+    return messages
+
+
+def rendered(tokenizer: Any, name: str, messages: Conversation, /, **for_template: Any) -> str:
     """Returns the text that a chat template makes of one conversation, up to the answer.
 
-    name: the model's, for error messages. for_template: what else the template is given. Raises
-    ``PromptError`` where the tokenizer has no template, or the template refuses the messages.
+    name: the model's, for error messages. for_template: the template's variables, and its text as
+    ``chat_template`` where it is not the tokenizer's own. Raises ``PromptError`` where there is no
+    template, where it refuses the messages, and for a name of `NO_VARIABLES`.
     """
-    return applied(tokenizer, name, [_message(message) for message in messages], **for_template)
+    return applied(tokenizer, name, [with_text(message) for message in messages], **for_template)
 
 
 def applied(
-    tokenizer: Any, name: str, messages: Sequence[Mapping[str, Any]], **for_template: Any
+    tokenizer: Any, name: str, messages: Sequence[Mapping[str, Any]], /, **for_template: Any
 ) -> str:
     """Returns what `rendered` does, of messages that are as the template wants them."""
     if not messages:
         raise PromptError("the chat is empty: give at least one message.")
+    for given in for_template:
+        if given in NO_VARIABLES:
+            raise PromptError(
+                f"{given!r} is no variable of a chat template, and outpace decides about it: leave "
+                "it out."
+            )
     if not for_template.get("chat_template"):
         check_template(tokenizer, name)
     try:
@@ -66,6 +105,15 @@ def applied(
         ) from error
     check_characters(text)
     return str(text)
+
+
+def with_text(message: Any) -> dict[str, Any]:
+    """Returns a message whose content is one text, as chat templates expect it; ``PromptError`` for
+    what is no message. A call of a tool without any content stays as it is."""
+    content = _checked(message).get("content")
+    if content is None and "tool_calls" in message:
+        return dict(message)
+    return {**message, "content": _text(content)}
 
 
 def illustrated(
@@ -113,14 +161,6 @@ def _checked(message: Any) -> Mapping[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise PromptError(f"{_FORM}, not {shown(message)}.")
     return message
-
-
-def _message(message: Any) -> dict[str, Any]:
-    """Returns a message whose content is one text, as chat templates expect it."""
-    content = _checked(message).get("content")
-    if content is None and "tool_calls" in message:
-        return dict(message)
-    return {**message, "content": _text(content)}
 
 
 def _text(content: Any) -> str:

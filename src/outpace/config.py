@@ -17,7 +17,7 @@ OF_TRANSFORMERS = (
     "num_assistant_tokens_schedule",
     "assistant_confidence_threshold",
 )
-"""Names that are understood, too: of assisted generation in transformers."""
+"""What transformers calls the same things in assisted generation: these names are taken, too."""
 
 
 @names_checked(UnknownArgument, "argument of SpeculativeConfig")
@@ -118,19 +118,20 @@ def _options_of(entry: str | Mapping[str, Any] | None) -> dict[str, Any]:
 def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with transformers' names for lengths replaced by ours."""
     found = {key: value for key, value in config.items() if key not in OF_TRANSFORMERS}
-    given = [key for key in OF_TRANSFORMERS if config.get(key) is not None]
     count, schedule, threshold = (config.get(key) for key in OF_TRANSFORMERS)
     if threshold is not None and schedule not in (None, "constant"):
         raise ConfigError(f"{OF_TRANSFORMERS[1]} and {OF_TRANSFORMERS[2]}: give one of the two.")
-    ours = {
-        "num_speculative_tokens": count,
-        "length": schedule if threshold is None else {"name": "confidence", "threshold": threshold},
-    }
-    for key, value in ours.items():
-        if value is not None and key in found:
-            raise ConfigError(f"{given[0]} and {key} are the same thing: give one of the two.")
-        if value is not None:
-            found[key] = value
+    by_threshold = {"name": "confidence", "threshold": threshold}
+    for theirs, given, ours, value in (
+        (OF_TRANSFORMERS[0], count, "num_speculative_tokens", count),
+        (OF_TRANSFORMERS[2], threshold, "length", by_threshold),
+        (OF_TRANSFORMERS[1], schedule, "length", schedule if threshold is None else by_threshold),
+    ):
+        if given is None:
+            continue
+        if ours in config:
+            raise ConfigError(f"{theirs} and {ours} are the same thing: give one of the two.")
+        found[ours] = value
     return found
 
 

@@ -7,7 +7,8 @@
     │   └── IncompatibleRule                 the rule cannot verify what the drafter proposes
     ├── ParamsError            (ValueError)  a bad sampling option
     │   └── UnknownOption      (TypeError)   a name that SamplingParams does not know
-    ├── PromptError            (ValueError)  an empty, too long or unreadable prompt
+    ├── PromptError            (ValueError)  an empty or unreadable prompt
+    │   └── PromptTooLong                    a prompt that leaves no room for a text
     ├── ModelLoadError         (ValueError)  no model where one was named
     └── UnsupportedModel       (ValueError)  a model that cannot be decoded speculatively
 
@@ -54,7 +55,11 @@ class UnknownOption(ParamsError, TypeError):
 
 
 class PromptError(OutpaceError, ValueError):
-    """An empty, too long or unreadable prompt."""
+    """An empty or unreadable prompt."""
+
+
+class PromptTooLong(PromptError):
+    """A prompt that is longer than the model or its engine can read."""
 
 
 class ModelLoadError(OutpaceError, ValueError):

@@ -49,13 +49,20 @@ class Grammars:
         except ParamsError:
             raise
         except Exception as error:  # of a library whose exceptions are not documented
-            problem = str(error)
+            problem = str(error) or type(error).__name__
         if not problem or problem.startswith("WARNING"):
             problem = matcher.get_error()
         if problem:
             reason = " ".join(problem.split())[:300]
             raise ParamsError(f"{kind} cannot be made a grammar ({reason}): correct it.")
-        return Grammar(matcher, self._vocabulary)
+        grammar = Grammar(matcher, self._vocabulary)
+        # The first mask costs the most, and copies share what it took: made here, it holds up the
+        # request that wants it, and no round of all requests.
+        try:
+            grammar.allowed([], [[]])
+        except Exception as error:
+            raise ParamsError(f"the grammar cannot be followed ({error}): simplify it.") from error
+        return grammar
 
     @cached_property
     def _tokens(self) -> Any:
@@ -105,17 +112,25 @@ class Grammar(TokenMask):
 
     def _go_to(self, text: list[int]) -> bool:
         """Takes the matcher to a text; returns False where the grammar forbids one of its tokens,
-        also the end of the text before another token."""
+        also the end of the text before another token. ``ValueError`` where it gives up."""
         common = _common(self._at, text)
         if common < len(self._at):
             self._matcher.rollback(len(self._at) - common)
         taken = self._matcher.try_consume_tokens(text[common:]) if text[common:] else 0
         self._at = text[: common + taken]
+        self._check()
         return len(self._at) == len(text)
 
     def _mask(self) -> Any:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
         return np.unpackbits(bits, count=self._vocabulary, bitorder="little").astype(bool)
+
+    def _check(self) -> None:
+        """Raises ``ValueError`` for a matcher that gave up, as it does over its limits: what it
+        allows from there on, nothing, is not what the grammar says."""
+        if self._matcher.is_error():
+            raise ValueError(self._matcher.get_error().split("\n")[0][:200])
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:

@@ -8,6 +8,7 @@ import io
 import os
 from pathlib import Path
 from typing import Any
+from urllib.request import url2pathname
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, PromptError
@@ -54,14 +55,19 @@ def _bytes_of(name: str, files: bool) -> bytes:
         )
     if not files:
         raise PromptError("images are read from data: URLs here, not from files: send the content.")
-    path = Path(name.removeprefix("file://"))
+    path = _path_of(name) if scheme == "file" else name
     try:
-        return path.read_bytes()
+        return Path(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise PromptError(
             f"cannot read the image {_named(name)} ({reason}): check its path."
         ) from error
+
+
+def _path_of(url: str) -> str:
+    """The path that a ``file:`` URL names; in a URL a blank is written %20, and so on."""
+    return url2pathname(url.partition(":")[2].removeprefix("//").removeprefix("localhost"))
 
 
 def _data(url: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,14 +15,15 @@ from outpace import arguments, chats
 from outpace.chats import Conversation
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
-from outpace.core.values import shown
+from outpace.core.values import number, shown
 from outpace.engine.request import Request
-from outpace.errors import ConfigError, ParamsError, PromptError
+from outpace.errors import ConfigError, ParamsError, PromptError, PromptTooLong
 from outpace.grammars import KINDS, Grammar, Grammars
 from outpace.pictures import Pictures
 from outpace.prompts import (
     Prompt,
     check_characters,
+    check_text,
     processed,
     split_images,
     split_processed,
@@ -33,23 +35,25 @@ from outpace.targets.base import Media
 from outpace.targets.hf.generating import generation, processors
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
+from outpace.targets.hf.tokenizing import tokenized
 from outpace.verify.base import Rule
 
 SEED_STEP = 0x9E3779B97F4A7C15
-"""Between the seeds of the n texts of one request (any odd constant; streams hash the seed)."""
+"""How far apart the seeds of the n texts of one request are: any odd number, since streams hash
+the seed."""
 
 
 class Intake:
     """Makes requests for one loaded model, and refuses what it cannot serve.
 
     defaults: what unset options of a request mean, by the model's own generation_config.
+    max_length: tokens of a prompt and its text together.
     """
 
     def __init__(self, loaded: Loaded, max_length: int, own_config: bool) -> None:
-        """max_length: tokens of a prompt and its text together. own_config: whether the model's
-        generation_config is asked."""
+        """own_config: whether the model's generation_config is asked."""
         self._loaded = loaded
-        self._max_length = max_length
+        self.max_length = max_length
         model: Any = loaded.model
         self._own: Any = model.generation_config if own_config else None
         if self._own is not None:
@@ -65,13 +69,12 @@ class Intake:
     def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns a text's token ids."""
         tokenizer = self._needs_tokenizer("a text prompt")
-        check_characters(text)
+        check_text(text)
         with self._tokenizing:
-            ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens).input_ids
-        return ids
+            return tokenized(tokenizer, text, add_special_tokens=add_special_tokens)
 
     def chat_prompt(
-        self, messages: Conversation, files: bool = True, **for_template: Any
+        self, /, messages: Conversation, files: bool = True, **for_template: Any
     ) -> Prompt:
         """Returns the prompt that a chat template makes of one conversation: token ids or, with
         images, what the processor makes of it.
@@ -79,15 +82,14 @@ class Intake:
         files: whether images may be files. for_template: what else the chat template is given, such
         as ``tools``.
         """
-        tokenizer = self._needs_tokenizer("a chat")
+        tokenizer, given = self._needs_tokenizer("a chat"), chats.messages_of(messages)
         with self._tokenizing:
             if self._loaded.processor is not None:
-                return self.pictures.chat(messages, files, **for_template)
-            text = chats.rendered(tokenizer, self._loaded.name, messages, **for_template)
-            ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-        return ids
+                return self.pictures.chat(given, files, **for_template)
+            text = chats.rendered(tokenizer, self._loaded.name, given, **for_template)
+            return tokenized(tokenizer, text, add_special_tokens=False)
 
-    def chat_ids(self, messages: Conversation, **for_template: Any) -> list[int]:
+    def chat_ids(self, /, messages: Conversation, **for_template: Any) -> list[int]:
         """Returns the token ids of `chat_prompt`."""
         return token_ids_of(self.chat_prompt(messages, **for_template))
 
@@ -102,6 +104,7 @@ class Intake:
         """Returns the ``n`` requests of one prompt. streaming: pieces of their texts are wanted
         while they grow. priority: the smallest joins the batch first, where that is the order.
         form: what their texts have to look like (`LLM.requests`)."""
+        priority = number("priority", priority, -math.inf, math.inf, closed=True)
         grammar = None if form is None else self._grammar(form, params)
         source, media = None, None
         if self._sources is not None:
@@ -110,7 +113,7 @@ class Intake:
         else:
             ids, media = self.read(prompt)
         resolved = params.resolve(self.defaults)
-        room = self._max_length - len(ids)
+        room = self.max_length - len(ids)
         if self._own is not None:
             ends, device = self._loaded.eos_ids, self._loaded.device
             encoded = None if source is None else source.token_ids
@@ -148,13 +151,13 @@ class Intake:
         blame.
         """
         groups = []
-        for number, (prompt, options) in enumerate(zip(prompts, params, strict=True), 1):
+        for position, (prompt, options) in enumerate(zip(prompts, params, strict=True), 1):
             try:
                 groups.append(self.requests(prompt, options))
             except PromptError as error:
                 if len(prompts) == 1:
                     raise
-                raise PromptError(f"prompt {number} of {len(prompts)}: {error}") from error
+                raise type(error)(f"prompt {position} of {len(prompts)}: {error}") from error
         self.check_processors(params, groups)
         return groups
 
@@ -177,7 +180,7 @@ class Intake:
         if text is None:
             return []
         tokenizer = self._needs_tokenizer(f"verify={rule.name!r}")
-        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        ids = tokenized(tokenizer, text, add_special_tokens=False)
         if not ids:
             raise ConfigError(
                 f"verify={rule.name!r} is given {shown(text)}, of which the tokenizer makes no "
@@ -235,9 +238,9 @@ class Intake:
         self._check_length(ids)
 
     def _check_length(self, ids: Sequence[int]) -> None:
-        if len(ids) >= self._max_length:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens and the context holds {self._max_length}, of "
+        if len(ids) >= self.max_length:
+            raise PromptTooLong(
+                f"the prompt has {len(ids)} tokens and the context holds {self.max_length}, of "
                 "which one must be left for the text: shorten the prompt."
             )
 

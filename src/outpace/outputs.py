@@ -110,7 +110,7 @@ class BeamSearchSequence:
 
     text: str
     token_ids: list[int]
-    """What was written; the prompt's are those of the `BeamSearchOutput`."""
+    """The tokens that were written, without those of the prompt."""
     cum_logprob: float
     """The sum of its tokens' log-probabilities, as the options change them."""
     score: float

@@ -14,6 +14,7 @@ from outpace.prompts import Prompt
 from outpace.targets.base import Media
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.supported.plainly import reads_forward
+from outpace.targets.hf.tokenizing import tokenized
 from outpace.targets.hf.vision.tokens import placeholders
 
 _MARK = "a text to look for"
@@ -90,10 +91,12 @@ class Pictures:
     def chat(self, messages: Conversation, files: bool = True, **for_template: Any) -> Prompt:
         """Returns the prompt that the chat template and the processor make of a conversation.
 
-        for_template: what else the template is given.
+        for_template: what else the template is given; its text, as ``chat_template``, comes before
+        the model's own.
         """
         loaded, processor = self._loaded, self._needs_processor()
-        template = getattr(processor, "chat_template", None) or loaded.tokenizer.chat_template
+        own = getattr(processor, "chat_template", None) or loaded.tokenizer.chat_template
+        template = for_template.pop("chat_template", None) or own
         place = None if self._takes_parts(template) else self._place()
         read, images = chats.illustrated(messages, place)
         text = chats.applied(
@@ -103,8 +106,7 @@ class Pictures:
         start = getattr(loaded.tokenizer, "bos_token", None)
         begun = start is not None and text.startswith(start)
         if not images:
-            ids: list[int] = loaded.tokenizer(text, add_special_tokens=not begun).input_ids
-            return ids
+            return tokenized(loaded.tokenizer, text, add_special_tokens=not begun)
         return self.processed(text, images, files, add_special_tokens=not begun)
 
     # -- inside --------------------------------------------------------------------------------

@@ -133,6 +133,13 @@ def _several(images: Any) -> list[Any]:
     return list(images) if isinstance(images, (list, tuple)) else [images]
 
 
+def check_text(text: Any) -> None:
+    """Raises ``PromptError`` for what is no text, or is not Unicode."""
+    if not isinstance(text, str):
+        raise PromptError(f"one text was expected here, not {shown(text)}.")
+    check_characters(text)
+
+
 def check_characters(text: str) -> None:
     """Raises ``PromptError`` for a text that is not Unicode."""
     # Half of a surrogate pair, as broken UTF-8 in a command line becomes, stops every tokenizer.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outpace.core.values import shown
-from outpace.errors import ConfigError, PromptError
+from outpace.errors import ConfigError, PromptError, PromptTooLong
 from outpace.prompts import Prompt, unwrapped
 from outpace.targets.base import Source
 from outpace.targets.hf.loading.loaded import Loaded
@@ -30,8 +30,8 @@ class Parts:
 def parted(prompt: Prompt, hears: bool) -> Parts:
     """Returns the parts of a prompt, named as in vLLM.
 
-    What is given alone is the encoder's; where the encoder ``hears``, audio is, and a prompt beside
-    it is the decoder's.
+    A prompt that is given alone is for the encoder. An encoder that ``hears`` gets the audio, and a
+    prompt beside it is for the decoder.
 
     >>> parted("a text", hears=False)
     Parts(encoder='a text', decoder=None, audio=None)
@@ -60,7 +60,7 @@ def _of_both(given: Mapping[str, Any]) -> Parts:
 
 
 def _apart(given: Any) -> tuple[Any, Any]:
-    """Text or tokens, and audio, of one part of a prompt; None for what it has not."""
+    """The text or the tokens of one part of a prompt, and its audio; None for what is missing."""
     if not isinstance(given, Mapping) or _AUDIO not in given:
         return given, None
     rest = {name: value for name, value in given.items() if name != _AUDIO}
@@ -104,7 +104,7 @@ class SourceReader:
         if not ids:
             raise PromptError("the encoder's prompt is empty: give at least one token.")
         if self._longest is not None and len(ids) > self._longest:
-            raise PromptError(
+            raise PromptTooLong(
                 f"the encoder's prompt has {len(ids)} tokens and the encoder positions for "
                 f"{self._longest}: shorten the prompt."
             )

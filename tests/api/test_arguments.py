@@ -35,6 +35,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trust_remote_code": "no"}, "trust_remote_code must be True or False, not 'no'"),
     ({"trust_remote_code": 1}, "trust_remote_code must be True or False, not 1"),
     ({"compile": "false"}, "compile must be True or False, not 'false'"),
+    ({"progress": 5}, "progress must be a function of a step and its share, not 5"),
     ({"quantization": False}, "quantization must be the name of a kind, or None for none"),
     ({"cpu_kernels": None}, "cpu_kernels"),
     ({"cpu_kernels": ["auto"]}, "cpu_kernels"),
@@ -162,6 +163,13 @@ def test_nonsense_in_a_generation_config_is_refused_at_load(
 def test_a_model_without_layers_is_refused(folder: Path, layers: int) -> None:
     change(folder / "config.json", num_hidden_layers=layers, layer_types=None)
     with pytest.raises(UnsupportedModel, match=f"has {layers} layers by its config.json"):
+        LLM(folder)
+
+
+@pytest.mark.parametrize("classes", [[None], True, {"Llama": 1}])
+def test_a_model_whose_classes_have_no_names_is_refused(folder: Path, classes: Any) -> None:
+    change(folder / "config.json", architectures=classes)
+    with pytest.raises(UnsupportedModel, match=r"names of its classes in its config\.json"):
         LLM(folder)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from api.words import word_tokenizer
 from outpace import LLM, RequestOutput, SamplingParams
+from outpace.chats import NO_VARIABLES
 from outpace.errors import PromptError
 from targets.families import target
 
@@ -52,6 +55,7 @@ def test_other_keys_of_a_message_reach_the_template() -> None:
     [
         ("w5", "a chat is a list of messages such as .*, not 'w5'"),
         (3, "a chat is a list of messages"),
+        (None, "a chat is a list of messages"),
         ({"role": "user", "content": "w5"}, "a chat is a list of messages"),
         ([], "the chat is empty"),
         ([[]], "the chat is empty"),
@@ -82,3 +86,34 @@ def test_without_a_template_there_is_no_chat() -> None:
     llm = LLM(target("llama"), tokenizer=word_tokenizer(template=None))
     with pytest.raises(PromptError, match="has no chat template: use generate"):
         llm.chat(ASKED)
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [(None, "a chat is a list of messages"), ([ASKED, ASKED], "one conversation was expected")],
+    ids=str,
+)
+def test_the_prompt_of_a_chat_is_that_of_one_conversation(
+    llm: LLM, messages: Any, sentence: str
+) -> None:
+    with pytest.raises(PromptError, match=sentence):
+        llm.chat_ids(messages)
+
+
+def test_a_template_may_call_its_variables_as_it_likes() -> None:
+    template = "{{ name }} {{ tokenizer }} {% for m in messages %}{{ m['content'] }}{% endfor %}"
+    llm = LLM(target("llama"), tokenizer=word_tokenizer(template))
+    assert llm.chat_ids([{"role": "user", "content": "w5"}], name="w3", tokenizer="w4") == [3, 4, 5]
+    other = "{{ messages[0]['content'] }} w9"
+    assert llm.chat_ids([{"role": "user", "content": "w5"}], chat_template=other) == [5, 9]
+
+
+@pytest.mark.parametrize("name", sorted(NO_VARIABLES - {"messages"}))
+def test_what_is_made_of_a_templates_text_is_not_asked_of_it(llm: LLM, name: str) -> None:
+    with pytest.raises(PromptError, match=f"'{name}' is no variable of a chat template"):
+        llm.chat_ids(ASKED, **{name: False})
+
+
+def test_every_argument_of_transformers_is_known_to_be_a_variable_or_none() -> None:
+    known = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+    assert known - NO_VARIABLES == {"self", "tools", "documents", "chat_template", "kwargs"}

@@ -50,6 +50,12 @@ HONOURED: dict[str, dict[str, Any]] = {
     "remove_invalid_values": {"remove_invalid_values": True},
     "renormalize_logits": {"renormalize_logits": True},
     "max_length": {"max_length": 11},
+    "max_length beside max_new_tokens": {"max_length": 11},
+    "min_length beside min_new_tokens": {
+        "min_length": 15,
+        "min_new_tokens": 0,
+        "eos_token_id": EVERY_THIRD,
+    },
     "eos_token_id": {"eos_token_id": [30, 31]},
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,33 @@ def test_a_bad_word_that_the_tokenizer_leaves_out() -> None:
     llm = LLM(letter_model(), tokenizer=LetterTokenizer(), generation_config="none")
     said = refused(lambda: llm.generate("a", SamplingParams(bad_words=["b", "\u200b"])))
     assert "bad_words holds '\\u200b'" in said
+
+
+@pytest.mark.parametrize("text", [5, ["a"], b"a", None])
+def test_what_is_no_text_has_no_token_ids(text: Any) -> None:
+    llm = LLM(letter_model(), tokenizer=LetterTokenizer(), generation_config="none")
+    assert "one text was expected" in refused(lambda: llm.token_ids(text))
+
+
+@pytest.mark.parametrize("priority", ["x", None, float("nan"), float("inf"), 10**400])
+def test_a_priority_that_no_queue_can_order(priority: Any) -> None:
+    llm = LLM(letter_model(), tokenizer=LetterTokenizer(), generation_config="none")
+    assert "priority must be" in refused(lambda: llm.requests("a", priority=priority))
+
+
+def test_a_token_id_of_thousands_of_digits() -> None:
+    llm = LLM(letter_model(), tokenizer=LetterTokenizer(), generation_config="none")
+    said = refused(lambda: llm.generate("a", SamplingParams(stop_token_ids=[10**5000])))
+    assert "stop_token_ids holds" in said
+
+
+def test_a_prompt_that_is_too_long_is_told_by_us_alone(caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM()
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        said = refused(lambda: llm.generate("x " * 3000))
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "shorten the prompt" in said
+    assert not caplog.records

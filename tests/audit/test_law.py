@@ -128,3 +128,14 @@ def test_worlds_hold_the_hard_cases() -> None:
     again = make_world(2 * len(KINDS), 4, 1, seed=0)
     assert again.p.equal(p)
     assert not make_world(2 * len(KINDS), 4, 1, seed=1).p.equal(p)
+
+
+def test_what_was_not_enumerated_has_not_passed() -> None:
+    lone = [shape for shape in FAST if shape.name == "chain 1"]
+    for rules_asked, drafters, shapes in (
+        ([], None, None),
+        (["token"], {}, None),
+        (["token"], ["stopping"], lone),  # which needs a chain of two
+    ):
+        with pytest.raises(ConfigError, match="nothing to enumerate"):
+            audit_law(rules_asked, drafters, shapes=shapes)

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from outpace.audit.letters import letter_model
-from outpace.cli.auditing.audit import app
+from outpace.cli.auditing.audit import app, prompts_in
 from outpace.draft.models.specimen import noisy_copy
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, PromptError
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +111,11 @@ def test_mistakes_are_named(pair: Path, tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["model", *models(pair), "--samples", "4", *options])
         assert done.exit_code != 0
         assert type(done.exception).__name__ in ("ConfigError", "PromptError", "ParamsError")
+
+
+@pytest.mark.parametrize("line", ["5", "null", '"prompt"', "[" * 100_000, "{}", '{"prompt": 3}'])
+def test_a_line_without_a_prompt_is_told(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(line)
+    with pytest.raises(PromptError, match=r"is not JSON|in every line"):
+        prompts_in(str(file))

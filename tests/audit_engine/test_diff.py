@@ -15,11 +15,14 @@ from tests.audit_engine.pairs import PROMPTS, gives_up_after, pair_llm
 from outpace import LLM, SamplingParams
 from outpace.audit.choice import Choice
 from outpace.audit.diff import Difference, DiffReport, Mode, audit_diff
+from outpace.audit.forced import deviations
 from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model
+from outpace.audit.listed.contract import Ending
 from outpace.audit.report import diff_findings
 from outpace.core.law import RowFault
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
+from outpace.errors import ConfigError
 
 SETUPS = {
     "chain": {},
@@ -146,3 +149,24 @@ def test_a_text_that_ends_elsewhere_is_a_bug() -> None:
                        tolerance=1e-3, scoring=0.0)  # fmt: skip
     assert found.bug
     assert "goes on" in found.verdict
+
+
+def test_a_text_that_goes_on_where_no_token_is_left_is_a_bug() -> None:
+    llm = pair_llm(method="none")
+    params = llm.resolve(
+        SamplingParams(temperature=0, max_tokens=4, logits_processors=[gives_up_after(3)])
+    )
+    options, ids = llm.intake.row_options(params), llm.target.vocabulary
+    written = llm.generate([1, 2], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    for coupled in (False, True):
+        choice = Choice(coupled, [1, 2], options, ids, 1e-9)
+        ending = Ending(params, (), ids, llm.tokenizer)
+        *_, found = deviations(llm.engine.target, choice, ending, 0, written[0].outputs[0])
+        assert found.bug
+        assert (found.position, found.best) == (1, None)
+        assert "goes on where its options leave no token" in found.verdict
+
+
+def test_nothing_to_compare_is_no_proof() -> None:
+    with pytest.raises(ConfigError, match="prompts of one token or more"):
+        audit_diff({"greedy": pair_llm(method="none")}, [], PARAMS)

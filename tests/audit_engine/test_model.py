@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from io import StringIO
+from typing import Any
+
 import pytest
-from tests.audit_engine.pairs import PROMPTS, pair_llm
+from rich.console import Console
+from tests.audit_engine.pairs import PROMPTS, gives_up_after, pair_llm
 
 from outpace import SamplingParams
 from outpace.audit.model import AuditPlan, audit_model
+from outpace.audit.report import model_findings
 from outpace.engine.verifier import Verifier
-from outpace.errors import ParamsError
+from outpace.errors import ConfigError, ParamsError
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.lossless.token import TokenRule
 from representatives import representatives
@@ -92,3 +97,23 @@ def test_more_samples_detect_smaller_deviations() -> None:
 def test_greedy_sampling_is_refused() -> None:
     with pytest.raises(ParamsError, match="audit diff"):
         audit_model(pair_llm(), AuditPlan(PROMPTS), SamplingParams(temperature=0))
+
+
+def test_a_run_without_a_token_proves_nothing() -> None:
+    dead = SamplingParams(temperature=1.0, logits_processors=[gives_up_after(1)])
+    report = audit_model(pair_llm(rows=2), AuditPlan([[1, 2, 3]], samples=8), dead)
+    assert report.text.observations == 0
+    assert not report.ok
+    console = Console(width=200, file=StringIO())
+    console.print(model_findings(report))
+    assert "nothing was tested" in console.file.getvalue()
+    assert "FAILED" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"prompts": []}, {"prompts": [[]]}, {"samples": 0}, {"tokens": 0}, {"alpha": 0.0}],
+)
+def test_a_plan_that_tests_nothing_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        AuditPlan(**{"prompts": PROMPTS, **values})

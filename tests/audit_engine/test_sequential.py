@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from outpace.audit.betting import sequential
 from outpace.audit.betting.sequential import (
     CURVED,
     LINEAR,
@@ -113,3 +114,19 @@ def test_an_alarm_stays_when_the_wealth_is_lost_again() -> None:
     test.settle()
     assert test.alarm
     assert test.p_value == pytest.approx(math.exp(-5))
+
+
+def test_a_token_costs_as_many_sums_as_it_settles_bets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of texts has bets for each of their positions: a long text must not sum them all up
+    for each of its tokens."""
+    test, sums = SequentialTest(0.01), []
+    tilts = [test.stake(f"position {at}", 1 / 50, Tilts()) for at in range(50)]
+    test.settle()
+    total = sequential.log_total
+    monkeypatch.setattr(sequential, "log_total", lambda logs: sums.append(len(logs)) or total(logs))
+    for one in tilts:
+        one.observe(0.2, 0.4)
+        test.settle()
+    assert len(sums) == 2 * len(tilts)  # of the family that changed, and of all values
+    mean = sum(np.exp(one.log_wealth).mean() for one in tilts) / len(tilts)
+    assert test.log_wealth == pytest.approx(math.log(mean))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from outpace.bench.builtin import CHATS
+from outpace.bench.peers import openvino
 from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import read_prompts, read_sets
 from outpace.bench.report.results import Report
@@ -32,7 +34,7 @@ def outpace(*arguments: str) -> Result:
 def test_a_run_writes_everything_it_is_asked_for(pair: Pair, tmp_path: Path) -> None:
     done = outpace(
         "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--again",
-        "--vs", "hf,hf-assisted", "--num-prompts", "2", "--max-prompt-tokens", "8",
+        "--vs", "hf,hf,hf-assisted", "--num-prompts", "2", "--max-prompt-tokens", "8",
         "--max-tokens", "24", "--sweep", "1,2",
         "--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html"),
         "--png", str(tmp_path / "png"), "--markdown", str(tmp_path / "r.md"),
@@ -217,6 +219,35 @@ def test_openvino_holds_four_bits_in_groups() -> None:
     assert len(found[0, :GROUP].unique()) <= 16
 
 
+def test_an_interrupted_conversion_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of 8-bit weights begins as a copy of the plain one: half done, it would be taken for
+    8 bits and hold 32."""
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    made: list[str] = []
+
+    def plain(model: str, out: Path) -> None:
+        out.mkdir(parents=True)
+        (out / openvino.LAST).write_text("plain")
+
+    def quantised(whole: Path, out: Path, kind: str) -> None:
+        plain("", out)
+        made.append(kind)
+        if len(made) == 1:
+            raise KeyboardInterrupt
+        (out / "weights").write_text(kind)
+
+    monkeypatch.setattr(openvino, "save_ir", plain)
+    monkeypatch.setattr(openvino, "save_quantised", quantised)
+    with pytest.raises(KeyboardInterrupt):
+        openvino.converted("a/model", "int8")
+    for _ in range(2):
+        assert (Path(openvino.converted("a/model", "int8")) / "weights").read_text() == "int8"
+    assert made == ["int8", "int8"]
+    assert len(list((tmp_path / "outpace-openvino").iterdir())) == 2
+
+
 def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:
     pytest.importorskip("openvino_genai")
     models = Models(pair.target, pair.drafter, "float32", "cpu")
@@ -239,6 +270,13 @@ def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:
         (["run", "--model", "TARGET", "--again", "--batch", "99"], "at least that many prompts"),
         (["run", "--model", "TARGET", "--again", "--llm", "[]"], "JSON object"),
         (["run", "--model", "TARGET", "--again", "--llm", '{"colour": 1}'], "colour"),
+        (["run", "--again", "--llm", '{"max_nm_seqs": 1}'], "did you mean 'max_num_seqs'"),
+        (["run", "--again", "--llm", '{"model": "x"}'], "give --model"),
+        (["run", "--again", "--llm", '{"enable_prefix_caching": true}'], "leave it out"),
+        (
+            ["run", "--again", "--batch", "2", "--llm", '{"max_num_seqs": 1}'],
+            "max_num_seqs in --llm allows 1",
+        ),
         (["cost", "--model", "TARGET", "--context", "9999"], "leaves no room"),
         (["pair", "make", "--out", "x", "--shape", "bench-100m"], "did you mean 'bench-200m'"),
     ],

@@ -40,7 +40,8 @@ class Handler(BaseHTTPRequestHandler):
         drafts = "-md" in words and "idle.gguf" not in words[words.index("-md") + 1]
         timings = {"draft_n": 4, "draft_n_accepted": 2} if drafts else {}
         tokens = list(range(asked["n_predict"]))
-        self.answer({"tokens": tokens, "timings": timings})
+        old = "old.gguf" in words[words.index("-m") + 1]
+        self.answer({"content": "a"} if old else {"tokens": tokens, "timings": timings})
 
     def answer(self, found):
         self.send_response(200)
@@ -107,6 +108,11 @@ def test_what_drafts_nothing_is_not_called_speculative(asked: Path) -> None:
     contestant = LlamaCpp(LlamaServer("t.gguf", "idle.gguf", 3, 1), 3)
     with pytest.raises(ConfigError, match="drafted nothing"):
         contestant.run(JOB)
+
+
+def test_a_server_that_returns_no_tokens_is_refused(asked: Path) -> None:
+    with pytest.raises(ConfigError, match="no token ids"):
+        LlamaCpp(LlamaServer("old.gguf", None, 0, 1), None).run(JOB)
 
 
 def test_a_server_that_does_not_start_says_why(asked: Path) -> None:

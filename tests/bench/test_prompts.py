@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from outpace.bench.prompts import DATA, Prompt, batches, chosen, read_prompts, task_of
+from outpace.bench.prompts import (
+    DATA,
+    Prompt,
+    batches,
+    chosen,
+    read_prompts,
+    read_sets,
+    task_of,
+)
 from outpace.bench.report.specbench import (
     Answer,
     accept_lengths,
@@ -86,6 +94,7 @@ def test_a_line_ends_at_a_line_break_only(separator: str, tmp_path: Path) -> Non
         (b'{"prompt": "caf\xe9"}', "is not UTF-8 text: byte 0xe9 at offset 15"),
         (b'{"prompt": 5}', "line 1: the prompt must be text, not 5"),
         (b'{"question_id": 1, "turns": [null]}', "line 1: the prompt must be text, not None"),
+        (b'{"question_id": 1, "turns": "Hello"}', "line 1 is no prompt"),
         (b'{"prompt": "a"}\n"prompt"', "line 2 is no prompt"),
         (rb'{"prompt": "\ud800"}', "line 1: character 0 of the prompt is half of a surrogate"),
         (b"[" * 10**5, "line 1 is no prompt"),
@@ -109,6 +118,20 @@ def test_a_folder_is_no_prompt_file(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").mkdir()
     with pytest.raises(PromptError, match="cannot read prompt file"):
         read_prompts(str(tmp_path / "p.jsonl"))
+
+
+def test_a_prompt_file_needs_no_suffix(tmp_path: Path) -> None:
+    file = write(tmp_path / "prompts", {"prompt": "a"})
+    assert read_prompts(str(file)) == [Prompt("prompts/1", "prompts", "a")]
+    with pytest.raises(PromptError, match="cannot read prompt file"):
+        read_prompts(str(tmp_path))
+
+
+def test_a_whole_prompt_in_the_place_of_a_file_is_refused_in_a_sentence() -> None:
+    for text in ("Once upon a time " * 40, "Once upon a time. " * 40):
+        with pytest.raises(PromptError, match=r"no prompt file|unknown prompt set") as raised:
+            read_sets(text)
+        assert "choose from" in str(raised.value) or "name a .jsonl file" in str(raised.value)
 
 
 def test_few_prompts_are_taken_from_all_tasks() -> None:

@@ -40,6 +40,8 @@ def test_a_command_shows_no_folders() -> None:
     assert printable_command(given) == "outpace bench --model target ../x/p.jsonl"
     assert printable_command(["outpace", "--json=/secret/r.json"]) == "outpace --json=r.json"
     assert printable_command(["outpace", "--data", "~/secret"]) == "outpace --data secret"
+    several = ["outpace", "--prompts", "builtin,/secret/a.jsonl,/secret/b.jsonl"]
+    assert printable_command(several) == "outpace --prompts builtin,a.jsonl,b.jsonl"
 
 
 def test_a_command_can_be_typed_again() -> None:

@@ -47,6 +47,7 @@ def test_json_goes_out_and_comes_back() -> None:
         ("{}", "no report"),
         ('{"schema": 99}', "schema 99"),
         ('{"schema": 1, "surprise": 2}', "surprise"),
+        ('{"schema": 1, "cells": [[]]}', "SettingResult cannot be made of"),
     ],
 )
 def test_other_files_are_refused(text: str, message: str) -> None:
@@ -70,6 +71,7 @@ def test_the_page_holds_its_figures_and_numbers_and_fetches_nothing() -> None:
     assert "<script" not in page
     for shown in ("2.00 x", "[1.90, 2.10]", "0.955", "90 %", "11/12", "it is asleep", "1.50 x"):
         assert shown in page, shown
+    assert "Acceptance by position in the draft" in page
     assert "a &lt;cpu&gt;" in page, "what a machine says about itself is text"
 
 

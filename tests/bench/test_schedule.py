@@ -179,11 +179,24 @@ def test_a_benchmark_without_a_baseline_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [{"batches": ()}, {"batches": (0,)}, {"temperatures": (-1.0,)}, {"max_tokens": 1}],
+    [
+        {"batches": ()},
+        {"batches": (0,)},
+        {"temperatures": (-1.0,)},
+        {"temperatures": (float("nan"),)},
+        {"temperatures": (0.0, float("inf"))},
+        {"max_tokens": 1},
+        {"max_prompt_tokens": 0},
+    ],
 )
 def test_bad_plans_are_refused(plan: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="--"):
         BenchmarkPlan(**plan)  # type: ignore[arg-type]
+
+
+def test_each_setting_is_run_once() -> None:
+    plan = BenchmarkPlan(batches=(1, 2, 1), temperatures=(0.0, 0.0))
+    assert plan.settings == [(1, 0.0), (2, 0.0)]
 
 
 def test_bad_paces_are_refused() -> None:

@@ -27,8 +27,9 @@ from prompt_toolkit.output import DummyOutput
 from outpace import LLM, SamplingParams
 from outpace.cli.conversation import terminal
 from outpace.cli.conversation.history import history
-from outpace.cli.conversation.screen import Terminal
+from outpace.cli.conversation.screen import Pipe, Terminal
 from outpace.cli.conversation.session import Session
+from outpace.cli.texts import write
 from outpace.errors import ConfigError
 
 Run = Callable[..., Any]
@@ -153,6 +154,19 @@ def test_quitting_leaves_the_rest_unread(session: Session) -> None:
 def test_an_answer_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     Terminal().piece("a\x1b[2Jb\x9b\r\n\tc")
     assert capsys.readouterr().out == "a\ufffd[2Jb\ufffd\ufffd\n\tc"
+    Terminal().notice("a\x1b[2Jb")
+    assert "a\ufffd[2Jb" in capsys.readouterr().out
+
+
+def test_a_pipe_gets_what_was_said_and_nothing_less(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Pipe().piece("a\x1b[31mb")
+    write("a\x1b[31mb")
+    assert capsys.readouterr().out == "a\x1b[31mb" * 2
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    write("a\x1b[31mb")
+    assert capsys.readouterr().out == "a\ufffd[31mb"
 
 
 # -- the history's file ----------------------------------------------------------------------------
@@ -177,6 +191,13 @@ def test_the_history_can_be_switched_off(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     typed(session, "w1\r", history(kept=False))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_user_without_a_home_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for an unknown user
+    with pytest.raises(ConfigError, match="no home folder: add --no-history"):
+        history(kept=True)
 
 
 def test_a_history_that_cannot_be_kept_is_an_error(

@@ -150,6 +150,19 @@ def test_a_question_that_cannot_fit_is_refused(session: Session) -> None:
     with pytest.raises(PromptError, match="context holds 64, of which 8 are kept"):
         obey(session, "w1 " * 80)
     assert said(session) == []
+    obey(session, "w1")
+    with pytest.raises(PromptError, match="shorten it"):
+        obey(session, "w1 " * 80)
+    assert session.conversation.forgotten == 0
+
+
+def test_a_long_conversation_finds_its_room_soon(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = Conversation(None, [Exchange("w1 w2 w3", "w4 w5 w6") for _ in range(1000)])
+    read: list[Any] = []
+    original = llm.chat_ids
+    monkeypatch.setattr(llm, "chat_ids", lambda given: read.append(given) or original(given))
+    assert len(fitted(llm, talk, "w7", 8)) <= 64 - 8
+    assert len(read) <= 12
 
 
 def test_undo_and_reset(session: Session) -> None:
@@ -314,12 +327,22 @@ def test_a_file_without_a_conversation_is_refused(
         ("/undo it", "takes nothing after it"),
         ("/save", "/save FILE"),
         ("/load nothing.json", "cannot read 'nothing.json'"),
+        ("/load ~nobody-known/talk.json", "in the home of a user who is not known"),
+        ("/save ~nobody-known/talk.json", "in the home of a user who is not known"),
+        (f"/save {'x' * 300}", "cannot write .*too long"),
+        ("/save a\0b", "cannot write .*null byte"),
         ("/regenerate", "no answer to make again"),
     ],
 )
 def test_a_wrong_command_says_what_is_right(session: Session, line: str, words: str) -> None:
     with pytest.raises(PromptError, match=words):
         obey(session, line)
+
+
+def test_a_system_message_that_no_file_can_hold(session: Session, tmp_path: Path) -> None:
+    obey(session, "/system half \ud800")
+    with pytest.raises(PromptError, match=r"cannot write .*surrogates"):
+        obey(session, f"/save {tmp_path / 'talk.json'}")
 
 
 def test_help_shows_every_command(session: Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,9 @@ from outpace import LLM, SamplingParams
 from outpace.bench.stats import replay as replaying
 from outpace.bench.stats.divergence import watching
 from outpace.bench.stats.replay import TOKENS, replay
+from outpace.cli import report
 from outpace.cli.generating import compare
+from outpace.engine.request import Logprob
 from outpace.verify.lossy.judge import JudgeHead
 
 Run = Callable[..., Any]
@@ -64,6 +67,13 @@ def test_json_has_an_object(records: Records, drafter: Path, tmp_path: Path) -> 
     assert 0 < found["mean"] <= found["largest"] <= 1
     assert found["states"] > 3
     assert records("w1 w2", *flags)[0]["divergence"] == found
+
+
+def test_a_token_that_the_options_rule_out_has_no_number_that_json_lacks() -> None:
+    laws = {3: Logprob(-math.inf, 9, "c"), 4: Logprob(0.0, 1, "d")}
+    written = report._logprobs(3, laws)
+    assert json.loads(json.dumps(written, allow_nan=False))["logprob"] is None
+    assert [one["token_id"] for one in written["top"]] == [4]
 
 
 @pytest.mark.parametrize("verify", ["token", "block", "coupled"])

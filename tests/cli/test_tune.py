@@ -106,6 +106,9 @@ def test_a_study_that_is_none_and_a_folder_that_is_none_are_refused(
     lost = tune(2, "--out", tmp_path / "nowhere" / "layers.json")
     assert lost.exit_code == 2
     assert "there is no folder" in lost.stderr
+    folder = tune(2, "--out", tmp_path)
+    assert folder.exit_code == 2
+    assert "is a folder: name a file" in " ".join(folder.stderr.split())
 
 
 def test_rates_are_of_the_drafts_that_came_so_far() -> None:

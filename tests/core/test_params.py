@@ -270,6 +270,30 @@ def test_resolving_twice_changes_nothing() -> None:
     assert once.resolve({"do_sample": False, "top_k": 3, "top_p": 0.9}) == once
 
 
+def test_more_tokens_at_least_than_at_most_are_refused() -> None:
+    with pytest.raises(ParamsError, match="min_tokens=5 is more than max_tokens=4: lower"):
+        SamplingParams(max_tokens=4, min_tokens=5)
+    assert SamplingParams(max_tokens=4, min_tokens=4).min_tokens == 4
+    with pytest.raises(ParamsError, match=r"min_tokens=300 is more than the 256 .* give max"):
+        SamplingParams(min_tokens=300).resolve({})
+    with pytest.raises(ParamsError, match="more than the 9 tokens"):
+        SamplingParams(min_tokens=10).resolve({"max_new_tokens": 9})
+
+
+def test_a_minimum_of_the_model_gives_way_to_the_longest_text() -> None:
+    resolved = SamplingParams(max_tokens=4).resolve({"min_new_tokens": 7})
+    assert (resolved.max_tokens, resolved.min_tokens) == (4, 4)
+    with pytest.raises(ParamsError, match="min_tokens must be a whole number"):
+        SamplingParams().resolve({"min_new_tokens": "x"})
+
+
+def test_a_text_that_can_be_no_longer_asks_for_no_more() -> None:
+    short = SamplingParams(max_tokens=9, min_tokens=6).shortened(4)
+    assert (short.max_tokens, short.min_tokens) == (4, 4)
+    assert SamplingParams(max_tokens=3).shortened(4) == SamplingParams(max_tokens=3)
+    assert SamplingParams().shortened(4) == SamplingParams(max_tokens=4)
+
+
 def test_a_bad_value_in_the_models_config_is_refused_too() -> None:
     with pytest.raises(ParamsError, match="top_p"):
         SamplingParams().resolve({"top_p": 1.5})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -135,6 +136,18 @@ def test_a_system_that_does_not_say_limits_nothing(
     monkeypatch.undo()
     monkeypatch.setattr(contention, "TASKS", contention.TASKS / "missing")
     assert contention.seconds_waited() == 0.0
+
+
+def test_a_thread_that_has_just_ended_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """If all threads seemed never to have waited, a window behind that would seem full of it."""
+    for thread in ("1", "2", "3"):
+        (tmp_path / thread).mkdir()
+    for thread in ("1", "3"):
+        (tmp_path / thread / "schedstat").write_text("9000000000 2000000000 7\n")
+    monkeypatch.setattr(contention, "TASKS", tmp_path)
+    assert contention.seconds_waited() == 4.0
 
 
 def test_an_engine_decodes_within_the_limit(machine: Machine) -> None:

@@ -13,6 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outpace.targets.base import SubLayers
 from outpace.targets.cpu import native
 from outpace.targets.cpu.kernels import speed_up
+from outpace.targets.cpu.native import LINE
+from outpace.targets.cpu.native_layers import stack
 from outpace.targets.cpu.native_layers.layer import use_native_layers
 from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_layers.model import NativeModel, use_native_model
@@ -39,13 +41,17 @@ def models() -> tuple[Any, Any]:
         initializer_range=0.15,
     )
     plain = LlamaForCausalLM(config).eval()
+    return plain, in_our_code(plain)
+
+
+def in_our_code(plain: Any) -> Any:
     ours = copy.deepcopy(plain)
     speed_up(ours, "native")
     lay_out_weights(ours)
     share_products(ours)
     use_native_layers(ours)
     assert use_native_model(ours)
-    return plain, ours
+    return ours
 
 
 def read(model: Any) -> Runner:
@@ -85,6 +91,50 @@ def test_parts_of_layers_are_left_out(models: tuple[Any, Any], skipped: SubLayer
     whole = read(models[0]).forward(NEXT, keep=3).logits
     assert torch.allclose(*found, atol=1e-4)
     assert not torch.allclose(found[0], whole, atol=1e-2)
+
+
+def test_layers_of_different_sizes_share_enough_memory_to_work_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The products of one need the most room, and the rounded activations of the other."""
+    rooms: list[tuple[torch.Tensor, int]] = []
+    describe = stack._describe_pass
+
+    def guarded(slots: Any, mask: Any, angles: Any, head_stride: int, size: int) -> Any:
+        made = describe(slots, mask, angles, head_stride, size)
+        given = slots.rows * slots.columns * size + LINE
+        rooms.append((torch.full((given + 4096,), 7.0), given))
+        made.struct.scratch = rooms[-1][0].data_ptr()
+        return made
+
+    monkeypatch.setattr(stack, "_describe_pass", guarded)
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=101,
+        hidden_size=32,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=16,
+        initializer_range=0.15,
+    )
+    plain = LlamaForCausalLM(config).eval()
+    attention, mlp = plain.model.layers[1].self_attn, plain.model.layers[1].mlp
+    attention.num_key_value_groups = 1
+    attention.q_proj, attention.o_proj = (linear(*sizes) for sizes in ((32, 64), (64, 32)))
+    mlp.gate_proj, mlp.up_proj, mlp.down_proj = (
+        linear(*sizes) for sizes in ((32, 176), (32, 176), (176, 32))
+    )
+    ours = in_our_code(plain)
+    found = [read(model).forward(NEXT, keep=3).logits for model in (plain, ours)]
+    assert torch.allclose(*found, atol=1e-4)
+    assert rooms
+    assert all(bool((room[given:] == 7.0).all()) for room, given in rooms)
+
+
+def linear(inputs: int, outputs: int) -> torch.nn.Linear:
+    return torch.nn.Linear(inputs, outputs, bias=False)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -367,7 +367,7 @@ def test_a_drafter_has_8_bits_unless_told_otherwise(
     llm = LLM(pair[0], speculative_config={"method": method, "model": pair[1], **config})
     drafter: Any = llm.engine.drafter
     assert drafter.loaded.quantization == expected
-    kinds = {layer.told().matrix.dtype for layer in drafter.runner.model.modules()
+    kinds = {layer.as_weight().matrix.dtype for layer in drafter.runner.model.modules()
              if isinstance(layer, NativeLinear)}  # fmt: skip
     assert (kinds == {torch.int8}) == (expected == "int8")
     assert llm.target.quantization is None

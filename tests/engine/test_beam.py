@@ -20,6 +20,8 @@ LENGTH = 10
 ENDS = [3, 7, 9, 13, 20, 32, 41, 50, 53]
 """So many that texts of the tiny models meet one of them every few tokens."""
 EARLY: tuple[Any, ...] = (True, False, "never")
+LEFT_BEHIND = frozenset({"minimax", "rwkv", "xlstm"})
+"""In transformers 5.23 their states do not follow the beams."""
 PENALTIES = (1.0, 0.0, -1.5, 2.0)
 Texts = list[tuple[list[int], float]]
 
@@ -48,8 +50,7 @@ def generated(family: str, prompt: list[int], params: BeamSearchParams, **more: 
         length_penalty=params.length_penalty,
         early_stopping=params.early_stopping,
         eos_token_id=ENDS,
-        # In transformers 5.23 the states of MiniMax's linear layers do not follow their beams.
-        use_cache=family_of(family).cached and family != "minimax",
+        use_cache=family_of(family).cached and family not in LEFT_BEHIND,
         **more,
     )
 

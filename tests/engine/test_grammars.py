@@ -134,6 +134,24 @@ def test_what_is_no_form_is_refused(coupled: LLM, form: dict[str, Any], words: s
         coupled.requests("go:", form=form)
 
 
+def test_a_library_that_says_no_reason_is_told_by_its_error(
+    coupled: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(kind: str, value: Any) -> str:
+        raise ValueError
+
+    monkeypatch.setattr("outpace.grammars._source", fails)
+    with pytest.raises(ParamsError, match=r"cannot be made a grammar \(ValueError\)"):
+        coupled.requests("go:", form={"regex": "a"})
+
+
+def test_a_grammar_beyond_the_librarys_limits_is_told_as_what_it_is(coupled: LLM) -> None:
+    (request,) = played(coupled, {"choice": ["ab"] * 5000})
+    assert request.finish_reason == "error"
+    assert "cannot be followed further (Parser Error: Current row" in str(request.error)
+    assert "simplify it" in str(request.error)
+
+
 def test_what_contradicts_the_form_ends_that_text_alone(coupled: LLM) -> None:
     with pytest.raises(ParamsError, match="ignore_eos"):
         coupled.requests("go:", {"ignore_eos": True}, form={"regex": "a"})

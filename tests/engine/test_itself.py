@@ -17,7 +17,7 @@ from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.draft.itself.chosen import ChosenLayers, Fingerprint, evenly
-from outpace.draft.itself.exits import FIRST, STEP, DraftExit
+from outpace.draft.itself.exits import FIRST, PAPER, ExitThreshold
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.base import SubLayers
 from outpace.targets.hf.partial.layers import decoder_layers
@@ -174,13 +174,16 @@ def test_a_threshold_of_zero_never_ends_a_chain_and_one_near_one_always_does() -
 
 
 def test_the_adaptive_threshold_goes_where_the_paper_sends_it() -> None:
-    careless, timid = DraftExit(), DraftExit()
+    careless, timid = ExitThreshold(), ExitThreshold()
     for _ in range(100):
         careless.learn(4, 1)
         timid.learn(4, 4)
-    assert careless.threshold == pytest.approx(FIRST + 100 * 0.1 * STEP)
-    assert timid.threshold < FIRST - 50 * 0.1 * STEP
-    fixed = DraftExit(0.3, adaptive=False)
+    assert careless.threshold == pytest.approx(FIRST + 100 * 0.1 * PAPER.step)
+    assert timid.threshold < FIRST - 50 * 0.1 * PAPER.step
+    for _ in range(700):
+        timid.learn(4, 4)
+    assert timid.threshold == 0.0  # and not below: it rises again as soon as drafts fail
+    fixed = ExitThreshold(0.3, adaptive=False)
     fixed.learn(4, 0)
     assert fixed.threshold == 0.3
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from outpace import LLM
-from outpace.bench.run.queueing import END, TOPICS, Times, played, texts
+from outpace.bench.run.queueing import END, TOPICS, TextTimes, played, texts
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.engine.order.base import Order
@@ -120,11 +120,11 @@ def test_more_clients_may_wait_than_are_remembered(monkeypatch: pytest.MonkeyPat
 # -- shortest --------------------------------------------------------------------------------------
 
 
-def latencies(found: list[Times]) -> np.ndarray:
+def latencies(found: list[TextTimes]) -> np.ndarray:
     return np.array([one.latency for one in found])
 
 
-def run(order: Order, load: float, seed: int) -> list[Times]:
+def run(order: Order, load: float, seed: int) -> list[TextTimes]:
     return played(texts(1000, load, ROWS, seed), order, ROWS)
 
 
@@ -162,7 +162,7 @@ def test_nobody_waits_for_ever() -> None:
         assert not overtaken
 
 
-def _joined(found: list[Times], coming: list) -> list:  # type: ignore[type-arg]
+def _joined(found: list[TextTimes], coming: list) -> list:  # type: ignore[type-arg]
     """Pairs texts with the round in which each got a row, by arrival and length."""
     left = {(one.arrived, one.length): one.joined for one in found}
     assert len(left) == len(coming), "choose a seed without twins"

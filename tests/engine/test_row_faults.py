@@ -52,3 +52,22 @@ def test_it_ends_alone(
     assert [found[row].token_ids for row in (0, 2)] == [expected[row].token_ids for row in (0, 2)]
     with pytest.raises(Exception, match=message):
         llm.generate(PROMPTS[1], bad)
+
+
+@pytest.mark.parametrize("method", ["none", "ngram", "draft_model"])
+def test_who_fails_in_the_first_round_leaves_others_that_wait_alone(method: str) -> None:
+    """Prompts of one length are read by the pass of their first round. Where that came to nothing,
+    a row that joins now has read its prompt, and the others have not."""
+    config: dict[str, Any] = {"method": method}
+    if method != "none":
+        config["num_speculative_tokens"] = 2
+    if method == "draft_model":
+        config["model"] = drafter("llama")
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2)
+    fine = SamplingParams(temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)
+    bad = SamplingParams(temperature=1.0, max_tokens=6, logits_processors=[gives_no_number])
+    prompts = [[1, 2, 3], [4, 5, 6], [7, 8, 9], [2, 4], [5, 3, 1]]
+    alone = [llm.generate(prompt, fine)[0].token_ids for prompt in prompts]
+    found = llm.generate(prompts, [bad, fine, fine, fine, fine])
+    assert [output.finish_reason for output in found] == ["error", *["length"] * 4]
+    assert [output.token_ids for output in found] == [[], *alone[1:]]

@@ -47,7 +47,10 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
 @st.composite
 def sound_options(draw: st.DrawFn) -> dict[str, Any]:
     names = draw(st.lists(st.sampled_from(OPTIONS), unique=True, max_size=6))
-    return {name: draw(SOUND[name]) for name in names}
+    drawn = {name: draw(SOUND[name]) for name in names}
+    if "min_tokens" in drawn:  # more than may be written would be refused, and nothing else tried
+        drawn["min_tokens"] = min(drawn["min_tokens"], drawn.get("max_tokens", 4))
+    return drawn
 
 
 def test_every_option_is_fuzzed() -> None:

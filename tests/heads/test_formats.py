@@ -38,6 +38,7 @@ from outpace.heads.blocks.dflash import DFlash, DFlashConfig
 from outpace.heads.checkpoint import fit, load_head, save_head
 from outpace.heads.formats.speculators import DEFAULTS
 from outpace.heads.steps.hydra import Hydra, HydraConfig
+from outpace.heads.steps.medusa import Medusa, MedusaConfig
 from outpace.heads.steps.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
 
 
@@ -220,6 +221,7 @@ def give(name: str, value: Tensor) -> Change:
         ("eagle3", drop("fc.weight"), "damaged, or not those .*fc.weight"),
         ("eagle3", give("fc.weight", torch.zeros(SIZE, SIZE)), "size mismatch for fc.weight"),
         ("eagle3", give("fc.bias", torch.zeros(SIZE)), "fc.bias"),
+        ("eagle3", give("norm.weight", torch.full((SIZE,), torch.inf)), "norm.weight holds .* not"),
         ("eagle3", say(num_hidden_layers=2), "num_hidden_layers is 2, and only 1"),
         ("eagle3", say(rope_scaling={"type": "yarn"}), "rope_scaling is"),
         ("eagle3", say(rope_parameters={"rope_type": "yarn"}), "rope is"),
@@ -227,26 +229,35 @@ def give(name: str, value: Tensor) -> Change:
         ("eagle3", say(draft_vocab_size=7), "d2t has 6 entries, not 7"),
         ("eagle3", say(num_key_value_heads=3), "do not fit"),
         ("eagle3", say(hidden_size="8"), "does not describe a head of the kind .eagle3."),
+        ("eagle3", say(hidden_size=-8), "does not describe a head of the kind .eagle3."),
+        ("eagle3", say(rope_parameters=5), "does not describe a head of the kind .eagle3."),
+        ("eagle3", say(architectures=5), "no trained head"),
+        ("eagle3", say(vocab_size=None), "does not describe a head"),
         ("eagle3", give("d2t", torch.full((OWN,), VOCABULARY)), "does not lead to 6 of the 20"),
         ("eagle3", give("t2d", torch.ones(VOCABULARY, dtype=torch.bool)), "d2t and t2d disagree"),
         ("eagle", drop("fc.weight"), "damaged, or not those .*fc.weight"),
         ("eagle", give("fc.weight", torch.zeros(SIZE, SIZE)), "size mismatch for fc.weight"),
         ("eagle", say(rope_scaling={"type": "linear"}), "rope_scaling is"),
         ("eagle", say(num_hidden_layers=2), "no trained head"),
+        ("eagle", say(architectures=[["LlamaForCausalLM"]]), "no trained head"),
         ("eagle", say(num_key_value_heads=3), "do not fit"),
         ("dflash", drop("norm.weight"), "damaged, or not those .*norm.weight"),
         ("dflash", say(sliding_window=8, layer_types=["sliding_attention"] * 2), "'sliding_att"),
         ("dflash", say(block_size=None), "no block_size"),
         ("dflash", say(dflash_config={"mask_token_id": 20}), "mask_token is 20 of 20 tokens"),
         ("dflash", say(dflash_config={"mask_token_id": 1}, num_target_layers=0), "it says neither"),
+        ("dflash", say(dflash_config=5), "does not describe a head of the kind .dflash."),
         ("mlp_speculator", drop("speculator.ln.0.bias"), "damaged, or not those .*ln.0.bias"),
         ("mlp_speculator", say(n_predict="3"), "does not describe a head"),
+        ("mlp_speculator", say(n_predict=0), "depths is 0"),
+        ("mlp_speculator", lambda about, weights: about.pop("emb_dim"), "no entry 'emb_dim'"),
         ("mlp_speculator", give("speculator.head.1.weight", torch.zeros(1)), "weights are tied"),
         ("medusa", say(medusa_num_heads=4), r"3 whole heads of 1 block\(s\), not 4"),
         ("medusa", say(medusa_num_heads="two"), "no whole numbers"),
         ("medusa", drop("0.0.linear.bias"), "damaged, or not those .*blocks.0.0.linear.bias"),
         ("medusa", give("1.1.weight", torch.zeros(VOCABULARY, 9)), "size mismatch"),
         ("medusa", give("strange", torch.zeros(1)), "3 whole heads"),
+        ("medusa", give("0.1.weight", torch.zeros(4)), "does not describe a head"),
     ],
 )
 def test_a_head_of_another_make_is_refused(
@@ -262,6 +273,7 @@ def test_a_head_of_another_make_is_refused(
     [
         ("eagle3", say(norm_output=True), "norm_output is True, and only False"),
         ("eagle3", say(speculators_model_type="mtp"), "its kind is 'mtp'"),
+        ("eagle3", say(speculators_model_type=["eagle3"]), "its kind is"),
         ("eagle3", say(speculators_config={}), "does not describe a head of the kind 'eagle3'"),
         ("eagle3", say(transformer_layer_config={"model_type": "phi"}), "of the type 'phi'"),
         ("eagle", say(layernorms=True), "layernorms is True"),
@@ -274,6 +286,31 @@ def test_a_folder_of_the_library_of_another_make_is_refused(
     LIBRARY[kind](tmp_path, change)
     with pytest.raises(ModelLoadError, match=sentence):
         load_head(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"hello", b"", b"PK\x03\x04", b"cos\nsystem\n(S'x'\ntR."])
+def test_a_file_that_is_no_file_of_weights_is_refused(content: bytes, tmp_path: Path) -> None:
+    medusa(tmp_path)
+    (tmp_path / "medusa_lm_head.safetensors").unlink()
+    (tmp_path / "medusa_lm_head.pt").write_bytes(content)
+    with pytest.raises(ModelLoadError, match=r"medusa_lm_head\.pt are damaged"):
+        load_head(tmp_path)
+
+
+def test_a_missing_file_of_weights_is_said_to_be_missing(tmp_path: Path) -> None:
+    mlp_speculator(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"^\S+ has no model\.safetensors or pytorch_model"):
+        load_head(tmp_path)
+
+
+def test_medusa_heads_without_blocks_come_back(tmp_path: Path) -> None:
+    made = Medusa(TARGET, MedusaConfig(depths=2, blocks=0))
+    save_head(made, tmp_path, "medusa")
+    again = load_head(tmp_path)
+    assert again.config == made.config
+    for name, value in made.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
 
 
 def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.attending.base import AttendingHead, Sight
-from outpace.heads.base import StepHead, TargetShape
+from outpace.heads.attending.eagle3 import Eagle3Config
+from outpace.heads.attending.s2d import S2dConfig
+from outpace.heads.base import StepHead, TargetShape, config_of
 from outpace.heads.blocks.base import BlockHead
 from outpace.heads.checkpoint import CONFIG, WEIGHTS, fit, load_head, save_head
 from outpace.heads.registry import find_head, head_names
+from outpace.heads.steps.hydra import HydraConfig
 
 TARGET = TargetShape(hidden_size=8, vocab_size=20, layers=2, name="tiny")
 
@@ -198,6 +202,8 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
         ({**about, "colour": 1}, "does not describe"),
         ({**about, "target": {}}, "does not describe"),
         ({**about, "depths": 4}, "not those that config.json describes"),
+        ({**about, "depths": 0}, "depths is 0"),
+        ({**about, "target": {**about["target"], "vocab_size": 5}}, "d2t does not lead to the 5"),
     ):
         (tmp_path / CONFIG).write_text(json.dumps(wrong))
         with pytest.raises(ModelLoadError, match=sentence):
@@ -212,6 +218,17 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / WEIGHTS).unlink()
     with pytest.raises(ModelLoadError, match=r"has no model\.safetensors"):
         load_head(tmp_path)
+
+
+def test_entries_of_other_types_are_refused_and_whole_numbers_are_floats_too() -> None:
+    assert config_of(S2dConfig, {"confidence": 1}) == S2dConfig(confidence=1.0)
+    for name, value in (("rope", 5), ("depths", True), ("norm_eps", -1.0), ("norm_eps", math.nan)):
+        with pytest.raises(ValueError, match=f"{name} is {value}"):
+            config_of(S2dConfig, {name: value})
+    with pytest.raises(ValueError, match="reads is 3"):
+        config_of(Eagle3Config, {"reads": 3})
+    with pytest.raises(ValueError, match="blocks is 0"):
+        config_of(HydraConfig, {"blocks": 0})
 
 
 def test_a_head_of_another_target_is_refused_by_its_shape() -> None:

@@ -16,10 +16,11 @@ from outpace.core.trees.tree_shape import TreeShape
 from outpace.engine.request import Request
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.base import Controller, Outcome, affordable
-from outpace.policy.controller import FIRST, Auto
-from outpace.policy.cost import CostModel, Place
+from outpace.policy.controller import ALONG, FIRST, REST, Auto, _Row
+from outpace.policy.cost import HORIZON, STALE, CostModel, Place, Spells
 from outpace.policy.growing import REGROWN, Growing
 from outpace.policy.ladder import Ladder
+from outpace.policy.ledger import Ledger
 from outpace.policy.lengths.constant import Constant
 from outpace.policy.prices import Prices
 from representatives import representatives
@@ -169,6 +170,26 @@ def test_one_trial_tells_what_cannot_pay() -> None:
     play.play(rows, 60)
     assert play.drafting.count(1) == 1
     assert max(play.drafting) == 1
+
+
+def test_what_cannot_pay_is_not_weighed_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed: list[Place] = []
+    curve = CostModel.curve
+
+    def counted(self: CostModel, place: Place, levels: Sequence[int]) -> list[float] | None:
+        weighed.append(place)
+        return curve(self, place, levels)
+
+    monkeypatch.setattr(CostModel, "curve", counted)
+    auto, rows = Auto(CHAINS), [request() for _ in range(4)]
+    play = Simulation(auto, lambda rows, width: 1 + 2 * width, lambda *_: 0.9)
+    play.play(rows, 60)
+    weighed.clear()
+    play.play(rows, 2 * REST)
+    assert 1 <= len(weighed) <= 4
+    weighed.clear()
+    play.play([*rows[:2], request(), request()], 1)
+    assert weighed, "of rows that join nothing is known"
 
 
 @pytest.mark.parametrize(("tokens", "drafts"), [(5, False), (200, True)])
@@ -410,3 +431,31 @@ def test_a_drafter_that_stands_for_others_is_one_drafter() -> None:
         auto.record([row], [outcome], Seconds(0.5 * width, 1, 0))
     assert list(auto.costs.measured(auto.costs.places[0])) == [0, 4]
     assert auto.acceptance.typical(1)[0][0] > Acceptance().typical(1)[0][0]
+
+
+def test_a_seldom_measured_kind_of_round_follows_the_machine() -> None:
+    costs, place = CostModel(), Place.of(1, 10)
+    for _ in range(20):
+        costs.add(place, 0, Seconds(0, 1.2, 0))
+    for number in range(3 * STALE):  # the machine is a little faster now, and rarely plays these
+        costs.add(place, 1, Seconds(0, 1.5, 0))
+        if number % 48 == 0:
+            costs.add(place, 0, Seconds(0, 1.0, 0))
+    assert costs.measured(place)[0] == 1.0
+    assert not costs.is_doubted(place, 0)
+    costs.add(place, 0, Seconds(0, 1.2, 0))
+    assert costs.is_doubted(place, 0)
+
+
+def test_a_drafter_catches_up_only_where_drafting_pays_for_long() -> None:
+    spells = Spells()
+    row = _Row(Acceptance().new(), Ledger(CHAINS, PRICES, Acceptance().new()))
+    for _ in range(60):  # two rounds for which drafting pays, and many for which it does not
+        row.watch(spells, True, 2, False)
+        row.watch(spells, True, 2, False)
+        row.watch(spells, False, 2 * ALONG, False)
+    assert spells.typical == 4
+    for _ in range(60):
+        row.watch(spells, True, 40, True)
+        row.spell = 0
+    assert spells.typical == HORIZON, "how long it would have paid is not known"

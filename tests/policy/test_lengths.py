@@ -240,6 +240,15 @@ def test_ending_behind_a_token_keeps_the_law(name: str) -> None:
         (
             {
                 "method": "ngram",
+                "num_assistant_tokens": 3,
+                "assistant_confidence_threshold": 0.3,
+                "length": "confidence",
+            },
+            "assistant_confidence_threshold and length are the same thing",
+        ),
+        (
+            {
+                "method": "ngram",
                 "num_assistant_tokens_schedule": "heuristic",
                 "assistant_confidence_threshold": 0.4,
             },

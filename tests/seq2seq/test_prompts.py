@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,9 @@ def test_a_prompt_that_cannot_be_read(bart: LLM, given: Any, said: str) -> None:
         ({"encoder_prompt": [5], "multi_modal_data": {"audio": [0.0]}}, "no text"),
         ({"multi_modal_data": {"audio": "a.wav"}}, "audio is samples"),
         ({"multi_modal_data": {"audio": torch.zeros(8, 40)}}, "audio is samples"),
+        ({"multi_modal_data": {"audio": torch.zeros(50, dtype=torch.complex64)}}, "not complex"),
+        ({"multi_modal_data": {"audio": torch.full((50,), torch.nan)}}, "NaN or infinite"),
+        ({"multi_modal_data": {"audio": torch.tensor([3, -500])}}, "divide samples of 16 bits"),
         ({"multi_modal_data": {"audio": torch.zeros(50)}}, "feature extractor"),
         ({"multi_modal_data": {"audio": {"input_features": torch.zeros(8, 9)}}}, r"\[8, 40\]"),
     ],
@@ -147,10 +151,12 @@ def test_samples_become_features(tmp_path: Path) -> None:
     begin = torch.tensor([[2, 7]])
     asked = {"decoder_input_ids": begin, "max_new_tokens": 6, "do_sample": False}
     expected = GenerationMixin.generate(model, heard, **asked)[0].tolist()
-    for audio in (samples, (samples, 16000)):
+    derived = torch.tensor(samples, requires_grad=True)
+    for audio in (samples, (samples, 16000), (derived, 16000.0)):
         given = {"prompt_token_ids": [2, 7], "multi_modal_data": {"audio": audio}}
         assert [2, 7, *llm.generate(given, GREEDY)[0].token_ids] == expected
-    for audio, said in (((samples, 8000), "resample"), (torch.zeros(16001), "at once")):
+    rates = [((samples, rate), "resample") for rate in (8000, 16000.9, "16 kHz", math.nan, [16])]
+    for audio, said in (*rates, (torch.zeros(16001), "at once")):
         with pytest.raises(PromptError, match=said):
             llm.generate({"multi_modal_data": {"audio": audio}}, GREEDY)
 

@@ -240,7 +240,12 @@ def test_a_traced_stream_tells_how_every_token_came(
         ({"prompt": "word " * 600}, "prompt", 400),
         ({"model": "gpt-4"}, "model", 404),
         ({"speculative": "fast"}, "speculative", 400),
+        ({"min_tokens": 3}, "min_tokens", 400),
         ({"prompt": None}, "prompt", 400),
+        ({"prompt": ["a", 5]}, "prompt[1]", 400),
+        ({"prompt": [5, "a"]}, "prompt[1]", 400),
+        ({"prompt": [[5], [6, "a"]]}, "prompt[1][1]", 400),
+        ({"\ud800": 1}, "\\ud800", 400),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
@@ -249,6 +254,13 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     found, answer, _ = call(address, "/v1/completions", {"prompt": "a", "max_tokens": 2, **body})
     assert (found, answer["error"]["param"]) == (status, param), answer
     assert len(answer["error"]["message"]) < 400
+
+
+@pytest.mark.parametrize("words", [1, 600])
+def test_a_prompt_that_is_too_long_has_openais_code(address: str, words: int) -> None:
+    body = {"prompt": "word " * words, "max_tokens": 2, "min_tokens": 3 if words == 1 else 0}
+    _, answer, _ = call(address, "/v1/completions", body)
+    assert answer["error"]["code"] == (None if words == 1 else "context_length_exceeded")
 
 
 def test_a_wrong_word_is_refused_with_all_that_may_stand_there(address: str) -> None:
@@ -272,12 +284,22 @@ def test_a_wrong_word_is_refused_with_all_that_may_stand_there(address: str) -> 
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"self": 1}}, "messages"),
+        ({"response_format": {"type": "json_schema", "json_schema": None}}, "response_format"),
         ({"functions": []}, "functions"),
     ],
 )  # fmt: skip
 def test_what_a_chat_cannot_honour(address: str, body: dict[str, Any], param: str) -> None:
     status, answer, _ = call(address, "/v1/chat/completions", {"messages": ASKED, **body})
     assert (status, answer["error"]["param"]) == (400, param), answer
+
+
+def test_variables_of_a_chat_template_may_have_any_name(address: str) -> None:
+    variables = {"name": "a", "tokenizer": "b", "for_template": 1, "enable_thinking": False}
+    body = {"messages": ASKED, "max_tokens": 1, "chat_template_kwargs": variables}
+    assert call(address, "/v1/chat/completions", body)[0] == 200
 
 
 def test_an_error_on_the_way_ends_a_stream(client: openai.OpenAI) -> None:

@@ -155,6 +155,53 @@ def test_a_round_that_fails_is_played_again(
     assert after.ended().finish_reason == "length"
 
 
+class Panic(BaseException):
+    """What a library in Rust raises: no ``Exception``, and no wish to end the program."""
+
+
+def test_a_panic_ends_no_more_than_its_round(
+    llm: LLM, thread: EngineThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.engine, "step", lambda: (_ for _ in ()).throw(Panic("no")))
+        one = Listener(llm)
+        thread.submit(one.job)
+        assert str(one.ended().error) == "Panic: no"
+    after = Listener(llm)
+    thread.submit(after.job)
+    assert after.ended().finish_reason == "length"
+
+
+def test_a_text_that_panics_when_it_is_told_ends_alone(llm: LLM, thread: EngineThread) -> None:
+    def panics() -> str:
+        raise Panic("no")
+
+    bad, good = Listener(llm), Listener(llm)
+    bad.job.requests[0].new_text = panics  # type: ignore[method-assign]
+    thread.submit(bad.job)
+    thread.submit(good.job)
+    assert str(bad.ended().error) == "Panic: no"
+    assert good.ended().finish_reason == "length"
+
+
+def test_what_is_handed_over_while_the_server_closes_is_told(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = EngineThread(llm.engine, max_waiting=4)
+    late, end_all = Listener(llm), made.end_all
+
+    def after_the_last_look() -> None:
+        end_all()
+        made._accepts = True  # as it was when a handler of requests looked
+        made.submit(late.job)
+
+    monkeypatch.setattr(made, "end_all", after_the_last_look)
+    made.start()
+    made.close(0)
+    assert isinstance(late.ended().error, ShuttingDown)
+    llm.engine.step()
+
+
 def test_closing_lets_open_jobs_end(llm: LLM) -> None:
     made = EngineThread(llm.engine, max_waiting=4)
     made.start()

@@ -16,10 +16,14 @@ from typing import Any
 import pytest
 
 from outpace import LLM
+from outpace.cli.serve import _name_of
 from outpace.errors import ConfigError
 from outpace.serve.app import Server
 from outpace.serve.engine_thread import ShuttingDown
 from outpace.serve.jobs import Delta, Job
+from outpace.serve.openai.calls import Reader
+from outpace.serve.openai.choices import TextChoice
+from outpace.serve.runner import listen
 from outpace.serve.settings import KEY_VARIABLE, Settings, read_keys
 
 from .conftest import MODEL, call, running, wait_for
@@ -60,7 +64,7 @@ def test_keys(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_keys_from_file_and_environment(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# ours\none\n\n two \n")
+    file.write_text("\ufeffone\n# ours\n\n two \n  # theirs\n", encoding="utf-8")
     assert read_keys(file, {KEY_VARIABLE: "three, one"}) == ("three", "one", "two")
     assert read_keys(None, {}) == ()
     file.write_text("# nothing\n")
@@ -68,6 +72,8 @@ def test_keys_from_file_and_environment(tmp_path: Path) -> None:
         read_keys(file, {})
     with pytest.raises(ConfigError, match="cannot be read"):
         read_keys(tmp_path / "missing", {})
+    with pytest.raises(ConfigError, match="no header of a request can carry"):
+        read_keys(None, {KEY_VARIABLE: "schl\u00fcssel"})
 
 
 # -- bodies and headers ----------------------------------------------------------------------------
@@ -126,6 +132,47 @@ def test_requests_have_numbers_and_the_log_no_prompts(
     with running(llm, log_prompts=True) as url:
         call(url, "/v1/completions", body)
     assert "private" in caplog.text
+
+
+def test_what_nobody_has_foreseen_is_told_and_logged_like_all_else(
+    llm: LLM, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: Any) -> Any:
+        raise ZeroDivisionError("a secret")
+
+    caplog.set_level(logging.INFO, "outpace.serve")
+    monkeypatch.setattr(Reader, "text", fails)
+    monkeypatch.setattr(TextChoice, "feed", fails)
+    with running(llm) as url:
+        named = {"X-Request-Id": "mine-2"}
+        status, answer, headers = call(url, "/detokenize", {"tokens": [1]}, headers=named)
+        assert (status, answer["error"]["code"]) == (500, "internal")
+        assert headers["x-request-id"] == "mine-2"
+        body = {"prompt": "a", "max_tokens": 2, "stream": True}
+        status, events, _ = call(url, "/v1/completions", body)
+        assert status == 200
+        assert '"code": "internal"' in events
+        assert events.endswith("data: [DONE]\n\n")
+        assert "secret" not in f"{answer} {events}"
+    lines = [json.loads(r.message) for r in caplog.records if r.message.startswith("{")]
+    assert next(line for line in lines if line["id"] == "mine-2")["status"] == 500
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"drain_seconds": float("inf")},
+        {"drain_seconds": float("nan")},
+        {"request_seconds": float("nan")},
+        {"host": ".."},
+        {"host": "a" * 70 + ".com"},
+    ],
+    ids=str,
+)
+def test_settings_that_no_server_can_have(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"_seconds must be|cannot listen at"):
+        listen(Settings(**{"model_name": "a", "port": 0, **wrong}))
 
 
 # -- load ------------------------------------------------------------------------------------------
@@ -199,6 +246,17 @@ def test_what_takes_too_long_is_told_so_at_the_end(llm: LLM) -> None:
     assert isinstance(found[0].error, ShuttingDown)
     server.thread.close(0)
     llm.engine.step()
+
+
+def test_the_name_that_clients_call_a_model_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "big-model"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    names = [None, "org/small", "small.gguf", ".", "./", "../big-model/"]
+    found = ["outpace", "small", "small.gguf", "big-model", "big-model", "big-model"]
+    assert [_name_of(name) for name in names] == found
 
 
 SERVE = "from outpace.cli.main import run; run()"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +14,7 @@ from outpace.bench.run.serving import (
     Clients,
     Load,
     Served,
-    Target,
+    Server,
     medians,
     run_clients,
     run_load,
@@ -33,7 +35,7 @@ def test_arrivals_follow_from_the_seed() -> None:
 
 def test_the_figures() -> None:
     served = [Served(0.0, 0.5, 1.5, 11), Served(1.0, 3.0, 4.0, 21)]
-    found = summary(served, Target("", first_seconds=1.0, token_seconds=0.1))
+    found = summary(served, Server("", first_seconds=1.0, token_seconds=0.1))
     assert found["TTFT p50 (s)"] == pytest.approx(1.25)
     assert found["TPOT p50 (s)"] == pytest.approx(0.075)
     assert found["tokens/s"] == pytest.approx(8)
@@ -41,7 +43,7 @@ def test_the_figures() -> None:
 
 
 def test_a_server_under_load(url: str, tmp_path: Path) -> None:
-    served = run_load(Load(["One day", "The cat"] * 3, rate=50.0, max_tokens=8), Target(url), "2")
+    served = run_load(Load(["One day", "The cat"] * 3, rate=50.0, max_tokens=8), Server(url), "2")
     assert len(served) == 6
     assert all(0 < one.ttft <= one.last - one.sent and 1 <= one.tokens <= 8 for one in served)
     file = tmp_path / "found.json"
@@ -55,13 +57,14 @@ def test_a_server_under_load(url: str, tmp_path: Path) -> None:
 def test_clients_that_wait_for_their_answers(url: str, tmp_path: Path) -> None:
     open_at_once = []
     load = Clients(["One day", "The cat"] * 4, count=2, max_tokens=8)
-    served = run_clients(load, Target(url), "off")
+    served = run_clients(load, Server(url), "off")
     for one in served:
         open_at_once.append(sum(other.sent <= one.sent < other.last for other in served))
     assert len(served) == 8
     assert max(open_at_once) == 2
     file, figure = tmp_path / "found.json", tmp_path / "load.png"
     words = ["bench", "serve", "--url", url, "--clients", "1,3", "--num-requests", "4"]
+    words += ["--speculative", "off, auto"]
     words += ["--max-tokens", "4", "--repeats", "2", "--json", str(file), "--png", str(figure)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.stderr
@@ -81,6 +84,8 @@ def test_clients_that_wait_for_their_answers(url: str, tmp_path: Path) -> None:
         (["--png", "x.png"], "needs --clients"),
         (["--clients", "0"], "at least one client"),
         (["--clients", "some"], "--clients must be numbers"),
+        (["--json", "/dev/null/found.json"], "--json: cannot write"),
+        (["--clients", "1", "--json", "/dev/null/found.json"], "--json: cannot write"),
     ],
 )
 def test_what_makes_no_load_is_refused(words: list[str], said: str) -> None:
@@ -92,8 +97,53 @@ def test_what_makes_no_load_is_refused(words: list[str], said: str) -> None:
 def test_what_goes_wrong_is_told_in_one_sentence(url: str) -> None:
     load = Load(["a"], rate=50.0)
     with pytest.raises(ConfigError, match="speculative"):
-        run_load(load, Target(url), "fast")
+        run_load(load, Server(url), "fast")
     with pytest.raises(ConfigError, match="no address"):
-        run_load(load, Target("localhost"))
+        run_load(load, Server("localhost"))
     with pytest.raises(ConfigError, match="failed"):
-        run_load(load, Target("http://127.0.0.1:9"))
+        run_load(load, Server("http://127.0.0.1:9"))
+    for address in ("http://127.0.0.1:port", "http://[::1"):
+        with pytest.raises(ConfigError, match="no address"):
+            run_load(load, Server(address))
+        with pytest.raises(ConfigError, match="no address"):
+            run_clients(Clients(["a"], 1), Server(address))
+    with pytest.raises(ConfigError, match="positive"):
+        Load(["a"], rate=float("nan"))
+
+
+TOKEN = b'data: {"choices": [{"text": "a"}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (TOKEN, "broke off"),
+        (TOKEN + b'data: {"usage": {}}\n\n', "broke off"),
+        (b"data: {no json}\n\n", "no JSON"),
+        (b'data: {"error": {"message": "out of memory"}}\n\n', "out of memory"),
+        (b'data: {"error": "out of memory"}\n\n', "out of memory"),
+    ],
+)
+def test_an_answer_that_does_not_come_to_its_end_is_no_answer(answer: bytes, said: str) -> None:
+    """Else it would count as a text without tokens that was served well."""
+
+    class Answering(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answering) as broken:
+        thread = Thread(target=broken.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            server = Server(f"http://127.0.0.1:{broken.server_port}")
+            with pytest.raises(ConfigError, match=f"1 of 1 requests.*{said}"):
+                run_clients(Clients(["a"], 1), server)
+        finally:
+            broken.shutdown()
+            thread.join()

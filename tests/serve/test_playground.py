@@ -114,3 +114,20 @@ def test_what_is_refused_is_told(page: Any) -> None:
     page.wait_for_selector("#message:not([hidden])")
     assert "shorten the prompt" in page.text_content("#message")
     page.complaints[:] = [text for text in page.complaints if "400" not in text]
+
+
+def test_the_page_of_a_server_with_keys_introduces_itself_to_who_has_one(
+    browser: Any, llm: LLM
+) -> None:
+    with running(llm, api_keys=("a-key",)) as url:
+        page = browser.new_page()
+        page.goto(url)
+        page.wait_for_selector("#access[open]")
+        assert "API key" in page.text_content("#about")
+        page.fill("#key", "a-key")
+        page.press("#key", "Tab")
+        page.locator("#about", has_text="tiny").wait_for()
+        page.fill("#tokens", "4")
+        page.press("#tokens", "Control+Enter")
+        page.wait_for_selector("#verdict:not(:empty)")
+        page.close()

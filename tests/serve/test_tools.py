@@ -62,6 +62,17 @@ def test_a_call_that_was_cut_off_behind_its_json_counts() -> None:
     assert len(parsed([CALL.removesuffix(END)])[1]) == 1
 
 
+def test_what_a_call_cannot_carry() -> None:
+    half = f'{BEGIN}{{"name": "f", "arguments": {{"a": "\\ud800", "b": "\u00e9"}}}}{END}'
+    ((call,),) = parsed([half])[1:]
+    assert json.loads(call.arguments.encode()) == {"a": "\ud800", "b": "\u00e9"}
+    for text in (
+        f'{BEGIN}{{"name": "\\ud800"}}{END}',
+        f'{BEGIN}{{"name": "f", "arguments": NaN}}{END}',
+    ):
+        assert parsed([text]) == (text, [])
+
+
 @given(
     st.lists(st.sampled_from([CALL, BEGIN, END, "<tool", "hm", "\n", '{"name": "f"}', "<"])),
     st.randoms(use_true_random=False),

@@ -341,6 +341,11 @@ RECURRENT: Mapping[str, Family] = {
         },
         cached=False,
     ),
+    "rwkv": Family("RwkvConfig", {"rescale_every": 1}),
+    "xlstm": Family(
+        "xLSTMConfig",
+        {"hidden_size": 64, "num_heads": 4, "qk_dim_factor": 1.0, "chunk_size": 4},
+    ),
 }
 """Families with layers that keep a state."""
 

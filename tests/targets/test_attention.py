@@ -24,9 +24,8 @@ STAY = {
     "gemma2", "gpt_oss", "falcon", "deepseek_v3", "deepseek_v32", "bart", "bloom", "falcon-alibi",
     "gpt_neo", "minimax_m3",
 }  # fmt: skip
-"""Families with an attention of their own, or with as many heads of keys as of queries."""
-"""Eager attention, of need, or no grouped queries. (The others have two key heads for four query
-heads by their configuration, which GPT-2 and its like do not even look at.)"""
+"""Families that keep their attention: they have one of their own, need the eager one, or have as
+many heads of keys as of queries. All others here have two key heads for four query heads."""
 
 SOME = ("llama", "qwen2-window", "gemma3", "cohere2", "llama4", "granite")
 """Of those that are switched: plain ones, with windows in all layers, in some, in chunks, and with

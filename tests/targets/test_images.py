@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import sys
 from functools import cache
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from outpace import LLM, SamplingParams
+from outpace.cli.loading import ChatTemplate
 from outpace.errors import ConfigError, OutpaceError, PromptError
 from outpace.serve.openai.calls import Reader
 from outpace.serve.openai.errors import ApiError
@@ -59,6 +61,8 @@ def test_images_come_as_pil_images_files_urls_and_arrays(tmp_path: Path) -> None
         {"images": [str(file)]},
         {"images": file},
         {"images": [f"file://{file}"]},
+        {"images": [file.as_uri()]},  # with %20 for the blank
+        {"images": [file.as_uri().replace("://", "://localhost")]},
         {"images": [data_url(image)]},
         {"images": [torch.tensor(list(image.tobytes())).view(30, 20, 3).byte().numpy()]},
     ]
@@ -197,3 +201,15 @@ def test_the_server_reads_images_from_data_urls_and_never_from_its_own_files(
             reader.chat(body(url))
     with pytest.raises(ApiError, match="must not hold 'files'"):
         reader.chat({**body(str(file)), "chat_template_kwargs": {"files": True}})
+
+
+def test_a_template_that_is_given_comes_before_the_processors_own(tmp_path: Path) -> None:
+    processor = copy.deepcopy(llava_processor())
+    other = LLM(llava(), processor=processor, max_num_seqs=1)
+    asked = [{"role": "user", "content": "a"}]
+    file = tmp_path / "template.jinja"
+    file.write_text("{{ messages[0]['content'] }}b")
+    given = other.chat_ids(asked, chat_template=file.read_text())
+    assert given != other.chat_ids(asked)
+    ChatTemplate(file).put(other.tokenizer, "a model", other.target.processor)
+    assert other.chat_ids(asked) == given

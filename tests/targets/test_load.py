@@ -14,13 +14,15 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.targets.hf.loading import source
 from outpace.targets.hf.loading.load import load, load_drafter
 from outpace.targets.hf.loading.reading import read_tokenizer
-from outpace.targets.hf.loading.source import locate
+from outpace.targets.hf.loading.source import check_path, locate, names_gguf
 from outpace.targets.hf.supported import support
-from targets.families import target
+from targets.families import build, target
+from targets.generating import greedy
 
 
 @pytest.fixture
@@ -32,6 +34,28 @@ def folder(tmp_path: Path) -> Path:
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
+
+
+# -- where, and in which numbers --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["meta", "lazy", "hpu"])
+def test_a_device_that_computes_nothing_here_is_named(folder: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match=rf"does not compute on the device '{device}' here: use"):
+        load(folder, device=device)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float8_e4m3fn])
+def test_a_dtype_that_no_model_computes_in_is_named(folder: Path, dtype: torch.dtype) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown dtype {dtype}: choose from auto, float32"):
+        load(folder, dtype=dtype)
+
+
+def test_a_path_that_cannot_be_looked_at_is_named() -> None:
+    path = "x" * 5000
+    with pytest.raises(ModelLoadError, match=r"cannot look for the model 'x+.*File name too long"):
+        check_path(path)
+    assert not names_gguf(path)
 
 
 # -- code of others ----------------------------------------------------------------------------
@@ -197,6 +221,13 @@ def test_a_model_handed_over_is_not_converted_or_moved(options: dict[str, Any]) 
         load(model, **options)
     with pytest.raises(ConfigError, match=said):
         load_drafter(model, load(model), **options)
+
+
+def test_a_model_without_a_generation_config_has_no_options_of_its_own() -> None:
+    model = build("llama")
+    model.generation_config = None
+    assert load(model).eos_ids == ()
+    assert len(LLM(model).generate([[5, 6]], greedy(4))[0].token_ids) == 4
 
 
 def test_a_model_handed_over_may_be_named_as_it_is() -> None:

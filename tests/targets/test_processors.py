@@ -11,7 +11,7 @@ from transformers.generation import logits_process as hf
 
 from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError
-from outpace.targets.hf.generating.processors import of_row, split
+from outpace.targets.hf.generating.processors import check, of_row, split
 
 from .families import target
 from .generating import decoder, greedy, ids
@@ -41,6 +41,19 @@ def test_a_row_alone_gets_what_it_gets_in_the_batch(name: str) -> None:
     for row in range(3):
         alone = of_row(processor, row, 3)(IDS[row : row + 1], scores[row : row + 1].clone())
         assert torch.equal(alone[0], together[row])
+
+
+def test_trying_a_function_out_leaves_its_default_values_alone() -> None:
+    def noting(ids: Tensor, scores: Tensor, seen: list[int] = [], **_: Any) -> Tensor:  # noqa: B006
+        seen.append(ids.shape[1])
+        return scores
+
+    def naming(ids: Tensor, scores: Tensor, *, seen: list[int] = []) -> Tensor:  # noqa: B006
+        return noting(ids, scores, seen)
+
+    check([noting, naming], IDS, VOCABULARY)
+    assert noting.__defaults__ == ([],)
+    assert naming.__kwdefaults__ == {"seen": []}
 
 
 REPEATED: dict[str, Any] = {

@@ -26,9 +26,10 @@ from .families import CONTEXT, PROMPTS, RECURRENT, build, drafter, plain, target
 from .generating import decoder, greedy, ids
 
 LENGTH = 10
-KINDS = ("mamba", "falcon_h1", "lfm2", "qwen3_5")
+KINDS = ("mamba", "falcon_h1", "lfm2", "qwen3_5", "rwkv", "xlstm")
 """A model that begins anew when it reads several tokens at once, one whose layers also attend, one
-with convolutions only, and one with a delta rule."""
+with convolutions only, one with a delta rule, and two that are handed their states: those of all
+layers, and those of one."""
 BEGINS_ANEW = frozenset({"mamba", "falcon_mamba", "jamba", "zamba", "zaya", "recurrent_gemma"})
 
 
@@ -155,7 +156,7 @@ def test_what_the_input_of_a_module_passes_is_computed_once_for_all_columns() ->
     assert calls.count(4) == 2
 
 
-@pytest.mark.parametrize("family", ["mamba", "mamba2", "falcon_mamba", "zamba2"])
+@pytest.mark.parametrize("family", ["mamba", "mamba2", "falcon_mamba", "zamba2", "rwkv", "xlstm"])
 def test_states_are_numbered_as_in_all_models(family: str) -> None:
     given: list[Tensor] = []
     hooks = [
@@ -180,7 +181,7 @@ def test_states_are_numbered_as_in_all_models(family: str) -> None:
 METHODS = ("draft_tree", "lookahead", "layer_skip", "early_exit", "staged")
 
 
-@pytest.mark.parametrize("family", ["lfm2", "mamba2"])
+@pytest.mark.parametrize("family", ["lfm2", "mamba2", "rwkv", "xlstm"])
 @pytest.mark.parametrize("method", METHODS)
 def test_trees_riders_and_parts_of_the_target_draft_too(family: str, method: str) -> None:
     if method == "layer_skip" and family == "mamba2":
@@ -199,11 +200,31 @@ def test_target_and_drafter_may_be_of_different_kinds(families: tuple[str, str])
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == reference(own)
 
 
+@pytest.mark.parametrize("family", ["qwen3_5", "rwkv", "xlstm"])
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_samples_of_one_prompt_share_what_was_read(method: str) -> None:
-    llm = decoder("qwen3_5", method, 3, rows=2)
+def test_samples_of_one_prompt_share_what_was_read(family: str, method: str) -> None:
+    llm = decoder(family, method, 3, rows=2)
     (output,) = llm.generate([PROMPTS[2]], SamplingParams(temperature=0, max_tokens=LENGTH, n=3))
-    assert [one.token_ids for one in output.outputs] == reference("qwen3_5")[2:3] * 3
+    assert [one.token_ids for one in output.outputs] == reference(family)[2:3] * 3
+
+
+@pytest.mark.parametrize("family", ["rwkv", "xlstm"])
+def test_texts_that_are_put_aside_are_read_again(family: str) -> None:
+    speculation = {"method": "draft_model", "model": drafter(family), "num_speculative_tokens": 3}
+    llm = LLM(
+        target(family),
+        speculative_config=speculation,
+        max_num_seqs=2,
+        max_model_len=CONTEXT,
+        max_batch_total_tokens=137,  # both may join, and have no room when they are 32 longer
+    )
+    requests = [llm.requests(prompt, greedy(60))[0] for prompt in PROMPTS[:2]]
+    for request in requests:
+        llm.engine.add(request)
+    while llm.engine.busy:
+        llm.engine.step()
+    assert [request.output_ids for request in requests] == reference(family, 60)[:2]
+    assert sum(request.preemptions for request in requests) > 0
 
 
 def test_a_seed_gives_one_text_whatever_is_drafted() -> None:
@@ -215,9 +236,10 @@ def test_a_seed_gives_one_text_whatever_is_drafted() -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_the_next_turn_of_a_chat_goes_on_from_the_state() -> None:
+@pytest.mark.parametrize("family", ["mamba2", "rwkv", "xlstm"])
+def test_the_next_turn_of_a_chat_goes_on_from_the_state(family: str) -> None:
     llm = LLM(
-        target("mamba2"),
+        target(family),
         speculative_config={"method": "ngram"},
         max_num_seqs=2,
         max_model_len=CONTEXT,
@@ -234,7 +256,7 @@ def test_the_next_turn_of_a_chat_goes_on_from_the_state() -> None:
         with torch.inference_mode():
             for at, token in enumerate(request.output_ids):
                 text = [*prompts[-1], *request.output_ids[:at]]
-                logits = target("mamba2")(torch.tensor([text]), use_cache=False).logits
+                logits = target(family)(torch.tensor([text]), use_cache=False).logits
                 assert int(logits[0, -1].argmax()) == token
         said = said or request.output_ids
         # One leaves the first text after its prompt, and another goes on where it ended.
@@ -277,6 +299,31 @@ def test_rounded_weights_keep_their_states_too(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
+LARGE: dict[str, dict[str, Any]] = {
+    "mamba": {"hidden_size": 256},
+    "rwkv": {"hidden_size": 256, "attention_hidden_size": 256, "intermediate_size": 512},
+    "xlstm": {"hidden_size": 256},
+}
+"""Layers that are large enough for faster ones to take their place."""
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("family", LARGE)
+def test_faster_layers_compute_what_the_plain_ones_do(
+    family: str, quantization: Any, tmp_path: Path
+) -> None:
+    """RWKV divides weights of its own in its first pass; Mamba and xLSTM convert what their heads
+    are given to the dtype of the heads' weights, which are held in 16 or 8 bits."""
+    build(family, vocab_size=1024, **LARGE[family]).bfloat16().save_pretrained(tmp_path)
+    fast = load(str(tmp_path), quantization=quantization).model
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    text = torch.tensor([[3, 5, 7, 9, 11]])
+    with torch.inference_mode():
+        made, expected = (each(text, use_cache=False).logits for each in (fast, plain))
+    most = 1e-4 if quantization is None else 0.2
+    assert float((made - expected).std()) <= most * float(expected.std())
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -304,6 +351,11 @@ def test_a_model_that_ignores_its_state_when_it_reads_several_tokens_is_not_trus
 def test_recorded_passes_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"recurrent state.*leave compile out"):
         LLM(target("mamba2"), compile=True)
+
+
+def test_an_xlstm_that_takes_its_passes_to_pieces_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match=r"max_inference_chunksize.*set it to 512"):
+        support.check_config(transformers.xLSTMConfig(max_inference_chunksize=100))
 
 
 def test_positions_that_are_counted_in_slots_are_refused() -> None:

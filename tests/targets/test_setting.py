@@ -30,6 +30,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         narrowed,
         lambda model: setattr(model.config, "sliding_window", 6),
     ),
+    "training": (lambda model: model.train(), lambda model: model.eval()),
     "dtype": (lambda model: model.float(), lambda model: model.double()),
 }
 

@@ -19,17 +19,14 @@ from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.slots.cache import SlotLayer
 from outpace.targets.hf.slots.masks import Layout
 from outpace.targets.hf.supported import support
-from outpace.targets.hf.supported.windows import chunk_of, window_of, with_window
+from outpace.targets.hf.supported.windows import chunk_of, window_of, with_span
 from outpace.targets.hf.telling import telling
 
 from .families import BASE, BOTH, FAMILIES, WINDOW, build, target
 from .generating import greedy, ids
 
 SMALL = {name: value for name, value in BASE.items() if name not in ("num_key_value_heads",)}
-RECURRENT = "recurrent state"
 CONFIGS: dict[str, tuple[Any, str]] = {
-    "rwkv": (transformers.RwkvConfig, RECURRENT),
-    "xlstm": (transformers.xLSTMConfig, RECURRENT),
     "mpt": (transformers.MptConfig, "ALiBi"),
     "prophetnet": (transformers.ProphetNetConfig, "several tokens at once"),
     "switch_transformers": (transformers.SwitchTransformersConfig, "experts drop tokens"),
@@ -56,6 +53,32 @@ def test_a_hybrid_class_may_have_no_layer_with_a_state() -> None:
     assert Runner(model, 1, 64).steps is None
     expected = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=12, do_sample=False)
     assert ids(LLM(model).generate([[5, 6, 7]], greedy(12))) == [expected[0, 3:].tolist()]
+
+
+WITHOUT_HEAD: dict[str, Any] = {
+    "LlamaModel": transformers.LlamaModel,
+    "LlamaForSequenceClassification": transformers.LlamaForSequenceClassification,
+    "LlamaForTokenClassification": transformers.LlamaForTokenClassification,
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_HEAD)
+def test_a_model_that_writes_no_text_is_refused_as_such(name: str) -> None:
+    model = WITHOUT_HEAD[name](transformers.LlamaConfig(**BASE))
+    with pytest.raises(UnsupportedModel, match=rf"^{name} has no head that writes texts.*: give"):
+        LLM(model)
+
+
+def test_a_module_that_is_no_model_of_transformers_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match=r"^DataParallel is no model of transformers"):
+        LLM(torch.nn.DataParallel(build("llama")))
+
+
+def test_a_model_without_weights_is_refused_as_such() -> None:
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**BASE))
+    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM are not in memory"):
+        LLM(model)
 
 
 @pytest.mark.parametrize("kernel", ["flash_attention_2", "flex_attention"])
@@ -246,7 +269,7 @@ def test_a_window_as_long_as_the_context_is_none(family: str) -> None:
 
 def test_trying_windows_leaves_the_model_as_it_was() -> None:
     model = build("mistral", sliding_window=40)
-    with with_window(model, 2):
+    with with_span(model, "sliding_window", 2):
         assert model.config.sliding_window == model.model.config.sliding_window == 2
     support.probe(model)
     assert model.config.sliding_window == model.model.config.sliding_window == 40

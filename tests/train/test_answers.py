@@ -80,9 +80,19 @@ def test_answers_under_other_settings_are_not_mixed(tmp_path: Path) -> None:
     swapped = AnswerSettings(**{**asdict(SETTINGS), "prompts": fingerprint(PROMPTS[::-1])})
     with pytest.raises(ConfigError, match="another prompts"):
         Answers(file, swapped, 10**6)
-    file.write_text("no json\n")
-    with pytest.raises(ModelLoadError, match="delete it to begin anew"):
-        Answers(file, SETTINGS, 10**6)
+    for first in ("no json\n", "[1]\n", json.dumps(asdict(SETTINGS))):
+        file.write_text(first)
+        with pytest.raises(ModelLoadError, match="delete it to begin anew"):
+            Answers(file, SETTINGS, 10**6)
+
+
+def test_a_line_that_holds_no_answer_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    Answers(file, SETTINGS, 10**6).extend(PROMPTS, 1, write, quiet)
+    with file.open("a") as written:
+        written.write("\0\0\0\n")
+    with pytest.raises(ModelLoadError, match="line 3 holds no answer"):
+        list(Answers(file, SETTINGS, 10**6))
 
 
 def test_prompts_of_files(tmp_path: Path) -> None:
@@ -101,7 +111,10 @@ def test_prompts_of_files(tmp_path: Path) -> None:
 
 def test_prompts_that_are_missing(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"answer": 3}')
-    with pytest.raises(PromptError, match="line 1 holds no prompt"):
+    with pytest.raises(PromptError, match="line 1: this holds no prompt"):
+        prompts([tmp_path / "a.jsonl"], Tokens(), "a model", 3)
+    (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "assistant", "content": "y"}]}')
+    with pytest.raises(PromptError, match=r"line 1: .* begins with its answer"):
         prompts([tmp_path / "a.jsonl"], Tokens(), "a model", 3)
     (tmp_path / "b.txt").write_text("")
     with pytest.raises(PromptError, match="no prompt in there"):

@@ -19,12 +19,14 @@ from outpace.heads.classifiers.base import load_classifier
 from outpace.heads.registry import classifier_names
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.measures import BalancedAccuracy
-from outpace.train.run import TrainingRun, read_log
+from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
 from outpace.train.students.base import check_sizes, student_for
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, target
 from targets.generating import greedy, ids
+
+from .test_run import read_log
 
 BLOCK = 24
 PROMPTS = [[first, second] for first, second in itertools.product(range(4), range(4))]
@@ -71,7 +73,7 @@ def trained(out: Path, asked: TrainSettings, every: int = 20) -> Any:
 def test_it_learns_and_is_kept(method: str, draft: str, tmp_path: Path) -> None:
     reached = trained(tmp_path, settings(method, draft))
     assert reached.score > 0.6
-    log = list(read_log(tmp_path))
+    log = read_log(tmp_path)
     assert log[-1]["loss"] < log[0]["loss"]
     assert log[-1]["balanced_accuracy"] == reached.score == pytest.approx(sum(reached.shares) / 2)
     network = load_classifier(tmp_path, method)

@@ -17,7 +17,7 @@ class Tokens:
 
     bos_token_id = None
     eos_token_id = 99
-    chat_template = None
+    chat_template: str | None = None
 
     def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) - ord("a") for letter in text]}
@@ -43,11 +43,50 @@ def test_documents_of_text_files_and_of_json_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "sentence"),
-    [("{", "line 1 is no JSON"), ("[1]", "is no JSON object"), ('{"x": 1}', "needs 'text'")],
+    [
+        ("{", "line 1 is no JSON"),
+        ("[1]", "is no JSON object"),
+        ('{"x": 1}', "line 1: .* needs 'text'"),
+        ('{"messages": []}', "line 1: the conversation is empty"),
+        ('{"messages": [{"content": "no role"}]}', "line 1: a chat is a list of messages"),
+        ('{"messages": [{"role": "user", "content": 5}]}', "line 1: .* not 5"),
+        ('{"conversations": [{"from": ["human"], "value": "q"}]}', "line 1: a chat is a list"),
+    ],
 )
 def test_a_line_that_is_no_text_is_named(tmp_path: Path, line: str, sentence: str) -> None:
     with pytest.raises(PromptError, match=sentence):
         read(tmp_path / "c.jsonl", line)
+
+
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "plain", "templated"),
+    [
+        ({"content": "yes"}, "q\n\nyes", "<user>q<assistant>yes"),
+        ({"content": PARTS}, "q\n\na\nb", "<user>q<assistant>a\nb"),
+        ({"content": None, "tool_calls": [{}]}, "q", "<user>q<assistant>"),
+    ],
+)
+def test_answers_in_parts_and_answers_without_text(
+    answer: dict[str, object], plain: str, templated: str, tmp_path: Path
+) -> None:
+    """Texts, and nothing that Python makes of a list or of None."""
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", **answer}]
+    line = json.dumps({"messages": chat})
+    assert read(tmp_path / "a.jsonl", line) == [plain]
+    found = list(documents([tmp_path / "a.jsonl"], Templated(), "a model"))
+    assert found == [templated]
+
+
+class Templated(Tokens):
+    """Writes each message behind its role."""
+
+    chat_template = "there is one"
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: object) -> str:
+        return "".join(f"<{each['role']}>{each['content']}" for each in messages) + "<assistant>"
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

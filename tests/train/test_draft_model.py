@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.targets.hf.loading.load import load
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.draft_model import DraftModelSizes, evenly, started
 from outpace.train.losses import LOSSES
 from outpace.train.pieces import in_pieces
@@ -123,10 +127,19 @@ def test_wrong_settings_are_refused(change: dict[str, Any], sentence: str, tmp_p
         run(tmp_path, settings(**change))
 
 
+def words(known: dict[str, int]) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(known, unk_token="t0")))
+
+
 def test_a_folder_with_other_tokens_is_refused(tmp_path: Path) -> None:
     build("llama", vocab_size=32).save_pretrained(tmp_path)
     with pytest.raises(VocabularyMismatch, match="64 tokens and the drafter 32"):
         run(tmp_path / "out", settings(start=str(tmp_path), head={"depths": 3}))
+    known, whole = ({f"t{at}": at for at in range(count)} for count in (60, 64))
+    build("llama", vocab_size=60).save_pretrained(tmp_path)
+    words(known).save_pretrained(tmp_path)
+    with pytest.raises(VocabularyMismatch, match="60 tokens and llama can generate 64"):
+        started(Loaded(target("llama"), words(whole), "llama"), str(tmp_path), DraftModelSizes())
     with pytest.raises(ModelLoadError):
         run(tmp_path / "out", settings(start=str(tmp_path / "no/such"), head={"depths": 3}))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +21,9 @@ from outpace.heads.checkpoint import load_head
 from outpace.heads.registry import head_names
 from outpace.policy.lengths.constant import Constant
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train.run import STATE, TrainingRun, read_log
+from outpace.train.run import LOG, STATE, TrainingRun
 from outpace.train.settings import TrainSettings
-from targets.families import VOCABULARY, target
+from targets.families import CONTEXT, VOCABULARY, target
 from targets.generating import greedy, ids
 
 BLOCK, DEPTHS = 24, 3
@@ -64,6 +66,11 @@ def settings(method: str, steps: int = 250, **more: object) -> TrainSettings:
 
 def run(out: Path, asked: TrainSettings, tokens: Tensor | None = None) -> TrainingRun:
     return TrainingRun(loaded(), text() if tokens is None else tokens, asked, out)
+
+
+def read_log(out: Path) -> list[dict[str, Any]]:
+    """Returns the reports of a run, in order."""
+    return [json.loads(line) for line in (out / LOG).read_text().splitlines()]
 
 
 def measured_length(llm: LLM, last: int) -> float:
@@ -123,9 +130,54 @@ def test_a_run_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
     assert run(tmp_path, settings("medusa", 5)).step == 2
     with pytest.raises(ConfigError, match="another learning_rate"):
         run(tmp_path, settings("medusa", 2, learning_rate=0.02))
+    for other_text in (text().flip(0), text()[:-1]):
+        with pytest.raises(ConfigError, match="another text"):
+            run(tmp_path, settings("medusa", 5), other_text)
+    for other in ("qwen2", "gpt2"):  # of another kind, of the same shape and of another one
+        with pytest.raises(ConfigError, match="another target"):
+            TrainingRun(Loaded(target(other), None, other), text(), settings("medusa", 5), tmp_path)
+    state = torch.load(tmp_path / STATE, weights_only=True)
+    for missing in ("step", "network", "optimizer"):
+        torch.save({**state, missing: {}}, tmp_path / STATE)
+        with pytest.raises(ModelLoadError, match="delete it to begin anew"):
+            run(tmp_path, settings("medusa", 2))
     (tmp_path / STATE).write_bytes(b"cut")
     with pytest.raises(ModelLoadError, match="delete it to begin anew"):
         run(tmp_path, settings("medusa", 2))
+
+
+def test_a_text_may_grow_and_what_was_learned_from_is_not_held_out(tmp_path: Path) -> None:
+    first = run(tmp_path, settings("medusa", 2, held_out=0.25))
+    first.play(lambda progress: None)
+    grown = torch.cat([text(), text().flip(0)])
+    again = run(tmp_path, settings("medusa", 4, held_out=0.25), grown)
+    assert again.step == 2
+    assert torch.equal(again._held, first._held)
+    assert len(again._tokens) == len(grown) - len(first._held)
+    again.play(lambda progress: None)
+    assert run(tmp_path, settings("medusa", 5, held_out=0.25), grown).step == 4
+
+
+@pytest.mark.parametrize("method", ["ctc", "medusa"])
+def test_few_tokens_stay_those_of_the_first_text(method: str, tmp_path: Path) -> None:
+    asked = settings(method, 2, head={"depths": DEPTHS, "draft_vocab_size": 9})
+    first = run(tmp_path, asked)
+    first.play(lambda progress: None)
+    other = torch.randint(VOCABULARY - 12, VOCABULARY, (200, BLOCK))
+    again = run(tmp_path, asked, torch.cat([text(), other]))
+    assert torch.equal(again.network.d2t, first.network.d2t)  # type: ignore[arg-type]
+    with torch.no_grad():
+        assert torch.equal(again._mark(text()).loss, first._mark(text()).loss)
+
+
+@pytest.mark.parametrize("method", ["ctc", "medusa", "s2d"])
+def test_the_shortest_blocks_have_one_place(method: str, tmp_path: Path) -> None:
+    least = DEPTHS + (2 if method == "ctc" else 1)
+    with pytest.raises(ConfigError, match=f"--block must be more than {least - 1} tokens"):
+        run(tmp_path, settings(method, 1, block=least - 1), text()[:, : least - 1])
+    trainer = run(tmp_path, settings(method, 1, block=least), text()[:, :least])
+    reached = trainer.play(lambda progress: None)
+    assert 1 <= reached.score <= 1 + DEPTHS
 
 
 def test_the_best_head_is_kept(tmp_path: Path) -> None:
@@ -134,6 +186,14 @@ def test_the_best_head_is_kept(tmp_path: Path) -> None:
     lengths = [entry["acceptance_length"] for entry in read_log(tmp_path)]
     assert trainer.best == max(lengths)
     load_head(tmp_path)
+
+
+def test_a_run_that_goes_astray_is_stopped_before_its_weights_are_lost(tmp_path: Path) -> None:
+    trainer = run(tmp_path, settings("eagle", 40, learning_rate=1.0))
+    with pytest.raises(ConfigError, match="not finite: begin anew with a lower --lr than 1"):
+        trainer.play(lambda progress: None, every=1)
+    for weight in (*trainer.network.parameters(), *load_head(tmp_path).parameters()):
+        assert torch.isfinite(weight).all()
 
 
 def test_few_tokens_are_the_frequent_ones(tmp_path: Path) -> None:
@@ -155,6 +215,10 @@ def test_few_tokens_are_the_frequent_ones(tmp_path: Path) -> None:
     [
         ({"steps": 0}, "steps must be a whole number"),
         ({"learning_rate": -1.0}, "learning_rate must be above 0"),
+        ({"block": CONTEXT + 1}, "--block must be at most 128 tokens, the context of llama"),
+        ({"seed": 10**17}, "seed must be a whole number of at most"),
+        ({"method": "eagle3", "head": {"reads": 3}}, "reads is 3"),
+        ({"method": "hydra", "head": {"blocks": 0}}, "blocks is 0"),
         ({"head": {"depth": 3}}, "no size .depth. .did you mean .depths."),
         ({"head": {"depths": "3"}}, "depths is '3'"),
         ({"head": {"depths": 0}}, "depths must be at least 1, not 0"),

@@ -28,13 +28,14 @@ from outpace.audit.forced import Deviation, deviations
 from outpace.audit.listed.contract import Ending
 from outpace.audit.noise import Noise, measure, score_as_drafted
 from outpace.core.params import SamplingParams
+from outpace.errors import ConfigError
 from outpace.outputs import CompletionOutput
 
 Mode = Literal["greedy", "coupled"]
 
 SHORT = 2
-"""Of each prompt, these first tokens are a prompt, too: the shortest of which several are pending
-when the first draft is scored."""
+"""The first tokens of each prompt, so many of them, are a prompt too. It is the shortest one that
+leaves more than one token pending when the first draft is scored."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,10 @@ def audit_diff(
 
     engines: one whose rule is meant to be audited under greedy decoding, and the same with
     ``verify="coupled"``. tolerance: in logits; unset: measured on this model, see `noise.measure`.
+    Raises ``ConfigError`` where there is no prompt or no engine to compare texts of.
     """
+    if not engines or not prompts or not all(prompts):
+        raise ConfigError("an audit needs an engine and prompts of one token or more.")
     params = params or SamplingParams(max_tokens=64)
     prompts = [*prompts, *([*prompt][:SHORT] for prompt in prompts if len(prompt) > SHORT)]
     llm = next(iter(engines.values()))
@@ -208,11 +212,10 @@ class _Triage:
         resolved = llm.resolve(params)
         options, vocabulary = llm.intake.row_options(resolved), llm.target.vocabulary
         room = llm.max_model_len - len(prompt)
-        cut = replace(resolved, max_tokens=min(resolved.max_tokens or room, room))
         return cls(
             llm,
             Choice(mode == "coupled", prompt, options, vocabulary, tolerance),
-            Ending(cut, llm.target.eos_ids, vocabulary, llm.tokenizer),
+            Ending(resolved.shortened(room), llm.target.eos_ids, vocabulary, llm.tokenizer),
         )
 
     def deviations(self, number: int, plain: CompletionOutput) -> list[Deviation]:

@@ -34,7 +34,7 @@ class Deviation:
     """By how much the best token is better than the other."""
     tolerance: float
     reason: str = ""
-    """What is wrong with the end of the text."""
+    """What is wrong with the end of the text, where that is it."""
 
     @property
     def bug(self) -> bool:
@@ -61,7 +61,12 @@ def deviations(
     tokens, mode = output.token_ids, "coupled" if choice.coupled else "greedy"
     logits = target.plain([*choice.prompt, *tokens], last=len(tokens) + 1).double()
     for at, token in enumerate(tokens):
-        best = choice.best(logits[at], tokens[:at])
+        try:
+            best = choice.best(logits[at], tokens[:at])
+        except RowFault as fault:
+            reason = f"goes on where its options leave no token: {fault}"
+            yield Deviation(mode, number, at, token, None, math.inf, 0.0, reason)
+            return
         if best != token:
             gap = choice.gap(logits[at], tokens[:at], best, token)
             yield Deviation(mode, number, at, token, best, gap, choice.allowance)

@@ -31,11 +31,12 @@ from outpace.audit.betting.power import detectable
 from outpace.audit.betting.sequential import SequentialTest
 from outpace.audit.betting.text_test import TextTest
 from outpace.audit.claims import ClaimTest
+from outpace.audit.diff import drafted
 from outpace.audit.laws import PlainLaws
 from outpace.audit.listed.contract import Ending
 from outpace.audit.noise import Noise, measure
 from outpace.core.params import SamplingParams
-from outpace.errors import ParamsError
+from outpace.errors import ConfigError, ParamsError
 from outpace.outputs import CompletionOutput
 
 CHUNK = 4
@@ -45,8 +46,10 @@ times."""
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """What to sample: ``samples`` texts of up to ``tokens`` tokens, shared out among the
-    prompts."""
+    """What to sample: ``samples`` texts of up to ``tokens`` tokens, shared out among the prompts.
+
+    Raises ``ConfigError`` for values under which nothing would be tested.
+    """
 
     prompts: Sequence[Sequence[int]]
     samples: int = 1000
@@ -56,6 +59,14 @@ class AuditPlan:
     seed: int = 0
     power: bool = True
     """Whether to simulate what would have been caught: some seconds."""
+
+    def __post_init__(self) -> None:
+        if not self.prompts or not all(self.prompts):
+            raise ConfigError("an audit needs prompts of one token or more: give at least one.")
+        if self.samples < 1 or (self.tokens is not None and self.tokens < 1):
+            raise ConfigError("an audit needs at least one text of one token: raise the number.")
+        if not 0 < self.alpha < 1:
+            raise ConfigError(f"alpha must be between 0 and 1, not {self.alpha}.")
 
 
 @dataclass(frozen=True)
@@ -94,9 +105,10 @@ class ModelReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing speaks against the engine."""
+        """Whether something was tested, and nothing speaks against the engine."""
         quiet = not (self.text.alarm or self.drafts.alarm)
-        return quiet and not self.breaches and not self.noise.excessive
+        tested = self.text.observations > 0
+        return tested and quiet and not self.breaches and not self.noise.excessive
 
 
 def audit_model(llm: LLM, plan: AuditPlan, params: SamplingParams | None = None) -> ModelReport:
@@ -106,15 +118,13 @@ def audit_model(llm: LLM, plan: AuditPlan, params: SamplingParams | None = None)
     """
     begin = perf_counter()
     params, tokens = _sampled(llm, plan, params or SamplingParams(temperature=1.0))
-    drafted = llm.config.num_speculative_tokens
-    depth = drafted if isinstance(drafted, int) else 5
-    trees = llm.engine.drafter.trees
-    noise = measure(llm.engine.target, plan.prompts, depth, tree=trees)
+    noise = measure(llm.engine.target, plan.prompts, drafted(llm), tree=llm.engine.drafter.trees)
     session = _Session(llm, plan, params, noise)
+    size = CHUNK * llm.engine.target.rows
     with llm.engine.observing(session.claims):
-        for first in range(0, plan.samples, CHUNK * llm.engine.target.rows):
-            last = min(plan.samples, first + CHUNK * llm.engine.target.rows)
-            session.sample(range(first, last))
+        for turn, first in enumerate(range(0, plan.samples, size)):
+            numbers = range(first, min(plan.samples, first + size))
+            session.sample(numbers, turn)
             if session.text.test.alarm:  # a lying drafter is worth the rest: is the text wrong?
                 break
     return session.report(tokens, perf_counter() - begin)
@@ -122,9 +132,7 @@ def audit_model(llm: LLM, plan: AuditPlan, params: SamplingParams | None = None)
 
 def _sampled(llm: LLM, plan: AuditPlan, params: SamplingParams) -> tuple[SamplingParams, int]:
     """Returns the resolved params of one text, and its length."""
-    drafted = llm.config.num_speculative_tokens
-    depth = drafted if isinstance(drafted, int) else 5
-    tokens = plan.tokens or 2 * (depth + 1)
+    tokens = plan.tokens or 2 * (drafted(llm) + 1)
     params = llm.resolve(replace(params, max_tokens=tokens, n=1))
     if params.greedy:
         raise ParamsError(
@@ -149,14 +157,13 @@ class _Session:
         self._breaches: dict[str, int] = defaultdict(int)
         self._drafted = self._accepted = 0
 
-    def sample(self, numbers: range) -> None:
-        """Samples texts and bets on their tokens, prompt by prompt.
+    def sample(self, numbers: range, turn: int) -> None:
+        """Samples the texts with these numbers and bets on their tokens, prompt by prompt.
 
-        Every other time all texts continue the same prompt: rows of one length read the end of
+        In every other turn all texts continue the same prompt: rows of one length read the end of
         their prompts in the pass of their first round, and others do not.
         """
         prompts = [list(prompt) for prompt in self._plan.prompts]
-        turn = numbers.start // len(numbers)
         together = turn % 2 == 1
         which = [(turn // 2 if together else number) % len(prompts) for number in numbers]
         params = [replace(self._params, seed=self._plan.seed + number) for number in numbers]
@@ -179,9 +186,9 @@ class _Session:
         self._accepted += output.metrics.num_accepted_tokens
 
     def _detectable(self) -> dict[str, float | None]:
-        if not self._plan.power:
-            return {}
         test = self.text
+        if not (self._plan.power and test.test.observations):
+            return {}
         return detectable(test.design, test.test.alpha, test.stakes, test.slack)
 
     def report(self, tokens: int, seconds: float) -> ModelReport:

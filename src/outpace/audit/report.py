@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -74,7 +75,8 @@ def model_findings(report: ModelReport) -> Group:
     table.add_row("text follows the plain law", *_reading(report.text))
     if report.drafts.observations:
         table.add_row("drafts follow the law they state", *_reading(report.drafts))
-    return Group(table, *map(Text, _model_sentences(report)))
+    verdict = "OK" if report.ok else "FAILED"
+    return Group(table, *map(Text, [*_model_sentences(report), verdict]))
 
 
 def _reading(reading: Reading) -> tuple[str, str, str, str]:
@@ -98,9 +100,11 @@ def _model_sentences(report: ModelReport) -> Iterable[str]:
         f"False alarms: at most {report.alpha:g} of runs, whenever stopped. Logits of drafted and "
         f"plain passes differ by up to {noise.measured:.2g}; {noise.tolerance:.2g} is allowed for."
     )
+    if not report.text.observations:
+        yield "No text has a token: nothing was tested. Give other prompts or options."
+        return
     caught = ", ".join(f"{way} {_variation(tv)}" for way, tv in report.detectable.items())
     yield f"Would have caught with 90 % power a total variation per token of: {caught}."
-    yield "OK" if report.ok else "FAILED"
 
 
 def _declared(rule: str) -> str:
@@ -170,16 +174,16 @@ def _token(token: int | None, text: str) -> str:
 def options_findings(report: OptionsReport) -> Group:
     """Returns what `audit options` prints: the proof of each option, the counts for each drafter
     and rule, then why the others are refused."""
-    pairs = list(dict.fromkeys((cell.drafter, cell.rule) for cell in report.cells))
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for cell in report.cells:
+        counts[cell.drafter, cell.rule][cell.state] += 1
     refused = {(cell.drafter, cell.rule): cell.reason for cell in report.cells
                if cell.state == "refused"}  # fmt: skip
     table = Table(title="options: honoured (how it is proved), refused or BROKEN")
     for column in ("drafter", "rule", "honoured", "refused", "BROKEN"):
         table.add_column(column)
-    for drafter, rule in pairs:
-        own = [cell for cell in report.cells if (cell.drafter, cell.rule) == (drafter, rule)]
-        counts = [sum(cell.state == state for cell in own) for state in _STATES]
-        table.add_row(drafter, rule, *(str(count or "") for count in counts))
+    for pair, states in counts.items():
+        table.add_row(*pair, *(str(states[state] or "") for state in _STATES))
     lines = [
         f"BROKEN: {cell.option} with {cell.drafter} and {cell.rule}: {cell.reason}"
         for cell in report.cells

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.bench.builtin import BUILT_IN, CHATS
+from outpace.core.values import shown
 from outpace.errors import PromptError, did_you_mean
 
 DATA = "OUTPACE_DATA"
@@ -37,6 +38,10 @@ NAMES = {
 }
 
 
+KNOWN = (*BUILT_IN_SETS, *PACKAGED, *NAMES)
+"""The names of all sets."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One prompt; of a question with several turns, the first turn."""
@@ -49,7 +54,7 @@ class Prompt:
 def read_sets(names: str, data: str | Path | None = None) -> list[Prompt]:
     """Returns the prompts of one or several sets with commas between their names, as `read_prompts`
     does."""
-    if Path(names).exists():  # a file whose name has a comma
+    if _exists(Path(names)):  # a file whose name has a comma
         return read_prompts(names, data)
     wanted = [name.strip() for name in names.split(",") if name.strip()] or [names]
     return [prompt for name in wanted for prompt in read_prompts(name, data)]
@@ -66,15 +71,24 @@ def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
     if name in BUILT_IN_SETS:
         return [Prompt(*entry) for entry in BUILT_IN_SETS[name]]
     path = Path(name)
-    if not path.suffix:
+    if not path.suffix and (name in KNOWN or not _exists(path)):
         path = _named(name, data)
-    if not path.exists():
-        raise PromptError(f"no prompt file {path}: name a .jsonl file, or one of {_known()}.")
+    if not _exists(path):
+        raise PromptError(
+            f"no prompt file {shown(str(path))}: name a .jsonl file, or one of {_known()}."
+        )
     entries = [_entry(path, number, line) for number, line in _lines(path)]
     found = [prompt for prompt in entries if prompt.text]
     if not found:
         raise PromptError(f'{path} holds no prompt: give one {{"prompt": "..."}} per line.')
     return found
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # no name that a file could have, such as a whole prompt
+        return False
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
@@ -100,8 +114,7 @@ def _named(name: str, data: str | Path | None) -> Path:
     if name in PACKAGED:
         return SETS / f"{name}.jsonl"
     if name not in NAMES:
-        known = did_you_mean(name, [*NAMES, *BUILT_IN_SETS, *PACKAGED])
-        raise PromptError(f"unknown prompt set {name!r}{known}.")
+        raise PromptError(f"unknown prompt set {shown(name)}{did_you_mean(name, KNOWN)}.")
     if folder is None:
         raise PromptError(
             f"prompt set {name!r} needs a folder: give --data or set {DATA}, or use 'builtin' or "
@@ -113,7 +126,7 @@ def _named(name: str, data: str | Path | None) -> Path:
 
 
 def _known() -> str:
-    return ", ".join([*BUILT_IN_SETS, *PACKAGED, *NAMES])
+    return ", ".join(KNOWN)
 
 
 def _entry(path: Path, number: int, line: str) -> Prompt:
@@ -144,6 +157,8 @@ def prompt_of(entry: dict[str, Any], default_id: str, default_task: str) -> Prom
         return Prompt(
             str(entry.get("id", default_id)), str(entry.get("task", default_task)), entry["prompt"]
         )
+    if not isinstance(entry["turns"], list):
+        raise TypeError(f"a list of turns was expected, not {entry['turns']!r}")
     return Prompt(
         str(entry["question_id"]), str(entry.get("category", default_task)), entry["turns"][0]
     )

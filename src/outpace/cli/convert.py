@@ -32,4 +32,5 @@ def convert(
         raise ConfigError(f"{str(out)!r} exists already: name a new folder with --out.")
     head = load_head(source)
     save_head(head, out, to)
-    Console(stderr=True).print(f"{out}: the {head.kind} head, in the format {to}", highlight=False)
+    said = f"{out}: the {head.kind} head, in the format {to}"
+    Console(stderr=True).print(said, highlight=False, markup=False)

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from outpace.cli.flags.options import Model, TrustRemoteCode
 from outpace.cli.loading import starting
@@ -126,7 +127,8 @@ def _bar(console: Console) -> Progress:
 
 
 def _table(folder: Path, about: Any, size: int) -> Table:
-    table = Table(title=f"Datastore {folder}", show_header=False, title_justify="left")
+    title = Text(f"Datastore {folder}")  # no markup: a folder may be called "[a]"
+    table = Table(title=title, show_header=False, title_justify="left")
     table.add_row("texts", str(about.texts))
     table.add_row("tokens", str(about.tokens))
     table.add_row("size", f"{size / 1e6:.1f} MB")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
+from rich.text import Text
 
 from outpace.cli.flags.prompts import text_of
 from outpace.errors import PromptError
@@ -33,8 +34,11 @@ class ChatTemplate:
     remedy: str = "leave --chat out, or give one with --chat-template FILE"
     """What to do where there is none, for the error's sentence."""
 
-    def put(self, tokenizer: Any, model: str) -> None:
-        """Gives the tokenizer, if any, the template; ``PromptError`` where it then has none."""
+    def put(self, tokenizer: Any, model: str, processor: Any = None) -> None:
+        """Gives the tokenizer, if any, the template; ``PromptError`` where it then has none.
+
+        processor: of a vision-language model, whose own template would come first.
+        """
         from outpace.chats import check_template
 
         if tokenizer is None:
@@ -47,6 +51,8 @@ class ChatTemplate:
                     "a file with a Jinja template of a chat."
                 )
             tokenizer.chat_template = text
+            if processor is not None:
+                processor.chat_template = text
         check_template(tokenizer, model, self.remedy)
 
 
@@ -82,7 +88,7 @@ def load_llm(
             engine = {**engine, "tokenizer": chat_tokenizer(model, trust, template)}
         llm = LLM(model, max_num_seqs=min(rows, max(1, texts)), **engine)
     if template is not None:
-        template.put(llm.tokenizer, model or "the bundled pair")
+        template.put(llm.tokenizer, model or "the bundled pair", llm.target.processor)
     if verbose:
         console.print(str(llm.describe()), highlight=False, markup=False, soft_wrap=True)
     return llm, params
@@ -122,6 +128,6 @@ def working(
         yield lambda step, done: None
         return
     # Not console.status, which first draws from a thread that an import may keep waiting.
-    spinner = Spinner("dots", f"{text} ...")
+    spinner = Spinner("dots", Text(f"{text} ..."))  # no markup: a folder may be called "[a]"
     with Live(spinner, console=console, transient=True):
-        yield lambda step, done: spinner.update(text=f"{text}: {step} ({done:.0%}) ...")
+        yield lambda step, done: spinner.update(text=Text(f"{text}: {step} ({done:.0%}) ..."))

@@ -63,7 +63,7 @@ def record(entry: Entry, output: CompletionOutput, several: bool) -> dict[str, A
 
 def _logprobs(token: int, laws: Mapping[int, Logprob]) -> dict[str, Any]:
     ranked = sorted(laws.items(), key=lambda item: item[1].rank)
-    # Tokens that the options rule out have none, and JSON has no infinity.
+    # Tokens that the options rule out are no alternatives.
     top = [_logprob(*item) for item in ranked if math.isfinite(item[1].logprob)]
     return {**_logprob(token, laws[token]), "top": top}
 
@@ -72,6 +72,7 @@ def _logprob(token: int, logprob: Logprob) -> dict[str, Any]:
     return {
         "token_id": token,
         "token": logprob.decoded_token,
-        "logprob": logprob.logprob,
+        # A lossy rule may keep a token that the options rule out; JSON has no infinity.
+        "logprob": logprob.logprob if math.isfinite(logprob.logprob) else None,
         "rank": logprob.rank,
     }

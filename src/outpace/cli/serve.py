@@ -163,7 +163,7 @@ def _settings(model: str | None, server: ServerFlags, limits: LimitFlags) -> Set
     from outpace.serve.settings import Settings, read_keys
 
     return Settings(
-        model_name=server.served_model_name or (Path(model).name if model else "outpace"),
+        model_name=server.served_model_name or _name_of(model),
         host=server.host,
         port=server.port,
         api_keys=read_keys(server.api_key_file),
@@ -173,6 +173,14 @@ def _settings(model: str | None, server: ServerFlags, limits: LimitFlags) -> Set
         playground=not server.no_playground,
         **vars(limits),
     )
+
+
+def _name_of(model: str | None) -> str:
+    """How clients call a model that the flags give no other name."""
+    if model is None:
+        return "outpace"
+    name = Path(model).name
+    return name if name not in ("", "..") else Path(model).resolve().name  # "." is a folder, too
 
 
 def _check_installed() -> None:

@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 
 TRIED = {"method": "layer_skip", "num_speculative_tokens": 6, "draft_exit": None}
-"""What is tried: from drafts of six tokens, the speed with shorter ones is predicted."""
+"""How the trials speculate: rounds with drafts of six tokens show what shorter ones bring."""
 
 
 @app.callback()
@@ -78,8 +78,7 @@ def layers(
     Then: `--speculative-config '{"method": "layer_skip", "layers": "layers.json"}'`
     """
     texts = [entry.text for file in prompts or () for entry in read_prompts(None, file)]
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out: there is no folder {str(out.parent)!r}.")
+    _check_out(out)
     engine = {**model.arguments(), "speculative_config": TRIED}
     llm, _ = load_llm(model.model, engine, {}, texts=1)
 
@@ -164,8 +163,7 @@ def router(
         if not (task and equals and file):
             raise ConfigError(f"--data must be TASK=FILE, not {entry!r}.")
         texts.setdefault(task, []).extend(_texts(Path(file)))
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out: there is no folder {str(out.parent)!r}.")
+    _check_out(out)
     from outpace.draft.route.classifier import TaskClassifier
 
     made = TaskClassifier.trained(texts, seed)
@@ -175,6 +173,14 @@ def router(
         f"{out}: {len(made.tasks)} tasks ({', '.join(made.tasks)}), {share} of "
         f"{sum(map(len, texts.values()))} prompts told right when they were left out."
     )
+
+
+def _check_out(out: Path) -> None:
+    """Raises ``ConfigError`` for a file that cannot be written, before time is spent on it."""
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out: there is no folder {str(out.parent)!r}.")
+    if out.is_dir():
+        raise ConfigError(f"--out: {str(out)!r} is a folder: name a file, such as one in it.")
 
 
 def _texts(file: Path) -> list[str]:

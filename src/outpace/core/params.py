@@ -76,7 +76,8 @@ class SamplingParams:
     max_tokens: int | None = None
     """Unset: the model's max_new_tokens, else 256; never past the context."""
     min_tokens: int | None = None
-    """No end-of-sequence or stop token before this many tokens."""
+    """No end-of-sequence or stop token before this many tokens. More than max_tokens is refused; a
+    minimum of the model's own gives way to max_tokens."""
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] = ()
     """Tokens that end the text. None is taken as none, as for logits_processors."""
@@ -99,6 +100,11 @@ class SamplingParams:
             if value is not None or option.default is not None:  # else: unset, and may be
                 read = _READERS[option.name]
                 object.__setattr__(self, option.name, read(option.name, value))
+        if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
+            raise ParamsError(
+                f"min_tokens={shown(self.min_tokens)} is more than max_tokens="
+                f"{shown(self.max_tokens)}: lower the first, or raise the second."
+            )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -116,6 +122,8 @@ class SamplingParams:
         """Returns the params with each unset option taken from ``defaults``, else switched off.
 
         defaults: as a generation_config spells them (``do_sample``, ``max_new_tokens``, ...).
+        Raises ``ParamsError`` for a default outside its range, and for a min_tokens that the
+        default of max_tokens does not allow.
         """
         found = {**_OFF, **{k: v for k, v in defaults.items() if v is not None}}
         if not flag("do_sample", found.get("do_sample", False)):
@@ -125,7 +133,23 @@ class SamplingParams:
         found["min_tokens"] = found.pop("min_new_tokens")
         names = {f.name for f in dataclasses.fields(self)}
         unset = {k: v for k, v in found.items() if k in names and getattr(self, k) is None}
+        most = whole("max_tokens", unset.get("max_tokens", self.max_tokens), least=1)
+        if self.min_tokens is None:
+            least = whole("min_tokens", unset["min_tokens"], least=0)
+            unset["min_tokens"] = min(least, most)
+        elif self.min_tokens > most:
+            raise ParamsError(
+                f"min_tokens={shown(self.min_tokens)} is more than the {most} tokens that a text "
+                "may have here where max_tokens is not given: give max_tokens, too."
+            )
         return dataclasses.replace(self, **unset)
+
+    def shortened(self, most: int) -> SamplingParams:
+        """Returns the same params for a text that can have ``most`` tokens only, whatever they
+        allow: a min_tokens beyond that can forbid no end."""
+        longest = min(self.max_tokens or most, most)
+        least = None if self.min_tokens is None else min(self.min_tokens, longest)
+        return dataclasses.replace(self, max_tokens=longest, min_tokens=least)
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> SamplingParams:

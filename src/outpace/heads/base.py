@@ -10,6 +10,7 @@ once.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -40,7 +41,8 @@ class TargetShape:
 
     @classmethod
     def of(cls, config: Any, name: str = "") -> TargetShape:
-        """Returns that of a text model's configuration."""
+        """Returns the shape of the model that a text model's configuration describes. name: what
+        errors call the model."""
         return cls(config.hidden_size, config.vocab_size, config.num_hidden_layers, name)
 
 
@@ -48,7 +50,7 @@ class Config(Protocol):
     """The sizes that something is built with: a dataclass with a default for each of them."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns them by name."""
+        """Returns the sizes by their names."""
 
 
 Sizes = TypeVar("Sizes", bound=Config)
@@ -62,6 +64,10 @@ class HeadConfig:
     """Tokens behind the root that it guesses."""
     draft_vocab_size: int = 0
     """Tokens that it can guess, those that its training text has most often; 0: all."""
+
+    def __post_init__(self) -> None:
+        if self.depths < 1:
+            raise ValueError(f"depths is {self.depths}")
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -98,9 +104,16 @@ class Head(nn.Module, ABC):
         """Tokens that it can guess, V'."""
         return len(self.d2t)
 
+    def own_tokens(self) -> Tensor:
+        """Returns the head's own number of each of the target's tokens, ``[V]``; -1 for a token
+        that it cannot guess."""
+        own = self.d2t.new_full((self.target.vocab_size,), -1)
+        own[self.d2t] = torch.arange(self.vocabulary, device=own.device)
+        return own
+
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
+        """The dtype of its weights."""
         return next(self.parameters()).dtype
 
     @torch.no_grad()
@@ -134,7 +147,8 @@ class StepHead(Head):
 
 
 class ResidualBlock(nn.Module):
-    """``x + SiLU(W x)``, which begins as the identity."""
+    """``x + SiLU(W x)``, which begins as the identity; with another width behind it than before
+    it, ``V x + SiLU(W x)``, which begins as the linear map V."""
 
     def __init__(self, inputs: int, outputs: int | None = None) -> None:
         super().__init__()
@@ -151,10 +165,13 @@ class ResidualBlock(nn.Module):
 
 def config_of(kind: type[Sizes], given: Mapping[str, Any]) -> Sizes:
     """Returns a configuration from the entries of a file; raises ``TypeError`` or ``ValueError``
-    where they do not fit."""
-    config = kind(**given)
-    for name, value in config.as_dict().items():
-        default = getattr(kind(), name)
-        if type(value) is not type(default) or (isinstance(value, int) and value < 0):
-            raise ValueError(f"{name} is {value!r}")
-    return config
+    where they do not fit. A whole number may stand where a float is wanted."""
+    defaults, entries = kind().as_dict(), dict(given)
+    for name in defaults.keys() & entries.keys():
+        value, default = entries[name], defaults[name]
+        if type(value) is int and type(default) is float:
+            value = entries[name] = float(value)
+        number = isinstance(value, (int, float))
+        if type(value) is not type(default) or (number and not 0 <= value < math.inf):
+            raise ValueError(f"{name} is {given[name]!r}")
+    return kind(**entries)

@@ -13,19 +13,19 @@ from outpace.core.transfer import to_device
 from outpace.heads.attending.base import Entries
 
 ROOM = 64
-"""Entries by which there is more room once it is full, at least."""
+"""Entries, at least, for which room is added where there is too little."""
 
 
 class Beginning(Protocol):
-    """What has entries."""
+    """A head that keeps entries of texts."""
 
     def begin(self, rows: int) -> Entries:
         """Returns no entries of so many rows."""
 
 
 class TextCache:
-    """Keys and values by row. Rows are numbered from 0; what is behind a row's length is left over
-    from something else."""
+    """Keys and values by row. Rows are numbered from 0. Entries behind a row's length are left over
+    from other texts, and nobody attends to them."""
 
     def __init__(self, head: Beginning) -> None:
         self._head = head
@@ -34,6 +34,7 @@ class TextCache:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all entries, with the room for more."""
         return self._held.keys.nbytes + self._held.values.nbytes
 
     @torch.inference_mode()

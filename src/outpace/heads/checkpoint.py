@@ -15,8 +15,8 @@ WEIGHTS = "model.safetensors"
 
 
 def save_head(head: Head, folder: str | os.PathLike[str], form: str = "outpace") -> None:
-    """Writes a head in a format; ``ConfigError`` where that has no words for it. A reader finds
-    either the old files or the new ones, never half of them."""
+    """Writes a head in a format; ``ConfigError`` where that has no words for it. Each file is
+    replaced at once."""
     content = find_format(form).write(head)
     Folder(Path(folder)).write(content.about, content.weights, content.file)
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from outpace.errors import ModelLoadError
 
 CONFIG = "config.json"
+
+UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What building a network raises where an entry of its configuration is not what it should be: a
+list in the place of a number, no entry at all, a negative size."""
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -54,19 +57,25 @@ class Folder:
             if found.suffix == ".safetensors":
                 return load_file(found)
             return _tensors(torch.load(found, map_location="cpu", weights_only=True))
-        except (SafetensorError, UnpicklingError, RuntimeError, OSError, EOFError) as error:
+        except Exception as error:  # torch and safetensors raise all sorts over a damaged file
             raise self.damaged(error, found.name) from error
 
     def fill(self, head: Network, weights: Mapping[str, Tensor]) -> Network:
-        """Gives a network its weights, with the numbers' types that they have."""
+        """Returns a network with these weights, in the dtypes that they have. Raises
+        ``ModelLoadError`` where they do not fit, or are not all finite."""
         try:
             head.load_state_dict(weights, assign=True)
         except RuntimeError as error:
             raise self.damaged(error) from error
+        for name, weight in head.named_parameters():
+            # The smallest and the largest are found much faster than each is looked at.
+            if weight.numel() and not all(bool(end.isfinite()) for end in weight.aminmax()):
+                raise self.damaged(f"{name} holds numbers that are not finite")
         return head.eval().requires_grad_(False)
 
     def write(self, about: Mapping[str, Any], weights: Mapping[str, Tensor], file: str) -> None:
-        """Writes both files; a reader finds either the old ones or the new, never half of them."""
+        """Writes both files, the weights first. Each is replaced at once, so that a reader never
+        finds half of one."""
         self.path.mkdir(parents=True, exist_ok=True)
         kept = {name: value.detach().contiguous() for name, value in weights.items()}
         save_file(kept, self.path / f"{file}.part")
@@ -82,11 +91,23 @@ class Folder:
             f"({first_line(error)}): train or copy the head again."
         )
 
+    @contextmanager
+    def describing(self, kind: str) -> Iterator[None]:
+        """Returns a context in which a head is built from the configuration. Whatever a wrong entry
+        raises there is raised as the ``ModelLoadError`` that names the file."""
+        try:
+            yield
+        except ModelLoadError:
+            raise
+        except UNFIT as error:
+            raise self.unfit(kind, error) from error
+
     def unfit(self, kind: str, error: BaseException | str) -> ModelLoadError:
         """Returns the error for a configuration that says nothing usable."""
+        why = f"it has no entry {error}" if isinstance(error, KeyError) else first_line(error)
         return ModelLoadError(
-            f"{self.path / CONFIG} does not describe a head of the kind {kind!r} "
-            f"({first_line(error)}): train or copy the head again."
+            f"{self.path / CONFIG} does not describe a head of the kind {kind!r} ({why}): train or "
+            "copy the head again."
         )
 
 

@@ -1,4 +1,4 @@
-"""What heads are built from that are small decoders: attention, feed-forward parts, whole layers.
+"""What heads that are small decoders are built from: attention, feed-forward parts, whole layers.
 
 The parts are named as in transformers' Llama and Qwen3, and so in the published checkpoints.
 """
@@ -35,6 +35,7 @@ class LayerConfig(HeadConfig):
     """Rotary positions, as in transformers."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         kind, base = self.rope.get("rope_type"), self.rope.get("rope_theta")
         if kind != "default" or not isinstance(base, (int, float)) or base <= 0:
             raise ValueError(f"rope is {self.rope!r}, and only the plain kind with a base is known")
@@ -55,7 +56,7 @@ class Attention(nn.Module):
         """inputs: their width, that of the outputs if unset. bias: whether queries, keys and values
         have one. normed: whether queries and keys are normalised, as in Qwen3."""
         super().__init__()
-        self.heads = config.heads or _heads(size)
+        self.heads = config.heads or most_heads(size, halved=True)
         self.groups = config.groups or self.heads
         self.head_dim = config.head_dim or size // self.heads
         if self.heads % self.groups or self.head_dim % 2 or not self.head_dim:
@@ -173,7 +174,13 @@ def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     return x * cos + torch.cat([-right, left], -1) * sin
 
 
-def _heads(size: int) -> int:
-    """The most heads of a width of 64 or more that share a width evenly, and each in halves."""
+def most_heads(size: int, halved: bool = False) -> int:
+    """Returns the most attention heads that share a width evenly and are 64 wide or wider, at least
+    1. halved: each head also has two halves, as rotary positions need them.
+
+    >>> most_heads(192), most_heads(193), most_heads(65 * 3, halved=True)
+    (3, 1, 1)
+    """
+    multiple = 2 if halved else 1
     counts = range(max(1, size // 64), 0, -1)
-    return next((count for count in counts if size % (2 * count) == 0), 1)
+    return next((count for count in counts if size % (multiple * count) == 0), 1)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
 from outpace.policy.acceptance import Acceptance, Counts
 from outpace.policy.base import Controller, Outcome, affordable, is_pure, wish
-from outpace.policy.cost import CostModel, Place, ReadingCost
+from outpace.policy.cost import ENOUGH, CostModel, Place, ReadingCost, Spells
 from outpace.policy.growing import Growing
 from outpace.policy.knowledge import Knowledge
 from outpace.policy.ladder import Ladder
@@ -21,7 +21,7 @@ from outpace.policy.row import DraftingRow
 FIRST = 4
 """Nodes of the very first draft in all rows together, before anything is known."""
 
-SHARE = 0.015
+SHARE = 0.0125
 """The share of all time that may be lost by trying drafts where plain decoding seems best."""
 
 CREDIT = 2.0
@@ -37,10 +37,6 @@ and of two equal choices the one that was measured luckily looks better."""
 CLOSE = 1.25
 """Where drafting promises less than this, plain rounds are measured now and then, too."""
 
-HORIZON = 128
-"""What a drafter has to read before its first draft must be repaid within so many tokens at most,
-because texts may end early."""
-
 LOOK_ASIDE = 24
 """After so many rounds a width next to the best one is tried, because one bad measurement might
 hide that it is better."""
@@ -51,8 +47,28 @@ PLAIN = 2
 ALONG = 16
 """Tokens that a drafter reads in its first pass of a round."""
 
-TRUSTED = 3
-"""Measurements that make a median trustworthy; a width with fewer is tried four times as soon."""
+REST = 8
+"""Rounds for which a decision against drafting holds while few rows join. Deciding takes a share of
+a small model's plain round, and what it follows from hardly changes from one round to the next."""
+
+FEW = 4
+"""Few rows have joined where they are one in so many."""
+
+
+@dataclass
+class _Rest:
+    """A decision against drafting, for some rounds."""
+
+    place: Place
+    rows: WeakSet[DraftingRow]
+    rounds: int = REST
+
+    def lasts(self, place: Place, free: Sequence[DraftingRow]) -> bool:
+        """Whether it still holds for the coming round."""
+        self.rounds -= 1
+        if not self.rounds or place != self.place:
+            return False
+        return FEW * sum(row not in self.rows for row in free) <= len(free)
 
 
 @dataclass
@@ -64,6 +80,8 @@ class _Row:
     begun: bool = False  # a request's first round reads the prompt, too
     read: int = 0  # tokens that the drafter has seen
     drafted: bool = False  # in its last round: then the drafter is up to date
+    spell: int = 0  # tokens since drafting began to promise more than plain decoding
+    idle: int = 0  # tokens since it last did
     expected: tuple[object, Mapping[int, float]] | None = None
     """What each width was last expected to bring, behind all that this follows from."""
 
@@ -72,6 +90,21 @@ class _Row:
         last one."""
         behind = request.length - self.read
         return 0 if self.drafted or (self.read and behind <= ALONG) else behind
+
+    def watch(self, spells: Spells, promising: bool, tokens: int, ended: bool) -> None:
+        """Enters a round's tokens, and the spell of drafting that ends with it. A break so short
+        that the drafter need not catch up ends none."""
+        if promising:
+            self.spell, self.idle = self.spell + tokens, 0
+        else:
+            self.idle += tokens
+        if self.spell and self.idle > ALONG:
+            spells.add(self.spell)
+            self.spell = 0
+        elif self.spell and ended and promising:
+            spells.add_unbroken()
+        elif self.spell and ended:
+            spells.add(self.spell)
 
 
 class Auto(Controller):
@@ -110,6 +143,8 @@ class Auto(Controller):
         self._ours = True  # whether the budget of some row of this round is chosen here
         self._asked = False  # whether the drafter is asked in this round
         self._trial = False  # whether it tries a draft where plain decoding seems best
+        self._rest: _Rest | None = None
+        self._promising = False  # whether drafting promises more than plain decoding
         self._since_aside = 0
         self._lessons = 0  # how often something was learned of acceptance
         self._total = self._loss = 0.0
@@ -152,6 +187,7 @@ class Auto(Controller):
         that some other row drafts."""
         self.prepare(requests)
         self._trial, self._ours = False, bool(free)
+        self._promising = self._promising and self._ours
         width = self._width(requests, free, floor) if free else 0
         trying = self._scout(free) if self._trial else None
         return [width if trying in (None, request) else 0 for request in free]
@@ -232,6 +268,9 @@ class Auto(Controller):
     ) -> int:
         lengths = [request.length for request in requests]
         place = Place.of(len(requests), max(lengths))
+        if self._rest is not None and self._rest.lasts(place, free):
+            return 0
+        self._rest, self._promising = None, False
         known = self.costs.measured(place)
         plain = known.get(0)
         if plain is None or self.costs.times_measured(place, 0) < PLAIN:
@@ -255,20 +294,25 @@ class Auto(Controller):
             for width in near
         }
         best = max(near, key=rates.__getitem__)
-        if best and rates[best] > MARGIN * rates[0] and self._pays(free, rates[best], rates[0]):
+        self._promising = best > 0 and rates[best] > MARGIN * rates[0]
+        if self._promising and self._pays(free, rates[best], rates[0]):
             return self._aside(best, place, rates[best] < CLOSE * rates[0])
         narrow = widths[1]
         more = (tokens[narrow] / tokens[0] - 1) / len(free)
         longer = curve[max(narrow, floor)] - plain + reading + asking
-        return self._try(narrow, max(0.0, longer - more * plain), plain)
+        chosen = self._try(narrow, max(0.0, longer - more * plain), plain)
+        self._rest = None if chosen else _Rest(place, WeakSet(free))
+        return chosen
 
     def _pays(self, free: Sequence[DraftingRow], drafting: float, plain: float) -> bool:
-        """Whether drafting repays what the drafter has to read first, before the texts end.
+        """Whether drafting repays what the drafter has to read first, before the texts end or
+        drafting is given up again.
 
         drafting, plain: tokens per second.
         """
         unread = sum(map(self._unread, free))
-        tokens = sum(min(request.remaining, HORIZON) for request in free)
+        spell = self._known.spells.typical
+        tokens = sum(min(request.remaining, spell) for request in free)
         return tokens / drafting + self._reading.seconds(unread) < tokens / plain
 
     def _tokens(self, free: Sequence[DraftingRow]) -> dict[int, float]:
@@ -302,9 +346,11 @@ class Auto(Controller):
         widths = self._ladder.widths
         at = widths.index(best)
         beside = [*widths[max(0, at - 1) : at + 2], *[0] * close]
-        trust = {width: min(TRUSTED, self.costs.times_measured(place, width)) for width in beside}
-        width = min(beside, key=lambda each: (trust[each], self.costs.latest(place, each)))
-        self._since_aside += 1 if trust[width] >= TRUSTED else 4
+        trust = {width: min(ENOUGH, self.costs.times_measured(place, width)) for width in beside}
+        # On plain rounds everything depends: they are looked at twice as often as each other kind.
+        ages = {width: self.costs.age(place, width) * (1 if width else 2) for width in beside}
+        width = min(beside, key=lambda each: (trust[each], -ages[each]))
+        self._since_aside += 4 if self.costs.is_doubted(place, width) else 1
         if self._since_aside < LOOK_ASIDE:
             return best
         self._since_aside = 0
@@ -324,6 +370,7 @@ class Auto(Controller):
         for request, outcome in zip(requests, outcomes, strict=True):
             row = self._row(request)
             row.begun, row.drafted = True, outcome.drafted > 0
+            row.watch(self._known.spells, self._promising, outcome.emitted, request.finished)
             if outcome.drafted:
                 row.read = request.length
             row.ledger.enter(outcome.drafted, outcome.depth, outcome.emitted)
@@ -347,13 +394,15 @@ class Auto(Controller):
             if outcome.drafted and not self._row(request).drafted
         )
         # A drafter that has to catch up first takes longer than it will the next time.
+        steady = costs.split(place, width) if unread else None
+        trusted = costs.times_measured(place, width) >= ENOUGH
         if begun and not unread:
             self._add_round(place, width, seconds, levels)
-        elif begun and self._trial and costs.times_measured(place, width) < TRUSTED:
+        elif begun and not trusted:
             # Even if drafting took no time at all, scoring may already cost more than it brings.
-            costs.add(place, width, replace(seconds, draft=0.0), levels)
+            drafting = self._reading.besides(seconds.draft, unread)
+            costs.add(place, width, replace(seconds, draft=drafting), levels)
         if unread:
-            steady = costs.split(place, width)
             self._reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
         self._total += seconds.total if self._ours else 0.0
         plain = costs.measured(place).get(0)

@@ -26,6 +26,16 @@ CHANGED = 1.25
 """The machine has changed where the last ``RUN`` rounds all took so many times longer, or all so
 many times less, than rounds of their kind did before."""
 
+STALE = 192
+"""Rounds after which a measurement is left out where there are newer ones of its kind: a machine's
+speed drifts, and what is seldom measured would be compared with what is measured all the time."""
+
+ENOUGH = 3
+"""Measurements that make a median trustworthy; so many are kept, however old."""
+
+DOUBTED = 1.15
+"""A median is doubted if the latest measurement is so many times greater or less."""
+
 RUN = 5
 """Rounds. One in six may be held up by another process without being taken for a change."""
 
@@ -50,6 +60,9 @@ class _Cell:
     def add(self, seconds: Seconds, number: int) -> None:
         self.seen.append(seconds)
         self.numbers.append(number)
+        while len(self.seen) > ENOUGH and self.numbers[0] < number - STALE:
+            self.numbers.popleft()
+            self.seen.popleft()
         self._update()
 
     def forget(self, first: int) -> None:
@@ -80,6 +93,40 @@ class ReadingCost:
     def seconds(self, tokens: int) -> float:
         """Returns what reading so many will take; 0 while nothing is known."""
         return tokens * median_low(self._seen) if self._seen else 0.0
+
+    def besides(self, seconds: float, tokens: int) -> float:
+        """Returns what of a draft's seconds did not go into reading so many; 0 while nothing is
+        known."""
+        return max(0.0, seconds - self.seconds(tokens)) if self._seen else 0.0
+
+
+HORIZON = 128
+"""What a drafter has to read before its first draft must be repaid within so many tokens at most,
+because texts may end early."""
+
+
+class Spells:
+    """How many tokens a row generates while drafting promises to pay without a break.
+
+    What a drafter has to read first must be repaid within such a spell. Spells are short where
+    the batch keeps changing between a size for which drafting pays and one for which it does not.
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[int] = deque([HORIZON], maxlen=KEPT)
+
+    def add(self, tokens: int) -> None:
+        """Adds a spell."""
+        self._seen.append(min(tokens, HORIZON))
+
+    def add_unbroken(self) -> None:
+        """Adds a spell that lasted until the text ended, which might have gone on for long."""
+        self.add(HORIZON)
+
+    @property
+    def typical(self) -> float:
+        """The tokens that the next one is expected to last."""
+        return sum(self._seen) / len(self._seen)
 
 
 @dataclass(frozen=True, order=True)
@@ -164,10 +211,18 @@ class CostModel:
         cell = self._cells.get(place, {}).get(width)
         return len(cell.seen) if cell else 0
 
-    def latest(self, place: Place, width: int) -> int:
-        """Returns a number that is the greater the later such a round was measured, 0 for never."""
+    def age(self, place: Place, width: int) -> int:
+        """Returns how many measurements ago such a round was last measured."""
         cell = self._cells.get(place, {}).get(width)
-        return cell.latest if cell else 0
+        return self._added - (cell.latest if cell else 0)
+
+    def is_doubted(self, place: Place, width: int) -> bool:
+        """Returns whether such a round has to be measured again soon: there are too few
+        measurements, or the latest does not fit the others."""
+        cell = self._cells.get(place, {}).get(width)
+        if cell is None or len(cell.seen) < ENOUGH:
+            return True
+        return not 1 / DOUBTED < cell.seen[-1].total / cell.total < DOUBTED
 
     def split(self, place: Place, width: int) -> Seconds | None:
         """Returns the medians of the parts of such a round, None if there was none."""

@@ -11,7 +11,7 @@ from outpace.policy.acceptance import (
     Finding,
     Slimness,
 )
-from outpace.policy.cost import CostModel, ReadingCost
+from outpace.policy.cost import CostModel, ReadingCost, Spells
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Knowledge:
 
     costs: CostModel = field(default_factory=CostModel)
     reading: ReadingCost = field(default_factory=ReadingCost)
+    spells: Spells = field(default_factory=Spells)
     acceptance: Acceptance = field(default_factory=Acceptance)
     slimness: Slimness = field(default_factory=lambda: Slimness(DRAFTER_MEMORY))
     finding: Finding = field(default_factory=lambda: Finding(REQUEST_MEMORY))

@@ -26,7 +26,7 @@ from outpace.serve.engine_thread import EngineThread, QueueFull, ShuttingDown, T
 from outpace.serve.guards import OPEN, Hosts, Keys, RequestLog, body_of, client_of, failure
 from outpace.serve.jobs import Job
 from outpace.serve.metrics import ServerMetrics
-from outpace.serve.open_calls import Deliver, Events, OpenCall, told
+from outpace.serve.open_calls import Deliver, Events, OpenCall, answer_to
 from outpace.serve.openai import openapi
 from outpace.serve.openai.answers import Answer
 from outpace.serve.openai.calls import Call, Reader
@@ -112,7 +112,6 @@ class Server:
                 ApiError: _api_error,
                 HTTPException: _http_error,
                 ClientDisconnect: _gone,
-                Exception: _server_error,
             },
         )
 
@@ -184,7 +183,7 @@ class Server:
             self.thread.submit(job)
         except (QueueFull, ShuttingDown, TooMany) as error:
             self._tracer.leave(call.requests)
-            raise told(error) from error
+            raise answer_to(error) from error
         return job
 
     def _end(self, call: Call, job: Job, notes: dict[str, Any]) -> None:
@@ -201,7 +200,7 @@ class Server:
         self._metrics.observe_job(job)
         for request in job.requests:
             error = request.error
-            if error is not None and told(error).status == 500:
+            if error is not None and answer_to(error).status == 500:
                 log.error("a text ended with an error", exc_info=error)
 
     def _decode(self, token: int) -> str:
@@ -296,7 +295,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _gone(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # for the log alone: nobody reads it
-
-
-async def _server_error(request: Request, error: Exception) -> Response:
-    return failure(ApiError.of(error))

@@ -111,7 +111,7 @@ class EngineThread:
             self._live += texts
             self._live_by_client[job.client] = own
             self._idle.clear()
-        self._mailbox.put(lambda: self._take(job))
+            self._mailbox.put(lambda: self._take(job))
 
     def cancel(self, job: Job) -> None:
         """Ends a job where it is; nothing happens to one that has ended."""
@@ -131,7 +131,8 @@ class EngineThread:
         self.refuse()
         done = self._idle.wait(seconds) if self.alive else True
         self.end_all()
-        self._mailbox.put(None)
+        with self._lock:  # nobody hands over a job behind the last message
+            self._mailbox.put(None)
         if self.alive:
             self._thread.join()
         return done
@@ -144,7 +145,7 @@ class EngineThread:
                 if not self._read_mail():
                     return
                 self._play()
-            except Exception:  # a fault of the server's own: told, and the next round is played
+            except BaseException:  # a fault of the server's own: told, and the next round is played
                 log.exception("the engine's thread caught an error of its own")
 
     def _read_mail(self) -> bool:
@@ -156,6 +157,7 @@ class EngineThread:
             except queue.Empty:
                 return True
             if message is None:
+                self._abort_all()  # also what was handed over while the server was closing
                 return False
             message()
 
@@ -188,11 +190,11 @@ class EngineThread:
         try:
             self.engine.step()
             self._failures = 0
-        except Exception as error:
+        except BaseException as error:  # also a panic of a library in Rust, which is no Exception
             self._failures += 1
             log.exception("a round failed (%d of %d attempts)", self._failures, ATTEMPTS)
             if self._failures >= ATTEMPTS:
-                self._give_up(error)
+                self._give_up(_fault(error))
         now = perf_counter()
         for job in self._jobs:
             self._note_times(job, now)
@@ -238,9 +240,9 @@ class EngineThread:
         with that error."""
         try:
             return job.news()
-        except Exception as error:
-            self._stop(job, error)
-            return job.failed(error)
+        except BaseException as error:
+            self._stop(job, _fault(error))
+            return job.failed(_fault(error))
 
     def _let_go(self, ended: Sequence[Job]) -> None:
         self._jobs = [job for job in self._jobs if job not in ended]
@@ -253,3 +255,12 @@ class EngineThread:
             self._live_by_client += Counter()  # forgets the clients that have none left
             if not self._live:
                 self._idle.set()
+
+
+def _fault(error: BaseException) -> Exception:
+    """Returns an error as what a request may end with."""
+    if isinstance(error, Exception):
+        return error
+    fault = RuntimeError(f"{type(error).__name__}: {error}")
+    fault.__cause__ = error
+    return fault

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outpace.serve.openai.errors import ApiError
+from outpace.serve.openai.tools import no_constant
 
 log = logging.getLogger("outpace.serve")
 
@@ -37,8 +38,8 @@ def failure(error: ApiError) -> JSONResponse:
 
 
 class Hosts:
-    """Lets in whoever calls the server by a name that it is known by: a web page could otherwise
-    give the server a name of its own, and then call it."""
+    """Answers only requests whose Host header names a known host. Otherwise a web page could have a
+    name of its own lead to this server, and call it (DNS rebinding)."""
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
         self._app = app
@@ -47,7 +48,8 @@ class Hosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not await self._knows(scope, receive):
             error = ApiError(
-                400, "this server is not known by the host of this address: see --allowed-host."
+                400,
+                "this server does not answer to the host of the request: see --allowed-host.",
             )
             await failure(error)(scope, receive, send)
             return
@@ -115,7 +117,8 @@ class RequestLog:
     """Gives every request a number, which its answer carries, and writes one line about it.
 
     The line is JSON, and holds nothing of what was said unless handlers put it into
-    ``request.state.log``.
+    ``request.state.log``. What no handler has foreseen is told here, as status 500, so that this
+    answer and its line are like all others.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -140,6 +143,11 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, note_status)
+        except Exception as error:
+            log.exception("request %s failed", number)
+            if status:  # the answer has begun: all that is left is to break it off
+                raise
+            await failure(ApiError.of(error))(scope, receive, note_status)
         finally:
             line = {
                 "event": "request",
@@ -168,11 +176,7 @@ async def body_of(request: Request, most: int) -> Any:
             raise ApiError(413, f"the body is larger than {most} bytes: send less.")
         parts.append(part)
     try:
-        return json.loads(b"".join(parts), parse_constant=_no_constant)
+        return json.loads(b"".join(parts), parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is not JSON: {reason}.") from error
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number in JSON")

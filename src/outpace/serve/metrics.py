@@ -40,14 +40,22 @@ class ServerMetrics:
         self._by_depth = self._counter(
             "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by depth.", "position"
         )
-        self._first = self._histogram("time_to_first_token_seconds", "To the first token.")
-        self._gap = self._histogram(
-            "inter_token_latency_seconds", "Between two tokens, on average.", GAPS
+        self._first = self._histogram(
+            "time_to_first_token_seconds", "Seconds from arrival to the first token."
         )
-        self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to end.")
-        self._queued = self._histogram("request_queue_time_seconds", "From arrival to a row.")
-        self._lengths = self._histogram("request_prompt_tokens", "Of a prompt.", LENGTHS)
-        self._outputs = self._histogram("request_generation_tokens", "Of a text.", LENGTHS)
+        self._gap = self._histogram(
+            "inter_token_latency_seconds",
+            "Seconds between two tokens, on average over a call.",
+            GAPS,
+        )
+        self._whole = self._histogram(
+            "e2e_request_latency_seconds", "Seconds from arrival to the end."
+        )
+        self._queued = self._histogram(
+            "request_queue_time_seconds", "Seconds from arrival to a row."
+        )
+        self._lengths = self._histogram("request_prompt_tokens", "Tokens of a prompt.", LENGTHS)
+        self._outputs = self._histogram("request_generation_tokens", "Tokens of a text.", LENGTHS)
 
     def exposition(self) -> bytes:
         """Returns all values in Prometheus' text format."""

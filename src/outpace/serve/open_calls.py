@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from outpace.serve.engine_thread import OutOfTime, QueueFull, ShuttingDown, TooM
 from outpace.serve.jobs import Delta, Job
 from outpace.serve.openai.answers import Answer, event
 from outpace.serve.openai.errors import ApiError
+
+log = logging.getLogger("outpace.serve")
 
 Deliver = Callable[[list[Delta]], None]
 
@@ -40,7 +43,7 @@ class OpenCall:
             deltas = await self._deltas.get()
             for delta in deltas:
                 if delta.error is not None or delta.finish_reason in ("abort", "error"):
-                    raise told(delta.error)
+                    raise answer_to(delta.error)
                 left -= delta.finish_reason is not None
             yield deltas
 
@@ -55,6 +58,9 @@ class OpenCall:
                     yield part
         except ApiError as error:
             yield event(error.body)
+        except Exception as error:  # a fault in making the events: told as any other
+            log.exception("the events of a text could not be made")
+            yield event(ApiError.of(error).body)
         for part in self._answer.closing():
             yield part
 
@@ -101,7 +107,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def told(error: Exception | None) -> ApiError:
+def answer_to(error: Exception | None) -> ApiError:
     """Returns what a client is told of the error that ended its text."""
     if isinstance(error, OutOfTime):
         return ApiError(504, "the request took longer than this server allows.", code="timeout")

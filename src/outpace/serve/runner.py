@@ -17,7 +17,7 @@ from outpace.serve.settings import Settings
 
 BACKLOG = 2048
 CLOSING_SECONDS = 2
-"""Time that answers have to be sent once their texts have ended."""
+"""Seconds in which answers can still be sent once their texts have ended."""
 
 
 class Runner(uvicorn.Server):
@@ -41,7 +41,7 @@ def listen(settings: Settings) -> socket.socket:
     try:
         address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[4][:2], family=address[0], backlog=BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second: a name that can be no host's
         raise ConfigError(
             f"cannot listen at {settings.host}:{settings.port} ({error}): choose another --host or "
             "--port."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +50,13 @@ class Settings:
         limits = ("max_waiting", "max_per_client", "max_body_bytes", "request_seconds", "max_n")
         for name in limits:
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:  # nan is neither
                 raise ConfigError(f"{name} must be positive, not {value}.")
-        if self.drain_seconds < 0:
-            raise ConfigError(f"drain_seconds must be 0 or more, not {self.drain_seconds}.")
+        if not 0 <= self.drain_seconds <= threading.TIMEOUT_MAX:
+            raise ConfigError(
+                f"drain_seconds must be in [0, {threading.TIMEOUT_MAX:g}], not "
+                f"{self.drain_seconds}."
+            )
         for name in self.allowed_hosts or ():
             if "*" in name.removeprefix("*.") and name != "*":
                 raise ConfigError(f"a host is a name, '*.name' or '*', not {shown(name)}.")
@@ -69,15 +73,23 @@ class Settings:
 
 def read_keys(file: Path | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Returns the API keys of a file, one a line, and of the environment; none: everybody may
-    call. ``ConfigError`` for a file that cannot be read or holds no key."""
+    call. Lines that begin with # are comments. ``ConfigError`` for a file that cannot be read or
+    holds no key, and for a key that no request could show."""
     keys = [key.strip() for key in environment.get(KEY_VARIABLE, "").split(",")]
     if file is not None:
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = file.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the API keys in {file} cannot be read: {error}.") from error
-        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        stripped = [line.strip() for line in lines]
+        found = [line for line in stripped if line and not line.startswith("#")]
         if not found:
             raise ConfigError(f"{file} holds no API key: write one a line.")
         keys += found
+    for key in keys:
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError(
+                "an API key holds a character that no header of a request can carry (not of "
+                "ASCII, or a control character): choose another key."
+            )
     return tuple(dict.fromkeys(filter(None, keys)))

@@ -29,10 +29,10 @@ class Media:
     """What a processor made of a prompt's images, besides token ids: for the model alone."""
 
     inputs: Mapping[str, Any]
-    """By the names of the model's arguments."""
+    """What the model is called with besides token ids, by the names of its arguments."""
     tokens: int
-    """Of the prompt that they belong to. Those behind them, which a text has when it joins the
-    batch for a second time, are text."""
+    """How many tokens the prompt with the images has. A text that joins the batch for a second time
+    has more; those behind the prompt are text alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +40,14 @@ class Source:
     """What the encoder of an encoder-decoder reads, once for each text."""
 
     token_ids: Sequence[int] = ()
+    """Its tokens; none where features take their place."""
     features: Mapping[str, Tensor] = field(default_factory=dict)
-    """In the place of tokens: further arguments of the encoder, of one row, without the dimension
-    of rows. Whisper's: ``{"input_features": [M, F]}``."""
+    """Arguments of the encoder in the place of tokens, of one row, without the dimension of rows.
+    Whisper's are ``{"input_features": [M, F]}``."""
     states: Tensor | None = None
-    """``[S, H]``, what an encoder has made of it already."""
+    """The hidden states ``[S, H]`` that an encoder has made of it already, if one has."""
     encoder: object = None
-    """The model whose encoder that was. Others read the source themselves."""
+    """The model whose encoder made these states. Any other model reads the source itself."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,14 @@ class PromptInputs:
     """What a new row begins with."""
 
     token_ids: Sequence[int]
-    """What the decoder continues; of an encoder-decoder at least the token that it starts with."""
+    """The tokens that the decoder continues; for an encoder-decoder at least its start token."""
     reuse: bool = False
-    """Whether what was cached of another text that begins alike may be taken over. Its hidden
-    states are then not among those that `Target.fill` returns."""
+    """Whether the cache of an earlier text that begins alike may be taken over. `Target.fill` then
+    returns no hidden states of the tokens that were taken over."""
     source: Source | None = None
-    """Of an encoder-decoder; others have none."""
+    """What the encoder reads; None for a model without an encoder."""
     media: Media | None = None
-    """Of a vision-language model whose prompt shows images."""
+    """The prompt's images, for a vision-language model; None for a prompt without images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +71,10 @@ class Chunk:
 
     rows: Sequence[int]
     tokens: Sequence[Sequence[int]]
-    """The tokens of each row, in order, of which none was read before."""
+    """The tokens that were read of each of these rows, in order and for the first time."""
     states: States = field(default_factory=dict)
-    """Of the layers that were asked for; the tokens of a row come first, then padding."""
+    """Their hidden states, of the layers that were asked for. A row's tokens come first, then
+    padding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +101,7 @@ class Scores:
 
     logits: Tensor  # [B, M, V], at the root and at each node
     states: States = field(default_factory=dict)
-    """Of the pending tokens and the nodes, ``[B, P + N, H]`` by layer."""
+    """Hidden states of the pending tokens and the nodes, ``[B, P + N, H]`` by layer."""
     rider_logits: Tensor | None = None  # [B, R, V]
 
     def of_nodes(self, layers: Iterable[int]) -> Tensor:
@@ -117,13 +119,13 @@ class Target(ABC):
 
     device: torch.device
     dtype: torch.dtype
-    """Of the weights, as far as they are not quantised, and of what passes compute."""
+    """The dtype of the weights that are not quantised, and of hidden states and logits."""
     rows: int
     """How many rows there can be at once."""
     max_length: int
-    """Tokens that a row can hold, those of the prompt included."""
+    """How many tokens a row can hold, those of the prompt included."""
     reuses: bool = False
-    """Whether it saves what it has cached of texts that have ended."""
+    """Whether it keeps the caches of texts that have ended, for texts that begin alike."""
 
     @property
     @abstractmethod

@@ -30,7 +30,7 @@ KERNELS = {
     "integer": NativeBlockLinear,
     "widened": BlockLinear,
 }
-"""The layers by which each kernel shows itself."""
+"""By the name of a kernel, the class of layers that are computed by it."""
 
 
 _BUNDLED = Path(__file__).parents[1] / "bundled"
@@ -93,7 +93,7 @@ class Description:
             line += f"; {self.slow}"
         if self.drafter is None:
             return line
-        same = self.drafter.slow == self.slow  # once is enough
+        same = self.drafter.slow == self.slow  # saying it once is enough
         return f"{line} | drafter {replace(self.drafter, slow=None) if same else self.drafter}"
 
 

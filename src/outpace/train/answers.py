@@ -16,7 +16,7 @@ from typing import Any
 
 from outpace.chats import rendered
 from outpace.errors import ConfigError, ModelLoadError, PromptError
-from outpace.train.data import Written, conversation, items, plain_chat
+from outpace.train.data import Written, conversation, items, naming, plain_chat
 
 FILE = "answers.jsonl"
 AT_ONCE = 256
@@ -82,11 +82,24 @@ class Answers:
                         break
 
     def __iter__(self) -> Iterator[Written]:
-        """Yields the tokens of each prompt and its answer."""
+        """Yields the tokens of each prompt and its answer. Raises ``ModelLoadError`` for a line
+        that was not written here."""
         with self._path.open(encoding="utf-8") as file:
             next(file)
-            for line in file:
-                yield _written(json.loads(line))
+            for number, line in enumerate(file, 2):
+                yield _written(self._tokens(line, number))
+
+    def _tokens(self, line: str, number: int) -> list[Any]:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, list):
+            raise ModelLoadError(
+                f"{self._path}, line {number} holds no answer: delete that line, or the file to "
+                "begin anew."
+            )
+        return found
 
     def _begin(self) -> int:
         self._path.write_text(json.dumps(asdict(self._settings)) + "\n", encoding="utf-8")
@@ -98,7 +111,9 @@ class Answers:
         try:
             with self._path.open("rb") as file:
                 first = file.readline()
-                before: Mapping[str, Any] = json.loads(first)
+                before = json.loads(first)
+                if not isinstance(before, dict) or not first.endswith(b"\n"):
+                    raise ValueError("no settings")
                 whole = len(first)
                 for line in file:
                     if line.endswith(b"\n"):
@@ -148,21 +163,24 @@ def prompts(paths: Sequence[Path], tokenizer: Any, name: str, length: int) -> li
                 "--data."
             )
         return [[first]]
-    found = [_prompt(item.content, item.where, tokenizer, name, length) for item in items(paths)]
+    found = []
+    for item in items(paths):
+        with naming(item.where):
+            found.append(_prompt(item.content, tokenizer, name, length))
     if not any(found):
         raise PromptError(f"{', '.join(map(str, paths))}: no prompt in there.")
     return [prompt for prompt in found if prompt]
 
 
-def _prompt(
-    content: str | Mapping[str, Any], where: str, tokenizer: Any, name: str, length: int
-) -> list[int]:
+def _prompt(content: str | Mapping[str, Any], tokenizer: Any, name: str, length: int) -> list[int]:
     if isinstance(content, str):
         return _ids(tokenizer, content)[:length]
     messages = conversation(content)
     if messages is not None:
-        if messages and messages[-1].get("role") == "assistant":
+        if messages[-1]["role"] == "assistant":
             messages = messages[:-1]
+        if not messages:
+            raise PromptError("this holds no prompt: the conversation begins with its answer.")
         if not getattr(tokenizer, "chat_template", None):
             return _ids(tokenizer, plain_chat(messages) + "\n\n")
         return _ids(tokenizer, rendered(tokenizer, name, messages), special=False)
@@ -170,7 +188,7 @@ def _prompt(
         return _ids(tokenizer, content["prompt"])
     if isinstance(content.get("text"), str):
         return _ids(tokenizer, content["text"])[:length]
-    raise PromptError(f"{where} holds no prompt: it needs 'messages', 'prompt' or 'text'.")
+    raise PromptError("this holds no prompt, and needs 'messages', 'prompt' or 'text'.")
 
 
 def _ids(tokenizer: Any, text: str, special: bool = True) -> list[int]:

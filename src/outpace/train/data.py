@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.chats import rendered
+from outpace.chats import rendered, with_text
 from outpace.errors import PromptError
 
 SEPARATOR = "\n<|endoftext|>\n"
@@ -30,10 +31,16 @@ def documents(paths: Sequence[Path], tokenizer: Any, name: str) -> Iterator[str]
     A text file holds one document, or several with lines ``<|endoftext|>`` in between. A JSON line
     holds a "text", a conversation ("messages", or ShareGPT's "conversations"), or a question and
     its answer ("prompt" and "response", and the like); these two go through the chat template
-    where the tokenizer has one. Raises ``PromptError`` for a file that cannot be read.
+    where the tokenizer has one. An answer without any text, which calls a tool, is left out. Raises
+    ``PromptError`` for a file that cannot be read, or a line that holds none of these.
     """
     for item in items(paths):
-        yield item.content if isinstance(item.content, str) else _document(item, tokenizer, name)
+        if isinstance(item.content, str):
+            yield item.content
+        else:
+            with naming(item.where):
+                text = _document(item.content, tokenizer, name)
+            yield text
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,15 @@ def items(paths: Sequence[Path]) -> Iterator[Item]:
                     yield Item(_object(line, f"{path}, line {number}"), f"{path}, line {number}")
         else:
             yield from (Item(part, str(path)) for part in text.split(SEPARATOR) if part)
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Returns a context whose ``PromptError`` names the place in a file that it is about."""
+    try:
+        yield
+    except PromptError as error:
+        raise PromptError(f"{where}: {error}") from error
 
 
 def blocks(texts: Iterable[str], tokenizer: Any, size: int, limit: int | None = None) -> Tensor:
@@ -133,25 +149,26 @@ def _object(line: str, where: str) -> Mapping[str, Any]:
     return entry
 
 
-def _document(item: Item, tokenizer: Any, name: str) -> str:
-    assert not isinstance(item.content, str)
-    messages = conversation(item.content)
+def _document(entry: Mapping[str, Any], tokenizer: Any, name: str) -> str:
+    messages = conversation(entry)
     if messages is not None:
         return _chat(messages, tokenizer, name)
-    text = item.content.get("text")
+    text = entry.get("text")
     if not isinstance(text, str):
         raise PromptError(
-            f"{item.where} is no training text: it needs 'text', 'messages', or 'prompt' and "
-            "'response'."
+            "this is no training text, and needs 'text', 'messages', or 'prompt' and 'response'."
         )
     return text
 
 
 def conversation(entry: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Returns the messages of a JSON object, a question and its answer too; None if it holds
-    neither."""
+    neither. Each has a "role" and a "content", which is a text, or nothing where a tool is called.
+    Raises ``PromptError`` for an empty conversation, or what is no message."""
     for key in CHATS:
         if isinstance(entry.get(key), list):
+            if not entry[key]:
+                raise PromptError("the conversation is empty: give at least one message.")
             return [_message(each) for each in entry[key]]
     for asked, answer in PAIRS:
         if isinstance(entry.get(asked), str) and isinstance(entry.get(answer), str):
@@ -162,24 +179,24 @@ def conversation(entry: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _message(entry: Any) -> dict[str, Any]:
-    """One message, OpenAI's or ShareGPT's."""
-    if not isinstance(entry, dict):
-        return {"role": "user", "content": str(entry)}
-    if "from" in entry:
+    """One message, OpenAI's, ShareGPT's, or a mere text."""
+    if isinstance(entry, str):
+        entry = {"role": "user", "content": entry}
+    elif isinstance(entry, dict) and isinstance(entry.get("from"), str):
         roles = {"human": "user", "gpt": "assistant"}
-        return {"role": roles.get(entry["from"], entry["from"]), "content": entry.get("value", "")}
-    return entry
+        role = roles.get(entry["from"], entry["from"])
+        entry = {"role": role, "content": entry.get("value", "")}
+    return with_text(entry)
 
 
 def plain_chat(messages: Sequence[Mapping[str, Any]]) -> str:
     """Returns a conversation as text, for a tokenizer without a chat template."""
-    return "\n\n".join(str(message.get("content", "")) for message in messages)
+    return "\n\n".join(filter(None, (message.get("content") for message in messages)))
 
 
 def _chat(messages: list[dict[str, Any]], tokenizer: Any, name: str) -> str:
     if not getattr(tokenizer, "chat_template", None):
         return plain_chat(messages)
-    answered = messages[-1].get("role") == "assistant"
-    if not answered:
+    if messages[-1]["role"] != "assistant":
         return rendered(tokenizer, name, messages)
-    return rendered(tokenizer, name, messages[:-1]) + str(messages[-1].get("content", ""))
+    return rendered(tokenizer, name, messages[:-1]) + (messages[-1].get("content") or "")

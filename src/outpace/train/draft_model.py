@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from outpace.errors import ConfigError, UnsupportedModel
+from outpace.errors import ConfigError, UnsupportedModel, VocabularyMismatch
 from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
@@ -79,7 +79,7 @@ def started(target: Loaded, start: str, sizes: DraftModelSizes) -> Start:
     """Returns a small model to be trained for a target. start: a folder, `PRUNED` or `RANDOM`.
 
     Raises ``ConfigError`` for sizes that do not fit, and `VocabularyMismatch` for a folder whose
-    model has other tokens.
+    model has other tokens, or only some of them.
     """
     if start == PRUNED:
         model = _pruned(target, sizes)
@@ -95,6 +95,12 @@ def _given(target: Loaded, folder: str, sizes: DraftModelSizes) -> Start:
     _check_unset(sizes, "comes from a folder, which says its sizes", "layers", *NAMES)
     found = load(folder, device=target.device, dtype=torch.float32, cpu_kernels="off")
     check_same_vocabulary(target, found)
+    tokens = int(found.config.vocab_size)
+    if tokens < target.vocabulary:
+        raise VocabularyMismatch(
+            f"{folder} has {tokens} tokens and {target.name} can generate {target.vocabulary}: "
+            "give it embeddings for the others first (transformers' resize_token_embeddings)."
+        )
     model = _widened(found.name).to(target.device) if found.packed else found.model
     return Start(_to_learn(model), found.tokenizer or target.tokenizer)
 

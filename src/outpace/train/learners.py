@@ -29,14 +29,15 @@ Loss = Callable[[], Tensor]
 
 
 class Learner(ABC):
-    """Updates the weights of a network. Between two calls they are those that are to be used."""
+    """Updates the weights of a network, which between two calls has those that are to be used."""
 
     def __init__(self, network: nn.Module, learning_rate: float) -> None:
         self._weights = [weight for weight in network.parameters() if weight.requires_grad]
 
     @abstractmethod
     def learn(self, loss: Loss) -> float:
-        """Makes one update and returns the loss before it."""
+        """Makes one update and returns the loss before it. Gradients that are not finite change
+        nothing: the drafter is in use, and one step with them would leave it without a law."""
 
     def _optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self._weights, learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -46,8 +47,9 @@ class Learner(ABC):
             weight.grad = None
         found = loss()
         found.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._weights, CLIP)
-        optimizer.step()
+        norm = torch.nn.utils.clip_grad_norm_(self._weights, CLIP)
+        if bool(norm.isfinite()):
+            optimizer.step()
         for weight in self._weights:
             weight.grad = None
         return float(found.detach())
@@ -75,8 +77,8 @@ class Osd(Learner):
 class Optimistic(Learner):
     """Uses weights that are one step ahead: the next gradient will be like the last one.
 
-    The step itself begins from the weights behind, with the gradient of those that were used, so
-    that a wrong guess about the next gradient is taken back.
+    The step itself begins from the weights before that step ahead, with the gradient at the weights
+    that were used. So a wrong guess about the next gradient is taken back.
     """
 
     def __init__(self, network: nn.Module, learning_rate: float) -> None:
@@ -120,8 +122,11 @@ class Ensemble(Learner):
             self._set(self._own[number])
             losses.append(self._step(optimizer, loss))
             self._own[number] = self._copied()
+        worst = max(filter(math.isfinite, losses), default=0.0)  # in the place of no number
         pairs = zip(self._losses, losses, strict=True)
-        self._losses = [MEMORY * before + now for before, now in pairs]
+        self._losses = [
+            MEMORY * before + (now if math.isfinite(now) else worst) for before, now in pairs
+        ]
         columns = zip(*self._own, strict=True)
         self._set([_mean(values, self.shares) for values in columns])
         return sum(share * value for share, value in zip(shares, losses, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,11 +24,12 @@ class Marks:
 
     loss: Tensor  # to be minimised
     hits: Tensor
-    """``[B, P, D]`` bool: whether its first guess is the target's, by text, place and depth. Where
-    nothing learns these are all places, one behind the other; while it learns, what they are is of
-    no meaning. Of classifiers as their `Measure` takes it."""
+    """``[B, P, D]`` bool, by text, place and depth: whether the head's first guess is the target's.
+    A head that is measured is marked at all places of a text, in their order. While it learns it is
+    marked at some of them, or at none, and its hits mean nothing. A classifier's hits are as its
+    `Measure` takes them."""
     first: int = 0
-    """Of which place the first of the hits is; the root of place 0 is the second token."""
+    """The place of the first of the hits; the root of place 0 is the second token."""
 
 
 def together(marks: Sequence[Marks]) -> Marks:
@@ -47,6 +48,9 @@ class Recipe(ABC):
     after the same tokens.
     """
 
+    beyond_depths: ClassVar[int] = 1
+    """Tokens that a block needs, at least, besides one for each depth."""
+
     @abstractmethod
     def __init__(self, head: Any, shared: Shared) -> None:
         """head: of the kind that names this recipe (`Head.recipe`)."""
@@ -58,7 +62,7 @@ class Recipe(ABC):
 
 
 class Sheet:
-    """What is noted of a head's guesses, from depth 1 on."""
+    """The marks for a head's guesses, which are noted depth by depth, from depth 1 on."""
 
     def __init__(
         self,
@@ -73,9 +77,7 @@ class Sheet:
             places = torch.arange(places, device=lesson.tokens.device)
         self._places = places
         self._lesson, self._d2t, self._decay = lesson, head.d2t, decay
-        own = head.d2t.new_full((head.target.vocab_size,), -1)
-        own[head.d2t] = torch.arange(head.vocabulary, device=own.device)
-        self._own = own  # [V]: the head's own number of each token, or -1
+        self._own = head.own_tokens()  # [V]
         self._losses: list[Tensor] = []
         self._hits: list[Tensor] = []
 

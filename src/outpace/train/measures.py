@@ -1,4 +1,4 @@
-"""By which figure a run is told apart from a better one."""
+"""The figures on held-out text by which a run's checkpoints are compared."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ class Readout:
         if self._head is None:
             raise UnsupportedModel(f"{name} has no output head to learn from.")
         self._cap = getattr(config, "final_logit_softcapping", None)
+        self._cap = self._cap or getattr(config, "output_logit_soft_cap", None)  # xLSTM's
         self._scale = float(getattr(config, "logit_scale", None) or 1.0)
         self._scale /= float(getattr(config, "logits_scaling", None) or 1.0)
         self._check(model, int(config.vocab_size), name)
@@ -38,7 +39,8 @@ class Readout:
     @property
     def weight(self) -> Tensor | None:
         """The output matrix ``[V, H]``, where it is held as one."""
-        found: Tensor | None = getattr(self._head, "weight", None)
+        plain = getattr(self._head, "plain_weight", None)  # where it is held otherwise
+        found: Tensor | None = plain() if plain else getattr(self._head, "weight", None)
         return found
 
     @property

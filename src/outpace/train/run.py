@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ import torch
 from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
+from outpace.heads.base import TargetShape
+from outpace.heads.classifiers.origin import Origin
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.lessons import Lessons
 from outpace.train.marks import Marks
 from outpace.train.measures import Measure
+from outpace.train.origin import origin_of
 from outpace.train.settings import TrainSettings
 from outpace.train.students.base import student_for
 from outpace.train.teacher import Teacher, answered
@@ -80,28 +84,30 @@ class TrainingRun:
         own: ``[N, block]`` bool, which tokens the target has written itself, if that is known: a
         drafter learns to foresee these only; lessons: where what the target makes of the text is
         kept, if it is."""
+        if settings.block > loaded.max_length:
+            raise ConfigError(
+                f"--block must be at most {loaded.max_length} tokens, the context of "
+                f"{loaded.name}, not {settings.block}."
+            )
         self.settings, self.out = settings, out
         torch.manual_seed(settings.seed)
         self._student = student_for(loaded, tokens, settings)
         self.network = self._student.network
         """What learns."""
-        if self._student.depths >= settings.block:
-            raise ConfigError(
-                f"--block must be more than {self._student.depths} tokens for {settings.method} of "
-                "these sizes."
-            )
         self._teacher = Teacher(loaded, self._student.layers, self._student.top, lessons)
         self._recipe = self._student.recipe(self._teacher)
+        too_few = self._student.depths + self._recipe.beyond_depths - 1
+        if too_few >= settings.block:
+            raise ConfigError(
+                f"--block must be more than {too_few} tokens for {settings.method} of these sizes."
+            )
         held = max(1, int(len(tokens) * settings.held_out))
         if len(tokens) <= held:
             raise ConfigError(
                 f"{len(tokens)} block(s) of text are too few, one of which is held out: give more "
                 "text, or a smaller --block."
             )
-        self._held, self._tokens = tokens[:held], tokens[held:]
-        own = own if self._student.drafts else None
-        self._held_own = None if own is None else own[:held]
-        self._own = None if own is None else own[held:]
+        self._text, self._held_blocks = tokens, held
         self._optimizer = torch.optim.AdamW(
             self.network.parameters(),
             lr=settings.learning_rate,
@@ -110,7 +116,13 @@ class TrainingRun:
             fused=True,  # on a CPU a single pass over the weights, where the usual code takes ten
         )
         self.step, self.best, self._spent = 0, 0.0, 0.0
+        self._target = origin_of(loaded)
         self._resume()
+        self._held, self._tokens = tokens.tensor_split([self._held_blocks])
+        self._held_own: Tensor | None = None
+        self._own: Tensor | None = None
+        if own is not None and self._student.drafts:
+            self._held_own, self._own = own.tensor_split([self._held_blocks])
 
     def play(self, report: Report, every: int = 50, stop: Callable[[], bool] = bool) -> Progress:
         """Trains to the last step and returns where it ended; writes a checkpoint at each report.
@@ -134,6 +146,7 @@ class TrainingRun:
         return progress or self._marked(math.nan)
 
     def _learn(self, step: int) -> float:
+        """Makes a step and returns its loss; ``ConfigError`` where it would ruin the weights."""
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * _share(step, self.settings)
         # What a recipe draws (noise, places) follows from the step, also in a run that goes on.
@@ -143,7 +156,12 @@ class TrainingRun:
         loss = self._mark(self._tokens[numbers], own).loss
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
+        if not bool(norm.isfinite()):  # one step with these, and no weight is a number any more
+            raise ConfigError(
+                f"the gradients of step {step + 1:,} are not finite: begin anew with a lower --lr "
+                f"than {self.settings.learning_rate:g}."
+            )
         self._optimizer.step()
         return float(loss.detach())
 
@@ -193,6 +211,12 @@ class TrainingRun:
             self._student.save(self.out)
         state = {
             "settings": self.settings.as_dict(),
+            "target": {"shape": asdict(self._target.shape), "greeting": self._target.greeting},
+            "text": {
+                "blocks": len(self._text),
+                "digest": _digest(self._text),
+                "held": self._held_blocks,
+            },
             "step": self.step,
             "best": self.best,
             "seconds": self._spent,
@@ -205,35 +229,53 @@ class TrainingRun:
             log.write(json.dumps(progress.as_dict()) + "\n")
 
     def _resume(self) -> None:
-        """Goes on where an earlier run with the same settings stopped."""
+        """Goes on where an earlier run stopped, of the same target and settings, and of the same
+        text or its beginning."""
         path = self.out / STATE
         if not path.exists():
             return
         try:
-            state = torch.load(path, weights_only=True)
-            mine = self.settings.as_dict()
-            usual = TrainSettings(method=self.settings.method).as_dict()
-            then = {**usual, **state["settings"]}  # a setting may be younger than the run
-            other = [name for name in mine if then.get(name) != mine[name]]
+            # On the CPU at first: this machine may lack the device that wrote it.
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            self._check_same(state)
+            # Of a text that has grown, what was learned from is not held out now.
+            self._held_blocks = int(state.get("text", {}).get("held", self._held_blocks))
+            self.network.load_state_dict(state["network"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            self.step, self.best = int(state["step"]), float(state["best"])
+            self._spent = float(state["seconds"])
+        except ConfigError:
+            raise
         except Exception as error:  # torch raises all sorts over a damaged file
             raise ModelLoadError(
                 f"{path} cannot be read, so this run cannot go on: delete it to begin anew."
             ) from error
-        if set(other) - {"steps"}:
+
+    def _check_same(self, state: Mapping[str, Any]) -> None:
+        """Raises ``ConfigError`` for a run of another target, of another text, or with other
+        settings. What is younger than the run is not compared."""
+        mine = self.settings.as_dict()
+        then = {**TrainSettings(method=self.settings.method).as_dict(), **state["settings"]}
+        other = [name for name in mine if then.get(name) != mine[name] and name != "steps"]
+        text = state.get("text")
+        if not other and text and text["digest"] != _digest(self._text[: text["blocks"]]):
+            other = ["text"]
+        if "target" in state:
+            shape = TargetShape(**state["target"]["shape"])
+            try:
+                Origin(shape, state["target"]["greeting"]).check(self._target, "the run")
+            except ConfigError:
+                other = ["target"]
+        if other:
             raise ConfigError(
-                f"{self.out} holds a run with another {' and '.join(sorted(set(other)))}: name "
+                f"{self.out} holds a run with another {' and '.join(sorted(other))}: name "
                 "another folder, or delete this one to begin anew."
             )
-        self.network.load_state_dict(state["network"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self.step, self.best = state["step"], state["best"]
-        self._spent = state["seconds"]
 
 
-def read_log(out: Path) -> Iterator[dict[str, Any]]:
-    """Yields the reports of a run, in order."""
-    for line in (out / LOG).read_text(encoding="utf-8").splitlines():
-        yield json.loads(line)
+def _digest(tokens: Tensor) -> str:
+    """Returns a short text that other blocks of text do not have."""
+    return hashlib.sha256(tokens.contiguous().numpy().data).hexdigest()[:16]
 
 
 def _share(step: int, settings: TrainSettings) -> float:

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar, cast
 
-from outpace.core.values import shown
+from outpace.core.values import is_whole, shown
 from outpace.errors import ConfigError, did_you_mean
 from outpace.heads.base import config_of
 from outpace.train.losses import FORWARD_KL, find_loss
 
 Sizes = TypeVar("Sizes")
+
+LARGEST_SEED = 1 << 42
+"""Seeds of single steps are multiples of it, which have to fit into 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,10 @@ class TrainSettings:
             value = getattr(self, name)
             if not 0 < value <= top:
                 raise ConfigError(f"{name} must be above 0 and at most {top}, not {shown(value)}.")
+        if not is_whole(self.seed) or abs(self.seed) > LARGEST_SEED:
+            raise ConfigError(
+                f"seed must be a whole number of at most {LARGEST_SEED}, not {shown(self.seed)}."
+            )
         find_loss(self.loss)
 
     def as_dict(self) -> dict[str, Any]:
@@ -63,7 +70,8 @@ def sizes_of(kind: type[Sizes], given: Mapping[str, Any]) -> Sizes:
         if name not in defaults:
             raise ConfigError(f"this drafter has no size {name!r}{did_you_mean(name, defaults)}.")
         # Where the default is 0, it stands for what the target has; no blocks are a linear map.
-        if value is not False and value == 0 and defaults[name] != 0 and name != "blocks":
+        counts = type(value) is int and type(defaults[name]) is int
+        if counts and value == 0 and defaults[name] != 0 and name != "blocks":
             raise ConfigError(f"{name} must be at least 1, not 0.")
     try:
         return cast(Sizes, config_of(cast(Any, kind), given))

@@ -69,8 +69,8 @@ class Teacher:
         lessons: Lessons | None = None,
     ) -> None:
         """layers: whose states are wanted, numbered as in `Needs.states`. top: how many of the
-        likeliest tokens; none for who makes the laws from the states. lessons: where what was read
-        is kept, and looked up before anything is read."""
+        likeliest tokens a lesson holds; 0 for a student that makes whole laws from the states.
+        lessons: where what was read is kept, and looked up before anything is read."""
         model: Any = loaded.model
         if is_encoder_decoder(model):
             raise UnsupportedModel(
@@ -173,10 +173,10 @@ class Teacher:
         return found
 
     def carry(self, tokens: Tensor, riders: Riders) -> Tensor:
-        """Returns what riders say in texts ``[B, T]``, ``[B, R, V]``; see `hf.riding.Carriage`.
+        """Returns the logits ``[B, R, V]`` of riders in texts ``[B, T]``, as `Carriage` makes them.
 
-        It can be derived by what the riders are made from. Raises ``UnsupportedModel`` where the
-        target's own code cannot.
+        Gradients go through them to what the riders are made from. Raises ``UnsupportedModel``
+        where the target's own code lets none through.
         """
         if self._carriage is None:
             self._carriage = Carriage(self._model, self._max_length)

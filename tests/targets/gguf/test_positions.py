@@ -105,7 +105,9 @@ def test_heads_that_are_turned_in_part(arch: str, share: float, tmp_path: Path) 
         ("llama", {"attention.value_length": 8}, "keys of 16 numbers and values of 8"),
         ("llama", {"attention.head_count": [4, 2]}, "another attention.head_count in each layer"),
         ("llama", {"expert_count": 8}, "a Mixtral"),
+        ("llama", {"expert_count": [8, 8]}, "a Mixtral"),
         ("falcon", {"attention.head_count_kv": 2}, "a Falcon with several key heads"),
+        ("falcon", {"attention.head_count_kv": [2, 2]}, "a Falcon with several key heads"),
     ],
 )
 def test_what_is_not_read_is_refused(

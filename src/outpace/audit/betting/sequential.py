@@ -42,7 +42,7 @@ ECHOES = np.array([-0.9, -0.3, 0.3, 0.9])
 class Family(Protocol):
     """Bets of one kind, with different amounts: each has a wealth of its own."""
 
-    log_wealth: Array  # [bets]
+    log_wealth: Array  # [bets]; another array, never the same one changed, once bets are settled
 
 
 AnyFamily = TypeVar("AnyFamily", bound=Family)
@@ -160,6 +160,9 @@ class SequentialTest:
         self.log_peak = 0.0
         self.alarmed_at: int | None = None
         self._stakes: dict[str, tuple[float, Family]] = {}
+        self._known: dict[str, tuple[Array, float]] = {}
+        """By family, its wealth when it was looked at last, and the value of that. A token settles
+        the bets of a few families only, and there is one for each position of a text."""
 
     def stake(self, name: str, share: float, family: AnyFamily) -> AnyFamily:
         """Puts a share of the starting wealth on a family; returns the family."""
@@ -197,7 +200,12 @@ class SequentialTest:
 
     def _log_value(self, name: str) -> float:
         share, family = self._stakes[name]
-        return math.log(share) + log_total(family.log_wealth) - math.log(len(family.log_wealth))
+        wealth = family.log_wealth
+        known = self._known.get(name)
+        if known is None or known[0] is not wealth:
+            value = math.log(share) + log_total(wealth) - math.log(len(wealth))
+            known = self._known[name] = (wealth, value)
+        return known[1]
 
 
 def log_total(logs: Array) -> float:

@@ -27,6 +27,8 @@ _ASSISTANT: Options = {
                     "vocab_size_per_layer_input": 0},
     "backbone_hidden_size": HIDDEN,
 }  # fmt: skip
+"""transformers 5.23 cannot make any such model: the configuration insists that all layers read keys
+and values of others, and the layers that some hold their own."""
 _QSA: Options = {
     "indexer_n_heads": 2,
     "indexer_kv_heads": 1,

@@ -36,11 +36,6 @@ class Finding:
     seconds: float = 0.0
 
     @property
-    def ok(self) -> bool:
-        """Whether texts are the plain ones, or the model is refused."""
-        return self.verdict in ("identical", "refused")
-
-    @property
     def failed(self) -> bool:
         """Whether a text is another one, or did not come to its end."""
         return self.verdict in ("DIFFERENT", "not finished")

@@ -102,7 +102,8 @@ def audit_law(
     drafters: names in `drafting.BUILT_IN`, or functions of your own by name. fast: fewer trees and
     model pairs. shapes, pairs: the trees and the number of model pairs, in place of those of
     ``fast``. A way of drafting that a rule refuses is left out; raises ``IncompatibleRule`` if
-    nothing is left, ``ConfigError`` for an unknown name.
+    nothing is left, ``ConfigError`` for an unknown name, or where there was nothing to begin with:
+    what was not enumerated has not passed.
     """
     ways, chosen = _ways(drafters), _rules(rules)
     worlds: dict[tuple[int, int], World] = {}
@@ -124,8 +125,11 @@ def audit_law(
                     refusal = error
                     continue
                 rows.append(audit_one(rule, worlds[key], drafts, shape, name))
-    if not rows and refusal is not None:
-        raise refusal
+    if not rows:
+        raise refusal or ConfigError(
+            "there is nothing to enumerate: name a rule, a way of drafting and a tree. Those that "
+            "end chains themselves need a chain of two or more."
+        )
     order = [rule.name for rule in chosen]
     rows.sort(key=lambda row: order.index(row.rule))
     return LawReport(seed, tuple(rows))

@@ -33,7 +33,13 @@ class LlamaCpp(Contestant):
                 "--max-prompt-tokens."
             )
         found = self._server.complete(samples(prompt, job.max_tokens, job.temperature, job.seed))
-        if self._count is not None and job.max_tokens > 2 and not found["timings"].get("draft_n"):
+        if not found.get("tokens"):
+            raise ConfigError(
+                "this llama-server returns no token ids, by which texts are compared: take a newer "
+                "one, or leave 'llamacpp' out of --vs."
+            )
+        drafted = found.get("timings", {}).get("draft_n")
+        if self._count is not None and job.max_tokens > 2 and not drafted:
             raise ConfigError(
                 "llama.cpp drafted nothing, and what it does plainly must not be called "
                 "speculative: take a newer llama-server, or leave 'llamacpp' out of --vs."

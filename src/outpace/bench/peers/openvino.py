@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from outpace.errors import ConfigError
 
 COUNTS = (3, 5)
 """Drafted tokens per round, a contestant for each."""
+LAST = "openvino_detokenizer.xml"
+"""The file of a converted model that is written last."""
 
 
 class OpenVino(Contestant):
@@ -91,16 +95,25 @@ def _pipeline(models: Models, speculative: bool) -> Any:
 def converted(model: str, quantization: str | None = None) -> str:
     """Returns the folder of a model's IR, made on first use and kept among temporary files."""
     if quantization is not None:
-        plain = converted(model)
-        folder = Path(f"{plain}-{quantization}")
-        if not (folder / "openvino_detokenizer.xml").exists():
-            save_quantised(Path(plain), folder, quantization)
-        return str(folder)
+        plain = Path(converted(model))
+        folder = plain.with_name(f"{plain.name}-{quantization}")
+        return _whole(folder, lambda new: save_quantised(plain, new, quantization))
     stamp = Path(model, "config.json").stat().st_mtime_ns if Path(model).is_dir() else 0
     key = hashlib.sha256(f"{Path(model).resolve()} {stamp}".encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / "outpace-openvino" / key
-    if not (folder / "openvino_detokenizer.xml").exists():
-        save_ir(model, folder)
+    return _whole(folder, lambda new: save_ir(model, new))
+
+
+def _whole(folder: Path, make: Callable[[Path], None]) -> str:
+    """Returns a folder that ``make`` has written. It is there with all files or not at all: a
+    conversion that was interrupted must not be taken for one that is done."""
+    if not (folder / LAST).exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as begun:
+            new = Path(begun) / folder.name
+            make(new)
+            shutil.rmtree(folder, ignore_errors=True)
+            new.rename(folder)
     return str(folder)
 
 

@@ -84,7 +84,11 @@ def _cut(value: Any) -> Any:
 
 
 def _last_part(text: str) -> str:
-    return Path(text).name if Path(text).is_absolute() or text.startswith("~") else text
+    """Returns a text, or several with commas between them, with the absolute paths cut."""
+    return ",".join(
+        Path(part).name if Path(part).is_absolute() or part.startswith("~") else part
+        for part in text.split(",")
+    )
 
 
 def commit(package: Path | None = None) -> str | None:

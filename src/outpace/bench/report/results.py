@@ -175,8 +175,11 @@ def unmeasured(rule: str | None, batch: int, temperature: float) -> ConfigError:
 
 def restored(kind: Any, value: Any) -> Any:
     """Returns a value of ``kind`` (a dataclass, a tuple, a mapping, a union or a plain type) from
-    what JSON made of it. Unknown fields raise ``KeyError``."""
+    what JSON made of it. Unknown fields raise ``KeyError``, what is no object where a dataclass is
+    wanted ``TypeError``."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{kind.__name__} cannot be made of {value!r}")
         hints = typing.get_type_hints(kind)
         unknown = set(value) - {f.name for f in dataclasses.fields(kind)}
         if unknown:

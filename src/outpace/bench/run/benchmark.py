@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from time import perf_counter
 
 from outpace.bench.prompts import Prompt, batches
@@ -51,15 +53,19 @@ class BenchmarkPlan:
             raise ConfigError(f"--max-tokens must be at least 2, not {self.max_tokens}.")
         if not self.batches or min(self.batches) < 1:
             raise ConfigError("--batch must be whole numbers from 1 on.")
-        if not self.temperatures or min(self.temperatures) < 0:
+        if not self.temperatures or not all(0 <= t < math.inf for t in self.temperatures):
             raise ConfigError("--temperature must be numbers from 0 on.")
+        if self.max_prompt_tokens < 1:
+            raise ConfigError(
+                f"--max-prompt-tokens must be at least 1, not {self.max_prompt_tokens}."
+            )
         if self.sweep and min(self.sweep) < 1:
             raise ConfigError("--sweep must be draft lengths from 1 on.")
 
     @property
     def settings(self) -> list[tuple[int, float]]:
-        """All pairs of a batch size and a temperature."""
-        return [(b, t) for b in self.batches for t in self.temperatures]
+        """All pairs of a batch size and a temperature, each once."""
+        return list(dict.fromkeys(product(self.batches, self.temperatures)))
 
 
 @dataclass(frozen=True)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from time import perf_counter
+from typing import TypeVar
 
 import torch
 
 from outpace.api import LLM
 from outpace.bench.run.memory import synchronise
+from outpace.bench.run.rehearsal import fill, rehearsing, text_of
 from outpace.bench.stats.theory import Times
-from outpace.core.law import History, LawMaker, RowOptions
-from outpace.core.params import SamplingParams
-from outpace.core.proposal import Verdict
-from outpace.core.stats import Seconds
 from outpace.core.trees.tree import Tree
-from outpace.draft.base import Round, RowInfo, Rows
-from outpace.targets.base import Plan, PromptInputs, Target
+from outpace.targets.base import Plan
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -40,11 +40,17 @@ class Meter:
     def sample(
         self, drafts: Iterable[int] = (), scored: Iterable[int] = (1,), repeats: int = 3
     ) -> None:
-        """Takes ``repeats`` samples of each draft length and each number of scored tokens."""
+        """Takes ``repeats`` samples of each draft length and each number of scored tokens.
+
+        A sample of a draft counts for the nodes that were drafted, which may be fewer than asked
+        for: some drafters have a longest draft, and a look-up may find less.
+        """
         for n in sorted(set(scored)):
             self._verify.setdefault(n, []).extend(self._verifying(n, repeats))
         for k in sorted(set(drafts) - {0}):
-            self._draft.setdefault(k, []).extend(self._drafting(k, repeats))
+            for nodes, seconds in self._drafting(k, repeats):
+                if nodes:
+                    self._draft.setdefault(nodes, []).append(seconds)
 
     @property
     def times(self) -> Times:
@@ -57,84 +63,39 @@ class Meter:
     @torch.inference_mode()
     def _verifying(self, n: int, repeats: int) -> list[float]:
         target = self.llm.engine.target
-        drafted = torch.full((self.batch, n - 1), 7, device=target.device)
-        tree = Tree.chain(self.batch, n - 1, target.device)
-        plan = Plan([[7]] * self.batch, drafted, tree)
+        text = text_of(self.context + 1, self.llm.engine.vocabulary)
+        root = text[-1]
+        drafted = torch.full((self.batch, n - 1), root, device=target.device)
+        plan = Plan([[root]] * self.batch, drafted, Tree.chain(self.batch, n - 1, target.device))
         found = []
         try:
-            _fill(target, self.batch, self.context)
-            for _ in range(repeats + 1):
-                found.append(self._timed(lambda: target.score(plan)))
+            with target.computing():
+                fill(target, self.batch, text)
+                for _ in range(repeats + 1):
+                    found.append(self._timed(lambda: target.score(plan))[0])
         finally:
             target.retain([])
         return found[1:]  # the first one may have to make buffers
 
     @torch.inference_mode()
-    def _drafting(self, k: int, repeats: int) -> list[float]:
-        drafter = self.llm.engine.drafter
-        prompts = [[(7 * i + row) % 200 for i in range(self.context)] for row in range(self.batch)]
-        outputs: list[list[int]] = [[] for _ in prompts]
-        rows = _Batch(self.llm, prompts, outputs, self.temperature)
+    def _drafting(self, k: int, repeats: int) -> list[tuple[int, float]]:
+        """Returns how many nodes rounds that may draft k have drafted, and the drafter's seconds:
+        for the draft, and for what it does once it is told what became of it."""
         found = []
-        drafter.admit([RowInfo(number, prompt) for number, prompt in enumerate(prompts)])
-        try:
-            for step in range(repeats + 1):
-                now = rows.now()
-                found.append(self._timed(lambda now=now: self._round(now, k)))  # type: ignore[misc]
-                for output in outputs:  # a draft is only made once more text is committed
-                    output.append(step % 200)
-        finally:
-            drafter.retain([])
+        computing = self.llm.engine.target.computing()
+        text = rehearsing(self.llm, self.batch, self.context, self.temperature)
+        with computing, text as rehearsal:
+            for _ in range(repeats + 1):
+                rows = rehearsal.rows()
+                drafting, proposal = self._timed(partial(rehearsal.propose, rows, k))
+                telling, _ = self._timed(rehearsal.score(rows, proposal))
+                found.append((int(proposal.counts.max()), drafting + telling))
         return found[1:]
 
-    def _round(self, rows: Rows, k: int) -> None:
-        drafter = self.llm.engine.drafter
-        proposal = drafter.propose(rows, [k] * self.batch)
-        if proposal.tree.size:
-            nothing = torch.zeros_like(rows.positions)
-            verdict = Verdict(nothing, nothing)
-            drafter.observe(rows, Round(proposal, verdict, Seconds(0.0, 0.0, 0.0)))
-
-    def _timed(self, work: Callable[[], object]) -> float:
+    def _timed(self, work: Callable[[], Result]) -> tuple[float, Result]:
         device = self.llm.engine.target.device
         synchronise(device)
         begin = self.clock()
-        work()
+        result = work()
         synchronise(device)
-        return self.clock() - begin
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """A batch in the making, as a drafter sees it."""
-
-    llm: LLM
-    prompts: Sequence[list[int]]
-    outputs: Sequence[list[int]]
-    temperature: float
-
-    def now(self) -> Rows:
-        engine = self.llm.engine
-        params = SamplingParams(temperature=self.temperature).resolve({})
-        device = engine.target.device
-        return Rows(
-            History(self.prompts, self.outputs),
-            LawMaker([RowOptions(params)] * len(self.prompts), engine.vocabulary, device),
-            torch.arange(len(self.prompts), device=device),
-            engine.verifier.terms,
-        )
-
-
-def _fill(target: Target, rows: int, tokens: int) -> None:
-    """Gives a target rows with so many cached tokens: one text, read once."""
-    text = [(7 * place) % 200 for place in range(tokens)]
-    target.admit(PromptInputs([*text, 7]))
-    while not target.ready:
-        target.fill(tokens)
-    left = text[target.lengths[0] :]
-    if left:
-        nothing = torch.zeros(1, 0, dtype=torch.long, device=target.device)
-        target.score(Plan([left], nothing, Tree.chain(1, 0, target.device)))
-        target.commit([[]])
-    for _ in range(rows - 1):
-        target.fork(0)
+        return self.clock() - begin, result

@@ -33,7 +33,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Times:
+class TextTimes:
     """When a text came, got a row, and ended, in rounds; and its length in tokens."""
 
     arrived: int
@@ -78,12 +78,12 @@ def _request(number: int, prompt: list[int], limit: int) -> Request:
     return Request(prompt, options, seed=0, max_tokens=limit, eos_ids=(END,), id=number)
 
 
-def played(texts: Sequence[Text], order: Order, rows: int) -> list[Times]:
+def played(texts: Sequence[Text], order: Order, rows: int) -> list[TextTimes]:
     """Returns the times of the texts, in the order in which they end."""
     queue, coming = Queue(order), list(reversed(texts))
     running: list[tuple[Text, int]] = []  # with the round in which it got its row
     by_id = {text.request.id: text for text in texts}
-    found: list[Times] = []
+    found: list[TextTimes] = []
     now = 0
     while coming or len(queue) or running:
         while coming and coming[-1].arrives <= now:
@@ -97,6 +97,6 @@ def played(texts: Sequence[Text], order: Order, rows: int) -> list[Times]:
             text.request.extend([END if last else END + 1])
         order.played([text.request for text, _ in running])
         ended = [one for one in running if one[0].request.finished]
-        found += [Times(text.arrives, joined, now, text.length) for text, joined in ended]
+        found += [TextTimes(text.arrives, joined, now, text.length) for text, joined in ended]
         running = [one for one in running if not one[0].request.finished]
     return found

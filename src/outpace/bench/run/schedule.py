@@ -117,6 +117,7 @@ def _timed(
         if len(text) != job.max_tokens:
             raise ConfigError(
                 f"{contestant.name} generated {len(text)} tokens where {job.max_tokens} were asked "
-                "for: speeds of texts of different lengths cannot be compared."
+                "for, and speeds of texts of different lengths cannot be compared: lower "
+                "--max-tokens or --max-prompt-tokens, so that both fit into the model's context."
             )
     return TimedRun(contestant.name, number, repeat, end - middle, middle - begin, made)

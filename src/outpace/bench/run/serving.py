@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -44,14 +45,13 @@ class Load:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rate <= 0:
+        if not self.rate > 0:  # nor NaN
             raise ConfigError(f"the rate must be positive, not {self.rate:g}.")
 
     def arrivals(self) -> list[float]:
         """Returns when each request is sent, in seconds from the start."""
         draws = random.Random(self.seed)
-        gaps = [draws.expovariate(self.rate) for _ in self.prompts]
-        return [sum(gaps[: index + 1]) for index in range(len(gaps))]
+        return list(accumulate(draws.expovariate(self.rate) for _ in self.prompts))
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Clients:
 
 
 @dataclass(frozen=True)
-class Target:
-    """The server, and the limits within which a request counts as served well."""
+class Server:
+    """A running server, and the limits within which a request counts as served well."""
 
     url: str
     first_seconds: float = 1.0
@@ -79,12 +79,16 @@ class Target:
 
     def connect(self) -> http.client.HTTPConnection:
         """Returns a connection; ``ConfigError`` for what is no address."""
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            host, port = parts.hostname, parts.port
+        except ValueError:  # brackets or a port that cannot be read
+            host = None
+        if not host or parts.scheme not in ("http", "https"):
             raise ConfigError(f"{self.url} is no address: give one such as http://127.0.0.1:8000.")
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        return kind(parts.hostname, parts.port, timeout=TIMEOUT)
+        return kind(host, port, timeout=TIMEOUT)
 
 
 @dataclass(frozen=True)
@@ -105,13 +109,13 @@ class Served:
         return (self.last - self.first) / max(1, self.tokens - 1)
 
 
-def run_load(load: Load, target: Target, speculative: str = "auto") -> list[Served]:
+def run_load(load: Load, server: Server, speculative: str = "auto") -> list[Served]:
     """Sends the requests and returns those that were answered, once all have ended.
 
     speculative: what each asks for: "off", "auto", or a number of tokens. Raises ``ConfigError``
     where the server cannot be reached or refuses a request.
     """
-    answers = _Answers(target, load, speculative)
+    answers = _Answers(server, load, speculative)
     threads = []
     for at, prompt in zip(load.arrivals(), load.prompts, strict=True):
         time.sleep(max(0.0, answers.begin + at - time.perf_counter()))
@@ -122,9 +126,9 @@ def run_load(load: Load, target: Target, speculative: str = "auto") -> list[Serv
     return answers.all()
 
 
-def run_clients(clients: Clients, target: Target, speculative: str = "auto") -> list[Served]:
+def run_clients(clients: Clients, server: Server, speculative: str = "auto") -> list[Served]:
     """The same for clients that wait for their answers."""
-    answers = _Answers(target, clients, speculative)
+    answers = _Answers(server, clients, speculative)
     with ThreadPoolExecutor(clients.count) as pool:
         list(pool.map(answers.ask, clients.prompts))
     return answers.all()
@@ -133,8 +137,8 @@ def run_clients(clients: Clients, target: Target, speculative: str = "auto") -> 
 class _Answers:
     """Asks one prompt after another, from any thread, and collects what came of it."""
 
-    def __init__(self, target: Target, load: Load | Clients, speculative: str) -> None:
-        self._target, self._load, self._speculative = target, load, speculative
+    def __init__(self, server: Server, load: Load | Clients, speculative: str) -> None:
+        self._server, self._load, self._speculative = server, load, speculative
         self._found: list[Served] = []
         self._problems: list[str] = []
         self.begin = time.perf_counter()
@@ -142,7 +146,7 @@ class _Answers:
     def ask(self, prompt: str) -> None:
         try:
             body = _body(self._load, prompt, self._speculative)
-            self._found.append(_served(self._target, body, self.begin))
+            self._found.append(_served(self._server, body, self.begin))
         except (OSError, http.client.HTTPException, ConfigError) as error:
             self._problems.append(str(error))
 
@@ -151,17 +155,17 @@ class _Answers:
         if self._problems:
             raise ConfigError(
                 f"{len(self._problems)} of {len(self._load.prompts)} requests to "
-                f"{self._target.url} failed (the first: {self._problems[0]}): start the server "
+                f"{self._server.url} failed (the first: {self._problems[0]}): start the server "
                 "with 'outpace serve', or give its address."
             )
         return self._found
 
 
-def summary(served: Sequence[Served], target: Target) -> dict[str, float]:
+def summary(served: Sequence[Served], server: Server) -> dict[str, float]:
     """Returns the figures: percentiles in seconds, tokens and good requests per second."""
     whole = max(one.last for one in served) - min(one.sent for one in served)
     good = sum(
-        one.ttft <= target.first_seconds and one.tpot <= target.token_seconds for one in served
+        one.ttft <= server.first_seconds and one.tpot <= server.token_seconds for one in served
     )
     figures = {
         "TTFT": [one.ttft for one in served],
@@ -196,11 +200,11 @@ def _body(load: Load | Clients, prompt: str, speculative: str) -> dict[str, Any]
     }
 
 
-def _served(target: Target, body: dict[str, Any], begin: float) -> Served:
+def _served(server: Server, body: dict[str, Any], begin: float) -> Served:
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(KEY_VARIABLE):
         headers["Authorization"] = f"Bearer {key.split(',')[0].strip()}"
-    connection = target.connect()
+    connection = server.connect()
     try:
         sent = time.perf_counter() - begin
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
@@ -215,17 +219,29 @@ def _served(target: Target, body: dict[str, Any], begin: float) -> Served:
 
 
 def _read(answer: http.client.HTTPResponse, sent: float, begin: float) -> Served:
+    """Returns the times of a streamed answer; ``ConfigError`` where it tells of an error, or ends
+    before it has said how many tokens it has."""
     first = last = sent
-    tokens = 0
+    tokens: int | None = None
     for line in answer:
         if not line.startswith(b"data: {"):
             continue
-        event = json.loads(line[6:])
-        if "error" in event:
-            raise ConfigError(str(event["error"].get("message")))
-        if event["choices"]:
+        event = _event(line)
+        if (error := event.get("error")) is not None:
+            raise ConfigError(str(error.get("message") if isinstance(error, dict) else error))
+        if event.get("choices"):
             last = time.perf_counter() - begin
             first = last if first == sent else first
-        elif event.get("usage"):
-            tokens = event["usage"]["completion_tokens"]
+        elif usage := event.get("usage"):
+            tokens = usage.get("completion_tokens")
+    if tokens is None:
+        raise ConfigError("an answer broke off, or has no count of its tokens ('usage')")
     return Served(sent, first, last, tokens)
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    try:
+        event: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
+    except ValueError as error:
+        raise ConfigError(f"an answer holds what is no JSON ({error})") from error
+    return event

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from outpace.bench.run.contest import Contestant
 from outpace.bench.run.memory import read_bandwidth
 from outpace.bench.run.ours import Ours
 from outpace.bench.run.schedule import Tick, ignore
-from outpace.errors import ConfigError, PromptError
+from outpace.errors import ConfigError, PromptError, did_you_mean
 from outpace.targets.hf.loading.loaded import Loaded
 
 
@@ -46,7 +47,8 @@ def contestants(engines: Engines, rows: int) -> list[Contestant]:
 
     rows: the greatest batch size that will be run.
     """
-    wanted = [name for name in engines.vs if name != BASELINE]
+    _check_comparable(engines.options, rows)
+    wanted = [name for name in dict.fromkeys(engines.vs) if name != BASELINE]
     if not (engines.configs or engines.model is None or engines.again or wanted):
         raise ConfigError(
             "nothing to compare plain decoding with: give --draft, --method, "
@@ -97,12 +99,39 @@ def _options_of(llm: LLM) -> list[str]:
 
 def engine(engines: Engines, config: Mapping[str, Any] | None, rows: int) -> LLM:
     """Returns the engine of one ``speculative_config``, for so many rows."""
+    _check_arguments(engines.options)
     options = {"generation_config": "none", "max_num_seqs": rows, **engines.options}
-    try:
-        return LLM(engines.model, speculative_config=config, **options)
-    except TypeError as error:
-        raise ConfigError(f"--llm has an argument that LLM does not know ({error}).") from error
+    return LLM(engines.model, speculative_config=config, **options)
 
+
+def _check_arguments(options: Mapping[str, Any]) -> None:
+    """Raises ``ConfigError`` for an argument that `LLM` does not have, that another flag gives, or
+    that no JSON can hold."""
+    known = set(signature(LLM).parameters) - {*WITH_FLAGS, "progress"}
+    for name in options:
+        if name in WITH_FLAGS:
+            raise ConfigError(f"--llm must not say {name!r}: give {WITH_FLAGS[name]}.")
+        if name not in known:
+            raise ConfigError(f"--llm cannot give LLM {name!r}{did_you_mean(name, known)}.")
+
+
+def _check_comparable(options: Mapping[str, Any], rows: int) -> None:
+    """Raises ``ConfigError`` for arguments of `LLM` under which the times of runs would mislead."""
+    if options.get("enable_prefix_caching"):
+        raise ConfigError(
+            "a benchmark gives each prompt several times, and enable_prefix_caching would read it "
+            "in the first run only: leave it out of --llm."
+        )
+    most = options.get("max_num_seqs", rows)
+    if isinstance(most, int) and most < rows:
+        raise ConfigError(
+            f"--batch asks for {rows} texts at once, and max_num_seqs in --llm allows {most}: "
+            "raise it or leave it out."
+        )
+
+
+WITH_FLAGS = {"model": "--model", "speculative_config": "--speculative-config"}
+"""Arguments of `LLM` that have flags of their own."""
 
 OF_LOADING = ("dtype", "device", "quantization", "trust_remote_code", "cpu_kernels", "progress")
 """Arguments of `LLM` that say how a model is loaded."""

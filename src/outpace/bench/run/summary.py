@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from outpace.bench.prompts import Prompt, task_of
 from outpace.bench.report.results import MethodResult, Prediction, Roof, TaskResult
@@ -50,10 +52,17 @@ class SettingRuns:
 
     def of(self, name: str, job: int | None = None) -> list[TimedRun]:
         """Returns a contestant's runs of one job or of all, sorted by job and repeat."""
-        found = [
-            run for run in self.runs if run.contestant == name and (job is None or run.job == job)
-        ]
-        return sorted(found, key=lambda run: (run.job, run.repeat))
+        jobs = range(len(self.jobs)) if job is None else (job,)
+        return [run for one in jobs for run in self._by_job.get((name, one), ())]
+
+    @cached_property
+    def _by_job(self) -> Mapping[tuple[str, int], Sequence[TimedRun]]:
+        """The runs by contestant and job: a long benchmark has thousands, and each is asked for
+        several times."""
+        found: dict[tuple[str, int], list[TimedRun]] = defaultdict(list)
+        for run in sorted(self.runs, key=lambda run: run.repeat):
+            found[run.contestant, run.job].append(run)
+        return dict(found)
 
     @property
     def context(self) -> float:

@@ -62,7 +62,8 @@ def replay(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> Repla
     if count == "auto":
         shape = llm.engine.drafter.shape
         count = CHAIN if shape is None else shape.size
-    short = replace(params, n=1, logprobs=None, max_tokens=min(limit, wanted), speculative=count)
+    few = params.shortened(min(limit, wanted))
+    short = replace(few, n=1, logprobs=None, speculative=count)
     with watching(llm) as watch:
         llm.generate(listed, short)
     return Replay(rule.name, watch.divergence(), blocked=watch.blocked)

@@ -262,10 +262,11 @@ def parsed(line: str, file: str) -> str | list[int]:
 
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PromptError(f"{file} holds a line that is not JSON: {error}.") from error
     names = ("prompt", "prompt_token_ids")
-    found = next((record[name] for name in names if name in record), None)
+    known = record if isinstance(record, dict) else {}
+    found = next((known[name] for name in names if name in known), None)
     if not isinstance(found, str | list):
         raise PromptError(f'{file} needs a "prompt" or "prompt_token_ids" in every line.')
     return found

@@ -18,7 +18,7 @@ from outpace.cli.tables import table
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outpace.bench.run.serving import Served, Target
+    from outpace.bench.run.serving import Served, Server
 
 Figures = Mapping[str, float]
 PngFile = Annotated[
@@ -41,10 +41,10 @@ class AddressFlags:
         float, typer.Option(help="and whose other tokens took at most this, on average.")
     ] = 0.1
 
-    def target(self) -> Target:
-        from outpace.bench.run.serving import Target
+    def server(self) -> Server:
+        from outpace.bench.run.serving import Server
 
-        return Target(self.url, self.first_seconds, self.token_seconds)
+        return Server(self.url, self.first_seconds, self.token_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +100,9 @@ def serve_benchmark(
     Every kind of request gets the same prompts at the same times, or from as many clients. A key is
     read from OUTPACE_API_KEY.
     """
+    from outpace.bench.report.outputs import check_file
+
+    check_file("--json", json_file)
     if clients is None:
         if png is not None:
             raise ConfigError("--png needs --clients: it shows what more of them change.")
@@ -120,9 +123,9 @@ def _by_rate(
 ) -> None:
     from outpace.bench.run.serving import Load, run_load
 
-    target = address.target()
+    server = address.server()
     load = Load(asked.texts(), rate, asked.max_tokens, asked.temperature, asked.seed)
-    found = _in_turns(speculative, repeats, target, partial(run_load, load, target))
+    found = _in_turns(speculative, repeats, server, partial(run_load, load, server))
     _show(f"{address.url}, {rate:g} requests/s", found)
     _write(json_file, found)
 
@@ -144,11 +147,11 @@ def _by_clients(
     check_file("--png", png)
     if png is not None:
         require_matplotlib()
-    target, texts = address.target(), asked.texts()
+    server, texts = address.server(), asked.texts()
     found: dict[str, dict[int, Figures]] = {}
     for count in numbers(clients, int, "--clients"):
         load = Clients(texts, count, asked.max_tokens, asked.temperature, asked.seed)
-        figures = _in_turns(speculative, repeats, target, partial(run_clients, load, target))
+        figures = _in_turns(speculative, repeats, server, partial(run_clients, load, server))
         _show(f"{address.url}, {count} clients", figures)
         for kind, one in figures.items():
             found.setdefault(kind, {})[count] = one
@@ -158,18 +161,18 @@ def _by_clients(
 
 
 def _in_turns(
-    speculative: str, repeats: int, target: Target, run: Callable[[str], list[Served]]
+    speculative: str, repeats: int, server: Server, run: Callable[[str], list[Served]]
 ) -> dict[str, Figures]:
     """Returns the figures of each kind of request; all kinds take turns."""
     from outpace.bench.run.serving import medians, summary
 
-    kinds = speculative.split(",")
+    kinds = [kind.strip() for kind in speculative.split(",")]
     runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     with Console(stderr=True).status("measuring") as status:
         for turn in range(repeats):
             for kind in kinds if turn % 2 == 0 else reversed(kinds):
                 status.update(f"speculative={kind}, run {turn + 1} of {repeats}")
-                runs[kind].append(summary(run(kind), target))
+                runs[kind].append(summary(run(kind), server))
     return {kind: medians(found) for kind, found in runs.items()}
 
 

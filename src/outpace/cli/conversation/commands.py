@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from outpace.cli.conversation import files, settings
 from outpace.cli.conversation.session import Session
@@ -128,8 +128,8 @@ def _stats(session: Session, argument: str) -> None:
 
 
 def _save(session: Session, argument: str) -> None:
-    file = Path(argument).expanduser()
-    if file.exists() and file != session.file:
+    file = files.file_of(argument)
+    if os.path.exists(file) and file != session.file:
         raise PromptError(f"{argument!r} exists already: name another file, or remove it first.")
     files.save(session.conversation, file, session.llm.target.name)
     session.file = file
@@ -137,7 +137,7 @@ def _save(session: Session, argument: str) -> None:
 
 
 def _load(session: Session, argument: str) -> None:
-    file = Path(argument).expanduser()
+    file = files.file_of(argument)
     session.conversation = files.load(file)
     session.file, session.used = file, 0
     session.screen.notice(f"loaded {len(session.conversation.exchanges)} exchanges")

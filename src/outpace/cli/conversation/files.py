@@ -20,8 +20,9 @@ def save(conversation: Conversation, file: Path, model: str) -> None:
     record = {"model": model, "messages": _messages(conversation)}
     try:
         file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise PromptError(f"cannot write {str(file)!r}: {error.strerror}.") from error
+    except (OSError, ValueError) as error:  # the second: a name or a text that no file can have
+        reason = getattr(error, "strerror", None) or str(error)
+        raise PromptError(f"cannot write {str(file)!r}: {reason}.") from error
 
 
 def load(file: Path) -> Conversation:
@@ -36,6 +37,15 @@ def load(file: Path) -> Conversation:
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise PromptError(f"{str(file)!r} holds no conversation: {_FORM}.")
     return _conversation(messages, file)
+
+
+def file_of(name: str) -> Path:
+    """Returns the file that a user names, in which ~ is a home folder; ``PromptError`` for the home
+    of nobody."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise PromptError(f"{name!r} is in the home of a user who is not known here.") from error
 
 
 def _messages(conversation: Conversation) -> list[dict[str, Any]]:

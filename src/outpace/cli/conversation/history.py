@@ -11,10 +11,20 @@ from outpace.errors import ConfigError
 
 
 def state_folder() -> Path:
-    """Returns the folder of what programs remember between two runs, as the XDG rules name it."""
+    """Returns the folder of what programs remember between two runs, as the XDG rules name it.
+
+    Raises ``ConfigError`` where it would be in a home folder, and there is none.
+    """
     named = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(named) if os.path.isabs(named) else Path.home() / ".local" / "state"
-    return base / "outpace"
+    if os.path.isabs(named):
+        return Path(named) / "outpace"
+    try:
+        return Path.home() / ".local" / "state" / "outpace"
+    except RuntimeError as error:  # a user who is not known here, as in some containers
+        raise ConfigError(
+            "the history cannot be kept, since there is no home folder: add --no-history, or set "
+            "XDG_STATE_HOME to a folder of yours."
+        ) from error
 
 
 def history(kept: bool) -> History:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Protocol
 
 import typer
 
-_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Characters that could move the cursor or change the terminal, by which a model could deceive."""
+from outpace.cli.texts import harmless, write
 
 
 class Screen(Protocol):
@@ -25,28 +23,27 @@ class Screen(Protocol):
 
 
 class Terminal:
-    """A person reads: notices are dim, and control characters in an answer are not obeyed.
+    """A person reads: notices are dim, and no control characters are obeyed.
 
     What an answer cost is in the status line.
     """
 
     def piece(self, text: str) -> None:
-        typer.echo(text.translate(_CONTROLS), nl=False)
-        sys.stdout.flush()
+        write(harmless(text))
 
     def end(self, cost: str) -> None:
         typer.echo("\n")
 
     def notice(self, text: str) -> None:
-        typer.secho(text, dim=True)
+        # A saved conversation, too, may hold what a model has written.
+        typer.secho(harmless(text), dim=True)
 
 
 class Pipe:
     """A program reads: the answers, each ended by a line break; notices go to standard error."""
 
     def piece(self, text: str) -> None:
-        typer.echo(text, nl=False)
-        sys.stdout.flush()
+        write(text)
 
     def end(self, cost: str) -> None:
         typer.echo()

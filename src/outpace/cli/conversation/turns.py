@@ -27,25 +27,19 @@ class Conversation:
     forgotten: int = 0
     """How many of the oldest exchanges are no longer sent to the model."""
 
-    @property
-    def sent(self) -> list[Exchange]:
-        """The exchanges that the model is shown."""
-        return self.exchanges[self.forgotten :]
+    def messages(self, question: str, forgotten: int | None = None) -> list[Message]:
+        """Returns what the model is shown before it answers the question.
 
-    def messages(self, question: str) -> list[Message]:
-        """Returns what the model is shown before it answers the question."""
+        forgotten: how many of the oldest exchanges are left out, where not as many as are.
+        """
         found = [] if self.system is None else [_message("system", self.system)]
-        for exchange in self.sent:
+        for exchange in self.exchanges[self.forgotten if forgotten is None else forgotten :]:
             found.append(_message("user", exchange.question))
             found.append(_message("assistant", exchange.answer))
         return [*found, _message("user", question)]
 
     def add(self, exchange: Exchange) -> None:
         self.exchanges.append(exchange)
-
-    def forget_oldest(self) -> None:
-        """Stops showing the model the oldest exchange that it is still shown."""
-        self.forgotten += 1
 
     def undo(self) -> Exchange | None:
         """Removes the last exchange and returns it; None where nothing was said."""

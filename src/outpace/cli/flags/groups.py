@@ -134,5 +134,5 @@ class StoppingFlags:
 
 
 def _named(flags: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the flags that are called as what they are given to."""
+    """Returns the flags that have the same names as the library's arguments."""
     return {name: getattr(flags, name) for name in names}

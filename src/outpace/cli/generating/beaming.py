@@ -11,6 +11,7 @@ import typer
 from outpace.api import LLM
 from outpace.cli.flags.prompts import Entry
 from outpace.cli.generating.playing import Job, prompt_of, show_prompt, tell_errors, write_line
+from outpace.cli.texts import write
 from outpace.core.beam_params import BeamSearchParams
 from outpace.outputs import BeamSearchOutput
 
@@ -44,7 +45,7 @@ def _show(entry: Entry, output: BeamSearchOutput, job: Job) -> None:
             write_line({**known, "prompt": entry.text, "index": index, **vars(sequence)})
         else:
             show_prompt(job, entry)
-            typer.echo(sequence.text)
+            write(sequence.text + "\n")
             typer.echo(f"log-probability {sequence.cum_logprob:.2f}", err=True)
     if job.as_json and output.error is not None:
         known = {} if entry.id is None else {"id": entry.id}

@@ -19,6 +19,7 @@ from outpace.bench.stats.replay import replay
 from outpace.cli import report
 from outpace.cli.flags.prompts import Entry
 from outpace.cli.generating.compare import measure
+from outpace.cli.texts import write
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
 from outpace.outputs import RequestOutput
@@ -80,8 +81,7 @@ def _stream(llm: LLM, params: SamplingParams, job: Job, prompt: Prompt) -> None:
     try:
         for chunk in chunks:
             metrics = chunk.metrics
-            typer.echo(chunk.text, nl=False)
-            sys.stdout.flush()
+            write(chunk.text)
     except KeyboardInterrupt:
         typer.echo()
         typer.echo(f"interrupted; {report.summary(metrics, seed)}", err=True)
@@ -99,7 +99,7 @@ def _print_all(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Pro
             if parts:
                 typer.echo()
             show_prompt(job, entry)
-            typer.echo(completion.text)
+            write(completion.text + "\n")
             parts.append(completion.metrics)
             errors += [completion.error] if completion.error else []
     typer.echo(report.summary(report.merged(parts, perf_counter() - begin)), err=True)

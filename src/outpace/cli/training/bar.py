@@ -28,7 +28,8 @@ def play(
 ) -> Reached:
     """Trains under a bar and returns where the run ended.
 
-    patience: reports without a higher figure than before, after which it ends; None: any.
+    patience: after so many reports without a higher figure than before the run ends; None: it goes
+    on. every: steps between two reports. minutes: after so many the run ends, too; None: never.
     """
     scores: list[float] = []
     end = None if minutes is None else time.monotonic() + 60 * minutes

@@ -147,7 +147,7 @@ class DrafterFlags:
             name, _, value = text.partition("=")
             if value in ("true", "false"):
                 found[name] = value == "true"
-            elif value.isdigit():
+            elif value.isascii() and value.isdigit():
                 found[name] = int(value)
             else:
                 raise ConfigError(f"--set takes NAME=N, such as depths=3, not {text!r}.")
@@ -198,8 +198,12 @@ class RunFlags:
         """Returns the flags, or the defaults where they are not given."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
         known = {name: value for name, value in given.items() if value is not None}
-        if self.patience is not None and self.patience < 1:
-            raise ConfigError(f"--patience must be at least 1, not {self.patience}.")
+        for name in ("patience", "every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name} must be at least 1, not {value}.")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ConfigError(f"--minutes must be more than 0, not {self.minutes:g}.")
         return {**DEFAULTS, "minutes": None, "patience": None, **known}
 
 

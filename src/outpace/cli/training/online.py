@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -42,25 +42,25 @@ def train_online(
         raise PromptError(f"{llm.target.name} has no tokenizer, so no text can be read for it.")
     lengths: list[float] = []
     try:
-        lengths += _answered(console, llm, text)
+        for length in _answered(console, llm, text):
+            lengths.append(length)  # one by one: Ctrl-C loses none
     except KeyboardInterrupt:
         console.print("interrupted: what was learned so far is kept")
     llm.save_drafter(drafter.out)
     if len(lengths) >= 2 * LATELY:
         first, last = _mean(lengths[:LATELY]), _mean(lengths[-LATELY:])
         console.print(f"acceptance length {first:.2f} at first, {last:.2f} at last")
-    console.print(
-        f"use it: --method {method} --draft {drafter.out}", highlight=False, soft_wrap=True
-    )
+    use = f"use it: --method {method} --draft {drafter.out}"
+    console.print(use, highlight=False, markup=False, soft_wrap=True)
 
 
-def _answered(console: Console, llm: Any, text: TextFlags) -> list[float]:
-    """Returns the mean acceptance length of each answer."""
+def _answered(console: Console, llm: Any, text: TextFlags) -> Iterator[float]:
+    """Yields the mean acceptance length of each answer."""
     from outpace.core.params import SamplingParams
     from outpace.train.answers import prompts
 
     asked = prompts(text.data or [], llm.tokenizer, llm.target.name, text.prompt_tokens)
-    wanted, lately, found = text.wanted(len(asked)), deque[float](maxlen=LATELY), []
+    wanted, lately = text.wanted(len(asked)), deque[float](maxlen=LATELY)
     with counting(console, "answering", wanted, 0) as report:
         for number in range(wanted):
             prompt = asked[number % len(asked)]
@@ -69,12 +69,11 @@ def _answered(console: Console, llm: Any, text: TextFlags) -> list[float]:
                 temperature=text.temperature, max_tokens=min(text.answer_tokens, room)
             )
             metrics = llm.generate([prompt], params)[0].metrics
-            found.append(metrics.mean_acceptance_length)
-            lately.append(found[-1])
+            lately.append(metrics.mean_acceptance_length)
+            yield lately[-1]
             report(number + 1)
             if (number + 1) % LATELY == 0:
                 console.print(f"answer {number + 1:,}: acceptance length {_mean(lately):.2f}")
-    return found
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -90,6 +89,7 @@ def _check(
     other = [name for name in given if name not in KEPT]
     other += ["set"] if drafter.sizes else []
     other += ["loss"] if drafter.loss else []
+    other += ["draft"] if drafter.draft else []
     other += ["tokens"] if text.tokens else []
     if other:
         raise ConfigError(

@@ -152,7 +152,9 @@ def _train(
     )
     if lessons is not None and lessons.full:
         console.print("the lessons fill --cache: what is not among them is read again each time")
-    console.print(f"use it: {_use(settings, drafter)}", highlight=False, soft_wrap=True)
+    console.print(
+        f"use it: {_use(settings, drafter)}", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def _use(settings: TrainSettings, drafter: DrafterFlags) -> str:

@@ -10,48 +10,75 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STEP = 0.01
-"""How far the threshold is moved at a time (the paper's epsilon)."""
-
-MEMORY = 0.5
-"""Weight of the rounds before in the acceptance rate (the paper's beta 1)."""
-
-INERTIA = 0.9
-"""Weight of the old threshold in the new one (the paper's beta 2)."""
-
-WANTED = 0.9
-"""The acceptance rate that the threshold is moved towards."""
-
 FIRST = 0.6
 """The threshold before anything is known."""
 
 
-@dataclass
-class DraftExit:
-    """The threshold of one text.
+@dataclass(frozen=True)
+class ThresholdRule:
+    """How a threshold follows the acceptance rate. The defaults are the paper's.
 
-    >>> adaptive = DraftExit()
-    >>> adaptive.learn(drafted=4, accepted=0)
-    >>> round(adaptive.threshold, 3)
-    0.601
+    >>> threshold, rate = ThresholdRule().moved(0.6, 0.9, drafted=4, accepted=0)
+    >>> round(threshold, 3), rate
+    (0.601, 0.45)
     """
+
+    wanted: float = 0.9
+    """The acceptance rate that the threshold is moved towards."""
+    step: float = 0.01
+    """How far it is moved at a time, before that is smoothed (the paper's epsilon)."""
+    rate_memory: float = 0.5
+    """Weight of the rounds before in the acceptance rate (the paper's beta 1)."""
+    threshold_memory: float = 0.9
+    """Weight of the old threshold in the new one (the paper's beta 2)."""
+
+    def moved(
+        self,
+        threshold: float,
+        rate: float | None,
+        drafted: int,
+        accepted: int,
+        lowers: bool = True,
+    ) -> tuple[float, float]:
+        """Returns the threshold, a probability, and the acceptance rate after one more draft.
+
+        rate: of the drafts before; None: there were none. drafted: at least 1. lowers: whether a
+        rate above the wanted one lowers the threshold.
+        """
+        now = accepted / drafted
+        if rate is not None:
+            now = self.rate_memory * rate + (1 - self.rate_memory) * now
+        if now <= self.wanted:
+            step = self.step
+        elif lowers:
+            step = -self.step
+        else:
+            return threshold, now
+        kept = self.threshold_memory
+        moved = kept * threshold + (1 - kept) * (threshold + step)
+        return min(1.0, max(0.0, moved)), now
+
+
+PAPER = ThresholdRule()
+
+
+@dataclass
+class ExitThreshold:
+    """The threshold of one text."""
 
     threshold: float = FIRST
     adaptive: bool = True
-    rate: float = WANTED
+    rate: float = PAPER.wanted
     """The acceptance rate of late."""
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Is told what became of a draft."""
-        if not self.adaptive or not drafted:
-            return
-        self.rate = MEMORY * self.rate + (1 - MEMORY) * accepted / drafted
-        moved = self.threshold + (STEP if self.rate <= WANTED else -STEP)
-        self.threshold = INERTIA * self.threshold + (1 - INERTIA) * moved
+        if self.adaptive and drafted:
+            self.threshold, self.rate = PAPER.moved(self.threshold, self.rate, drafted, accepted)
 
 
 def ended(
-    exits: Sequence[DraftExit], counts: Sequence[int], length: int, sure: Sequence[float]
+    exits: Sequence[ExitThreshold], counts: Sequence[int], length: int, sure: Sequence[float]
 ) -> list[int]:
     """Returns how many tokens each chain may have once its ``length``-th was drawn.
 

@@ -15,7 +15,7 @@ from outpace.core.trees.tree import Tree
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows
 from outpace.draft.chains import Chains
-from outpace.draft.itself.exits import DraftExit, ended
+from outpace.draft.itself.exits import ExitThreshold, ended
 from outpace.draft.remembered import Remembered
 from outpace.errors import ConfigError
 from outpace.targets.base import Target, View
@@ -36,7 +36,7 @@ class PartialDrafter(Drafter):
     reads_prompts: ClassVar[bool]
     """Whether long prompts may be read by the part: the target then need not read them as far."""
 
-    def __init__(self, target: Target, view: View, first: DraftExit | None) -> None:
+    def __init__(self, target: Target, view: View, first: ExitThreshold | None) -> None:
         """first: how chains of a new text end early; None: they do not."""
         self.target, self.view = target, view
         self.pass_bytes = view.pass_bytes
@@ -103,15 +103,15 @@ class PartialDrafter(Drafter):
         return self._trees[rows, nodes]
 
 
-def first_exit(given: Any) -> DraftExit | None:
+def first_exit(given: Any) -> ExitThreshold | None:
     """Returns what ``draft_exit`` asks for; ``ConfigError`` for anything but "adaptive", a
     probability or None."""
     if given is None:
         return None
     if given == "adaptive":
-        return DraftExit()
+        return ExitThreshold()
     if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given < 1:
-        return DraftExit(float(given), adaptive=False)
+        return ExitThreshold(float(given), adaptive=False)
     raise ConfigError(
         f"draft_exit must be 'adaptive', a probability from 0 up to 1, or null, not {shown(given)}."
     )

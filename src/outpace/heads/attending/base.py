@@ -1,4 +1,4 @@
-"""What the heads have in common that attend over the whole text: EAGLE and its relatives.
+"""What heads that attend over the whole text have in common: EAGLE and its relatives.
 
 Such a head is a small decoder over entries. Entry i of a text joins the guide of token i, which is
 what the head makes of the target's states there, with token i + 1, and says something about token
@@ -37,14 +37,14 @@ class Entries:
 
     @classmethod
     def of_layers(cls, layers: Sequence[Entries]) -> Entries:
-        """Returns those of several layers side by side, as groups of one."""
+        """Returns the entries of several layers side by side, as if they were groups of one."""
         return cls(
             torch.cat([each.keys for each in layers], 1),
             torch.cat([each.values for each in layers], 1),
         )
 
     def by_layer(self, layers: int) -> list[Entries]:
-        """Returns what `of_layers` has put side by side."""
+        """Returns the entries of each layer, which `of_layers` has put side by side."""
         parts = zip(self.keys.chunk(layers, 1), self.values.chunk(layers, 1), strict=True)
         return [Entries(keys, values) for keys, values in parts]
 
@@ -59,8 +59,8 @@ class Sight:
 
     @classmethod
     def of_texts(cls, begin: Entries, count: int) -> Sight:
-        """Returns that of texts that are read at once: each of so many entries sees the earlier
-        ones and itself. begin: no entries, of as many rows."""
+        """Returns the sight of ``count`` entries of each text, for texts that are read at once: an
+        entry sees the earlier ones and itself. begin: no entries, of as many rows."""
         rows, device = len(begin.keys), begin.keys.device
         at = torch.arange(count, device=device)
         return cls(at.expand(rows, -1), begin, (at <= at[:, None]).expand(rows, -1, -1))

@@ -1,4 +1,4 @@
-"""S2D: one small decoder, of which the first layers alone are drafters too.
+"""S2D: one small decoder whose first layers are drafters by themselves, too.
 
 Kavehzadeh et al. 2024, arXiv 2407.01955. It reads nothing of a target but its tokens, so that one
 of them serves every target with the same vocabulary.
@@ -29,7 +29,9 @@ class S2dConfig(LayerConfig):
     """Tokens behind the root for which its guesses are counted in training; it drafts as far as it
     is asked to."""
     width: int = 256
+    """Width of its embeddings and layers."""
     layers: int = 6
+    """All of its decoder layers."""
     first: int = 2
     """Layers of its smallest part."""
     every: int = 2
@@ -83,7 +85,7 @@ class S2d(AttendingHead):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The target's embeddings, of which only the tokens are used."""
+        """The target's embeddings, because the tokens come with them; only the tokens are used."""
         return (0,)
 
     def guide(self, states: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the heads have in common that guess a whole block of tokens in one pass.
+"""What heads that guess a whole block of tokens in one pass have in common.
 
 Such a head is a small decoder over the text and a block of masks behind it. Entry i of a text is
 made of the target's states at token i and stays as it is. The block, the root and as many masks as
@@ -29,7 +29,7 @@ class BlockHead(Head):
 
     @abstractmethod
     def entries(self, states: Tensor, positions: Tensor) -> Entries:
-        """Returns what a text is seen by.
+        """Returns the entries of a text, to which blocks attend.
 
         states: ``[B, W, len(layers) H]``, the target's at W tokens; positions: ``[B, W]``, the
         numbers of the tokens in their texts, from 0.

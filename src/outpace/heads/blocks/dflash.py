@@ -132,10 +132,11 @@ class DFlash(BlockHead):
 
 
 def spread(layers: int, count: int) -> tuple[int, ...]:
-    """Returns which states of a target with so many layers a head reads that has ``count``.
+    """Returns the states that a head with ``count`` layers reads of a target with so many layers.
 
-    From behind the second layer to behind the third last but one, evenly, as in the published code;
-    of a target with few layers, from behind the first one to the last states, as far as there are.
+    They are evenly spread, as in the published code: the first is the one behind the second layer,
+    the last the one behind the last layer but two. A target with few layers is read from behind its
+    first layer to its last states, at as many places as there are.
 
     >>> spread(36, 5), spread(2, 5)
     ((2, 10, 18, 26, 34), (1, -1))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from outpace.heads.base import Head, HeadConfig, TargetShape
+from outpace.heads.layers import most_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class DiffusionConfig(HeadConfig):
 class Denoised:
     """A block after a pass."""
 
-    logits: Tensor  # [B, D, V'], of settled tokens those that they were settled by
+    logits: Tensor  # [B, D, V']; at a settled token, the logits by which it was settled
     settled: Tensor  # [B, D], the head's own tokens; -1 where nothing is settled
 
 
@@ -60,14 +61,13 @@ class Diffusion(Head):
                 f"least, one for each of {config.depths} tokens at most, and a context"
             )
         width = config.width
-        heads = next(n for n in range(max(1, width // 64), 0, -1) if width % n == 0)
         self.passes, self.context, self.mask = config.passes, config.context, target.vocab_size
         self.embedding = nn.Embedding(target.vocab_size + 1, width)
         self.places = nn.Parameter(torch.empty(config.context + config.depths, width))
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True,
-                norm_first=True,
+                width, most_heads(width), 4 * width, dropout=0.0, activation="gelu",
+                batch_first=True, norm_first=True,
             )
             for _ in range(config.blocks)
         )  # fmt: skip
@@ -117,9 +117,10 @@ class Diffusion(Head):
     @staticmethod
     @torch.no_grad()
     def _settled(logits: Tensor, settled: Tensor, count: int) -> Tensor:
-        """Settles the surest tokens, so that there are so many."""
+        """Returns ``settled`` with the surest tokens added, ``count`` of each block in all. logits:
+        ``[B, D, V']``."""
         best = logits.softmax(-1).max(-1)
-        # Those that are settled stay so.
+        # Tokens that are settled already stay so.
         sure = torch.where(settled >= 0, 2.0, best.values)
         chosen = torch.zeros_like(settled, dtype=torch.bool)
         chosen.scatter_(1, sure.topk(count, 1).indices, True)

@@ -59,7 +59,7 @@ class Classifier(nn.Module, ABC):
 
 
 def save_classifier(network: Classifier, folder: str | os.PathLike[str]) -> None:
-    """Writes a classifier. A reader finds either the old files or the new ones."""
+    """Writes a classifier; each file is replaced at once."""
     about = {KIND: network.kind, **network.config.as_dict(), "model": asdict(network.shape)}
     Folder(Path(folder)).write(about, network.state_dict(), WEIGHTS)
 
@@ -87,9 +87,8 @@ def _built(
 ) -> Classifier:
     """The network that a configuration describes, with weights that are still to be filled in."""
     family = find_classifier(kind)
-    try:
+    with place.describing(kind):
         shape = TargetShape(**about.pop("model"))
         origin = Origin(shape, torch.empty_like(weights["greeting"]))
-        return family(origin, config_of(family.Config, about))
-    except (TypeError, ValueError, KeyError) as error:
-        raise place.unfit(kind, error) from error
+        network: Classifier = family(origin, config_of(family.Config, about))
+    return network

@@ -14,6 +14,12 @@ from outpace.heads.base import Head
 from outpace.heads.folder import Folder
 
 
+def architectures(about: Mapping[str, Any]) -> set[str]:
+    """Returns the architectures that a configuration names; none where the entry is no list."""
+    listed = about.get("architectures")
+    return {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
+
+
 @dataclass(frozen=True, eq=False)
 class Content:
     """What a folder with a head holds."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from outpace.heads.base import Head, TargetShape, config_of
 from outpace.heads.blocks.dflash import DFlash, DFlashConfig, spread
 from outpace.heads.folder import Folder
-from outpace.heads.formats.base import Content, Format
+from outpace.heads.formats.base import Content, Format, architectures
 from outpace.heads.formats.llama import (
     about_layers,
     check_only,
@@ -35,19 +35,17 @@ class DFlashFormat(Format):
 
     @classmethod
     def recognises(cls, about: Mapping[str, Any]) -> bool:
-        return ARCHITECTURE in (about.get("architectures") or ()) or ABOUT in about
+        return ARCHITECTURE in architectures(about) or ABOUT in about
 
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         weights = renamed(without_derived(folder.read_weights("model.safetensors")), OWN)
-        try:
+        with folder.describing("dflash"):
             check_only(about, ONLY)
             target = TargetShape(
                 about["hidden_size"], about["vocab_size"], about.get("num_target_layers") or 0
             )
             head = DFlash(target, _config(about, target.layers))
-        except (TypeError, ValueError, KeyError) as error:
-            raise folder.unfit("dflash", error) from error
         return folder.fill(head, {**weights, "d2t": head.d2t})
 
     @classmethod

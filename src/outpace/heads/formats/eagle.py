@@ -2,8 +2,8 @@
 layer, or of a Qwen2.
 
 The weights are ``fc`` and ``layers.0``, whose attention reads its input as it is, and mostly a copy
-of the target's ``embed_tokens``. Nothing in the configuration says that it is a head: a folder with
-a whole model of one layer is told by its weights.
+of the target's ``embed_tokens``. Nothing in the configuration says that it is a head; from a whole
+model of one layer it is told by its weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from outpace.heads.attending.eagle import Eagle, EagleConfig
 from outpace.heads.base import Head, TargetShape, config_of
 from outpace.heads.folder import Folder
-from outpace.heads.formats.base import Content, Format
+from outpace.heads.formats.base import Content, Format, architectures
 from outpace.heads.formats.llama import (
     about_layers,
     check_only,
@@ -39,18 +39,16 @@ class EagleFormat(Format):
 
     @classmethod
     def recognises(cls, about: Mapping[str, Any]) -> bool:
-        known = set(ARCHITECTURES) & set(about.get("architectures") or ())
+        known = architectures(about).intersection(ARCHITECTURES)
         return bool(known) and about.get("num_hidden_layers") == 1
 
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         found = folder.read_weights("model.safetensors", "pytorch_model.bin")
         weights = renamed(without_derived(found), OWN)
-        try:
+        with folder.describing("eagle"):
             check_only(about, ONLY)
             head = eagle_head(about, weights)
-        except (TypeError, ValueError, KeyError) as error:
-            raise folder.unfit("eagle", error) from error
         return folder.fill(head, {**weights, "d2t": head.d2t})
 
     @classmethod
@@ -73,9 +71,9 @@ class EagleFormat(Format):
 
 
 def eagle_head(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Eagle:
-    """Returns a head, still without its weights, from its layer's public configuration; which
-    parts it has, the weights by our own names say. Raises ``TypeError``, ``ValueError`` or
-    ``KeyError`` where they do not fit."""
+    """Returns a head, still without its weights, from its layer's public configuration. Which parts
+    it has follows from the weights, by our own names. Raises one of `heads.folder.UNFIT` where they
+    do not fit."""
     given = {
         **layer_sizes(about),
         "fusion_bias": "fc.bias" in weights,

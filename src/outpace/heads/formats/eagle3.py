@@ -16,7 +16,7 @@ from torch import Tensor
 from outpace.heads.attending.eagle3 import Eagle3, Eagle3Config
 from outpace.heads.base import Head, TargetShape, config_of
 from outpace.heads.folder import Folder
-from outpace.heads.formats.base import Content, Format
+from outpace.heads.formats.base import Content, Format, architectures
 from outpace.heads.formats.llama import about_layers, check_only, layer_sizes, without_derived
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -29,7 +29,7 @@ ONLY: Mapping[str, Any] = {
     "fc_norm": False,
     "norm_output": False,
 }
-"""What a head of another kind says otherwise."""
+"""Entries by which a head that is built otherwise, and cannot be read, is told."""
 
 
 class Eagle3Format(Format):
@@ -39,15 +39,13 @@ class Eagle3Format(Format):
 
     @classmethod
     def recognises(cls, about: Mapping[str, Any]) -> bool:
-        return ARCHITECTURE in (about.get("architectures") or ())
+        return ARCHITECTURE in architectures(about)
 
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         weights = without_derived(folder.read_weights("model.safetensors", "pytorch_model.bin"))
-        try:
+        with folder.describing("eagle3"):
             head = eagle3_head(about, weights)
-        except (TypeError, ValueError, KeyError) as error:
-            raise folder.unfit("eagle3", error) from error
         return folder.fill(head, weights)
 
     @classmethod
@@ -60,8 +58,7 @@ class Eagle3Format(Format):
 
 def eagle3_head(about: Mapping[str, Any], weights: dict[str, Tensor]) -> Eagle3:
     """Returns a head, still without its weights, from its public configuration, and gives the
-    weights our ``d2t``. Raises ``TypeError``, ``ValueError`` or ``KeyError`` where they do not
-    fit."""
+    weights our ``d2t``. Raises one of `heads.folder.UNFIT` where they do not fit."""
     target = TargetShape(about["hidden_size"], about["vocab_size"], 0)
     head = Eagle3(target, _config(about, weights))
     weights["d2t"] = _to_target(weights, head)

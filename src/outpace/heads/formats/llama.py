@@ -25,7 +25,7 @@ ONLY: Mapping[str, Any] = {
     "mlp_bias": False,
     "rope_scaling": None,
 }
-"""What layers of another kind say otherwise."""
+"""Entries by which layers that are built otherwise, and cannot be read, are told."""
 
 
 def check_only(about: Mapping[str, Any], only: Mapping[str, Any]) -> None:

@@ -12,11 +12,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
-
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.folder import Folder
 from outpace.heads.formats.base import Content, Format
+from outpace.heads.formats.llama import knows_all
 from outpace.heads.steps.medusa import Medusa, MedusaConfig
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors")
@@ -34,7 +33,7 @@ class MedusaFormat(Format):
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         given, blocks = about["medusa_num_heads"], about.get("medusa_num_layers", 1)
-        if not isinstance(given, int) or not isinstance(blocks, int) or blocks < 1:
+        if not isinstance(given, int) or not isinstance(blocks, int) or blocks < 0:
             raise folder.unfit("medusa", "its numbers of heads and blocks are no whole numbers")
         weights = folder.read_weights(*FILES)
         own = {_own(name, blocks): value for name, value in weights.items()}
@@ -43,16 +42,18 @@ class MedusaFormat(Format):
         # Early published files say that there are fewer heads than there are.
         if not depths or depths < given or len(own) != len(weights):
             raise folder.damaged(f"{depths} whole heads of {blocks} block(s), not {given}")
-        vocabulary, size = next(v for n, v in own.items() if n.startswith("outputs.")).shape
-        target = TargetShape(size, vocabulary, 0, str(about.get("base_model_name_or_path") or ""))
-        head = Medusa(target, MedusaConfig(depths=depths, blocks=blocks))
+        name = str(about.get("base_model_name_or_path") or "")
+        with folder.describing("medusa"):
+            vocabulary, size = next(v for n, v in own.items() if n.startswith("outputs.")).shape
+            target = TargetShape(size, vocabulary, 0, name)
+            head = Medusa(target, MedusaConfig(depths=depths, blocks=blocks))
         return folder.fill(head, {**own, "d2t": head.d2t})
 
     @classmethod
     def write(cls, head: Head) -> Content:
         if not isinstance(head, Medusa):
             raise cls.refuse(f"holds no {head.kind} heads")
-        if not torch.equal(head.d2t, torch.arange(head.target.vocab_size, device=head.d2t.device)):
+        if not knows_all(head):
             raise cls.refuse("holds heads that know all tokens only")
         about = {
             "medusa_num_heads": head.config.depths,

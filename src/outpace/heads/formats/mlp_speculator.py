@@ -33,7 +33,8 @@ class MlpSpeculatorFormat(Format):
 
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
-        try:
+        found = folder.read_weights("model.safetensors", "pytorch_model.bin")
+        with folder.describing(TYPE):
             target = TargetShape(about["emb_dim"], about["vocab_size"], 0)
             given = {
                 "depths": about["n_predict"],
@@ -45,9 +46,7 @@ class MlpSpeculatorFormat(Format):
             config = config_of(MlpSpeculatorConfig, given)
             assert isinstance(config, MlpSpeculatorConfig)
             head = MlpSpeculator(target, config)
-            weights = _once(folder.read_weights("model.safetensors", "pytorch_model.bin"), head)
-        except (TypeError, ValueError, KeyError) as error:
-            raise folder.unfit(TYPE, error) from error
+            weights = _once(found, head)
         return folder.fill(head, {**weights, "d2t": head.d2t})
 
     @classmethod

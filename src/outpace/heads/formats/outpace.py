@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar
 
+import torch
+
 from outpace.heads.base import Head, TargetShape, config_of
 from outpace.heads.folder import Folder
 from outpace.heads.formats.base import Content, Format
@@ -28,12 +30,14 @@ class Outpace(Format):
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         given = dict(about)
         kind = find_head(given.pop(KIND))
-        try:
+        with folder.describing(kind.kind):
             target = TargetShape(**given.pop("target"))
             head = kind(target, config_of(kind.Config, given))
-        except (TypeError, ValueError, KeyError) as error:
-            raise folder.unfit(kind.kind, error) from error
-        return folder.fill(head, folder.read_weights("model.safetensors"))
+        weights = folder.read_weights("model.safetensors")
+        d2t = weights.get("d2t", head.d2t)
+        if d2t.dtype != torch.long or bool(((d2t < 0) | (d2t >= target.vocab_size)).any()):
+            raise folder.damaged(f"d2t does not lead to the {target.vocab_size} tokens")
+        return folder.fill(head, weights)
 
     @classmethod
     def write(cls, head: Head) -> Content:

@@ -30,7 +30,7 @@ from outpace.heads.formats.llama import (
 
 TYPE, LAYER, ABOUT = "speculators_model_type", "transformer_layer_config", "speculators_config"
 VERSION = "0.3.0"
-"""Of the library whose files these are like."""
+"""The version of the library that writes such files."""
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
@@ -47,7 +47,7 @@ OWN = {
 }
 ABOVE = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
          "target_hidden_size", LAYERS)  # fmt: skip
-"""Entries of EAGLE-3 that stand beside the layer's."""
+"""Entries of an EAGLE-3 head's configuration that stand beside its layer's."""
 
 
 class SpeculatorsFormat(Format):
@@ -62,20 +62,18 @@ class SpeculatorsFormat(Format):
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         kind = about[TYPE]
-        if kind not in OWN:
+        if not isinstance(kind, str) or kind not in OWN:
             raise folder.unfit(
                 "speculators", f"its kind is {kind!r}, and only {list(OWN)} are known"
             )
         found = renamed(without_derived(folder.read_weights("model.safetensors")), OWN[kind])
-        try:
+        with folder.describing(kind):
             head = _eagle3(about, found) if kind == "eagle3" else _eagle(about, found)
             inside = about[ABOUT]
             name = str(inside["verifier"].get("name_or_path") or "")
             depths = inside["proposal_methods"][0].get("speculative_tokens", head.config.depths)
             if not isinstance(depths, int) or depths < 1:
                 raise ValueError(f"its speculative_tokens are {depths!r}")
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-            raise folder.unfit(kind, error) from error
         head.target, head.config = (
             replace(head.target, name=name),
             replace(head.config, depths=depths),

@@ -1,4 +1,4 @@
-"""What the heads have in common that are no network of their own: columns in the target's pass.
+"""What heads that are no network of their own, but columns in the target's pass, have in common.
 
 Behind the root and behind each drafted node a few columns ride, which nothing else sees. What the
 target says at those behind the node where a round ends are the guesses of the next round. So a

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import HeadConfig, ResidualBlock, Shared, StepHead, TargetShape
+from outpace.heads.layers import most_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Clover(StepHead):
     def __init__(self, target: TargetShape, config: CloverConfig) -> None:
         super().__init__(target, config)
         size = target.hidden_size
-        self.attention = PathAttention(size, config.depths, config.heads or _heads(size))
+        self.attention = PathAttention(size, config.depths, config.heads or most_heads(size))
         self.blocks = nn.ModuleList(ResidualBlock(size) for _ in range(config.depths))
         self.output = nn.Linear(size, self.vocabulary, bias=False)
 
@@ -63,7 +64,8 @@ class Clover(StepHead):
 
 
 class PathAttention(nn.Module):
-    """What a state takes from the tokens behind it, the newest of which asks with it."""
+    """Attention of a state to the tokens behind it. Its query is made of the state and the newest
+    of these tokens."""
 
     def __init__(self, size: int, depths: int, heads: int) -> None:
         super().__init__()
@@ -92,9 +94,3 @@ class PathAttention(nn.Module):
     def _split(self, x: Tensor) -> Tensor:
         """``[B, W, D, H]`` -> ``[B, W, heads, D, H / heads]``."""
         return x.view(*x.shape[:-1], self.heads, -1).transpose(2, 3)
-
-
-def _heads(size: int) -> int:
-    """The most heads of a width of 64 or more that share a width evenly."""
-    counts = range(max(1, size // 64), 0, -1)
-    return next(count for count in counts if size % count == 0)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
+from outpace.heads.layers import most_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +82,8 @@ class FrameLayer(nn.Module):
 
     def __init__(self, size: int, inner: int) -> None:
         super().__init__()
-        heads = next(n for n in range(max(1, size // 64), 0, -1) if size % n == 0)
         self.attention_norm = nn.RMSNorm(size, eps=1e-6)
-        self.attention = nn.MultiheadAttention(size, heads, bias=False, batch_first=True)
+        self.attention = nn.MultiheadAttention(size, most_heads(size), bias=False, batch_first=True)
         self.norm = nn.RMSNorm(size, eps=1e-6)
         self.up = nn.Linear(size, inner, bias=False)
         self.down = nn.Linear(inner, size, bias=False)

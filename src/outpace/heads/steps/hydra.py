@@ -19,7 +19,13 @@ class HydraConfig(HeadConfig):
     """What a Hydra head is built from."""
 
     blocks: int = 1
-    """Residual blocks of each head; four in the paper's strongest variant."""
+    """Residual blocks of each head; four in the paper's strongest variant. The first one joins
+    state and tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.blocks < 1:
+            raise ValueError(f"blocks is {self.blocks}")
 
 
 class Hydra(StepHead):

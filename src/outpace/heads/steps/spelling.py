@@ -15,7 +15,7 @@ from torch import Tensor
 BEAMS = 24
 """Texts that are kept from frame to frame."""
 TOP_K = 6
-"""Tokens of a frame that are looked at, unless it is said otherwise."""
+"""The likeliest tokens of a frame that are looked at, unless a user asks for another number."""
 
 Text = tuple[int, ...]
 
@@ -77,8 +77,8 @@ def beginnings(texts: dict[Text, float], count: int) -> dict[Text, float]:
 def frames_of(logits: Tensor, tokens: Tensor, top_k: int) -> list[list[Frame]]:
     """Returns the frames of each of B places: one transfer from the device.
 
-    logits: ``[B, F, V' + 1]`` of V' tokens and, last, of a blank. tokens: ``[V']``, which they are.
-    top_k: how many of each frame's are looked at.
+    logits: ``[B, F, V' + 1]`` of V' tokens and, last, of a blank. tokens: ``[V']``, the target's
+    numbers of these tokens. top_k: how many tokens of each frame are looked at.
     """
     chances = logits.double().softmax(-1)
     best = chances[..., :-1].topk(top_k, -1)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from outpace.draft.itself.exits import FIRST, PAPER, ThresholdRule
 from outpace.draft.options import option
 from outpace.policy.base import Outcome
 from outpace.policy.lengths.base import ByRequest, StoppingPolicy, check_number
@@ -22,13 +23,18 @@ from outpace.policy.row import DraftingRow
 class DraftExitOptions:
     """What a user may set; the defaults are the paper's."""
 
-    threshold: float = option(0.6, "The first threshold: a less likely token ends its chain.")
+    threshold: float = option(FIRST, "The first threshold: a less likely token ends its chain.")
     target_acceptance: float = option(
-        0.9, "The acceptance rate below which the threshold rises, and above which it falls."
+        PAPER.wanted,
+        "The acceptance rate below which the threshold rises, and above which it falls.",
     )
-    step: float = option(0.01, "By how much it rises or falls before it is smoothed.")
-    rate_memory: float = option(0.5, "Share of the old acceptance rate that is kept (beta 1).")
-    threshold_memory: float = option(0.9, "Share of the old threshold that is kept (beta 2).")
+    step: float = option(PAPER.step, "By how much it rises or falls before it is smoothed.")
+    rate_memory: float = option(
+        PAPER.rate_memory, "Share of the old acceptance rate that is kept (beta 1)."
+    )
+    threshold_memory: float = option(
+        PAPER.threshold_memory, "Share of the old threshold that is kept (beta 2)."
+    )
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -59,6 +65,9 @@ class DraftExit(StoppingPolicy):
     def __init__(self, count: int, options: Any, invariant: bool) -> None:
         super().__init__(count, options, invariant)
         self._states = ByRequest(_State(options.threshold), invariant, pooled=True)
+        self._rule = ThresholdRule(
+            options.target_acceptance, options.step, options.rate_memory, options.threshold_memory
+        )
 
     def threshold(self, request: DraftingRow) -> float:
         """Returns the present threshold of a request."""
@@ -69,12 +78,8 @@ class DraftExit(StoppingPolicy):
         return lambda law, token: of(law, token) < law.new_tensor(thresholds)
 
     def learn(self, request: DraftingRow, outcome: Outcome) -> None:
-        options, old = self.options, self._states.of(request)
-        rate, kept = outcome.accepted / outcome.drafted, options.rate_memory
-        if old.rate is not None:
-            rate = kept * old.rate + (1 - kept) * rate
-        step = options.step if rate <= options.target_acceptance else -options.step
-        if step < 0 and outcome.drafted >= self.count:
-            step = 0.0
-        moved = old.threshold + (1 - options.threshold_memory) * step
-        self._states.put(request, _State(min(1.0, max(0.0, moved)), rate))
+        old, whole = self._states.of(request), outcome.drafted >= self.count
+        moved = self._rule.moved(
+            old.threshold, old.rate, outcome.drafted, outcome.accepted, lowers=not whole
+        )
+        self._states.put(request, _State(*moved))

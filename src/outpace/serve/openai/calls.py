@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from outpace.api import LLM
+from outpace.chats import NO_VARIABLES
 from outpace.core.params import SamplingParams
 from outpace.engine.request import Request
-from outpace.errors import OutpaceError, ParamsError, PromptError
+from outpace.errors import OutpaceError, ParamsError, PromptError, PromptTooLong
 from outpace.prompts import Prompt, token_ids_of
 from outpace.serve.openai import schemas, tools
 from outpace.serve.openai.errors import ApiError
@@ -18,6 +19,11 @@ from outpace.serve.settings import Settings
 
 COMPLETION_TOKENS = 16
 """Tokens of a completion that does not say how many: OpenAI's, and vLLM's."""
+
+RESERVED = NO_VARIABLES | {"chat_template", "files", "tools"}
+"""Names that ``chat_template_kwargs`` must not hold. A template is a program, which may run without
+end: only who starts the server chooses it. Files are those of this machine, and tools have a field
+of their own."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,8 @@ class Call:
     usage: bool
     """Whether a stream ends with the usage."""
     logprobs: int | None
-    """Alternatives that are reported beside each token; None: nothing is."""
+    """How many of the most probable tokens are reported beside each token; None: no
+    log-probabilities at all."""
     parses_tools: bool = False
     trace: bool = False
     texts_per_prompt: int = 1
@@ -40,12 +47,12 @@ class Call:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts, each counted once."""
+        """Tokens of all prompts, each prompt counted once."""
         return sum(len(one.prompt_ids) for one in self.requests[:: self.texts_per_prompt])
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompts, those that were cached."""
+        """Tokens of the prompts that were cached, so that they were not read anew."""
         return sum(one.cached_tokens for one in self.requests[:: self.texts_per_prompt])
 
 
@@ -115,11 +122,13 @@ class Reader:
         """The prompt that a chat template makes of a conversation. Files of this machine are no
         business of those who send it."""
         more = dict(given.get("chat_template_kwargs", {}))
-        reserved = {"messages", "conversation", "tools", "tokenize", "files"} & set(more)
+        reserved = RESERVED & set(more)
         if reserved:
-            name = min(reserved)
             raise ApiError(
-                400, f"chat_template_kwargs must not hold {name!r}.", "chat_template_kwargs"
+                400,
+                f"chat_template_kwargs must not hold {min(reserved)!r}: it may hold variables of "
+                "the model's chat template only.",
+                "chat_template_kwargs",
             )
         if offered:
             more["tools"] = list(offered)
@@ -166,7 +175,10 @@ class Reader:
                 SamplingParams(**{name: value})
             except ParamsError as error:
                 raise ApiError(400, str(error), name) from error
-        return SamplingParams(**options, logprobs=logprobs)
+        try:
+            return SamplingParams(**options, logprobs=logprobs)
+        except ParamsError as error:  # two options that contradict each other
+            raise ApiError(400, str(error), _named(str(error), given)) from error
 
     def _form(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """The form that the text must have, from whichever of the three ways to say so."""
@@ -175,7 +187,7 @@ class Reader:
         if wanted.get("type") == "json_object":
             found["json_object"] = True
         if wanted.get("type") == "json_schema":
-            if "json_schema" not in wanted:
+            if wanted.get("json_schema") is None:
                 raise ApiError(400, "response_format.json_schema is missing.", "response_format")
             found["json"] = wanted["json_schema"]["schema"]
         said = given.get("structured_outputs", {})
@@ -217,7 +229,7 @@ class Reader:
                 prompt, params, streaming=streaming, priority=priority, form=form
             )
         except PromptError as error:
-            code = "context_length_exceeded" if "context holds" in str(error) else None
+            code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
             param = "messages" if "messages" in given else "prompt"
             raise ApiError(400, str(error), param, code) from error
         except OutpaceError as error:
@@ -271,9 +283,10 @@ def _bias(given: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _named(message: str, given: Mapping[str, Any]) -> str | None:
-    """Returns the field that an error message begins with, or names at all."""
+    """Returns the field that an error message names first; where it names none, the one that gives
+    the form of the text, if any does."""
     words = message.replace(",", " ").replace("=", " ").split()
-    named = [name for name in given if name in words]
+    named = sorted((name for name in given if name in words), key=words.index)
     forms = [name for name in ("response_format", "structured_outputs") if name in given]
     forms += [name for name in given if name.startswith("guided_")]
     return next(iter([*named, *forms]), None)

@@ -19,7 +19,11 @@ Decode = Callable[[int], str]
 
 
 class Choice(ABC):
-    """One text of an answer. alternatives: that are reported of each token; None: nothing is."""
+    """One text of an answer.
+
+    alternatives: how many of the most probable tokens are reported beside each token; None: no
+    log-probabilities at all. decode: returns a token's text.
+    """
 
     def __init__(self, index: int, alternatives: int | None, decode: Decode) -> None:
         self.index = index

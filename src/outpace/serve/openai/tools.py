@@ -26,8 +26,8 @@ class ToolCall:
 class ToolParser:
     """Splits a text that comes in pieces into what is said and what is called.
 
-    It goes letter by letter as far as the result is concerned: however the text is cut into pieces,
-    what comes out, joined together, is the same. What looks like a call and is none is said.
+    However the text is cut into pieces, the results, joined together, are the same. What looks like
+    a call and is none counts as said.
 
     >>> parser = ToolParser()
     >>> parser.feed('Hm.<tool_'), parser.feed('call>{"name": "f", "arguments": {}}</tool_call>')
@@ -36,6 +36,7 @@ class ToolParser:
 
     def __init__(self) -> None:
         self._held = ""  # what may still become a call
+        self._searched = 0  # characters of it that were searched for the end of a call
         self._called_last = False
 
     def feed(self, text: str) -> list[str | ToolCall]:
@@ -49,14 +50,15 @@ class ToolParser:
                 self._say(self._held[:safe], found)
                 self._held = self._held[safe:]
                 return found
-            end = self._held.find(END, begin)
-            if end < 0:
-                self._say(self._held[:begin], found)
-                self._held = self._held[begin:]
-                return found
+            # A long call comes in many pieces: only what is new of it is looked at.
+            end = self._held.find(END, max(begin, self._searched - len(END)))
             self._say(self._held[:begin], found)
+            if end < 0:
+                self._held = self._held[begin:]
+                self._searched = len(self._held)
+                return found
             self._close(self._held[begin + len(BEGIN) : end], END, found)
-            self._held = self._held[end + len(END) :]
+            self._held, self._searched = self._held[end + len(END) :], 0
 
     def finish(self) -> list[str | ToolCall]:
         """Returns what is left when the text has ended; a call that was not closed counts if it is
@@ -95,14 +97,31 @@ def _safe(text: str) -> int:
 
 
 def _read(inside: str) -> ToolCall | None:
+    """The call that a model wrote, None for what is none."""
     try:
-        call = json.loads(inside)
+        call = json.loads(inside, parse_constant=no_constant)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+    name = call.get("name") if isinstance(call, dict) else None
+    if not isinstance(name, str) or not _is_unicode(name):
         return None
     arguments = call.get("arguments", call.get("parameters", {}))
-    return ToolCall(call["name"], json.dumps(arguments, ensure_ascii=False))
+    text = json.dumps(arguments, ensure_ascii=False)
+    # Half of a surrogate pair cannot be sent: it stays as it can be written, as \\ud800.
+    return ToolCall(name, text if _is_unicode(text) else json.dumps(arguments))
+
+
+def no_constant(name: str) -> Any:
+    """Refuses NaN and Infinity, which Python reads and JSON does not know: a ``ValueError``."""
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def as_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

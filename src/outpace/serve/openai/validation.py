@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,16 +48,24 @@ def check(value: Any, schema: Mapping[str, Any], path: str = "") -> None:
 def _check_any(value: Any, choices: list[Mapping[str, Any]], path: str) -> None:
     """Checks against the choices of the value's own kind, for the sake of their message."""
     fitting = [choice for choice in choices if _is(value, choice)]
+    errors = []
     for choice in fitting:
         try:
             return check(value, choice, path)
-        except ApiError:
-            if choice is fitting[-1] and "enum" not in choice:
-                raise
+        except ApiError as error:
+            errors.append(error)
+    if fitting and "enum" not in fitting[-1]:
+        # Of several kinds of lists the one that goes well the longest was meant.
+        raise max(reversed(errors), key=_place)
     words = [repr(word) for choice in choices for word in choice.get("enum", ())]
     others = [choice for choice in choices if "enum" not in choice]
     kinds = dict.fromkeys(words + [_NAMES[kind] for one in others for kind in _types(one)])
     raise ApiError(400, f"{path} must be {' or '.join(kinds)}, not {shown(value)}.", path)
+
+
+def _place(error: ApiError) -> list[int]:
+    """In which items of lists the value is that an error is about, by the numbers in its path."""
+    return [int(number) for number in re.findall(r"\[(\d+)\]", error.param or "")]
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:
@@ -118,9 +127,10 @@ def _check_fields(value: dict[str, Any], schema: Mapping[str, Any], path: str) -
         elif schema.get("additionalProperties", True) is False:
             hint = did_you_mean(name, known) if len(name) < 80 else "."
             hint = hint if "did you mean" in hint else ": leave it out"
+            named = inside + shown(name[:70])[1:-1]  # as Python writes it: an answer is Unicode
             raise ApiError(
                 400,
-                f"{inside}{shown(name)[1:-1]} is nothing that this server knows{hint}.",
-                f"{inside}{name}"[:200],
+                f"{named} is nothing that this server knows{hint}.",
+                named,
                 "unknown_parameter",
             )

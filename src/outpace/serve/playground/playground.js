@@ -1,16 +1,20 @@
 // The page of `outpace serve`: streams a text and shows how each of its tokens came.
 const $ = (id) => document.getElementById(id);
-const about = await (await fetch("playground.json", { headers: access() }).catch(() => null))?.json().catch(() => null);
+let about = null; // what the server says of itself, to those who have a key
 let running = null; // the controller that stops what runs
-let shown = null; // the pane whose rounds are drawn
+let shown = null; // the pane whose rounds are drawn, and which of them is
 
-if (about?.model) {
-  const how = about.method === "none" ? "no drafter" : `${about.method}, rule ${about.rule}`;
-  $("about").textContent = `${about.model} · ${how} · ${about.description}`;
-  document.querySelector("[value=chat]").disabled = !about.chat;
-} else {
-  $("about").textContent = "give the API key of this server";
-  $("access").open = true;
+async function introduce() {
+  const answer = await fetch("playground.json", { headers: access() }).catch(() => null);
+  about = (await answer?.json().catch(() => null)) ?? null;
+  if (about?.model) {
+    const how = about.method === "none" ? "no drafter" : `${about.method}, rule ${about.rule}`;
+    $("about").textContent = `${about.model} · ${how} · ${about.description}`;
+    document.querySelector("[value=chat]").disabled = !about.chat;
+  } else {
+    $("about").textContent = answer ? "give the API key of this server" : "the server does not answer";
+    $("access").open = true;
+  }
 }
 
 function access() {
@@ -24,6 +28,7 @@ class Pane {
   constructor(title, speculative) {
     this.speculative = speculative;
     this.rounds = [];
+    this.seconds = 0; // of all rounds
     this.tokens = []; // {text, origin, round}
     this.laws = [];
     this.box = add($("panes"), "article", "pane");
@@ -66,6 +71,7 @@ class Pane {
     if (choice?.logprobs) this.laws.push(...lawsOf(choice.logprobs));
     for (const round of event.outpace?.rounds ?? []) {
       this.rounds.push(round);
+      this.seconds += round.seconds;
       for (const token of round.tokens) this.show(token, this.rounds.length - 1);
     }
     const metrics = event.outpace?.metrics;
@@ -84,8 +90,7 @@ class Pane {
   }
 
   count(metrics) {
-    const seconds = this.rounds.reduce((sum, round) => sum + round.seconds, 0);
-    const rate = seconds ? this.tokens.length / seconds : 0;
+    const rate = this.seconds ? this.tokens.length / this.seconds : 0;
     const perPass = this.rounds.length ? this.tokens.length / this.rounds.length : 0;
     this.rate = rate;
     this.figures.textContent =
@@ -269,7 +274,7 @@ async function run() {
     for (const pane of panes) await pane.play(mine.signal); // one by one: each has the machine alone
     compare(panes);
   } catch (error) {
-    if (error.name !== "AbortError") {
+    if (error.name !== "AbortError" && running === mine) {
       $("message").textContent = error.message;
       $("message").hidden = false;
     }
@@ -314,6 +319,10 @@ $("stop").addEventListener("click", () => running?.abort());
 $("earlier").addEventListener("click", () => turn(-1));
 $("later").addEventListener("click", () => turn(1));
 $("round").addEventListener("input", () => drawRound(shown.pane, Number($("round").value) - 1));
+$("key").addEventListener("change", introduce);
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run();
+  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+  event.preventDefault(); // in a field, Enter would send the form as well
+  run();
 });
+await introduce();

@@ -89,8 +89,8 @@ def seconds_waited() -> float:
         for thread in os.listdir(TASKS):
             try:
                 nanoseconds += int((TASKS / thread / "schedstat").read_text().split()[1])
-            except ProcessLookupError:
-                continue  # it has just ended
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has just ended, or the system says nothing about threads
     except OSError:
         return 0.0
     return nanoseconds / 1e9

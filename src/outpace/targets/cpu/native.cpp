@@ -607,7 +607,7 @@ void attention_of(const Attention &job, int64_t row, int64_t group, int64_t firs
   const Pass &pass = *job.pass;
   int64_t dim = layer.dim, each = layer.heads / layer.groups;
   int64_t offset = pass.firsts[row] * dim + group * pass.cache_head;
-  // What a short row is scored for does not depend on how long the others are.
+  // The scores of a short row do not depend on how long the others are.
   int64_t view = std::min(pass.view, pass.starts[row] + pass.columns);
   float *keys = job.key_cache + offset, *values = job.value_cache + offset;
   Seeing all[TOGETHER];
@@ -652,8 +652,8 @@ struct Ending {
   int64_t keep;
 };
 
-// A pass through layers, on several threads. What all tokens together are so far, and that
-// normalised, each thread works out for itself: it takes less time than waiting for another.
+// A pass through layers, on several threads. Each thread adds up the hidden states of all tokens,
+// and normalises them, for itself: that takes less time than waiting for another thread.
 struct Run {
   const Layer *layers;
   int64_t count;
@@ -667,34 +667,27 @@ struct Run {
   void compute() {
     const int64_t tokens = pass.rows * pass.columns, hidden = layers->hidden;
     const int size = threads.here(), own = team.join();
-    float *made = room_to_round() + tokens * rounded_of_all(), *rest = made + tokens * hidden;
-    float *mine = rest + tokens * room_of_all() + own * 2 * tokens * hidden;
+    float *made = room_to_round() + tokens * rounded(layers, count), *rest = made + tokens * hidden;
+    float *mine = rest + tokens * room(layers, count) + own * 2 * tokens * hidden;
     float *normal = mine + tokens * hidden;
     std::memcpy(mine, x, tokens * hidden * sizeof(float));
     for (int64_t i = 0; i < count; i++) layer(i, mine, normal, made, rest, size);
     end(mine, normal, own, size);
   }
 
-  // The floats per token that the products of any layer need.
-  int64_t room_of_all() const {
+  // The floats per token that the products of any of these layers need.
+  static int64_t room(const Layer *layers, int64_t count) {
     int64_t most = 0;
-    for (int64_t i = 0; i < count; i++) most = std::max(most, room(layers[i]));
+    for (const Layer *at = layers; at < layers + count; at++)
+      most = std::max({most, (2 * at->heads + 2 * at->groups) * at->dim, 2 * at->inner});
     return most;
   }
 
-  static int64_t room(const Layer &layer) {
-    return std::max((2 * layer.heads + 2 * layer.groups) * layer.dim, 2 * layer.inner);
-  }
-
-  // The floats per token that rounded activations take.
-  int64_t rounded_of_all() const {
+  // The floats per token that the rounded activations of any of them take.
+  static int64_t rounded(const Layer *layers, int64_t count) {
     int64_t most = 0;
-    for (int64_t i = 0; i < count; i++) most = std::max(most, rounded(layers[i]));
-    return most;
-  }
-
-  static int64_t rounded(const Layer &layer) {
-    int64_t most = std::max({layer.hidden, layer.heads * layer.dim, layer.inner});
+    for (const Layer *at = layers; at < layers + count; at++)
+      most = std::max({most, at->hidden, at->heads * at->dim, at->inner});
     return blocks_of(most) * int64_t(sizeof(Rounded) / sizeof(float));
   }
 
@@ -898,10 +891,11 @@ void outpace_widen_rows(int kind, const uint8_t *raw, int64_t rows, int64_t inpu
     widen_row(kind, raw + r * bytes, blocks_of(inputs), to + r * inputs);
 }
 
-// The floats of scratch memory that a layer needs for a token, on so many threads. One line of the
+// The floats of scratch memory that layers need for a token, on so many threads. One line of the
 // cache more is needed to begin with one.
-int64_t outpace_scratch(const Layer *layer, int threads) {
-  return Run::rounded(*layer) + Run::room(*layer) + (1 + 2 * int64_t(threads)) * layer->hidden;
+int64_t outpace_scratch(const Layer *layers, int64_t count, int threads) {
+  return Run::rounded(layers, count) + Run::room(layers, count) +
+         (1 + 2 * int64_t(threads)) * layers->hidden;
 }
 
 // x: [tokens, hidden], what comes in, and then what comes out of all layers, normalised if there is

@@ -169,7 +169,7 @@ class Native:
         self._widen_rows = library.outpace_widen_rows
         self._widen_rows.argtypes = (short, pointer, number, number, pointer)
         self._scratch = library.outpace_scratch
-        self._scratch.argtypes, self._scratch.restype = (pointer, short), number
+        self._scratch.argtypes, self._scratch.restype = (pointer, number, short), number
         self._layers = library.outpace_layers
         self._layers.argtypes = (pointer, number, *(pointer,) * 7, number, *threads)
         self._parallel = _torchs_threads()
@@ -227,9 +227,9 @@ class Native:
         self._widen_rows(kind, blocks.raw.data_ptr(), *sizes, found.data_ptr())
         return found
 
-    def scratch(self, layer: Any, threads: int) -> int:
-        """Returns the floats per token that a layer needs to work in, on so many threads."""
-        return int(self._scratch(ctypes.byref(layer), threads))
+    def scratch(self, layers: Any, threads: int) -> int:
+        """Returns the floats per token that layers need to work in, on so many threads."""
+        return int(self._scratch(layers, len(layers), threads))
 
     def layers(
         self,

@@ -42,7 +42,7 @@ inline void pause() {
 
 // Threads that go through phases together: what one phase makes, the next one reads.
 struct Team {
-  alignas(64) int64_t next = 0; // of what this phase shares out, what nobody has taken yet
+  alignas(64) int64_t next = 0; // where the work of this phase begins that nobody has taken yet
   alignas(64) int arrived = 0;
   int joined = 0;
   alignas(64) int phase = 0;

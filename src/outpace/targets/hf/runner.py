@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -18,7 +17,11 @@ from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.targets.base import Source
 from outpace.targets.hf.fixed import PENDING, FixedShapes, FixedView
-from outpace.targets.hf.recurrent.own_states import cache_for
+from outpace.targets.hf.recurrent.own_states import (
+    FIRST_LAYER_FIRST,
+    cache_arguments,
+    cache_for,
+)
 from outpace.targets.hf.recurrent.states import StateCache
 from outpace.targets.hf.recurrent.steps import TRIAL, Steps
 from outpace.targets.hf.slots.masks import (
@@ -37,8 +40,6 @@ from outpace.targets.hf.weights import pass_bytes
 
 PREFILL_CHUNK = 512
 """Prompt tokens per pass, so that masks and activations stay small."""
-OF_MAMBA, OF_OTHERS = "cache_params", "past_key_values"
-"""What models call their cache."""
 
 
 class Runner:
@@ -70,7 +71,7 @@ class Runner:
         self._text_offset = text_offset(loaded)
         self.setting = Setting.of(loaded)
         self._mask = self._masks(loaded)
-        self._cache_name = name_of_cache(loaded)
+        self._cached = cache_arguments(loaded, self.cache)
         self._telling = Telling(loaded)
         if fixed is not None and self._telling.needed:
             raise ConfigError(
@@ -256,20 +257,18 @@ class Runner:
         offsets = self._offsets(first, rows)
         positions = positions if offsets is None else positions + offsets
         self.passes += 1
-        options |= {self._cache_name: self.cache}
+        options = {**self._cached, **options}
         reading = self._reading(first, lengths, tree, columns, keep, certain)
         with reading, self._telling.told(layout):
             output = (through or self.model)(
                 input_ids=None if "inputs_embeds" in options else tokens,
                 position_ids=positions,
                 attention_mask=mask,
-                use_cache=True,
                 logits_to_keep=keep,
                 **options,
             )
         states = getattr(output, "hidden_states", None)
-        if states is not None and self._cache_name == OF_MAMBA:
-            # Mamba's begin with what the first layer makes of the embedding.
+        if states is not None and self.config.model_type in FIRST_LAYER_FIRST:
             embedded = options.get("inputs_embeds")
             embedded = self.model.get_input_embeddings()(tokens) if embedded is None else embedded
             states = (embedded, *states[:-2], states[-1])
@@ -397,9 +396,3 @@ class Runner:
             return chain_positions(slots.starts, slots.columns), None, None
         layout = chain_layout(slots.starts, slots.columns, slots.view)
         return layout.positions, self._mask(layout), layout
-
-
-def name_of_cache(model: nn.Module) -> str:
-    """Returns what a model calls its cache."""
-    names = inspect.signature(type(model).forward).parameters
-    return OF_MAMBA if OF_MAMBA in names and OF_OTHERS not in names else OF_OTHERS

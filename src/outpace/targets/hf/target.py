@@ -121,6 +121,8 @@ class HFTarget(Target):
     # -- prompts -------------------------------------------------------------------------------
 
     def fill(self, token_budget: int, layers: frozenset[int] = frozenset()) -> list[Chunk]:
+        if self._ready and self._left(0) > 0:
+            self._ready = 0  # their first round, which was to read the rest, came to nothing
         # Where states are wanted they are there before the first round, however prompts are read.
         if self._ready == 0 and not layers and self._fit_the_first_pass():
             self._ready = self.active
@@ -195,7 +197,7 @@ class HFTarget(Target):
         return Scores(output.logits, states_of(output, plan.layers))
 
     def _score_entered(self, plan: Plan, tokens: Tensor, entered: Entered) -> Scores:
-        """The same for a chain, of which the first columns are through the first layers already."""
+        """Scores a chain whose first columns have been through the first layers already."""
         lower, upper = self._halves[entered.layers]
         states, rest = entered.states, tokens[:, entered.states.shape[1] :]
         if rest.shape[1]:
@@ -207,7 +209,7 @@ class HFTarget(Target):
 
     @torch.inference_mode()
     def _score_with_riders(self, plan: Plan, tokens: Tensor, riders: Riders) -> Scores:
-        """The same, with further columns behind the draft."""
+        """Scores a draft and the riders behind it in one pass."""
         columns, nodes = tokens.shape[1], 1 + plan.tree.size
         with boarding(self.model, tokens, nodes, riders) as (all_tokens, options):
             # Riders that enter later change the model for this pass: it is run as it comes.

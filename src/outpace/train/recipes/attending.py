@@ -1,4 +1,4 @@
-"""How heads are trained that attend over the whole text: the training-time test of EAGLE-3.
+"""How heads that attend over the whole text are trained: the training-time test of EAGLE-3.
 
 A head that learned only from the target's states would be lost behind the text, where its own
 outputs take their place. So it is unrolled as in a draft: in step d, each place goes on from its

@@ -1,4 +1,4 @@
-"""How heads are trained that guess a whole block at once: blocks behind many places of a text.
+"""How heads that guess a whole block at once are trained: on blocks behind many places of a text.
 
 Chen et al. 2026, arXiv 2602.06036, section 4.2.
 """

@@ -40,8 +40,8 @@ class ClassifierRecipe(Recipe):
 
 
 def _recognised(said: Tensor, right: Tensor) -> Tensor:
-    """``[P, 2]``: 1 where a token is recognised and 0 where it is not, those that are right in the
-    first column, the others in the second, and NaN in the other one."""
+    """``[P, 2]``: 1 where a token is recognised and 0 where it is not. A token that is right has
+    that in the first column and NaN in the second; one that is wrong, the other way round."""
     same = (said == right).double()
     columns = [same.where(kind, torch.nan) for kind in (right, ~right)]
     return torch.stack(columns, -1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -20,11 +22,10 @@ class CtcRecipe(Recipe):
     frames spell. A depth is hit where one of them is what the target says, up to that depth.
     """
 
+    beyond_depths: ClassVar[int] = 2  # the text behind a root begins one token behind it
+
     def __init__(self, head: Ctc, shared: Shared) -> None:
         self._head, self._shared = head, shared
-        own = head.d2t.new_full((head.target.vocab_size,), -1)
-        own[head.d2t] = torch.arange(head.vocabulary, device=own.device)
-        self._own = own  # [V]: the head's own number of each token, or -1
 
     def mark(self, lesson: Lesson) -> Marks:
         head, tokens = self._head, lesson.tokens
@@ -35,7 +36,7 @@ class CtcRecipe(Recipe):
         # [B P, depths]: the text behind the roots, and what the target says there.
         text = tokens[:, 2:].unfold(1, depths, 1)[:, :places].flatten(0, 1)
         likeliest = lesson.top_tokens[:, 1:-1, 0].unfold(1, depths, 1)[:, :places].flatten(0, 1)
-        own = self._own[text]
+        own = head.own_tokens()[text]
         if lesson.learned is None:
             loss = self._loss(logits, own)
         else:

@@ -17,8 +17,8 @@ PLACES = 64
 class DiffusionRecipe(Recipe):
     """Marks a `Diffusion` drafter.
 
-    Which tokens are masked when it learns is not drawn at random, as diffusion models learn it, but
-    what it meets in a draft: none is settled at first, and then those that it is surest of.
+    Diffusion models learn with tokens that are masked at random. This one learns with the masks
+    that it meets in a draft: none of the tokens is settled at first, and then its surest ones are.
     """
 
     def __init__(self, head: Diffusion, shared: Shared) -> None:

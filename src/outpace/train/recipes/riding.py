@@ -1,4 +1,4 @@
-"""How heads are trained whose columns ride in the target's pass."""
+"""How heads with columns that ride in the target's pass are trained."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from outpace.train.marks import Marks, Recipe, Sheet, together
 from outpace.train.teacher import Lesson
 
 PLACES = 64
-"""Places of a block behind which columns ride, at most: each brings ``depths`` columns, and what
-the target computes of them is derived."""
+"""Places of a block behind which columns ride, at most: each brings ``depths`` columns, and
+gradients go through all that the target computes of them."""
 
 
 class Carrier(Shared, Protocol):
     """A target that lets columns ride in its passes."""
 
     def carry(self, tokens: Tensor, riders: Riders) -> Tensor:
-        """Returns what riders say in texts ``[B, T]``, ``[B, R, V]``, as `hf.riding.Carriage`."""
+        """Returns the logits ``[B, R, V]`` of riders in texts ``[B, T]``, as `Teacher.carry`."""
 
 
 class RidingRecipe(Recipe):

@@ -1,4 +1,4 @@
-"""How a decoder is trained of which the first layers alone draft, too: sorted fine-tuning.
+"""How a decoder whose first layers draft by themselves, too, is trained: sorted fine-tuning.
 
 Kavehzadeh et al. 2024, arXiv 2407.01955, section 3.1.
 """

@@ -1,4 +1,4 @@
-"""How heads are trained that guess from one hidden state of the target."""
+"""How heads that guess from one hidden state of the target are trained."""
 
 from __future__ import annotations
 

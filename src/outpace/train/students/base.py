@@ -37,7 +37,7 @@ class Student(ABC):
     drafts: bool = True
     """Whether it foresees the target's tokens; if not, all of a text is the same to it."""
     measure: Measure = AcceptanceLength()
-    """By what it is told apart from a better one."""
+    """The figure by which its checkpoints are compared."""
 
     def read(self, teacher: Teacher, tokens: Tensor) -> Any:
         """Returns the lesson that is to be learned from blocks of text ``[B, T]``."""
@@ -49,7 +49,7 @@ class Student(ABC):
 
     @abstractmethod
     def save(self, out: Path) -> None:
-        """Writes what ``--draft`` takes; a reader finds the old files or the new ones."""
+        """Writes what ``--draft`` takes. Each file is replaced at once."""
 
 
 class HeadStudent(Student):

@@ -62,7 +62,7 @@ class NativeBlockLinear(NativeProduct):
         """``[N, K]``, float32, widened: a copy that is made at each look."""
         return self.library.widen_blocks(self.panels, self.shape)
 
-    def told(self) -> Weight:
+    def as_weight(self) -> Weight:
         """Returns the tensors that products read."""
         bias = None if self.bias is None else self.bias.float()
         return Weight(self.panels, None, bias, self.shape)
@@ -74,7 +74,7 @@ class NativeBlockLinear(NativeProduct):
     def compiled(self, x: Tensor) -> Tensor:
         """Returns the product as an operator that torch's compiler leaves alone."""
         product = opaque("block_linear", _product, _empty)
-        matrix, _, bias, _ = self.told()
+        matrix, _, bias, _ = self.as_weight()
         y: Tensor = product(x.float().contiguous(), matrix, bias, *self.shape)
         return y.to(x.dtype)
 

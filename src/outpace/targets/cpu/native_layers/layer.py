@@ -246,4 +246,4 @@ def _fits(layer: Any, linears: Sequence[Any], norms: Sequence[Any], library: Nat
 def _takes(linear: Any) -> bool:
     if type(linear) is nn.Linear:
         return linear.weight.dtype == torch.float32 and linear.weight.is_contiguous()
-    return isinstance(linear, NativeProduct) and linear.told().matrix.is_contiguous()
+    return isinstance(linear, NativeProduct) and linear.as_weight().matrix.is_contiguous()

@@ -58,6 +58,7 @@ class NativeLinear(NativeProduct):
         self.bias = bias
         self.scale = None if scale is None else nn.Parameter(scale, requires_grad=False)
         self._shown_t = shown_t
+        self._shown: Tensor | None = None
         self.saved_t = False
         """Whether ``weight`` is to be saved transposed."""
         self._compilable = opaque("native_linear", _product, _shape)
@@ -65,9 +66,20 @@ class NativeLinear(NativeProduct):
         self._onednn = packed.available()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "weight" and self._parameters.get("panels") is not None:
-            return in_rows(self.panels)
+        if name == "weight":
+            shown = self.__dict__.get("_shown")
+            if shown is not None:
+                return shown
+            if self._parameters.get("panels") is not None:
+                return in_rows(self.panels)
         return super().__getattr__(name)
+
+    def show(self, dtype: torch.dtype) -> None:
+        """Shows a ``weight`` of this dtype to whoever asks for it, without numbers: for models that
+        convert the layer's input to the dtype of its weight."""
+        rows, columns = self.out_features, self.in_features
+        shape = (columns, rows) if self._shown_t or self.saved_t else (rows, columns)
+        self._shown = torch.empty(shape, dtype=dtype, device="meta")
 
     @property
     def read(self) -> Tensor:
@@ -86,15 +98,16 @@ class NativeLinear(NativeProduct):
 
         It is held only so: from then on ``weight`` is a copy that is made at each look.
         """
-        panels = laid_out(self.weight.detach(), self.library.panel)
-        self.panels = nn.Parameter(panels, requires_grad=self.weight.requires_grad)
+        panels = laid_out(self.read.detach(), self.library.panel)
+        self.panels = nn.Parameter(panels, requires_grad=self.read.requires_grad)
         self.held = "panels"
         del self._parameters["weight"]
 
     def _matrix(self) -> Tensor:
-        return self.weight.t() if self._shown_t else self.weight
+        rows = in_rows(self.panels) if self.held == "panels" else self.read
+        return rows.t() if self._shown_t else rows
 
-    def told(self) -> Weight:
+    def as_weight(self) -> Weight:
         """Returns the tensors that products read."""
         bias = None if self.bias is None else self.bias.float()
         return Weight(self.read.t() if self._shown_t else self.read, self.scale, bias)
@@ -105,7 +118,7 @@ class NativeLinear(NativeProduct):
 
     def compiled(self, x: Tensor) -> Tensor:
         """Returns the product as an operator that torch's compiler leaves alone."""
-        y: Tensor = self._compilable(x.float().contiguous(), *self.told()[:3])
+        y: Tensor = self._compilable(x.float().contiguous(), *self.as_weight()[:3])
         return y.to(x.dtype)
 
     def dense(self, x: Tensor) -> Tensor:
@@ -121,7 +134,7 @@ class NativeLinear(NativeProduct):
     def plain_weight(self) -> Tensor:
         """Returns a copy of the weight as the layer that this one replaced would hold it: in rows,
         integers times their scales, and transposed if it was GPT-2's kind of layer."""
-        rows = in_rows(self.panels) if self.held == "panels" else self.weight.detach()
+        rows = in_rows(self.panels) if self.held == "panels" else self.read.detach()
         if self.scale is not None:
             rows = rows * self.scale[:, None]
         return rows.t().contiguous() if self.saved_t else rows

@@ -36,7 +36,7 @@ class NativeProduct(nn.Module):
         """Returns the dictionary that holds `read`, and its name there. Both stay the same."""
         raise NotImplementedError
 
-    def told(self) -> Weight:
+    def as_weight(self) -> Weight:
         """Returns the tensors that products read."""
         raise NotImplementedError
 
@@ -84,7 +84,8 @@ class Together:
         self._library = library
         self._layers = tuple(layers)
         self._prepared: Prepared | None = None
-        self._held: tuple[Tensor, dict[int, Tensor]] | None = None  # replaced as one: threads
+        # The latest input and its results; replaced as a whole, for the sake of other threads.
+        self._held: tuple[Tensor, dict[int, Tensor]] | None = None
 
     def product(self, layer: NativeProduct, x: Tensor) -> Tensor:
         """Returns ``layer(x)``."""
@@ -120,5 +121,5 @@ class Together:
     def _ready(self) -> Prepared:
         found = self._prepared
         if found is None or found.pointers != [layer.read.data_ptr() for layer in self._layers]:
-            found = self._prepared = Prepared([layer.told() for layer in self._layers])
+            found = self._prepared = Prepared([layer.as_weight() for layer in self._layers])
         return found

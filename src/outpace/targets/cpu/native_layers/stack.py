@@ -185,7 +185,7 @@ class LayerStack:
             norm=None if self._norm is None else self._norm.weight.data_ptr(),
             head=None if head is None else part(head),
             threads=threads,
-            scratch=max(self._library.scratch(layer, threads) for layer in layers),
+            scratch=self._library.scratch(layers, threads),
             pointers=pointers,
             weights=[*weights, [] if head is None else [head]],
         )
@@ -262,7 +262,7 @@ def few(tokens: Tensor, most: int) -> bool:
 
 def takes_head(head: Any) -> bool:
     """Whether a `LayerStack` can end in this module, the one that makes a model's logits."""
-    return isinstance(head, NativeProduct) and head.told().matrix.is_contiguous()
+    return isinstance(head, NativeProduct) and head.as_weight().matrix.is_contiguous()
 
 
 def eps_of(norm: Any) -> float | None:
@@ -272,7 +272,7 @@ def eps_of(norm: Any) -> float | None:
 
 def _weight(linear: Any) -> Weight:
     if isinstance(linear, NativeProduct):
-        return linear.told()
+        return linear.as_weight()
     return Weight(linear.weight, None, linear.bias)
 
 
@@ -291,7 +291,8 @@ class PassDescriptions:
     """The current pass as the library reads it: the same for most layers of a model."""
 
     def __init__(self) -> None:
-        self._last: _PassDescription | None = None  # replaced as one: threads
+        # Replaced as a whole, for the sake of other threads.
+        self._last: _PassDescription | None = None
 
     def of(
         self, slots: PassSlots, mask: Tensor | None, angles: Angles, head_stride: int, scratch: int
@@ -299,7 +300,7 @@ class PassDescriptions:
         """Returns the description of a pass.
 
         mask: bool ``[A, 1, T, S]``; head_stride: floats between two heads in the cache; scratch:
-        floats per token that a layer needs to work in.
+        floats per token that the layers need to work in.
         """
         last, source, numbers = self._last, (slots, mask, *angles), (head_stride, scratch)
         if last is not None and last.numbers == numbers and _same(last.source, source):

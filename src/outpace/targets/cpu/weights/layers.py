@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,24 @@ def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str]]:
         # Subclasses and hooked modules do more than a product.
         if type(child) in (nn.Linear, Conv1D) and not any(hooks_of(child)) and name not in READ
     ]
+
+
+def asked_for_dtype(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Returns those whose weight's dtype the model's own code asks for, to convert their input to
+    it (the heads of Mamba and xLSTM): there a narrower weight would round the input too."""
+    return [
+        (parent, name)
+        for parent, name in linear_layers(model)
+        if f"self.{name}.weight.dtype" in _source(type(parent))
+    ]
+
+
+def _source(kind: type[nn.Module]) -> str:
+    """The code of a module's forward pass; nothing where there is no file of it."""
+    try:
+        return inspect.getsource(kind.forward)
+    except (OSError, TypeError):
+        return ""
 
 
 def hooks_of(module: nn.Module) -> list[dict[int, Any]]:

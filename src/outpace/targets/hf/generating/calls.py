@@ -15,10 +15,15 @@ from outpace.errors import ConfigError, PromptError
 from outpace.targets.hf.vision.tokens import placeholders
 
 PLAIN = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
+"""Ways to generate that outpace speeds up."""
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+"""Options that ask for more than tokens."""
 EXACT_CACHES = {None, "dynamic", "static", "hybrid", "sliding_window"}
+"""Values of ``cache_implementation`` with which the text is the same as with slots."""
 TYPES = {"token_type_ids", "mm_token_type_ids"}
+"""Arguments that are all 0 where no token stands for an image."""
 UNDERSTOOD = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+"""Arguments of the model that are read here or make no difference; all others are refused."""
 
 
 def arguments_of_generate() -> Mapping[str, Any]:

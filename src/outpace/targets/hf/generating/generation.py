@@ -50,7 +50,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 """Options that cannot be honoured, and the values at which they ask for nothing."""
 
 _ELSEWHERE = {"num_beams": " unless LLM.beam_search asks for it"}
-"""Where outpace does what it does not do here."""
+"""By option, where else in outpace it can be had."""
 
 
 def check_file(folder: str | Path) -> None:
@@ -120,7 +120,8 @@ def completed(
     device: where the scores will be. source: the token ids that an encoder reads.
     """
     longest = min(resolved.max_tokens or room, room)
-    if asked.max_tokens is None and config.max_length is not None:
+    # As in ``generate``, lengths of what is new take precedence over lengths with the prompt.
+    if asked.max_tokens is None and config.max_new_tokens is None and config.max_length is not None:
         longest = max(1, min(longest, config.max_length - len(prompt)))
     stop = resolved.stop_strings if asked.stop is not None else _stop_strings(config)
     ends = [] if resolved.ignore_eos else list(eos_ids)
@@ -133,8 +134,7 @@ def completed(
         penalty = 1.0
     after = _processors(config, text, asked)
     return dataclasses.replace(
-        resolved,
-        max_tokens=longest,
+        resolved.shortened(longest),
         stop=stop or None,
         repetition_penalty=penalty,
         logits_processors=(*before, *after, *resolved.logits_processors),
@@ -161,7 +161,8 @@ class _Text:
     eos_ids: list[int]
     device: torch.device
     source: list[int]
-    """What options about an encoder mean: its tokens, or else the prompt."""
+    """The tokens that options named ``encoder_...`` are about: those that an encoder reads, or the
+    prompt where there is no encoder."""
 
     @property
     def source_ids(self) -> Any:
@@ -207,8 +208,9 @@ def _of_length(
     config: GenerationConfig, text: _Text, asked: SamplingParams
 ) -> list[LogitsProcessor]:
     found: list[LogitsProcessor] = []
-    if (config.min_length or 0) > 0 and text.eos_ids and asked.min_tokens is None:
-        found.append(hf.MinLengthLogitsProcessor(config.min_length, text.ids(text.eos_ids)))
+    least: int = (config.min_length or 0) if config.min_new_tokens is None else 0
+    if least > 0 and text.eos_ids and asked.min_tokens is None:
+        found.append(hf.MinLengthLogitsProcessor(least, text.ids(text.eos_ids)))
     if config.forced_bos_token_id is not None:
         found.append(hf.ForcedBOSTokenLogitsProcessor(config.forced_bos_token_id))
     if config.forced_eos_token_id is not None:

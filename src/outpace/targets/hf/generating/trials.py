@@ -33,10 +33,12 @@ def apart(called: Any) -> Any | None:
             return copy.deepcopy(called)
         # deepcopy returns a function as it is, with the variables around it that it may change.
         cells = [CellType(copy.deepcopy(cell.cell_contents)) for cell in called.__closure__ or ()]
+        # Its default values may be changed too: a list, say, in which it notes what it has seen.
+        defaults, named = copy.deepcopy((called.__defaults__, called.__kwdefaults__))
         made = FunctionType(
-            called.__code__, called.__globals__, called.__name__, called.__defaults__, tuple(cells)
+            called.__code__, called.__globals__, called.__name__, defaults, tuple(cells)
         )
-        made.__kwdefaults__ = called.__kwdefaults__
+        made.__kwdefaults__ = named
         return made
     except Exception:  # what cannot be copied cannot be tried without changing it
         return None

@@ -55,20 +55,20 @@ MORE = {
 
 
 def check_architecture(model: GGUFModel) -> None:
-    """Raises ``UnsupportedModel`` for a family that is not read."""
+    """Raises ``UnsupportedModel`` for a family that is not read, ``ModelLoadError`` for a value
+    that is no number."""
     if model.architecture not in MODEL_TYPES:
         raise UnsupportedModel(
             f"{model.path} holds a model of architecture {model.architecture[:80]!r}, and outpace "
             f"reads GGUF files of {', '.join(MODEL_TYPES)}: use the model's Hugging Face folder "
             "instead, which has a config.json and *.safetensors files."
         )
-    if model.architecture == "llama" and model.of_family("expert_count"):
+    if model.architecture == "llama" and model.number("expert_count"):
         raise UnsupportedModel(
             f"{model.path} holds a Mixtral (a llama with experts), whose GGUF files are not read: "
             "use the model's Hugging Face folder instead."
         )
-    keys = model.of_family("attention.head_count_kv")
-    if model.architecture == "falcon" and keys not in (None, 1):
+    if model.architecture == "falcon" and model.number("attention.head_count_kv") not in (None, 1):
         raise UnsupportedModel(
             f"{model.path} holds a Falcon with several key heads, whose GGUF files are not read: "
             "use the model's Hugging Face folder instead."

@@ -1,4 +1,5 @@
-"""What a model makes of a fixed text: how it is recognised by what was trained over its states."""
+"""The hidden states of a model in a fixed text, by which a network that was trained over a model's
+states recognises that model."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from outpace.targets.hf.generating import generation
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import load_gguf
 from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer
-from outpace.targets.hf.loading.places import pick_device, pick_dtype
+from outpace.targets.hf.loading.places import named_device, pick_device, pick_dtype
 from outpace.targets.hf.loading.prepare import Progress, prepare
 from outpace.targets.hf.loading.reading import (
     attention_for,
@@ -123,7 +123,7 @@ def _check_handed_over(
             f"{changes} changes a model's layers, and a model that you loaded stays as it is: give "
             "its path or hub name instead."
         )
-    if device != "auto" and not _is_on(loaded.device, pick_device(device)):
+    if device != "auto" and not _is_on(loaded.device, named_device(device)):
         raise ConfigError(
             f"device {str(device)!r} was asked for, and the model that you loaded is on "
             f"{str(loaded.device)!r}, where it stays: move it there yourself, or leave device out."

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import GenerationConfig
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.weights.quantize import Quantization
+from outpace.targets.hf.recurrent.own_states import WITHOUT_CACHE
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, longest_text
 from outpace.targets.hf.vision.tokens import placeholders
 from outpace.targets.hf.weights import weight_bytes
@@ -65,10 +67,12 @@ class Loaded:
         Where longer texts have other rotary angles (LongRoPE), only those of the shorter ones: a
         batch would change what its rows have cached as soon as the longest of them got there.
         Where attention drops tokens from some length on (Doge), only texts up to that length. Of an
-        encoder-decoder, those of the decoder.
+        encoder-decoder, those of the decoder. Models that only keep states have room for any text.
         """
         if is_encoder_decoder(self.model):
             return longest_text(self.model) or 1 << 20
+        if self.config.model_type in WITHOUT_CACHE:
+            return 1 << 20  # RWKV's context_length is what one pass of a kernel takes
         top = int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
         top = min(top, int(getattr(self.config, "keep_window_size", None) or top))
         rope = getattr(self.config, "rope_parameters", None) or {}
@@ -86,16 +90,21 @@ class Loaded:
         return min(size, int(max(self.tokenizer.get_vocab().values())) + 1)
 
     @property
+    def _generation_config(self) -> Any:
+        """The model's own; one that sets nothing where its owner has removed it."""
+        empty: Any = GenerationConfig
+        own: Any = self.model.generation_config
+        return empty() if own is None else own
+
+    @property
     def defaults(self) -> dict[str, Any]:
         """The model's generation_config as a dict of the options that it sets."""
-        config: Any = self.model.generation_config
-        return dict(config.to_diff_dict())
+        return dict(self._generation_config.to_diff_dict())
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """The tokens that end a text."""
-        config: Any = self.model.generation_config
-        ids = config.eos_token_id
+        ids: Any = self._generation_config.eos_token_id
         if ids is None and self.tokenizer is not None:
             ids = self.tokenizer.eos_token_id
         if ids is None:

@@ -1,4 +1,4 @@
-"""Which target or runner plays a model."""
+"""Makes the target or the runner that a model needs: a plain one, or one for images or sources."""
 
 from __future__ import annotations
 

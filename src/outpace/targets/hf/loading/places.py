@@ -15,16 +15,24 @@ DTYPES = {
 }
 
 
-def pick_device(device: str | torch.device) -> torch.device:
-    """Returns the device; ``ConfigError`` if it does not exist here."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def named_device(device: str | torch.device) -> torch.device:
+    """Returns the device of a name, whether or not it exists here; ``ConfigError`` for what is no
+    name of a device."""
     try:
-        chosen = torch.device(device)
+        return torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(
             f"unknown device {shown(device)}: use 'auto', 'cpu' or 'cuda'."
         ) from error
+
+
+def pick_device(device: str | torch.device) -> torch.device:
+    """Returns the device to load a model on; ``ConfigError`` if torch does not compute there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = named_device(device)
+    if chosen.type not in ("cpu", "cuda"):
+        _check_computes(chosen)
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device 'cuda' was asked for, but torch sees no CUDA device: use 'cpu'.")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
@@ -35,11 +43,22 @@ def pick_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
+def _check_computes(device: torch.device) -> None:
+    """Raises ``ConfigError`` for a kind of device on which torch computes nothing here."""
+    try:
+        torch.zeros(1, device=device).tolist()
+    except Exception as error:  # each kind of device raises another one
+        raise ConfigError(
+            f"torch does not compute on the device {str(device)!r} here: use 'auto', 'cpu' or "
+            "'cuda'."
+        ) from error
+
+
 def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
     """Returns the dtype to load weights in ("auto" is left to the checkpoint on a GPU)."""
-    if isinstance(dtype, torch.dtype):
+    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
         return dtype
-    if dtype == "auto":
+    if isinstance(dtype, str) and dtype == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {shown(dtype)}: choose from auto, {', '.join(DTYPES)}.")

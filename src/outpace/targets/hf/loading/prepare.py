@@ -12,13 +12,19 @@ from torch import nn
 from outpace.targets.cpu.kernels import NATIVE, Kernels, speed_up
 from outpace.targets.cpu.native_layers.blocks import use_block_kernels, widen_blocks
 from outpace.targets.cpu.native_layers.layer import leave_native_layers, use_native_layers
-from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
+from outpace.targets.cpu.native_layers.linear import (
+    NativeLinear,
+    lay_out_weights,
+    share_products,
+)
 from outpace.targets.cpu.native_layers.model import use_native_model
 from outpace.targets.cpu.weights.blocks import BlockLinear, embedding_dtype
+from outpace.targets.cpu.weights.layers import asked_for_dtype
 from outpace.targets.cpu.weights.quantize import check_quantized, quantize, rounds_activations
 from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.supported import support
+from outpace.targets.hf.supported.plainly import read_plainly, some_tokens
 
 LOGGER = logging.getLogger("outpace")
 
@@ -31,6 +37,7 @@ def prepare(loaded: Loaded, report: Progress) -> None:
     model, kernels = loaded.model, loaded.cpu_kernels or "off"
     use_grouped(model)
     support.check(model)
+    _let_it_rescale(model)
     report("arranging the weights for this processor", 0.4)
     quantization = loaded.quantization
     rounded = quantization is not None and rounds_activations(model, quantization)
@@ -53,10 +60,21 @@ def prepare(loaded: Loaded, report: Progress) -> None:
     report("ready", 1.0)
 
 
+def _let_it_rescale(model: nn.Module) -> None:
+    """Runs a model that divides some of its weights in its first pass (RWKV): it must find them as
+    they were loaded."""
+    if any(hasattr(part, "layers_are_rescaled") for part in model.modules()):
+        read_plainly(model, some_tokens(model, 1))
+
+
 def _replace_layers(loaded: Loaded, kernels: Kernels) -> bool:
     """Puts faster or quantised layers in the place of plain ones; returns whether layers whose
     weights are in blocks round their inputs then."""
     in_blocks = 0
+    asked = [
+        (parent, name, getattr(parent, name).weight.dtype)
+        for parent, name in asked_for_dtype(loaded.model)
+    ]
     if loaded.quantization is not None:
         quantize(loaded.model, loaded.quantization)
     else:
@@ -66,6 +84,10 @@ def _replace_layers(loaded: Loaded, kernels: Kernels) -> bool:
         in_blocks = use_block_kernels(model) if kernels in NATIVE and narrow else 0
     if kernels in NATIVE:
         lay_out_weights(loaded.model, tune=kernels == "tune")
+    for parent, name, dtype in asked:
+        layer = getattr(parent, name)
+        if isinstance(layer, NativeLinear):
+            layer.show(dtype)
     return in_blocks > 0
 
 

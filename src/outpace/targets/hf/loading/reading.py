@@ -88,7 +88,8 @@ def read_weights(
 
 
 def _class_for(config: Any) -> Any:
-    """What reads the weights. (Its stubs know one result, not the pair.)"""
+    """The class that reads the weights; untyped, because the stubs of ``from_pretrained`` know of a
+    model alone, and not of the report that is asked for beside it."""
     if not reads_sources(config):
         return AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
     # Where speech is heard the first one has no class for the configuration.

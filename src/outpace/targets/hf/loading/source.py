@@ -11,6 +11,7 @@ from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 from huggingface_hub.utils._validators import validate_repo_id
 
+from outpace.core.values import shown
 from outpace.errors import ModelLoadError
 from outpace.targets.hf.gguf.file import check_files, files_in, part_names
 from outpace.targets.hf.gguf.header import is_gguf
@@ -31,6 +32,16 @@ def check_path(model: str | os.PathLike[str]) -> None:
 
     It is cheap, so that target and drafter are both checked before the weights of either are read.
     """
+    try:
+        _check_place(model)
+    except OSError as error:  # a folder that may not be entered, or a name that is too long
+        raise ModelLoadError(
+            f"cannot look for the model {shown(str(model))} ({error.strerror}): name a folder or "
+            "file that can be read, or a hub name."
+        ) from error
+
+
+def _check_place(model: str | os.PathLike[str]) -> None:
     path = Path(model)
     if not str(model).strip():
         raise ModelLoadError("the model's name is empty: name a folder, a GGUF file or a hub name.")
@@ -78,9 +89,12 @@ def locate(model: str) -> str:
 def names_gguf(model: str | os.PathLike[str]) -> bool:
     """Returns whether a path or hub name leads to a GGUF file."""
     path = Path(model)
-    if path.is_dir():
-        return _only_gguf(path) is not None
-    return is_gguf(path) if path.exists() else _file_on_hub(str(model))
+    try:
+        if path.is_dir():
+            return _only_gguf(path) is not None
+        return is_gguf(path) if path.exists() else _file_on_hub(str(model))
+    except OSError:
+        return False  # no file that can be read: `check_path` says why
 
 
 def has_tokenizer(model: str) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import SubLayers
 
-ATTENTION = ("self_attn", "attn", "attention", "self_attention")
+ATTENTION = ("self_attn", "attn", "attention", "self_attention", "mlstm_layer")
 MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
 """What transformers' models call the two parts of a decoder layer."""
 
@@ -48,7 +48,9 @@ def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
             if number in skipped.attention:
                 stack.enter_context(exchanged_forward(_part(layer, ATTENTION), _no_attention))
             if number in skipped.mlp:
-                stack.enter_context(exchanged_forward(_part(layer, MLP), _nothing))
+                mlp = _part(layer, MLP)
+                pair = "state" in inspect.signature(type(mlp).forward).parameters
+                stack.enter_context(exchanged_forward(mlp, _no_attention if pair else _nothing))
         yield
 
 

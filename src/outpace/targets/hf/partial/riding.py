@@ -66,8 +66,8 @@ class Carriage:
         """Returns what riders say in texts ``[B, T]``, ``[B, R, V]``.
 
         The riders' parents are numbered as if each text were a chain behind its first token: 0 is
-        that token, T the first rider. They are the same in all texts. What the model computes may
-        be derived by what the riders are made from, but its weights are left alone.
+        that token, T the first rider. They are the same in all texts. Gradients reach what the
+        riders are made from, and never the model's weights.
         """
         rows, length = tokens.shape
         chain = torch.arange(length - 1, device=tokens.device)[None]
@@ -92,7 +92,7 @@ class Carriage:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Keeps what is computed in the block from being derived by the model's weights."""
+    """Keeps gradients of what is computed in the block from the model's weights."""
     learning = [weight for weight in model.parameters() if weight.requires_grad]
     for weight in learning:
         weight.requires_grad_(False)

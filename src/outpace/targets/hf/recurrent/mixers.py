@@ -19,13 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from outpace.targets.hf.partial.layers import exchanged_forward
+from outpace.targets.hf.recurrent.places import Places
 from outpace.targets.hf.recurrent.states import Name, StateCache, Untouched
 
 Parts = Sequence[tuple[int, int]]
 """Beginning and end of the columns that are read at once."""
-
-Attributes = Sequence[tuple[nn.Module, str, Name]]
-"""States that lie in attributes of modules."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +31,15 @@ class Mixer:
     """A module that keeps a state.
 
     entries: its parts that read its input as it is. early: others that make the inputs of its
-    convolution. exit: the part whose result is its own. attributes: states that it keeps in
-    attributes of modules, not in the cache.
+    convolution or scan, before any state is known. exit: the part whose result is its own. places:
+    where it looks for its states.
     """
 
     module: nn.Module
     entries: Sequence[nn.Module] = ()
     early: Sequence[nn.Module] = ()
     exit: nn.Module | None = None
-    attributes: Attributes = ()
+    places: Places = field(default_factory=Places)
 
 
 # -- finding them ----------------------------------------------------------------------------------
@@ -62,11 +60,11 @@ class _Call:
 
 @contextmanager
 def finding_mixers(
-    model: nn.Module, cache: StateCache, known: Mapping[nn.Module, Attributes], found: list[Mixer]
+    model: nn.Module, cache: StateCache, known: Mapping[nn.Module, Places], found: list[Mixer]
 ) -> Iterator[None]:
     """Puts the modules that keep states into a list while the block runs a pass over one token.
 
-    known: those that keep them in attributes. The others ask the cache.
+    known: those that look for them elsewhere than in the cache. The others ask it.
     """
     running: list[_Call] = []
     asking: dict[nn.Module, _Call] = {}
@@ -77,7 +75,7 @@ def finding_mixers(
     def leave(module: nn.Module, args: Any, options: Any, output: Any) -> None:
         call = running.pop()
         if module in asking or module in known:
-            found.append(_mixer(call, output, known.get(module, ())))
+            found.append(_mixer(call, output, known.get(module) or Places()))
         elif next(module.children(), None) is None:
             for outer in running:
                 outer.parts.append((module, call.given, output))
@@ -97,15 +95,18 @@ def finding_mixers(
                 stack.callback(hook.remove)
         cache.listener = note
         stack.callback(setattr, cache, "listener", None)
+        for places in known.values():
+            stack.enter_context(places.watched())
         yield
 
 
-def _mixer(call: _Call, output: Any, attributes: Attributes) -> Mixer:
+def _mixer(call: _Call, output: Any, places: Places) -> Mixer:
     own = output[0] if isinstance(output, tuple) else output
     entries = [part for part, given, made in call.parts if given is call.given and made is not own]
-    early = [part for part, _, _ in call.parts[: call.early or 0] if part not in entries]
     exits = [part for part, _, made in call.parts if made is own]
-    return Mixer(call.module, entries, early, exits[0] if exits else None, attributes)
+    stateless = call.parts if places.shifts else call.parts[: call.early or 0]
+    early = [part for part, _, _ in stateless if part not in (*entries, *exits)]
+    return Mixer(call.module, entries, early, exits[0] if exits else None, places)
 
 
 def _input_of(forward: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -125,7 +126,7 @@ def stepping(mixers: Sequence[Mixer], cache: StateCache, parts: Parts) -> Iterat
     the last column of each part is kept."""
     with ExitStack() as stack:
         for mixer in mixers:
-            if len(parts) > 1 or mixer.attributes:
+            if len(parts) > 1 or mixer.places.lent:
                 stepped = _Stepped(mixer, cache, parts)
                 stack.enter_context(exchanged_forward(mixer.module, stepped))
         yield
@@ -160,16 +161,17 @@ class _Stepped:
         assert reading is not None
         reading.begin, reading.end = begin, end
         self._part, self._range = states[:, begin:end], (begin, end)
-        arguments = {name: _columns(name, value, begin, end) for name, value in given.items()}
-        with _attributes(self._mixer, self._cache):
-            output = self._forward(**{**arguments, self._names[0]: self._part})
+        arguments = {self._names[0]: self._part}
+        for name, value in given.items():
+            arguments.setdefault(name, _columns(name, value, begin, end))
+        output = self._mixer.places.read(self._cache, self._forward, arguments)
         if begin < reading.certain:
             self._cache.drop_column(begin - 1)
         return output
 
     def _exchange_ends(self, stack: ExitStack, states: Tensor, given: dict[str, Any]) -> None:
         if self._mixer.early:
-            for part, whole in self._run_early(given).items():
+            for part, whole in self._run_early(states, given).items():
                 stack.enter_context(exchanged_forward(part, partial(self._early, whole)))
         for entry in self._mixer.entries:
             entered = partial(self._entered, entry.forward, entry(states))
@@ -177,24 +179,26 @@ class _Stepped:
         if self._mixer.exit is not None:
             stack.enter_context(exchanged_forward(self._mixer.exit, self._await_exit))
 
-    def _run_early(self, given: dict[str, Any]) -> dict[nn.Module, Tensor]:
-        """What the parts that know no state make of all columns: the module is left at the first
-        change of a state."""
+    def _run_early(self, states: Tensor, given: dict[str, Any]) -> dict[nn.Module, Tensor]:
+        """What the parts that know no state make of all columns: the module is left behind the last
+        of them, or at the first change of a state."""
         made: dict[nn.Module, Tensor] = {}
 
         def note(module: nn.Module, args: Any, output: Tensor) -> None:
             made[module] = output
+            if len(made) == len(self._mixer.early):
+                raise Untouched
 
         hooks = [part.register_forward_hook(note) for part in self._mixer.early]
         try:
-            with self._cache.untouched():
-                self._forward(**given)
+            with self._mixer.places.untouched(self._cache, states, given) as arguments:
+                self._forward(**arguments)
         except Untouched:
             return made
         finally:
             for hook in hooks:
                 hook.remove()
-        raise AssertionError(f"{type(self._mixer.module).__name__} changed no state")
+        raise AssertionError(f"{type(self._mixer.module).__name__} did not run all of its parts")
 
     def _early(self, whole: Tensor, given: Tensor) -> Tensor:
         begin, end = self._range
@@ -207,22 +211,6 @@ class _Stepped:
     def _await_exit(self, result: Tensor) -> Tensor:
         self._results.append(result)
         return result
-
-
-@contextmanager
-def _attributes(mixer: Mixer, cache: StateCache) -> Iterator[None]:
-    """Puts states into the attributes in which a module looks for them, and takes them from there
-    when the block has run."""
-    before = [(owner, key, getattr(owner, key)) for owner, key, _ in mixer.attributes]
-    try:
-        for owner, key, name in mixer.attributes:
-            setattr(owner, key, cache.state(name))
-        yield
-        for owner, key, name in mixer.attributes:
-            cache.set_state(name, getattr(owner, key))
-    finally:
-        for owner, key, value in before:
-            setattr(owner, key, value)
 
 
 def _columns(name: str, value: Any, begin: int, end: int) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.hf.recurrent.mixers import Attributes
+from outpace.targets.hf.recurrent.places import InArgument, InAttributes, Places, Shift
 from outpace.targets.hf.recurrent.states import Name, StateCache
 from outpace.targets.hf.slots.cache import SlotCache
 
@@ -25,9 +28,52 @@ ATTRIBUTES = {
 and the kind of state."""
 
 
+@dataclass(frozen=True)
+class Handed:
+    """What a module is handed in the argument ``state``.
+
+    kinds: of the states that are its own, by their place. of_all_layers: each tensor holds the
+    states of all layers. shift: the part that shifts its input by a column; the state that is
+    called "conv" is the column before the first.
+    """
+
+    kinds: Mapping[int, str]
+    of_all_layers: bool = False
+    shift: str = ""
+
+
+ARGUMENT = "state"
+_SCAN = "recurrent"
+HANDED: Mapping[str, Handed] = {
+    "RwkvSelfAttention": Handed({1: "conv", 2: _SCAN, 3: _SCAN, 4: _SCAN}, True, "time_shift"),
+    "RwkvFeedForward": Handed({0: "conv"}, True, "time_shift"),
+    "xLSTMLayer": Handed({0: _SCAN, 1: _SCAN, 2: _SCAN}),
+    "mLSTMLayer": Handed({0: _SCAN, 1: _SCAN, 2: _SCAN}),  # where the xlstm package is installed
+}
+"""Classes of modules that are handed their states."""
+WITHOUT_CACHE = frozenset({"rwkv", "xlstm"})
+"""Models of such modules: they know no cache of transformers, and nothing in them attends."""
+FIRST_LAYER_FIRST = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv"})
+"""Models whose hidden states begin with what the first layer makes of the embedding."""
+OF_MAMBA, OF_OTHERS = "cache_params", "past_key_values"
+"""What models call their cache."""
+
+
 def keeps_states(config: Any) -> bool:
     """Returns whether a model of this configuration has layers with a state."""
-    return bool(STATES & set(getattr(config.get_text_config(), "layer_types", None) or ()))
+    text = config.get_text_config()
+    types = set(getattr(text, "layer_types", None) or ())
+    return text.model_type in WITHOUT_CACHE or bool(STATES & types)
+
+
+def cache_arguments(model: nn.Module, cache: SlotCache) -> dict[str, Any]:
+    """Returns the arguments by which a model is told of its cache for a pass."""
+    loaded: Any = model
+    if loaded.config.model_type in WITHOUT_CACHE:
+        return {"use_cache": False}  # else it would make states that are not needed
+    names = inspect.signature(type(model).forward).parameters
+    of_mamba = OF_MAMBA in names and OF_OTHERS not in names
+    return {OF_MAMBA if of_mamba else OF_OTHERS: cache, "use_cache": True}
 
 
 def cache_for(model: nn.Module, rows: int, device: torch.device) -> SlotCache:
@@ -56,13 +102,29 @@ class LinearCache(StateCache):
         return len(self.layers)
 
 
-def states_in_attributes(model: nn.Module) -> dict[nn.Module, Attributes]:
-    """Returns the modules of a model that keep their states in attributes."""
-    found = [module for module in model.modules() if type(module).__name__ in ATTRIBUTES]
-    return {
-        module: [
-            (module.get_submodule(part), key, Name(number, kind, 0))
-            for part, key, kind in ATTRIBUTES[type(module).__name__]
-        ]
-        for number, module in enumerate(found)
-    }
+def places_of(model: nn.Module) -> dict[nn.Module, Places]:
+    """Returns the modules that look for their states elsewhere than in the cache, and where."""
+    found: dict[nn.Module, Places] = {}
+    for module in model.modules():
+        kind, number = type(module).__name__, len(found)
+        if kind in ATTRIBUTES:
+            found[module] = InAttributes(
+                [
+                    (module.get_submodule(part), key, Name(number, of, 0))
+                    for part, key, of in ATTRIBUTES[kind]
+                ]
+            )
+        elif kind in HANDED:
+            found[module] = _handed(module, number, HANDED[kind])
+    return found
+
+
+def _handed(module: nn.Module, number: int, how: Handed) -> InArgument:
+    loaded: Any = module
+    names = {at: Name(number, kind, at) for at, kind in how.kinds.items()}
+    layer: int | None = loaded.layer_id if how.of_all_layers else None
+    if not how.shift:
+        return InArgument(module, ARGUMENT, names, layer)
+    before = next(name for name in names.values() if name.kind == "conv")
+    shift = Shift(module.get_submodule(how.shift), before)
+    return InArgument(module, ARGUMENT, names, layer, shift)

@@ -37,7 +37,7 @@ class Name(NamedTuple):
 
     layer: int
     kind: str
-    """"conv": the last inputs of a convolution. "recurrent": all else."""
+    """"conv": the last inputs of a convolution or a shift. "recurrent": all else."""
     number: int
     """Among those of the same kind in the layer."""
 
@@ -88,28 +88,32 @@ class History:
     made: dict[int, Tensor] = field(default_factory=dict)
     """What the current pass has made, ``[A, ...]`` by column."""
 
-    def current(self, reading: Reading) -> Tensor | None:
+    def current(self, reading: Reading, empty: Tensor | None = None) -> Tensor | None:
         """Returns the state ``[A, ...]`` that the columns read now go on from, as a copy that the
-        layer may change; None where no row has one."""
+        layer may change; None where no row has one. empty: see `StateCache.state`."""
         if reading.last not in self.made:
-            before = self._before(reading)
+            before = self._before(reading, empty)
             if before is None:
                 return None
             self.made[reading.last] = before
         return self.made[reading.last]
 
-    def _before(self, reading: Reading) -> Tensor | None:
+    def at_start(self, reading: Reading, empty: Tensor | None) -> Tensor | None:
+        """Returns a copy of the state ``[A, ...]`` that the rows had before the pass."""
+        rows = range(len(reading.starts))
+        return _together([self._at_start(reading, row) for row in rows], empty)
+
+    def _before(self, reading: Reading, empty: Tensor | None) -> Tensor | None:
         parent = reading.parents[reading.begin]
         if isinstance(parent, int) and parent >= 0:
             return self.made[parent].clone()
-        rows = range(len(reading.starts))
         if isinstance(parent, int):
-            return _together([self._at_start(reading, row) for row in rows])
+            return self.at_start(reading, empty)
         kept = [
             self._at_start(reading, row) if parent[row] < 0 else Kept(self.made[parent[row]], row)
-            for row in rows
+            for row in range(len(reading.starts))
         ]
-        return _together(kept)
+        return _together(kept, empty)
 
     def _at_start(self, reading: Reading, row: int) -> Kept | None:
         start = reading.starts[row]
@@ -132,26 +136,27 @@ class History:
         kept = [row.get(length - 1) for row, length in zip(self.rows, lengths, strict=True)]
         if len({id(state.states) for state in kept if state is not None}) < 2:
             return
-        together = _together(kept)
+        together = _together(kept, None)
         assert together is not None
         for number, (state, length) in enumerate(zip(kept, lengths, strict=True)):
             if state is not None:
                 self.rows[number][length - 1] = Kept(together, number)
 
 
-def _together(kept: Sequence[Kept | None]) -> Tensor | None:
-    """Returns states ``[A, ...]`` as one tensor of their own; a row without one begins at 0."""
+def _together(kept: Sequence[Kept | None], empty: Tensor | None) -> Tensor | None:
+    """Returns states ``[A, ...]`` as one tensor of their own; a row without one begins with
+    ``empty`` ``[1, ...]``, or at 0."""
     known = [state for state in kept if state is not None]
     if not known:
-        return None
+        return None if empty is None else torch.cat([empty] * len(kept))
     states = known[0].states
     if len(states) == len(kept) and all(
         state is not None and state.states is states and state.row == row
         for row, state in enumerate(kept)
     ):
         return states.clone()
-    empty = torch.zeros_like(states[0])
-    return torch.stack([empty if state is None else state.states[state.row] for state in kept])
+    begun = torch.zeros_like(states[0]) if empty is None else empty[0]
+    return torch.stack([begun if state is None else state.states[state.row] for state in kept])
 
 
 class Untouched(Exception):
@@ -228,9 +233,12 @@ class StateCache(SlotCache):
         finally:
             self._may_change = True
 
-    def state(self, name: Name, changes: bool = False) -> Tensor | None:
+    def state(
+        self, name: Name, changes: bool = False, empty: Tensor | None = None
+    ) -> Tensor | None:
         """Returns a state ``[A, ...]`` that the columns read now go on from; a layer that changes
-        it in place has thereby made the new one. changes: whether a new one is about to be set."""
+        it in place has thereby made the new one. changes: whether a new one is about to be set.
+        empty: ``[1, ...]``, behind no token; without it None is returned where no row has any."""
         assert self.reading is not None
         if self.listener is not None:
             self.listener(name, changes)
@@ -238,10 +246,20 @@ class StateCache(SlotCache):
             if changes:
                 raise Untouched
             return None
+        return self._history(name).current(self.reading, empty)
+
+    def at_start(self, name: Name, empty: Tensor) -> Tensor:
+        """Returns a copy of a state ``[A, ...]`` that the rows had before the current pass."""
+        assert self.reading is not None
+        state = self._history(name).at_start(self.reading, empty)
+        assert state is not None
+        return state
+
+    def _history(self, name: Name) -> History:
         history = self._histories.get(name)
         if history is None:
             history = self._histories[name] = History([{} for _ in self._extents])
-        return history.current(self.reading)
+        return history
 
     def set_state(self, name: Name, state: Tensor) -> Tensor:
         """Takes the state ``[A, ...]`` behind the columns that are read now."""
@@ -362,5 +380,4 @@ class StateCache(SlotCache):
         """Gives a row saved states."""
         for slot in slots:
             for name, state in saved[slot].items():
-                history = self._histories.setdefault(name, History([{} for _ in self._extents]))
-                history.rows[row][slot] = Kept(state[None], 0)
+                self._history(name).rows[row][slot] = Kept(state[None], 0)

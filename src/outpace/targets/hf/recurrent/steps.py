@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outpace.core.trees.tree import Tree
 from outpace.targets.hf.recurrent.mixers import Mixer, Parts, finding_mixers, stepping
-from outpace.targets.hf.recurrent.own_states import states_in_attributes
+from outpace.targets.hf.recurrent.own_states import places_of
 from outpace.targets.hf.recurrent.states import Name, Reading, StateCache, States, parents_of
 from outpace.targets.hf.supported.plainly import some_tokens
 
@@ -40,16 +40,10 @@ class Steps:
     def find_mixers(self, runner: Runner) -> None:
         """Finds the modules that keep a state, by a pass over one token."""
         runner.admit(1)
-        known = states_in_attributes(runner.model)
         found: list[Mixer] = []
-        states = [(owner, key) for own in known.values() for owner, key, _ in own]
-        before = [getattr(owner, key) for owner, key in states]
-        try:
-            with finding_mixers(runner.model, self._cache, known, found):
-                runner.forward(_tokens(runner, 1), keep=1)
-        finally:
-            for (owner, key), value in zip(states, before, strict=True):
-                setattr(owner, key, value)
+        with finding_mixers(runner.model, self._cache, places_of(runner.model), found):
+            # With a cache also where it is not told of ours: then it makes states of its own.
+            runner.forward(_tokens(runner, 1), keep=1, use_cache=True)
         runner.reset()
         self._mixers = found
 

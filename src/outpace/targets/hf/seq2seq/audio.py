@@ -34,6 +34,44 @@ def heard_shape(config: Any) -> tuple[int, int] | None:
     return None if bins is None or length is None else (int(bins), 2 * int(length))
 
 
+def _numbers(given: Any) -> Tensor:
+    """Returns what a caller gives as audio; ``PromptError`` for what is not made of numbers."""
+    try:
+        found = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise PromptError(f"audio is {_FORMS}, not {shown(given)}.") from error
+    if found.is_complex():
+        raise PromptError(f"audio is {_FORMS}, not complex numbers.")
+    if not bool(found.isfinite().all()):
+        raise PromptError("the audio holds NaN or infinite numbers: read or record it again.")
+    return found.detach()
+
+
+def _checked_samples(given: Any) -> Tensor:
+    """Returns samples of audio ``[n]`` as floating-point numbers; ``PromptError`` for others."""
+    found = _numbers(given)
+    if found.ndim != 1 or not found.numel():
+        raise PromptError(f"audio is {_FORMS}, not {shown(given)}.")
+    if not found.is_floating_point() and bool((found.float().abs() > 1).any()):
+        raise PromptError(
+            "samples of audio are numbers from -1 to 1, and these are whole numbers beyond that: "
+            "divide samples of 16 bits by 32768."
+        )
+    return _floating(found)
+
+
+def _floating(numbers: Tensor) -> Tensor:
+    return numbers if numbers.is_floating_point() else numbers.float()
+
+
+def _is_rate(given: Any, wanted: int) -> bool:
+    """Whether a rate that a caller gives is the one that is wanted."""
+    try:
+        return float(given) == wanted
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
 class AudioReader:
     """Makes sources of audio for one model.
 
@@ -50,19 +88,9 @@ class AudioReader:
     def __call__(self, audio: Any) -> Source:
         """Returns what the encoder reads. audio: see the error message; ``PromptError``."""
         if isinstance(audio, Mapping) and set(audio) == {FEATURES}:
-            return self._source(self._tensor(audio[FEATURES]))
+            return self._source(_floating(_numbers(audio[FEATURES])))
         samples, rate = audio if isinstance(audio, tuple) and len(audio) == 2 else (audio, None)
-        values = self._tensor(samples)
-        if values.ndim != 1 or not values.numel():
-            raise PromptError(f"audio is {_FORMS}, not {shown(audio)}.")
-        return self._source(self._extracted(values, rate))
-
-    def _tensor(self, given: Any) -> Tensor:
-        try:
-            found = torch.as_tensor(given)
-            return found if found.is_floating_point() else found.float()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise PromptError(f"audio is {_FORMS}, not {shown(given)}.") from error
+        return self._source(self._extracted(_checked_samples(samples), rate))
 
     def _source(self, features: Tensor) -> Source:
         single = features[0] if features.ndim == 3 and len(features) == 1 else features
@@ -76,10 +104,10 @@ class AudioReader:
     def _extracted(self, samples: Tensor, rate: Any) -> Tensor:
         extractor = self._own_extractor()
         wanted = int(extractor.sampling_rate)
-        if rate is not None and int(rate) != wanted:
+        if rate is not None and not _is_rate(rate, wanted):
             raise PromptError(
-                f"{self._loaded.name} hears {wanted} samples a second, and the audio has {rate}: "
-                "resample it."
+                f"{self._loaded.name} hears {wanted} samples a second, and the audio has "
+                f"{shown(rate)}: resample it, and give its rate in Hz."
             )
         if samples.numel() > extractor.n_samples:
             raise PromptError(
@@ -88,7 +116,7 @@ class AudioReader:
                 "generate with custom_generate=outpace.hf.speculative(...), which goes through "
                 "long audio piece by piece."
             )
-        found = extractor(samples.numpy(), sampling_rate=wanted, return_tensors="pt")
+        found = extractor(samples.cpu().numpy(), sampling_rate=wanted, return_tensors="pt")
         features: Tensor = found[FEATURES]
         return features
 

@@ -50,6 +50,12 @@ class DecoderSide:
         dtype: torch.dtype = self.model.dtype
         return dtype
 
+    @property
+    def training(self) -> bool:
+        """Whether the model drops some of what it computes at random."""
+        training: bool = self.model.training
+        return training
+
     def modules(self) -> Iterator[nn.Module]:
         """Yields the decoder's modules, to which more may have to be told than their places."""
         return iter(self.model.get_decoder().modules())

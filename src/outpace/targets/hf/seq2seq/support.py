@@ -17,6 +17,15 @@ from outpace.errors import UnsupportedModel
 from outpace.targets.base import Source
 from outpace.targets.hf.seq2seq.audio import FEATURES, heard_shape
 from outpace.targets.hf.seq2seq.runner import DecoderRunner
+from outpace.targets.hf.supported.comparing import (
+    BRANCHES,
+    COARSE,
+    PARENTS,
+    PENDING,
+    PREFIX,
+    distance,
+    tolerance_in,
+)
 from outpace.targets.hf.supported.plainly import read_plainly, some_states, some_tokens
 
 REFUSED = {
@@ -75,15 +84,6 @@ def check(model: nn.Module) -> None:
 
 _SOURCES = (5, 3)
 """States of the sources of the two rows."""
-_PREFIX = 6
-_PENDING = 2
-_PARENTS = (0, 0, 0, 0, 0, 0, 0, 0, 8, 9)
-"""A wide tree: the last of many siblings stands far from where its column would put it."""
-_BRANCHES = ((1,), (8, 9, 10))
-"""The paths whose nodes are compared: the first child, and the longest path."""
-
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-_COARSE = 0.15
 
 
 def probe(model: nn.Module, coarse: bool = False) -> None:
@@ -93,7 +93,7 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
     coarse: the layers round, so that the last bit of an input may be seen in the output.
     """
     loaded: Any = model
-    tolerance = _COARSE if coarse else _TOLERANCE.get(loaded.dtype, _COARSE)
+    tolerance = COARSE if coarse else tolerance_in(loaded.dtype)
     cause: Exception | None = None
     try:
         reason = _fault(model, tolerance)
@@ -109,28 +109,23 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
 
 @torch.inference_mode()
 def _fault(model: nn.Module, tolerance: float) -> str | None:
-    runner = DecoderRunner(model, rows=2, max_length=_PREFIX + len(_PARENTS))
+    """Returns what is wrong with the logits that the model gives drafts, None if nothing is."""
+    runner = DecoderRunner(model, rows=2, max_length=PREFIX + len(PARENTS))
     lengths = _SOURCES if runner.side.masks_sources else (_SOURCES[0],) * 2
     sources = [_source(model, length, row) for row, length in enumerate(lengths)]
-    texts = [_tokens(model, _PREFIX - row, first=3 + row) for row in range(2)]
-    nodes = _tokens(model, len(_PARENTS), first=9)
+    texts = [_tokens(model, PREFIX - row, first=3 + row) for row in range(2)]
+    nodes = _tokens(model, len(PARENTS), first=9)
     expected = [_read_plainly(runner, *each, nodes) for each in zip(sources, texts, strict=True)]
     if not all(bool(logits.isfinite().all()) for logits in expected):
         return "its logits are NaN or infinite: its weights are damaged, or numbers overflow"
     scored = _score_as_draft(runner, sources, texts, nodes)
-    off = max(_difference(*pair) for pair in zip(scored, expected, strict=True))
+    off = max(distance(*pair) for pair in zip(scored, expected, strict=True))
     if off <= tolerance:
         return None
     return (
         "drafted tokens behind cached ones get other logits than the same tokens in a text: it "
         "ignores the mask or the positions that it is given"
     )
-
-
-def _difference(scored: Tensor, expected: Tensor) -> float:
-    """How far logits are off, in standard deviations of the plain ones."""
-    spread = expected.std(-1).clamp(min=1e-12)
-    return float(((scored - expected).square().mean(-1).sqrt() / spread).max())
 
 
 def _tokens(model: Any, count: int, first: int) -> list[int]:
@@ -159,13 +154,13 @@ def _score_as_draft(
     """
     for source in sources:
         runner.admit(1, source)
-    runner.prefill(0, [text[:-_PENDING] for text in texts])
-    alone = runner.forward(_columns(runner, [[text[-_PENDING]] for text in texts]), keep=1).logits
-    tree = Tree.uniform(list(_PARENTS), rows=len(texts), device=runner.device)
-    fed = _columns(runner, [[*text[-_PENDING:], *nodes] for text in texts])
+    runner.prefill(0, [text[:-PENDING] for text in texts])
+    alone = runner.forward(_columns(runner, [[text[-PENDING]] for text in texts]), keep=1).logits
+    tree = Tree.uniform(list(PARENTS), rows=len(texts), device=runner.device)
+    fed = _columns(runner, [[*text[-PENDING:], *nodes] for text in texts])
     logits = runner.forward(fed, keep=1 + len(nodes), tree=tree).logits
     return [
-        torch.cat([one, *(row[[0, *branch]] for branch in _BRANCHES)]).double()
+        torch.cat([one, *(row[[0, *branch]] for branch in BRANCHES)]).double()
         for one, row in zip(alone, logits, strict=True)
     ]
 
@@ -180,11 +175,11 @@ def _read_plainly(
     """Returns ``[P, V]``: the same from one plain pass for each path."""
     assert source.states is not None
     read: list[Tensor] = []
-    for branch in _BRANCHES:
+    for branch in BRANCHES:
         ids = _columns(runner, [[*text, *(nodes[node - 1] for node in branch)]])
         logits = runner.side.read(source.states[None], ids, use_cache=False).logits[0]
         if not read:
-            read.append(logits[len(text) - _PENDING, None])
+            read.append(logits[len(text) - PENDING, None])
         read.append(logits[-len(branch) - 1 :])
     return torch.cat(read).double()
 
@@ -192,7 +187,7 @@ def _read_plainly(
 def _why_it_fails(model: nn.Module) -> str:
     """Returns which of the things that a round needs makes the model raise an error."""
     try:
-        read_plainly(model, _tokens(model, _PREFIX, first=3))
+        read_plainly(model, _tokens(model, PREFIX, first=3))
     except Exception:  # the error that matters is the one that the caller has seen
         return (
             "its decoder cannot write from token ids and the states of its encoder alone (it needs "

@@ -37,7 +37,6 @@ class ExtentAllocator:
     """Lends out extents of ``total`` slots."""
 
     def __init__(self, total: int) -> None:
-        self.total = total
         self._gaps = [Extent(0, total)] if total else []  # ascending, and no two touch
 
     @property

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from outpace.core.trees.tree import Tree
 from outpace.targets.hf.attention import BOOLEAN
+from outpace.targets.hf.recurrent.own_states import WITHOUT_CACHE
 from outpace.targets.hf.slots.attended import as_attended
 from outpace.targets.hf.supported.plainly import reads_forward
 from outpace.targets.hf.supported.windows import chunk_of, window_of
@@ -102,7 +103,8 @@ class MaskMaker:
         self.window = window_of(model, max_length)
         self.chunk = chunk_of(model, max_length)
         self._types = frozenset(getattr(config, "layer_types", None) or ())
-        self._attends = not self._types or bool(self._types - WITHOUT_MASK)
+        types = not self._types or bool(self._types - WITHOUT_MASK)
+        self._attends = types and config.model_type not in WITHOUT_CACHE
         self._implementation: str = config._attn_implementation
         self._dtype: torch.dtype = loaded.dtype
         self._reads_forward = reads_forward(model)

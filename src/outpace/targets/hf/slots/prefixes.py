@@ -60,8 +60,13 @@ class SavedTexts:
         return sum(saved.nbytes for saved in self._texts.values())
 
     def add(self, tokens: Sequence[int], saved: SavedText) -> None:
-        """Keeps a text. saved: its keys and values, one for each token, and states."""
+        """Keeps a text, unless it alone has more tokens than all may have together.
+
+        saved: its keys and values, one for each token, and states.
+        """
         text = tuple(tokens)
+        if self.tokens is not None and len(text) > self.tokens:
+            return  # else all others would leave, and then this one
         for other in [other for other in self._texts if text[: len(other)] == other]:
             del self._texts[other]
         self._texts[text] = saved

@@ -14,7 +14,7 @@ from outpace.targets.hf.slots.attended import as_attended
 from outpace.targets.hf.vision.tokens import placeholders
 
 _SOURCE = 4
-"""States of a source of which nothing is asked but that there is one."""
+"""How many states the source has that a decoder is given where any source will do."""
 
 
 @torch.inference_mode()

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.targets.hf.recurrent.own_states import STATES, keeps_states
 from outpace.targets.hf.slots.attended import as_attended
+from outpace.targets.hf.slots.masks import WITHOUT_MASK
 from outpace.targets.hf.supported.plainly import read_plainly, some_tokens
 
 _TOKENS = 6
@@ -34,7 +36,19 @@ def why_it_fails(model: nn.Module, error: Exception) -> str:
             read_plainly(model, ids, **arguments)
         except Exception:  # the error that matters is the one that the caller has seen
             return reason
+    if _attends(model):
+        hidden = read_plainly(model, ids, attention_mask=_causal(model, hidden=1))
+        if torch.equal(hidden, read_plainly(model, ids)):
+            return "it ignores a mask with a row for each token, which drafted tokens need"
     return "it does not work with a cache that is handed to it, but keeps one of another kind"
+
+
+def _attends(model: nn.Module) -> bool:
+    """Whether there are layers that a mask might say something to."""
+    loaded: Any = model
+    text = loaded.config.get_text_config()
+    types = set(getattr(text, "layer_types", None) or ())
+    return bool(types - STATES - WITHOUT_MASK) or not (types or keeps_states(text))
 
 
 def _unread_alone(model: nn.Module) -> str:

@@ -22,6 +22,8 @@ class Setting:
     attention_chunk_size: int | None
     dtype: torch.dtype
     device: torch.device
+    training: bool
+    """Whether its layers drop some of what they compute at random, as they do in training."""
 
     @classmethod
     def of(cls, model: nn.Module) -> Setting:
@@ -30,13 +32,19 @@ class Setting:
         config = loaded.config.get_text_config()
         spans = {name: getattr(config, name, None) for name in NAMES}
         implementation: str = config._attn_implementation
-        return cls(implementation, dtype=loaded.dtype, device=loaded.device, **spans)
+        return cls(
+            implementation,
+            dtype=loaded.dtype,
+            device=loaded.device,
+            training=loaded.training,
+            **spans,
+        )
 
     def check(self, model: nn.Module) -> None:
         """Raises ``ConfigError`` if the model has another setting by now.
 
         Boolean masks would be added to the scores of an attention that wants numbers, old windows
-        would be used: another text, and no error.
+        would be used, and dropout would change scores at random: another text, and no error.
         """
         now = Setting.of(model)
         for name in (field.name for field in dataclasses.fields(self)):

@@ -18,16 +18,24 @@ from outpace.core.values import is_whole, shown
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.attention import BOOLEAN, INDEXED_LAYERS
 from outpace.targets.hf.recurrent.own_states import STATES, keeps_states
-from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.seq2seq import support as seq2seq
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, reads_sources
 from outpace.targets.hf.slots.masks import WITHOUT_MASK
+from outpace.targets.hf.supported.comparing import (
+    BRANCHES,
+    COARSE,
+    PARENTS,
+    PENDING,
+    PREFIX,
+    distance,
+    is_exact,
+    tolerance_in,
+)
 from outpace.targets.hf.supported.plainly import read_plainly, reads_forward, some_tokens
 from outpace.targets.hf.supported.reasons import why_it_fails, why_other_logits
 from outpace.targets.hf.supported.windows import INDEXED, NAMES, follows, named_span, with_span
 
-RECURRENT_MODELS = frozenset({"rwkv", "xlstm"})
-"""Models whose states lie elsewhere than in transformers' cache."""
 MASKED = INDEXED_LAYERS | {"full_attention", "sliding_attention", "chunked_attention"}
 """Types of layers whose masks are known."""
 MASKABLE = BOOLEAN | {"eager"}
@@ -37,6 +45,12 @@ def check_config(config: Any) -> None:
     """Raises ``UnsupportedModel`` where the configuration alone tells that it cannot work."""
     text: Any = config.get_text_config()
     name = f"a model of type {config.model_type!r}"
+    classes = getattr(config, "architectures", None)
+    if not (classes is None or _are_names(classes)):
+        raise UnsupportedModel(
+            f"{name} has {shown(classes)} for the names of its classes in its config.json "
+            "(architectures): download or save the model again."
+        )
     layers = getattr(text, "num_hidden_layers", None)
     if layers is not None and not (is_whole(layers) and layers > 0):
         raise UnsupportedModel(
@@ -60,13 +74,19 @@ def check_config(config: Any) -> None:
         )
 
 
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+
+
 def _check_states(config: Any) -> None:
-    """Raises ``UnsupportedModel`` for a model with states that are nobody's but its own."""
-    if config.model_type in RECURRENT_MODELS:
+    """Raises ``UnsupportedModel`` for an xLSTM that would take a pass to pieces, of which only the
+    last one's states came back."""
+    most = getattr(config, "max_inference_chunksize", None)
+    if most is not None and most < PREFILL_CHUNK:
         raise UnsupportedModel(
-            f"a model of type {config.model_type!r} keeps its recurrent state outside of "
-            "transformers' cache, where it cannot be taken back to an earlier token: use a model "
-            "whose state is in the cache, such as Mamba."
+            f"a model of type {config.model_type!r} reads at most {most} tokens at once by its "
+            f"config.json (max_inference_chunksize), and passes of up to {PREFILL_CHUNK} must stay "
+            f"whole for states to be taken back: set it to {PREFILL_CHUNK} or more."
         )
 
 
@@ -77,16 +97,22 @@ def _asks_for_alibi(text: Any) -> bool:
 
 def check(model: nn.Module) -> None:
     """Raises ``UnsupportedModel`` where configuration or class tell that the model cannot work."""
-    check_config(model.config)
-    if is_encoder_decoder(model):
-        seq2seq.check(model)
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config"):
+        raise UnsupportedModel(
+            f"{type(model).__name__} is no model of transformers: it has no configuration. Give a "
+            "model that AutoModelForCausalLM has loaded, taken out of what wraps it, or its path."
+        )
+    check_config(config)
     name = type(model).__name__
-    config: Any = model.config
     if not hasattr(config.get_text_config(), "vocab_size"):
         raise UnsupportedModel(
             f"{name} has no vocabulary by its configuration, and so writes no text: use another "
             "model."
         )
+    _check_writes(model)
+    if is_encoder_decoder(model):
+        seq2seq.check(model)
     attention = config.get_text_config()._attn_implementation
     if attention not in MASKABLE:
         raise UnsupportedModel(
@@ -101,15 +127,24 @@ def check(model: nn.Module) -> None:
         )
 
 
+def _check_writes(model: nn.Module) -> None:
+    """Raises ``UnsupportedModel`` for a model without a head that writes, or without weights."""
+    loaded: Any = model
+    name = type(model).__name__
+    if not loaded.can_generate():
+        raise UnsupportedModel(
+            f"{name} has no head that writes texts, by its class: give the model's path, or load "
+            "it with a class that has one, such as AutoModelForCausalLM."
+        )
+    if loaded.device.type == "meta":
+        raise UnsupportedModel(
+            f"the weights of this {name} are not in memory, but on the device 'meta': load the "
+            "model with its weights."
+        )
+
+
 # -- trying a model out ----------------------------------------------------------------------------
 
-_PREFIX = 6
-"""Tokens before the draft: some that are cached first, and two that are pending."""
-_PENDING = 2
-_PARENTS = (0, 0, 0, 0, 0, 0, 0, 0, 8, 9)
-"""A wide tree: the last of many siblings stands far from where its column would put it."""
-_BRANCHES = ((1,), (8, 9, 10))
-"""The paths whose nodes are compared: the first child, and the longest path."""
 _ACCEPTED = (8, 9)
 _AFTER, _OTHER = 2, 5
 """So many tokens follow what was accepted, the first of them being this one."""
@@ -120,15 +155,10 @@ model's own."""
 _LONG_WINDOW = 256
 """Up to this a text that is longer than the window is affordable."""
 
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-_COARSE = 0.15
-"""In 16 bits, where a mixture of experts may even send a token to other experts."""
-
 
 def tolerance(model: nn.Module) -> float:
-    """Returns how far logits may be off, in standard deviations of them, where the same is computed
-    in another order."""
-    return _TOLERANCE.get(_computed_in(model), _COARSE)
+    """Returns how far a model's logits may be off, as `distance` measures it."""
+    return tolerance_in(_computed_in(model))
 
 
 def probe(model: nn.Module, coarse: bool = False) -> None:
@@ -140,7 +170,7 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
     if is_encoder_decoder(model):
         return seq2seq.probe(model, coarse)
     try:
-        most = _COARSE if coarse else tolerance(model)
+        most = COARSE if coarse else tolerance(model)
         if _difference(model) <= most and _difference_of_rows(model) <= most:
             return
         reason, cause = why_other_logits(model), None
@@ -155,16 +185,16 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
 
 @torch.inference_mode()
 def _difference(model: nn.Module) -> float:
-    """Returns how far the logits of a draft are off, in standard deviations of the plain ones."""
+    """Returns how far the logits of a draft are off."""
     spans, prefix = _spans(model)
-    text, nodes = some_tokens(model, prefix), some_tokens(model, len(_PARENTS), first=9)
+    text, nodes = some_tokens(model, prefix), some_tokens(model, len(PARENTS), first=9)
     with ExitStack() as settings:
         for name in spans:
             settings.enter_context(with_span(model, name, _SPAN))
         expected = _read_as_text(model, text, nodes)
         _check_finite(model, expected)
         scored = _score_as_draft(model, text, nodes)
-    return _off(scored, expected)
+    return distance(scored, expected)
 
 
 @torch.inference_mode()
@@ -173,17 +203,11 @@ def _difference_of_rows(model: nn.Module) -> float:
     texts = [some_tokens(model, 5), some_tokens(model, 3, first=9)]
     runner = Runner(model, rows=len(texts), max_length=len(texts[0]) + 1)
     runner.admit(len(texts))
-    runner.prefill(0, [text[:-_PENDING] for text in texts])
-    tokens = torch.tensor([text[-_PENDING:] for text in texts], device=runner.device)
-    scored = runner.forward(tokens, keep=_PENDING).logits
-    read = [read_plainly(model, text)[-_PENDING:] for text in texts]
-    return _off(scored.double(), torch.stack(read).double())
-
-
-def _off(scored: Tensor, expected: Tensor) -> float:
-    """Returns the greatest distance between two rows of logits, in their standard deviations."""
-    spread = expected.std(-1).clamp(min=1e-12)
-    return float(((scored - expected).square().mean(-1).sqrt() / spread).max())
+    runner.prefill(0, [text[:-PENDING] for text in texts])
+    tokens = torch.tensor([text[-PENDING:] for text in texts], device=runner.device)
+    scored = runner.forward(tokens, keep=PENDING).logits
+    read = [read_plainly(model, text)[-PENDING:] for text in texts]
+    return distance(scored.double(), torch.stack(read).double())
 
 
 def check_numbers(model: nn.Module) -> None:
@@ -206,9 +230,9 @@ def _spans(model: nn.Module) -> tuple[list[str], int]:
     A window that the model does not read from its configuration is either no window at all or one
     that was fixed when the model was made: then only a text that is longer than it can tell.
     """
-    followed, longest = [], _PREFIX
+    followed, longest = [], PREFIX
     # In 16 bits rounding may well decide which tokens are picked.
-    indexed = [INDEXED] if _dtype(model) in _TOLERANCE else []
+    indexed = [INDEXED] if is_exact(_dtype(model)) else []
     for name in (*NAMES, *indexed):
         span = named_span(model, name)
         if span is None:
@@ -216,7 +240,7 @@ def _spans(model: nn.Module) -> tuple[list[str], int]:
         if follows(model, name):
             followed.append(name)
         elif span <= _LONG_WINDOW:
-            longest = max(longest, min(span + 1, _positions(model, span) - len(_PARENTS) - _AFTER))
+            longest = max(longest, min(span + 1, _positions(model, span) - len(PARENTS) - _AFTER))
     return followed, longest
 
 
@@ -248,13 +272,13 @@ def _score_as_draft(model: nn.Module, text: Sequence[int], nodes: Sequence[int])
     """
     runner = Runner(model, rows=1, max_length=len(text) + len(nodes) + _AFTER)
     runner.admit(1)
-    runner.prefill(0, [text[:-_PENDING]])
-    tree = Tree.uniform(list(_PARENTS), rows=1, device=runner.device)
-    tokens = torch.tensor([[*text[-_PENDING:], *nodes]], device=runner.device)
+    runner.prefill(0, [text[:-PENDING]])
+    tree = Tree.uniform(list(PARENTS), rows=1, device=runner.device)
+    tokens = torch.tensor([[*text[-PENDING:], *nodes]], device=runner.device)
     logits = runner.forward(tokens, keep=1 + len(nodes), tree=tree).logits[0]
-    read = [logits[[0, *branch]] for branch in _BRANCHES]
+    read = [logits[[0, *branch]] for branch in BRANCHES]
     # A part of a path is accepted, and the text goes on otherwise than it was drafted.
-    runner.advance_paths(_PENDING, [_ACCEPTED])
+    runner.advance_paths(PENDING, [_ACCEPTED])
     runner.settle()
     after = torch.tensor([some_tokens(model, _AFTER, first=_OTHER)], device=runner.device)
     read.append(runner.forward(after, keep=_AFTER).logits[0])
@@ -264,7 +288,7 @@ def _score_as_draft(model: nn.Module, text: Sequence[int], nodes: Sequence[int])
 def _read_as_text(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -> Tensor:
     """Returns ``[P, V]``: the same from one plain pass for each path."""
     read = []
-    for branch in _BRANCHES:
+    for branch in BRANCHES:
         logits = read_plainly(model, [*text, *(nodes[node - 1] for node in branch)])
         read.append(logits[-len(branch) - 1 :])
     after = some_tokens(model, _AFTER, first=_OTHER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ _ANY_LENGTH = 1 << 16
 """Longer than any text that is tried. No more, because some indexers make a place for each token
 that they could pick."""
 _TOKENS = 3
-
 
 WINDOW = "sliding_window"
 """Layers see the latest tokens only."""
@@ -65,11 +64,6 @@ def follows(model: nn.Module, name: str) -> bool:
     with with_span(model, name, _ANY_LENGTH):
         wide = read_plainly(model, ids)
     return not torch.equal(narrow, wide)
-
-
-def with_window(model: nn.Module, window: int) -> AbstractContextManager[None]:
-    """Gives the model another sliding window for a while."""
-    return with_span(model, WINDOW, window)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ def tellers(model: nn.Module) -> Iterator[Teller]:
 
 
 class Table(Teller):
-    """A table, some of which begin with rows that are nobody's."""
+    """A table of positions, whose rows are looked up by the layout's positions."""
 
     def __init__(self, table: nn.Embedding) -> None:
         self._table: Any = table
@@ -39,7 +39,6 @@ class Table(Teller):
 
 
 def looked_up(table: Any, positions: Tensor) -> Callable[..., Tensor]:
-    """Returns what stands for a table's ``forward`` while columns have positions ``[A, T]``: some
-    tables begin with rows that are nobody's."""
-    rows = positions + getattr(table, "offset", 0)
+    """Returns what stands for a table's ``forward`` while columns have positions ``[A, T]``."""
+    rows = positions + getattr(table, "offset", 0)  # before these stand rows of no position
     return lambda *_, **__: embedding(rows, table.weight)

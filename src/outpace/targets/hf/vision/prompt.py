@@ -15,7 +15,8 @@ from outpace.targets.hf.slots.attended import as_attended
 from outpace.targets.hf.supported.plainly import reads_forward
 
 _OURS = frozenset({"input_ids", "past_key_values", "use_cache", "labels"})
-"""Arguments of a language model that say nothing of the prompt, or that a pass over slots has."""
+"""Arguments of a language model that say nothing of the prompt, or that each pass over slots sets
+anew."""
 
 Seen = Tensor | Mapping[str, Tensor]
 """Which tokens see which, ``[T, T]`` booleans; where layers differ, by the type of layer."""

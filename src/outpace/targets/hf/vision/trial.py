@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
+from outpace.targets.hf.supported.comparing import distance
 from outpace.targets.hf.supported.support import tolerance
 from outpace.targets.hf.vision.reading import on_device, read_prompt
 
@@ -25,8 +26,7 @@ def try_images(model: nn.Module, token_ids: Sequence[int], media: Mapping[str, A
     ids = torch.tensor([list(token_ids)], device=pieces.device)
     loaded: Any = model
     whole = loaded(input_ids=ids, use_cache=False, **on_device(model, media)).logits[0, -1].double()
-    spread = whole.std().clamp(min=1e-12)
-    if float((whole - pieces).square().mean().sqrt() / spread) > tolerance(model):
+    if distance(pieces, whole) > tolerance(model):
         raise UnsupportedModel(
             f"{type(model).__name__} reads a prompt with images otherwise in pieces than as a "
             "whole: give prompts without images, or use another model."

@@ -1,0 +1,56 @@
+"""The scripts behind the figures of the docs know the code of today and say what they are given."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "docs" / "measure"
+SCRIPTS = sorted(file for file in FOLDER.glob("*.py") if file.stem != "usage")
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """Yields what a script imports of outpace, under its names there."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "outpace":
+            continue
+        module = import_module(node.module or "")
+        for name in node.names:
+            inner = f"{node.module}.{name.name}"
+            found = getattr(module, name.name, None)
+            yield name.asname or name.name, import_module(inner) if found is None else found
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_a_script_uses_only_what_there_is(script: Path) -> None:
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    known = dict(imported(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = known.get(node.value.id)
+            there = owner is None or isinstance(node.ctx, ast.Store) or hasattr(owner, node.attr)
+            assert there, f"line {node.lineno}: {node.value.id} has no {node.attr}"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_a_script_says_how_it_is_called(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    try:
+        with pytest.raises(SystemExit) as left:
+            runpy.run_path(str(script), run_name="__main__")
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in ("outpace", "policy", "usage"):
+            raise
+        pytest.skip(f"needs {error.name}, which outpace does not")
+    assert left.value.code == 0
+    assert script.name in capsys.readouterr().out
