@@ -165,7 +165,7 @@ class TrainingRun:
         self._optimizer.step()
         return float(loss.detach())
 
-    def _mark(self, tokens: Tensor, own: Tensor | None) -> Marks:
+    def _mark(self, tokens: Tensor, own: Tensor | None = None) -> Marks:
         lesson = self._student.read(self._teacher, tokens)
         return self._recipe.mark(lesson if own is None else lesson.of(own))
 
