@@ -23,7 +23,7 @@ from outpace.heads.checkpoint import load_head, save_head
 from outpace.heads.registry import head_names
 from outpace.targets.hf.loading.load import load
 from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
-from outpace.train.data import cut
+from outpace.train.data import cut_written
 from outpace.train.run import Progress, TrainingRun
 from outpace.train.settings import TrainSettings
 
@@ -78,7 +78,7 @@ def _run(method: str, options: argparse.Namespace) -> TrainingRun:
     )
     answers = Answers(options.out / FILE, settings, 10**9)
     answers.extend(asked, options.answers, _write, lambda count: None)
-    blocks = cut(answers, target.tokenizer.eos_token_id, 256)
+    blocks, own = cut_written(answers, target.tokenizer.eos_token_id, 256)
     return TrainingRun(
         target,
         blocks,
@@ -89,6 +89,7 @@ def _run(method: str, options: argparse.Namespace) -> TrainingRun:
             head={**SMALL, **SIZES.get(method, {})},
         ),
         options.out / method,
+        own=own,
     )
 
 

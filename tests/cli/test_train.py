@@ -39,6 +39,21 @@ def test_a_head_from_a_text(run: Run, target: Path, tmp_path: Path) -> None:
     assert f"--method medusa --draft {out}" in done.stderr
 
 
+def test_the_text_is_read_once_for_several_heads(run: Run, target: Path, tmp_path: Path) -> None:
+    text, lessons = tmp_path / "text.txt", tmp_path / "lessons"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    asked = ("-m", str(target), "--data", str(text), "--lessons", str(lessons), *SHORT)
+    seen = []
+    for method in ("medusa", "mlp_speculator"):
+        done = run("train", method, *asked, "--out", str(tmp_path / method))
+        assert done.exit_code == 0, done.stderr
+        seen.append({file.name: file.stat().st_mtime_ns for file in lessons.glob("*.lesson")})
+    assert seen[0]
+    assert seen[0] == seen[1]
+    full = run("train", "hydra", *asked, "--out", str(tmp_path / "c"), "--cache", "1e-9")
+    assert "the lessons fill --cache" in full.stderr
+
+
 def test_a_classifier_of_a_draft_models_tokens(
     run: Run, target: Path, drafter: Path, tmp_path: Path
 ) -> None:
@@ -51,6 +66,8 @@ def test_a_classifier_of_a_draft_models_tokens(
     assert f'"length": {{"name": "stop_head", "head": "{out}"}}' in done.stderr
     refused = run("train", "medusa", *asked)
     assert "--draft is for judge and stop_head" in " ".join(refused.stderr.split())
+    kept = run("train", "stop_head", *asked, "--lessons", str(tmp_path / "lessons"))
+    assert "--lessons is for drafters" in " ".join(kept.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -105,6 +122,7 @@ def test_a_drafter_learns_in_service(run: Run, target: Path, tmp_path: Path) -> 
         (("--online", "--start", "x", "--seed", "0"), "--seed is for training on text"),
         (("--online", "--start", "x", "--draft", "y"), "--draft is for training on text"),
         (("--online", "--self-distill"), "drop --self-distill"),
+        (("--online", "--start", "x", "--lessons", "y"), "--lessons is for training on text"),
         (("--self-distill", "--learner", "osd"), "--learner is about --online"),
     ],
 )

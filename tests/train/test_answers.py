@@ -11,6 +11,7 @@ import pytest
 
 from outpace.errors import ConfigError, ModelLoadError, PromptError
 from outpace.train.answers import Answers, AnswerSettings, fingerprint, prompts
+from outpace.train.data import Written
 
 from .test_data import Tokens
 
@@ -34,12 +35,18 @@ def test_answers_are_added_until_there_are_enough(tmp_path: Path) -> None:
     answers = Answers(file, SETTINGS, 10**6)
     told: list[int] = []
     answers.extend(PROMPTS, 3, write, told.append)
-    assert list(answers) == [[1, 2, 7, 2], [3, 8, 1], [1, 2, 9, 2]]
+    assert list(answers) == [Written([1, 2], [7, 2]), Written([3], [8, 1]), Written([1, 2], [9, 2])]
     assert told == [1, 2, 3]
     again = Answers(file, SETTINGS, 10**6)
     assert again.count == 3
     again.extend(PROMPTS, 4, write, quiet)
-    assert list(again)[3:] == [[3, 10, 1]]
+    assert list(again)[3:] == [Written([3], [10, 1])]
+
+
+def test_older_files_do_not_say_where_an_answer_begins(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text(json.dumps(asdict(SETTINGS)) + "\n[1, 2, 7, 2]\n")
+    assert list(Answers(file, SETTINGS, 10**6)) == [Written([], [1, 2, 7, 2])]
 
 
 def test_a_line_that_was_cut_off_is_written_again(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outpace.errors import PromptError
-from outpace.train.data import blocks, documents, frequent
+from outpace.train.data import Written, blocks, cut_written, documents, frequent
 
 
 class Tokens:
@@ -108,3 +108,12 @@ def test_blocks_hold_all_documents_in_order() -> None:
 def test_the_most_frequent_tokens_ascending() -> None:
     assert frequent(torch.tensor([[5, 5, 2], [2, 5, 7]]), 2, 8).tolist() == [2, 5]
     assert frequent(torch.tensor([[5]]), 3, 8).tolist() == [0, 1, 5]
+
+
+def test_it_is_known_which_tokens_the_target_has_written() -> None:
+    texts = [Written([1, 2], [3, 9]), Written([4], [5]), Written([6], [7, 8, 8])]
+    tokens, own = cut_written(texts, 9, 4)
+    assert tokens.tolist() == [[1, 2, 3, 9], [4, 5, 9, 6], [7, 8, 8, 9]]
+    assert own.int().tolist() == [[0, 0, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1]]
+    few, mine = cut_written(texts, 9, 4, limit=5)
+    assert (few.tolist(), mine.tolist()) == ([[1, 2, 3, 9]], [[False, False, True, True]])

@@ -10,16 +10,20 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
+from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.draft_model import DraftModelSizes, evenly, started
 from outpace.train.losses import LOSSES
+from outpace.train.pieces import in_pieces
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
 from targets.families import CONTEXT, build, target
+from targets.gguf.files import tiny, write
 
 from .test_run import BLOCK, DEPTHS, loaded, measured_length, text
 
@@ -138,3 +142,44 @@ def test_a_folder_with_other_tokens_is_refused(tmp_path: Path) -> None:
         started(Loaded(target("llama"), words(whole), "llama"), str(tmp_path), DraftModelSizes())
     with pytest.raises(ModelLoadError):
         run(tmp_path / "out", settings(start=str(tmp_path / "no/such"), head={"depths": 3}))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_pieces_are_derived_as_the_whole(loss: str) -> None:
+    torch.manual_seed(0)
+    own, theirs = torch.randn(7, 4, requires_grad=True), torch.randn(7, 4)
+    head, target_head = torch.nn.Linear(4, 11), torch.nn.Linear(4, 11).requires_grad_(False)
+
+    def piece(mine: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        p, q = target_head(other).log_softmax(-1), head(mine).log_softmax(-1)
+        return LOSSES[loss](p, q).sum(), p.argmax(-1) == q.argmax(-1)
+
+    # "lk" weighs its two parts by the acceptance of a piece: then one piece is the whole.
+    size = 7 if loss == "lk" else 3
+    found, same = in_pieces(piece, own, theirs, size, list(head.parameters()))
+    (2 * found).backward()
+    mine = [own.grad, *(weight.grad for weight in head.parameters())]
+    own.grad = None
+    head.zero_grad()
+    whole, alike = piece(own, theirs)
+    (2 * whole).backward()
+    torch.testing.assert_close(found, whole)
+    assert torch.equal(same, alike)
+    for slope, weight in zip(mine, [own, *head.parameters()], strict=True):
+        torch.testing.assert_close(slope, weight.grad)
+    with torch.no_grad():
+        assert float(in_pieces(piece, own, theirs, size, [])[0]) == pytest.approx(float(whole))
+
+
+@pytest.mark.parametrize("start", ["pruned", "file"])
+def test_a_model_in_blocks_is_widened_to_begin_from(start: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "target.gguf", "qwen2", tiny("qwen2"), "Q8_0")
+    blocks = load(path)
+    sizes = DraftModelSizes(layers=1) if start == "pruned" else DraftModelSizes()
+    begun = started(blocks, str(path) if start == "file" else start, sizes)
+    layer = blocks.model.model.layers[0].mlp.down_proj
+    own: Any = begun.model
+    torch.testing.assert_close(own.model.layers[0].mlp.down_proj.weight, layer.weight)
+    assert all(weight.requires_grad for weight in own.parameters())
+    begun.save(tmp_path / "small")
+    assert load(tmp_path / "small").config.num_hidden_layers == len(own.model.layers)

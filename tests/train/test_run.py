@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,35 @@ def test_wrong_settings_are_refused(
     asked = {"method": "medusa", "steps": 2, **change}
     with pytest.raises(ConfigError, match=sentence):
         run(tmp_path, settings(**asked))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle3", "dflash", "ctc", "pass", "s2d"])
+def test_a_head_learns_from_what_the_target_has_written_only(method: str, tmp_path: Path) -> None:
+    """What stands where nothing is learned makes no difference to the loss, nor to the report."""
+    own = torch.zeros_like(text(), dtype=torch.bool)
+    own[:, 9:19] = True
+    trainer = TrainingRun(loaded(), text(), settings(method, 2), tmp_path, own=own)
+    lessons = [trainer._student.read(trainer._teacher, text()) for _ in range(2)]
+    foreign = lessons[0].top_tokens.clone()
+    foreign[:, :8] = foreign[:, 18:] = 3
+    lessons[1] = replace(lessons[1], top_tokens=foreign)
+    marks = []
+    for lesson in lessons:
+        torch.manual_seed(0)
+        marks.append(trainer._recipe.mark(lesson.of(own)).loss.detach())
+    assert torch.equal(*marks)
+    assert trainer.play(lambda progress: None).score >= 1
+
+
+def test_rounds_are_simulated_in_the_answers_only(tmp_path: Path) -> None:
+    """Behind its two prompt tokens, the target's greedy text is what is measured."""
+    repeated = torch.cat([text(), text()])
+    own = torch.ones_like(repeated, dtype=torch.bool)
+    own[:, :2] = False
+    asked = settings("medusa", 100, held_out=0.5)
+    trainer = TrainingRun(loaded(), repeated, asked, tmp_path, own=own)
+    reached = trainer.play(lambda progress: None, every=125)
+    config = {"model": str(tmp_path), "num_speculative_tokens": DEPTHS, "check": False}
+    llm = LLM(target("llama"), speculative_config={"method": "medusa", **config}, max_num_seqs=4)
+    llm.engine.controller = Constant(DEPTHS, shape=TreeShape.chain(DEPTHS))
+    assert measured_length(llm, BLOCK - DEPTHS) == pytest.approx(reached.score, rel=0.01)

@@ -16,7 +16,7 @@ from typing import Any
 
 from outpace.chats import rendered
 from outpace.errors import ConfigError, ModelLoadError, PromptError
-from outpace.train.data import conversation, items, naming, plain_chat
+from outpace.train.data import Written, conversation, items, naming, plain_chat
 
 FILE = "answers.jsonl"
 AT_ONCE = 256
@@ -42,8 +42,8 @@ class AnswerSettings:
 class Answers:
     """A file of answers that grows until there are enough, also over several runs.
 
-    A line holds the tokens of a prompt and of its answer. When the file has as many bytes as it
-    may, no more are written.
+    A line holds the tokens of a prompt and those of its answer. When the file has as many bytes as
+    it may, no more are written.
     """
 
     def __init__(self, path: Path, settings: AnswerSettings, most_bytes: int) -> None:
@@ -74,22 +74,22 @@ class Answers:
                 asked = [prompts[number % len(prompts)] for number in numbers]
                 answers = write(asked, [self._settings.seed + number for number in numbers])
                 for prompt, answer in zip(asked, answers, strict=True):
-                    file.write(json.dumps([*prompt, *answer]) + "\n")
+                    file.write(json.dumps([[*prompt], [*answer]]) + "\n")
                     file.flush()
                     self.count += 1
                     report(self.count)
                     if self.full:
                         break
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Written]:
         """Yields the tokens of each prompt and its answer. Raises ``ModelLoadError`` for a line
         that was not written here."""
         with self._path.open(encoding="utf-8") as file:
             next(file)
             for number, line in enumerate(file, 2):
-                yield self._tokens(line, number)
+                yield _written(self._tokens(line, number))
 
-    def _tokens(self, line: str, number: int) -> list[int]:
+    def _tokens(self, line: str, number: int) -> list[Any]:
         try:
             found = json.loads(line)
         except ValueError:
@@ -132,6 +132,13 @@ class Answers:
             )
         os.truncate(self._path, whole)
         return lines
+
+
+def _written(line: Sequence[Any]) -> Written:
+    """Older files hold the tokens of both in one list: all of them count as the answer."""
+    if len(line) == 2 and isinstance(line[0], list):
+        return Written(*line)
+    return Written([], line)
 
 
 def fingerprint(prompts: Sequence[Sequence[int]]) -> str:

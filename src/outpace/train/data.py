@@ -101,6 +101,29 @@ def cut(
     return torch.tensor(tokens[: count * size]).view(count, size)
 
 
+@dataclass(frozen=True)
+class Written:
+    """A text, and where the part begins that a target has written itself."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+
+
+def cut_written(
+    texts: Iterable[Written], end: int | None, size: int, limit: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `cut`, of texts that a target has written behind prompts; returns also which tokens are
+    its own, ``[N, size]`` bool. An ``end`` that is put behind an answer counts as a part of it."""
+    listed = list(texts)
+    whole = [[*text.prompt, *text.answer] for text in listed]
+    tokens = cut(whole, end, size, limit)
+    own: list[bool] = []
+    for text, both in zip(listed, whole, strict=True):
+        added = end is not None and not (both and both[-1] == end)
+        own += [False] * len(text.prompt) + [True] * (len(text.answer) + added)
+    return tokens, torch.tensor(own[: tokens.numel()]).view_as(tokens)
+
+
 def frequent(tokens: Tensor, count: int, vocabulary: int) -> Tensor:
     """Returns the ``count`` tokens that a text has most often, ascending; unused ones fill up."""
     uses = torch.bincount(tokens.flatten(), minlength=vocabulary)[:vocabulary]

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from outpace.errors import ConfigError, UnsupportedModel, VocabularyMismatch
+from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
@@ -93,9 +94,6 @@ def started(target: Loaded, start: str, sizes: DraftModelSizes) -> Start:
 def _given(target: Loaded, folder: str, sizes: DraftModelSizes) -> Start:
     _check_unset(sizes, "comes from a folder, which says its sizes", "layers", *NAMES)
     found = load(folder, device=target.device, dtype=torch.float32, cpu_kernels="off")
-    if found.packed:
-        raise ConfigError(f"{folder} holds weights in blocks, which cannot be trained: name the "
-                          "model's Hugging Face folder.")  # fmt: skip
     check_same_vocabulary(target, found)
     tokens = int(found.config.vocab_size)
     if tokens < target.vocabulary:
@@ -103,7 +101,8 @@ def _given(target: Loaded, folder: str, sizes: DraftModelSizes) -> Start:
             f"{folder} has {tokens} tokens and {target.name} can generate {target.vocabulary}: "
             "give it embeddings for the others first (transformers' resize_token_embeddings)."
         )
-    return Start(_to_learn(found.model), found.tokenizer or target.tokenizer)
+    model = _widened(found.name).to(target.device) if found.packed else found.model
+    return Start(_to_learn(model), found.tokenizer or target.tokenizer)
 
 
 def _pruned(target: Loaded, sizes: DraftModelSizes) -> nn.Module:
@@ -191,11 +190,13 @@ def _plain(target: Loaded) -> Any:
     if target.cpu_kernels is None:
         return target.model
     if target.packed:
-        raise ConfigError(
-            f"layers cannot be taken from {target.name}, whose weights are in blocks: name the "
-            "model's Hugging Face folder, or begin with --start random."
-        )
+        return _widened(target.name)
     return AutoModelForCausalLM.from_pretrained(locate(target.name), dtype=torch.float32)
+
+
+def _widened(name: str) -> nn.Module:
+    """The model of a GGUF file as numbers: weights in blocks cannot learn."""
+    return read_widened(locate(name))
 
 
 def _name_of_layers(model: nn.Module, count: int, name: str) -> str:

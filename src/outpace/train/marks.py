@@ -28,6 +28,8 @@ class Marks:
     A head that is measured is marked at all places of a text, in their order. While it learns it is
     marked at some of them, or at none, and its hits mean nothing. A classifier's hits are as its
     `Measure` takes them."""
+    first: int = 0
+    """The place of the first of the hits; the root of place 0 is the second token."""
 
 
 def together(marks: Sequence[Marks]) -> Marks:
@@ -35,7 +37,7 @@ def together(marks: Sequence[Marks]) -> Marks:
     hits = torch.cat([each.hits for each in marks], 1)
     losses = torch.stack([each.loss * each.hits.shape[1] for each in marks])
     loss: Tensor = losses.sum() / hits.shape[1]
-    return Marks(loss, hits)
+    return Marks(loss, hits, marks[0].first)
 
 
 class Recipe(ABC):
@@ -89,7 +91,8 @@ class Sheet:
         depth = len(self._hits) + 1
         here = self._behind()
         likeliest, chances = self._lesson.top_tokens[:, here], self._lesson.top_chances[:, here]
-        self._losses.append(self._decay ** (depth - 1) * self._loss(logits, likeliest, chances))
+        loss = self._loss(logits, likeliest, chances, self._share(here))
+        self._losses.append(self._decay ** (depth - 1) * loss)
         self._hits.append(self._d2t[logits.argmax(-1)] == likeliest[..., 0])
 
     def _behind(self) -> Tensor:
@@ -100,9 +103,17 @@ class Sheet:
         """Returns the marks for all that was noted."""
         return Marks(torch.stack(self._losses).sum(), torch.stack(self._hits, -1))
 
-    def _loss(self, logits: Tensor, likeliest: Tensor, chances: Tensor) -> Tensor:
-        """The cross entropy with the target's law, as far as both know its tokens."""
+    def _share(self, here: Tensor) -> Tensor | float:
+        """The share of the places at which there is something to learn."""
+        learned = self._lesson.learned
+        return 1.0 if learned is None else learned[:, here].float().mean().clamp_min(1e-9)
+
+    def _loss(
+        self, logits: Tensor, likeliest: Tensor, chances: Tensor, share: Tensor | float
+    ) -> Tensor:
+        """The cross entropy with the target's law, as far as both know its tokens: the mean over
+        the places at which there is something to learn."""
         own = self._own[likeliest]  # [B, P, TOP]
         known = torch.where(own >= 0, chances, 0.0)
         found = functional.log_softmax(logits.float(), -1).gather(-1, own.clamp_min(0))
-        return -(known * found).sum(-1).mean()
+        return -(known * found).sum(-1).mean() / share

@@ -25,12 +25,13 @@ class Measure(ABC):
         return self.name.replace(" ", "_")
 
     def shares(self, hits: Tensor) -> tuple[float, ...]:
-        """Returns the shares of hits ``[..., D]``; where one is NaN it does not count."""
+        """Returns the shares of hits ``[..., D]``; one that is NaN does not count."""
         return tuple(hits.flatten(0, -2).nanmean(0).tolist())
 
     @abstractmethod
-    def score(self, hits: Tensor) -> float:
-        """Returns the figure."""
+    def score(self, hits: Tensor, own: Tensor | None = None) -> float:
+        """Returns the figure. own: ``[B, P]`` bool, behind which roots the target has written on,
+        if not behind all."""
 
     @abstractmethod
     def sentence(self, score: float, shares: Sequence[float]) -> str:
@@ -47,20 +48,28 @@ class AcceptanceLength(Measure):
     name: ClassVar[str] = "acceptance length"
     parts: ClassVar[str] = "by_depth"
 
-    def score(self, hits: Tensor) -> float:
-        """hits: ``[B, P, D]``, by text, place and depth, of all places one behind the other.
+    def score(self, hits: Tensor, own: Tensor | None = None) -> float:
+        """hits: ``[B, P, D]``, by text, place and depth, of all places one behind the other. own:
+        rounds are played through these parts of the texts only, through each from its first
+        place on.
 
         >>> AcceptanceLength().score(torch.tensor([[[1, 1], [0, 1], [0, 0], [1, 0]]]))
         2.5
+        >>> hits = torch.tensor([[[1, 1], [0, 1], [0, 0], [1, 0]]])
+        >>> AcceptanceLength().score(hits, torch.tensor([[False, False, True, True]]))
+        1.5
         """
         brought = 1 + hits.cumprod(-1).sum(-1).long()  # [B, P]
+        asked = torch.ones_like(brought, dtype=torch.bool) if own is None else own
+        first = asked & ~torch.cat([torch.zeros_like(asked[:, :1]), asked[:, :-1]], 1)
         due = torch.zeros_like(brought[:, 0])
         tokens, rounds = torch.zeros_like(due), torch.zeros_like(due)
         for place, here in enumerate(brought.unbind(1)):
-            begins = due == place
+            due = due.masked_fill(first[:, place], place)
+            begins = (due == place) & asked[:, place]
             due, tokens = due + here * begins, tokens + here * begins
             rounds = rounds + begins
-        return float(tokens.sum()) / float(rounds.sum())
+        return float(tokens.sum()) / max(1.0, float(rounds.sum()))
 
     def sentence(self, score: float, shares: Sequence[float]) -> str:
         by_depth = " ".join(f"{share:.0%}" for share in shares)
@@ -88,7 +97,7 @@ class BalancedAccuracy(Measure):
                 )
         return super().shares(hits)
 
-    def score(self, hits: Tensor) -> float:
+    def score(self, hits: Tensor, own: Tensor | None = None) -> float:
         shares = self.shares(hits)
         return sum(shares) / len(shares)
 

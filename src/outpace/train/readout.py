@@ -43,6 +43,11 @@ class Readout:
         found: Tensor | None = plain() if plain else getattr(self._head, "weight", None)
         return found
 
+    @property
+    def learns(self) -> list[nn.Parameter]:
+        """The weights that it uses and that learn."""
+        return [weight for weight in self._head.parameters() if weight.requires_grad]
+
     @torch.no_grad()
     def _check(self, model: nn.Module, vocabulary: int, name: str) -> None:
         device = next(model.parameters()).device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import time
@@ -18,12 +19,13 @@ from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape
 from outpace.heads.classifiers.origin import Origin
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.train.lessons import Lessons
 from outpace.train.marks import Marks
 from outpace.train.measures import Measure
 from outpace.train.origin import origin_of
 from outpace.train.settings import TrainSettings
 from outpace.train.students.base import student_for
-from outpace.train.teacher import Teacher
+from outpace.train.teacher import Teacher, answered
 
 STATE, LOG = "training.pt", "training.jsonl"
 
@@ -68,8 +70,20 @@ class Progress:
 class TrainingRun:
     """Trains one drafter for one target."""
 
-    def __init__(self, loaded: Loaded, tokens: Tensor, settings: TrainSettings, out: Path) -> None:
-        """tokens: blocks of text ``[N, block]``; out: the folder that the drafter is written to."""
+    def __init__(
+        self,
+        loaded: Loaded,
+        tokens: Tensor,
+        settings: TrainSettings,
+        out: Path,
+        *,
+        own: Tensor | None = None,
+        lessons: Lessons | None = None,
+    ) -> None:
+        """tokens: blocks of text ``[N, block]``; out: the folder that the drafter is written to;
+        own: ``[N, block]`` bool, which tokens the target has written itself, if that is known: a
+        drafter learns to foresee these only; lessons: where what the target makes of the text is
+        kept, if it is."""
         if settings.block > loaded.max_length:
             raise ConfigError(
                 f"--block must be at most {loaded.max_length} tokens, the context of "
@@ -80,7 +94,7 @@ class TrainingRun:
         self._student = student_for(loaded, tokens, settings)
         self.network = self._student.network
         """What learns."""
-        self._teacher = Teacher(loaded, self._student.layers, self._student.top)
+        self._teacher = Teacher(loaded, self._student.layers, self._student.top, lessons)
         self._recipe = self._student.recipe(self._teacher)
         too_few = self._student.depths + self._recipe.beyond_depths - 1
         if too_few >= settings.block:
@@ -99,11 +113,16 @@ class TrainingRun:
             lr=settings.learning_rate,
             betas=(0.9, 0.95),
             weight_decay=0.0,
+            fused=True,  # on a CPU a single pass over the weights, where the usual code takes ten
         )
         self.step, self.best, self._spent = 0, 0.0, 0.0
         self._target = origin_of(loaded)
         self._resume()
         self._held, self._tokens = tokens.tensor_split([self._held_blocks])
+        self._held_own: Tensor | None = None
+        self._own: Tensor | None = None
+        if own is not None and self._student.drafts:
+            self._held_own, self._own = own.tensor_split([self._held_blocks])
 
     def play(self, report: Report, every: int = 50, stop: Callable[[], bool] = bool) -> Progress:
         """Trains to the last step and returns where it ended; writes a checkpoint at each report.
@@ -132,7 +151,9 @@ class TrainingRun:
             group["lr"] = self.settings.learning_rate * _share(step, self.settings)
         # What a recipe draws (noise, places) follows from the step, also in a run that goes on.
         torch.manual_seed(self.settings.seed * 1_000_003 + step)
-        loss = self._mark(self._batch(step)).loss
+        numbers = self._batch(step)
+        own = None if self._own is None else self._own[numbers]
+        loss = self._mark(self._tokens[numbers], own).loss
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
@@ -144,31 +165,38 @@ class TrainingRun:
         self._optimizer.step()
         return float(loss.detach())
 
-    def _mark(self, tokens: Tensor) -> Marks:
-        return self._recipe.mark(self._student.read(self._teacher, tokens))
+    def _mark(self, tokens: Tensor, own: Tensor | None = None) -> Marks:
+        lesson = self._student.read(self._teacher, tokens)
+        return self._recipe.mark(lesson if own is None else lesson.of(own))
 
     def _batch(self, step: int) -> Tensor:
-        """The blocks of a step: each pass through the text has its own order, which only the seed
-        decides, so that a resumed run reads on where it stopped."""
+        """The numbers of the blocks of a step: each pass through the text has its own order, which
+        only the seed decides, so that a resumed run reads on where it stopped."""
         count, size = len(self._tokens), self.settings.batch
         found = []
         for place in range(step * size, (step + 1) * size):
             turn, at = divmod(place, count)
             order = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + turn)
-            found.append(self._tokens[torch.randperm(count, generator=order)[at]])
+            found.append(torch.randperm(count, generator=order)[at])
         return torch.stack(found)
 
     @torch.no_grad()
     def _marked(self, loss: float) -> Progress:
         torch.manual_seed(self.settings.seed)  # all reports are about the same drafts
-        marks = [self._mark(batch) for batch in torch.split(self._held, self.settings.batch)]
+        size, own = self.settings.batch, self._held_own
+        beside = itertools.repeat(None) if own is None else torch.split(own, size)
+        batches = zip(torch.split(self._held, size), beside, strict=False)
+        marks = [self._mark(tokens, written) for tokens, written in batches]
         hits = torch.cat([each.hits for each in marks]).float()
+        if own is not None:
+            begin = marks[0].first + 1  # the root of the first place
+            own = answered(own)[:, begin : begin + hits.shape[1]].to(hits.device)
         return Progress(
             step=self.step,
             loss=loss,
             measure=self._student.measure,
-            score=self._student.measure.score(hits),
-            shares=self._student.measure.shares(hits),
+            score=self._student.measure.score(hits, own),
+            shares=self._student.measure.shares(hits if own is None else hits[own]),
             tokens=self.step * self.settings.batch * self.settings.block,
             seconds=self._spent,
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from outpace.errors import UnsupportedModel
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.partial.riding import Carriage
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
+from outpace.train.lessons import Kept, Lessons
 from outpace.train.readout import Readout
 
 TOP = 16
@@ -31,14 +32,45 @@ class Lesson:
     states: Tensor  # [B, T, H], the layers that were asked for side by side
     top_tokens: Tensor  # [B, T, TOP], the likeliest next tokens, the likeliest first
     top_chances: Tensor  # [B, T, TOP]; 0 where nothing is to be learned
+    learned: Tensor | None = None
+    """``[B, T]`` bool: behind which tokens the law is to be learned; None: behind all."""
+
+    def of(self, own: Tensor) -> Lesson:
+        """Returns what is to be learned of texts of which some tokens are the target's own,
+        ``[B, T]`` bool: the laws that these were drawn from. A drafter never drafts the others."""
+        learned = answered(own).to(self.tokens.device)
+        chances = self.top_chances * learned[..., None]
+        return replace(self, top_chances=chances, learned=learned)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """What one pass over B texts of T tokens brings."""
+
+    states: Mapping[int, Tensor]  # by layer, [B, T, H]
+    top_tokens: Tensor  # [B, T, TOP]
+    top_chances: Tensor  # [B, T, TOP]
+
+
+def answered(own: Tensor) -> Tensor:
+    """Returns behind which tokens ``[B, T]`` one follows that is the target's own. own: ``[B, T]``
+    bool, which ones are; the last one is taken to go on."""
+    return torch.cat([own[:, 1:], own[:, -1:]], 1)
 
 
 class Teacher:
     """Reads blocks of tokens with a target that is never changed."""
 
-    def __init__(self, loaded: Loaded, layers: Sequence[int], top: int = TOP) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        layers: Sequence[int],
+        top: int = TOP,
+        lessons: Lessons | None = None,
+    ) -> None:
         """layers: whose states are wanted, numbered as in `Needs.states`. top: how many of the
-        likeliest tokens a lesson holds; 0 for a student that makes whole laws from the states."""
+        likeliest tokens a lesson holds; 0 for a student that makes whole laws from the states.
+        lessons: where what was read is kept, and looked up before anything is read."""
         model: Any = loaded.model
         if is_encoder_decoder(model):
             raise UnsupportedModel(
@@ -46,7 +78,9 @@ class Teacher:
                 "source: use a decoder-only model."
             )
         self._model = model
-        self._layers = tuple(layers)
+        count = int(loaded.config.num_hidden_layers)
+        self._layers = tuple(layer if layer >= 0 else count + 1 + layer for layer in layers)
+        self._lessons = lessons
         self._dtype, self._limit = loaded.dtype, top
         self.vocabulary = loaded.vocabulary
         self._name, self._max_length = loaded.name, loaded.max_length
@@ -61,21 +95,48 @@ class Teacher:
 
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Lesson:
-        """Returns the lesson of blocks ``[B, T]``, which are read in one pass."""
+        """Returns the lesson of blocks ``[B, T]``, which are read in one pass, as far as they are
+        not kept."""
         tokens = tokens.to(self._model.device)
+        if self._lessons is None:
+            found = self._read(tokens)
+            states = [found.states[layer] for layer in self._layers]
+            empty = found.top_chances.new_empty(*tokens.shape, 0)
+            beside = torch.cat(states, -1) if states else empty
+            return Lesson(tokens, beside, found.top_tokens, found.top_chances)
+        kept = self._looked_up(tokens, self._lessons)
+        return Lesson(
+            tokens,
+            torch.stack([each.states for each in kept]).to(tokens.device, self._dtype),
+            torch.stack([each.top_tokens for each in kept]).to(tokens.device),
+            torch.stack([each.top_chances for each in kept]).to(tokens.device),
+        )
+
+    def _looked_up(self, tokens: Tensor, lessons: Lessons) -> list[Kept]:
+        """What is kept of blocks ``[B, T]``; those of which it is not are read."""
+        found = [lessons.find(block, self._layers, self._limit) for block in tokens]
+        missing = [at for at, each in enumerate(found) if each is None]
+        if missing:
+            new = self._read(tokens[missing])
+            for place, at in enumerate(missing):
+                states = {layer: value[place] for layer, value in new.states.items()}
+                likeliest, chances = new.top_tokens[place], new.top_chances[place]
+                found[at] = lessons.keep(tokens[at], states, likeliest, chances)
+        return [each for each in found if each is not None]
+
+    def _read(self, tokens: Tensor) -> _Pass:
         # Only the last place's logits: those of all places are made piece by piece below.
         output = self._model(
             input_ids=tokens, use_cache=False, output_hidden_states=True, logits_to_keep=1
         )
         last = output.hidden_states[-1]
-        wanted = [output.hidden_states[layer] for layer in self._layers]
-        states = torch.cat(wanted, -1) if wanted else last[..., :0]
+        states = {layer: output.hidden_states[layer] for layer in self._layers}
         if not self._limit:
             none = last.new_zeros(*tokens.shape, 0)
-            return Lesson(tokens, states, none.long(), none)
+            return _Pass(states, none.long(), none)
         chances, likeliest = self._top(last.flatten(0, 1))
         shape = (*tokens.shape, -1)
-        return Lesson(tokens, states, likeliest.view(shape), chances.view(shape))
+        return _Pass(states, likeliest.view(shape), chances.view(shape))
 
     def _top(self, last: Tensor) -> tuple[Tensor, Tensor]:
         """The likeliest tokens of the laws at states ``[P, H]``, with their probabilities."""

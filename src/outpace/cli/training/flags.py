@@ -60,13 +60,29 @@ class TextFlags:
     ] = 0.8
     cache: Annotated[
         float,
-        _option("--cache", "Disk for answers, at most 5; then no more are written.", TEXT, "GB"),
+        _option(
+            "--cache",
+            "Disk for answers, and as much for lessons, at most 5; then no more are written.",
+            TEXT,
+            "GB",
+        ),
     ] = 5.0
+    lessons: Annotated[
+        Path | None,
+        _option(
+            "--lessons",
+            "Folder that keeps what the target makes of the text: it reads each part once, however "
+            "long and however many drafters learn from it.",
+            TEXT,
+        ),
+    ] = None
 
     def check(self, online: bool) -> None:
         """Raises ``ConfigError`` for flags that make no sense together."""
         if online and self.self_distill:
             raise ConfigError("--online learns from the target's own answers: drop --self-distill.")
+        if online and self.lessons:
+            raise ConfigError("--lessons is for training on text: leave it out with --online.")
         if not (self.data or self.self_distill or online):
             raise ConfigError("there is nothing to learn from: add --data FILE, or --self-distill.")
         if self.answers is not None and not (self.self_distill or online):

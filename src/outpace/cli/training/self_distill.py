@@ -14,13 +14,14 @@ from outpace.cli.training.flags import TextFlags
 
 if TYPE_CHECKING:
     from outpace.targets.hf.loading.loaded import Loaded
+    from outpace.train.data import Written
 
 GIGABYTE = 10**9
 
 
 def written(
     console: Console, target: Loaded, text: TextFlags, seed: int, out: Path
-) -> Iterator[Sequence[int]]:
+) -> Iterator[Written]:
     """Has the target write what is still missing of its answers; returns them all."""
     from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
 

@@ -15,13 +15,14 @@ from outpace.cli.loading import starting, working
 from outpace.cli.training.bar import play
 from outpace.cli.training.flags import DrafterFlags, OnlineFlags, RunFlags, TextFlags
 from outpace.cli.training.online import train_online
-from outpace.cli.training.self_distill import written
+from outpace.cli.training.self_distill import GIGABYTE, written
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from outpace.targets.hf.loading.loaded import Loaded
+    from outpace.train.lessons import Lessons
     from outpace.train.settings import TrainSettings
 
 
@@ -57,22 +58,46 @@ def train(
     console = Console(stderr=True)
     text.check(online.online)
     if online.online:
-        _check_out(console, drafter)
+        _check_out(console, drafter, text)
         train_online(console, method, model, text, drafter, run, online)
         return
     if online.learner is not None:
         raise ConfigError("--learner is about --online: leave it out, or add that.")
     settings = _settings(console, method, model, drafter, run.filled())
-    _check_out(console, drafter)
+    _check_lessons(method, text)
+    _check_out(console, drafter, text)
     target = _target(console, model)
-    _train(console, target, _text(console, target, text, settings, drafter), settings, drafter, run)
+    tokens, own = _text(console, target, text, settings, drafter)
+    _train(console, target, (tokens, own, _lessons(target, text)), settings, drafter, run)
 
 
-def _check_out(console: Console, drafter: DrafterFlags) -> None:
+def _check_lessons(method: str, text: TextFlags) -> None:
+    from outpace.heads.registry import classifier_names
+
+    if text.lessons is not None and method in classifier_names():
+        raise ConfigError(
+            f"--lessons is for drafters: {method} has tokens of the text replaced as it learns, so "
+            "that the target reads another text each time; leave it out."
+        )
+
+
+def _lessons(target: Loaded, text: TextFlags) -> Lessons | None:
+    """Where what the target makes of the text is kept, if it is."""
+    if text.lessons is None:
+        return None
+    from outpace.train.lessons import Lessons
+    from outpace.train.origin import origin_of
+
+    return Lessons(text.lessons, origin_of(target), int(text.cache * GIGABYTE))
+
+
+def _check_out(console: Console, drafter: DrafterFlags, text: TextFlags) -> None:
     """Raises ``ConfigError`` for a folder that cannot be written to, before hours are spent."""
     with starting(console):
         from outpace.bench.report.outputs import check_folder
     check_folder("--out", drafter.out)
+    if text.lessons is not None:
+        check_folder("--lessons", text.lessons)
 
 
 def _settings(
@@ -109,20 +134,24 @@ def _draft(method: str, model: ModelFlags, drafter: DrafterFlags) -> str:
 def _train(
     console: Console,
     target: Loaded,
-    blocks: Tensor,
+    text: tuple[Tensor, Tensor | None, Lessons | None],
     settings: TrainSettings,
     drafter: DrafterFlags,
     flags: RunFlags,
 ) -> None:
+    """text: its blocks, which of the tokens are the target's own, and what it makes of them."""
     from outpace.train.run import TrainingRun
 
-    run = TrainingRun(target, blocks, settings, drafter.out)
+    tokens, own, lessons = text
+    run = TrainingRun(target, tokens, settings, drafter.out, own=own, lessons=lessons)
     if run.step:
         console.print(f"going on from step {run.step:,} of {settings.steps:,}")
     reached = play(console, run, flags.filled()["every"], flags.minutes, flags.patience)
     console.print(
         f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; {reached.sentence}"
     )
+    if lessons is not None and lessons.full:
+        console.print("the lessons fill --cache: what is not among them is read again each time")
     console.print(
         f"use it: {_use(settings, drafter)}", highlight=False, markup=False, soft_wrap=True
     )
@@ -163,13 +192,14 @@ def _text(
     text: TextFlags,
     settings: TrainSettings,
     drafter: DrafterFlags,
-) -> Tensor:
-    """Returns the blocks that are learned from."""
-    from outpace.train.data import blocks, cut, documents
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the blocks that are learned from, and which tokens are the target's own, where that
+    is known."""
+    from outpace.train.data import blocks, cut_written, documents
 
     if not text.self_distill:
         with working(console, "reading the text"):
             found = documents(text.data or [], target.tokenizer, target.name)
-            return blocks(found, target.tokenizer, settings.block, text.tokens)
+            return blocks(found, target.tokenizer, settings.block, text.tokens), None
     answers = written(console, target, text, settings.seed, drafter.out)
-    return cut(answers, target.tokenizer.eos_token_id, settings.block, text.tokens)
+    return cut_written(answers, target.tokenizer.eos_token_id, settings.block, text.tokens)

@@ -36,7 +36,12 @@ class CtcRecipe(Recipe):
         # [B P, depths]: the text behind the roots, and what the target says there.
         text = tokens[:, 2:].unfold(1, depths, 1)[:, :places].flatten(0, 1)
         likeliest = lesson.top_tokens[:, 1:-1, 0].unfold(1, depths, 1)[:, :places].flatten(0, 1)
-        loss = self._loss(logits, head.own_tokens()[text])
+        own = head.own_tokens()[text]
+        if lesson.learned is None:
+            loss = self._loss(logits, own)
+        else:
+            learned = lesson.learned[:, 1 : 1 + places].flatten()
+            loss = self._loss(logits[learned], own[learned])
         if torch.is_grad_enabled():
             return Marks(loss, tokens.new_empty(rows, places, 0, dtype=torch.bool))
         return Marks(loss, self._hits(logits, likeliest).view(rows, places, depths))

@@ -6,19 +6,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from outpace.train.losses import find_loss
 from outpace.train.marks import Marks, Recipe
+from outpace.train.pieces import in_pieces
 from outpace.train.readout import Readout
 from outpace.train.teacher import AT_ONCE, Lesson, Teacher
 
 
 class ModelRecipe(Recipe):
-    """Marks a model that reads the same text as the target, at every place of it.
+    """Marks a model that reads the same text as the target, at every place of it from which there
+    is something to learn.
 
-    Laws are made for so many places at once and thrown away, and once more on the way back: those
-    of a whole batch over a large vocabulary would take more memory than both models.
+    Laws are made for so many places at once and thrown away: those of a whole batch over a large
+    vocabulary would take more memory than both models (`pieces`).
     """
 
     def __init__(self, model: nn.Module, teacher: Teacher, loss: str, depths: int) -> None:
@@ -32,17 +33,13 @@ class ModelRecipe(Recipe):
         output = self._model(
             input_ids=lesson.tokens, use_cache=False, output_hidden_states=True, logits_to_keep=1
         )
-        own = output.hidden_states[-1].flatten(0, 1)
-        theirs = lesson.states.flatten(0, 1)
-        losses, same = [], []
-        for mine, target in zip(
-            torch.split(own, AT_ONCE), torch.split(theirs, AT_ONCE), strict=True
-        ):
-            loss, alike = checkpoint(self._piece, mine, target, use_reentrant=False)
-            losses.append(loss)
-            same.append(alike)
-        right = torch.cat(same).view(lesson.tokens.shape)
-        return Marks(torch.stack(losses).sum() / right.numel(), self._drafts(right))
+        places = torch.ones_like(lesson.tokens, dtype=torch.bool)
+        places = places if lesson.learned is None else lesson.learned
+        own, theirs = output.hidden_states[-1][places], lesson.states[places]  # [P, H]
+        loss, same = in_pieces(self._piece, own, theirs, AT_ONCE, self._readout.learns)
+        right = torch.zeros_like(places)
+        right[places] = same
+        return Marks(loss / max(1, len(own)), self._drafts(right))
 
     def _piece(self, own: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of the losses at some places, and where the first guess is the target's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -40,8 +41,10 @@ class RidingRecipe(Recipe):
         if torch.is_grad_enabled():
             return self._behind(lesson, at[:: -(-count // PLACES)])
         # Nothing rides before the first round of a text, which is a plain one.
-        drafted = torch.split(at[min(1, count - 1) :], PLACES)
-        return together([self._behind(lesson, places) for places in drafted])
+        first = min(1, count - 1)
+        drafted = torch.split(at[first:], PLACES)
+        marks = together([self._behind(lesson, places) for places in drafted])
+        return replace(marks, first=first)
 
     def _behind(self, lesson: Lesson, places: Tensor) -> Marks:
         """The marks for columns behind these places ``[P]``."""

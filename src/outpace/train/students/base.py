@@ -34,6 +34,8 @@ class Student(ABC):
     top: int = TOP
     """How many of the target's likeliest tokens it is shown."""
 
+    drafts: bool = True
+    """Whether it foresees the target's tokens; if not, all of a text is the same to it."""
     measure: Measure = AcceptanceLength()
     """The figure by which its checkpoints are compared."""
 

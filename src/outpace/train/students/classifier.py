@@ -70,6 +70,7 @@ class ClassifierStudent(Student):
     """A classifier, the draft model whose tokens it learns from, and what the target says."""
 
     network: Classifier
+    drafts = False
 
     def recipe(self, teacher: Teacher) -> Recipe:
         return ClassifierRecipe(self.network)

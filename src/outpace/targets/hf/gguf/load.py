@@ -30,6 +30,21 @@ def read_gguf_tokenizer(path: str) -> Any:
     return tokenizer_of(read_model(Path(path)))
 
 
+def read_widened(path: str) -> nn.Module:
+    """Returns the model of a GGUF file with all weights as numbers in float32, in transformers' own
+    layers: to learn from there, which blocks cannot."""
+    model = read_model(Path(path))
+    config = config_of(model)
+    support.check_config(config)
+    try:
+        built = empty_model(config, torch.float32, None)
+        return filled(model, built, torch.float32, packed=False)
+    except OutpaceError:
+        raise
+    except Exception as error:  # models raise all sorts over configurations that make no sense
+        raise no_such_model(model, error) from error
+
+
 def load_gguf(
     path: str,
     tokenizer: Any,

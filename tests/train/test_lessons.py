@@ -1,0 +1,102 @@
+"""What a target makes of a text is read once, and kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.errors import ConfigError, ModelLoadError
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.train.lessons import GREETING, SUFFIX, Lessons
+from outpace.train.origin import origin_of
+from outpace.train.run import TrainingRun
+from outpace.train.teacher import Teacher
+from targets.families import drafter
+
+from .test_run import loaded, settings, text
+
+MUCH = 10**9
+
+
+def lessons(folder: Path, most_bytes: int = MUCH) -> Lessons:
+    return Lessons(folder, origin_of(loaded()), most_bytes)
+
+
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list that grows by the number of blocks of each pass that a teacher makes."""
+    found: list[int] = []
+    own = Teacher._read
+
+    def counted(self: Teacher, tokens: torch.Tensor) -> Any:
+        found.append(len(tokens))
+        return own(self, tokens)
+
+    monkeypatch.setattr(Teacher, "_read", counted)
+    return found
+
+
+def test_a_kept_lesson_is_that_of_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = passes(monkeypatch)
+    plain = Teacher(loaded(), (1, -1)).read(text()[:4])
+    teacher = Teacher(loaded(), (1, -1), lessons=lessons(tmp_path))
+    teacher.read(text()[:2])
+    first = teacher.read(text()[:4])  # two of them are kept by now
+    again = Teacher(loaded(), (1, -1), lessons=lessons(tmp_path)).read(text()[:4])
+    assert made == [4, 2, 2]
+    assert torch.equal(first.states, again.states)
+    assert first.states.dtype == plain.states.dtype
+    torch.testing.assert_close(again.states, plain.states, rtol=1e-2, atol=1e-6)
+    assert torch.equal(again.top_tokens, plain.top_tokens)
+    torch.testing.assert_close(again.top_chances, plain.top_chances)
+
+
+def test_drafters_that_read_other_layers_share_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = passes(monkeypatch)
+    layers = loaded().config.num_hidden_layers
+    Teacher(loaded(), (1,), lessons=lessons(tmp_path)).read(text()[:2])
+    Teacher(loaded(), (-1, 0), top=0, lessons=lessons(tmp_path)).read(text()[:2])
+    assert made == [2, 2]
+    both = Teacher(loaded(), (0, 1, layers), top=1, lessons=lessons(tmp_path)).read(text()[:2])
+    assert made == [2, 2]
+    assert both.top_tokens.shape == (*text()[:2].shape, 1)
+
+
+def test_a_folder_has_its_bounds_and_survives_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = passes(monkeypatch)
+    teacher = Teacher(loaded(), (1,), lessons=lessons(tmp_path, 1))
+    for _ in range(2):
+        teacher.read(text()[:1])
+        teacher.read(text()[1:2])
+    files = list(tmp_path.glob(f"*{SUFFIX}"))
+    assert (len(files), made) == (1, [1, 1, 1])
+    files[0].write_bytes(files[0].read_bytes()[:-5])
+    Teacher(loaded(), (1,), lessons=lessons(tmp_path)).read(text()[:1])
+    assert made == [1, 1, 1, 1]
+
+
+def test_a_folder_belongs_to_one_target(tmp_path: Path) -> None:
+    lessons(tmp_path)
+    with pytest.raises(ConfigError, match="holds the lessons of llama"):
+        Lessons(tmp_path, origin_of(Loaded(drafter("llama"), None, "changed")), MUCH)
+    (tmp_path / GREETING).write_bytes(b"cut")
+    with pytest.raises(ModelLoadError, match="delete it to begin anew"):
+        lessons(tmp_path)
+
+
+def test_the_text_is_read_once_however_long_a_head_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = passes(monkeypatch)
+    for method in ("medusa", "mlp_speculator"):
+        asked = settings(method, 6, batch=5)
+        kept = lessons(tmp_path / "kept")
+        run = TrainingRun(loaded(), text(), asked, tmp_path / method, lessons=kept)
+        run.play(lambda progress: None, every=3)
+    assert sum(made) == len(text())
