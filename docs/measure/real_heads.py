@@ -314,7 +314,7 @@ def _row(method: Mapping[str, Any], kinds: Sequence[str]) -> str:
     emitted, passes = (sum(part[key] for part in parts.values()) for key in ("emitted", "passes"))
     times = f"{method['speedup']['mean']:.2f}"
     return (
-        f"| `{method['name']}` | {by_position(list(parts.values()))} | {emitted / passes:.2f} | "
+        f"| `{method['name'].split()[0]}` | {by_position(list(parts.values()))} | {emitted / passes:.2f} | "
         + " | ".join(lengths)
         + f" | {speed} | {times} |"
     )
