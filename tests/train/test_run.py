@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -190,6 +191,9 @@ def test_the_best_head_is_kept(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_astray_is_stopped_before_its_weights_are_lost(tmp_path: Path) -> None:
     trainer = run(tmp_path, settings("eagle", 40, learning_rate=1.0))
+    steps = itertools.count(1)
+    weight = next(iter(trainer.network.parameters()))
+    weight.register_hook(lambda gradient: gradient * (math.inf if next(steps) > 5 else 1))
     with pytest.raises(ConfigError, match="not finite: begin anew with a lower --lr than 1"):
         trainer.play(lambda progress: None, every=1)
     for weight in (*trainer.network.parameters(), *load_head(tmp_path).parameters()):
