@@ -170,6 +170,8 @@ def test_states_are_handed_out_and_nothing_changes(models: tuple[Any, Any]) -> N
     among = score(runner, output_hidden_states=True)
     expected = score(read(plain), output_hidden_states=True)
     assert torch.equal(among.logits, alone)
+    embedded = ours.get_input_embeddings()(NEXT)
+    assert torch.equal(score(runner, inputs_embeds=embedded).logits, alone)
     assert len(among.hidden_states) == len(expected.hidden_states) == 5
     for found, wanted in zip(among.hidden_states, expected.hidden_states, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)

@@ -85,11 +85,13 @@ class NativeModel:
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
+        inputs_embeds: Tensor | None = None,
         **rest: Any,
     ) -> Any:
         """Returns the model's output, with logits ``[A, keep, V]``."""
-        asked = rest or not use_cache or input_ids is None or position_ids is None
-        if asked or not self.takes(input_ids, attention_mask, past_key_values):
+        read = input_ids if inputs_embeds is None else inputs_embeds
+        asked = rest or not use_cache or read is None or position_ids is None
+        if asked or not self.takes(read, attention_mask, past_key_values):
             return self.plain(
                 input_ids=input_ids,
                 position_ids=position_ids,
@@ -99,8 +101,12 @@ class NativeModel:
                 logits_to_keep=logits_to_keep,
                 **rest,
                 **({"output_hidden_states": True} if output_hidden_states else {}),
+                **({} if inputs_embeds is None else {"inputs_embeds": inputs_embeds}),
             )
-        x = self._embed(input_ids)
+        if inputs_embeds is None:
+            x = self._embed(input_ids)
+        else:
+            x = inputs_embeds.clone(memory_format=torch.contiguous_format)
         angles = self.angles(x, position_ids, past_key_values)
         if output_hidden_states:
             states = self._states(x, angles, past_key_values, attention_mask)
@@ -165,10 +171,12 @@ class NativeModel:
         return forward(self._model, **options)
 
     def takes(self, tokens: Any, mask: Any, cache: Any) -> bool:
-        """Whether it computes a pass over tokens ``[A, T]``, or the model's own code has to."""
+        """Whether it computes a pass over tokens ``[A, T]``, or their embeddings ``[A, T, hidden]``,
+        or the model's own code has to."""
         boolean = mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool)
         plain = (
             tokens.device.type == "cpu"
+            and (tokens.dtype == torch.float32 or not tokens.is_floating_point())
             and not torch.is_grad_enabled()
             and few(tokens, self._stack.most)
         )
