@@ -171,8 +171,8 @@ class NativeModel:
         return forward(self._model, **options)
 
     def takes(self, tokens: Any, mask: Any, cache: Any) -> bool:
-        """Whether it computes a pass over tokens ``[A, T]``, or their embeddings ``[A, T, hidden]``,
-        or the model's own code has to."""
+        """Whether it computes a pass over tokens ``[A, T]``, or embeddings ``[A, T, hidden]``, or
+        the model's own code has to."""
         boolean = mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool)
         plain = (
             tokens.device.type == "cpu"
