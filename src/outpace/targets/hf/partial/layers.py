@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -79,28 +80,37 @@ class _Reached(Exception):
     """The pass has come as far as was wanted."""
 
 
-def joining(model: nn.Module, layer: int, embeddings: Tensor) -> AbstractContextManager[None]:
-    """Puts embeddings ``[B, R, H]`` in the place of the last R columns that a layer is given while
-    the block runs."""
-    return changing(model, layer, embeddings.shape[1], lambda before: embeddings)
+@dataclass(frozen=True, eq=False)
+class Joining:
+    """States that join a pass at a layer: it is given them in the place of its last columns."""
+
+    layer: int
+    columns: int
+    make: Callable[[Tensor], Tensor]
+    """From the states of the columns before them, ``[B, T, H]``, to theirs ``[B, columns, H]``."""
+
+    @classmethod
+    def of(cls, layer: int, embeddings: Tensor) -> Joining:
+        """Returns embeddings ``[B, columns, H]`` that join at a layer."""
+        return cls(layer, embeddings.shape[1], lambda before: embeddings)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Returns what the layer is given instead of the states ``[B, T + columns, H]``."""
+        before = states[:, : states.shape[1] - self.columns]
+        return torch.cat([before, self.make(before).to(states)], 1)
 
 
 @contextmanager
-def changing(
-    model: nn.Module, layer: int, columns: int, make: Callable[[Tensor], Tensor]
-) -> Iterator[None]:
-    """Puts other states in the place of the last columns that a layer is given.
-
-    make: from those of the columns before them, ``[B, T, H]``, to theirs ``[B, columns, H]``.
-    """
+def changing(model: nn.Module, joining: Joining) -> Iterator[None]:
+    """Lets states join the passes of a model's own code while the block runs."""
 
     def exchange(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        states = args[0] if args else options["hidden_states"]
-        before = states[:, : states.shape[1] - columns]
-        joined = torch.cat([before, make(before).to(states)], 1)
+        joined = joining(args[0] if args else options["hidden_states"])
         return ((joined, *args[1:]), options) if args else ((), options | {"hidden_states": joined})
 
-    hook = decoder_layers(model)[layer].register_forward_pre_hook(exchange, with_kwargs=True)
+    hook = decoder_layers(model)[joining.layer].register_forward_pre_hook(
+        exchange, with_kwargs=True
+    )
     try:
         yield
     finally:
