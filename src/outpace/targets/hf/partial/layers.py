@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import SubLayers
+from outpace.targets.hf.turns import TURNS
 
 ATTENTION = ("self_attn", "attn", "attention", "self_attention", "mlstm_layer")
 MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
@@ -36,9 +37,10 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
-    """Leaves out parts of layers while the block runs: they add nothing to the residual stream."""
+    """Leaves out parts of layers while the block runs: they add nothing to the residual stream.
+    Nobody else computes with the model meanwhile."""
     layers = decoder_layers(model)
-    with ExitStack() as stack:
+    with TURNS.of(model), ExitStack() as stack:
         for number in skipped.attention | skipped.mlp:
             layer = layers[number]
             if number in skipped.wholes and (_returns_states(layer) or not _has_parts(layer)):
@@ -58,6 +60,7 @@ def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
 @contextmanager
 def watching(model: nn.Module, layer: int, seen: list[Tensor], stop: bool) -> Iterator[None]:
     """Puts the hidden states ``[A, T, H]`` that a layer is given into a list while the block runs.
+    Nobody else computes with the model meanwhile.
 
     stop: leave the pass there, and with it the block. Nothing behind that layer is computed.
     """
@@ -67,13 +70,14 @@ def watching(model: nn.Module, layer: int, seen: list[Tensor], stop: bool) -> It
         if stop:
             raise _Reached
 
-    hook = decoder_layers(model)[layer].register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        yield
-    except _Reached:
-        pass
-    finally:
-        hook.remove()
+    with TURNS.of(model):
+        hook = decoder_layers(model)[layer].register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            yield
+        except _Reached:
+            pass
+        finally:
+            hook.remove()
 
 
 class _Reached(Exception):
@@ -102,19 +106,20 @@ class Joining:
 
 @contextmanager
 def changing(model: nn.Module, joining: Joining) -> Iterator[None]:
-    """Lets states join the passes of a model's own code while the block runs."""
+    """Lets states join the passes of a model's own code while the block runs. Nobody else computes
+    with the model meanwhile."""
 
     def exchange(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         joined = joining(args[0] if args else options["hidden_states"])
         return ((joined, *args[1:]), options) if args else ((), options | {"hidden_states": joined})
 
-    hook = decoder_layers(model)[joining.layer].register_forward_pre_hook(
-        exchange, with_kwargs=True
-    )
-    try:
-        yield
-    finally:
-        hook.remove()
+    layer = decoder_layers(model)[joining.layer]
+    with TURNS.of(model):
+        hook = layer.register_forward_pre_hook(exchange, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
 
 
 def parts_of(model: nn.Module, named: SubLayers) -> list[nn.Module]:

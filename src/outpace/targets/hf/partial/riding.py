@@ -16,6 +16,7 @@ from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.hf.partial.layers import Joining, changing
 from outpace.targets.hf.recurrent.own_states import keeps_states
 from outpace.targets.hf.slots.masks import MaskMaker, tree_layout
+from outpace.targets.hf.turns import TURNS
 
 
 def with_riders(tree: Tree, riders: Riders) -> Tree:
@@ -85,6 +86,7 @@ class Carriage:
         start = torch.zeros(1, dtype=torch.long, device=tokens.device)
         layout = tree_layout(start, 1, tree, length + riders.size)
         with (
+            TURNS.of(self._model),
             frozen(self._model),
             boarding(self._model, tokens, length, riders) as (columns, options),
         ):
