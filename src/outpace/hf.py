@@ -41,7 +41,7 @@ from outpace.targets.hf.generating.calls import (
 )
 from outpace.targets.hf.generating.processors import AsGenerate, RowProcessors, of_row, split
 from outpace.targets.hf.loading.load import load_drafter
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer
 from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
 from outpace.targets.hf.seq2seq.calls import of_decoder, sources_of
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
@@ -116,6 +116,8 @@ class Speculative:
 
     def check(self) -> None:
         """Raises ``ConfigError`` for options that make no sense. Nothing is loaded."""
+        for tokenizer in self._tokenizers:
+            check_tokenizer(tokenizer)
         config = self._config
         if self._drafter is not None:
             own = {name: value for name, value in config.items() if name not in _OF_LOADING}

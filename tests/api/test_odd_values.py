@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fuzz.attack import check_sentence
-from outpace import LLM, SamplingParams
+from outpace import LLM, SamplingParams, hf
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.draft.options import described
 from outpace.draft.registry import drafters
@@ -41,6 +41,20 @@ def test_what_is_no_form_of_a_text(form: Any) -> None:
 @pytest.mark.parametrize("folder", [5, None, b"x", "", ["a"], object()], ids=repr)
 def test_what_is_no_folder_for_a_drafter(folder: Any) -> None:
     assert "path of a folder" in refused(lambda: LLM(target("llama")).save_drafter(folder))
+
+
+@pytest.mark.parametrize("method", ["draft_model", "draft_tree", "auto"])
+@pytest.mark.parametrize("model", [5, b"x", ["a"], True, object()], ids=repr)
+def test_what_is_no_draft_model(method: str, model: Any) -> None:
+    config = {"method": method, "model": model}
+    assert "model must be" in refused(lambda: LLM(target("llama"), speculative_config=config))
+    assert "model must be" in refused(lambda: hf.speculative(model, method=method))
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "drafter_tokenizer"])
+def test_what_is_no_tokenizer_for_generate(name: str) -> None:
+    given: dict[str, Any] = {name: 5}
+    assert "loaded tokenizer" in refused(lambda: hf.speculative(drafter("llama"), **given))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.heads.classifiers.origin import Origin
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.loading.load import load_drafter
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded, check_model
 from outpace.targets.hf.loading.making import make_runner
 from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
 from outpace.targets.hf.loading.source import check_path
@@ -85,6 +85,7 @@ class DraftModelOptions:
             )
         if self.model is None:
             raise ConfigError("a draft model needs 'model': its folder or hub name.")
+        check_model(self.model)
         if isinstance(self.model, (str, os.PathLike)):
             check_path(self.model)
 

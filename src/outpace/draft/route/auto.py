@@ -16,7 +16,7 @@ from outpace.draft.registry import drafter_names
 from outpace.draft.route.base import Asked, Several, check_configs, rule_of
 from outpace.draft.route.joining import cut, eldest_chain
 from outpace.errors import ConfigError
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import Loaded, check_model
 from outpace.targets.hf.loading.source import check_path
 
 LOOK_UPS = ("suffix", "ngram")
@@ -32,6 +32,8 @@ class AutoOptions(DraftModelOptions):
     lookups: Any = option(None, "The look-ups, each as a speculative_config; unset: the best one.")
 
     def __post_init__(self) -> None:
+        if self.model is not None:
+            check_model(self.model)
         if isinstance(self.model, (str, os.PathLike)):
             check_path(self.model)
         flag("trees", self.trees, error=ConfigError)

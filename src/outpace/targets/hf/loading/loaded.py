@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -115,6 +116,15 @@ class Loaded:
     def nbytes(self) -> int:
         """Bytes of the weights."""
         return weight_bytes(self.model)
+
+
+def check_model(model: Any) -> None:
+    """Raises ``ConfigError`` for what a caller gives as a draft model and is none."""
+    if not isinstance(model, (str, os.PathLike, nn.Module, Loaded)):
+        raise ConfigError(
+            f"model must be a draft model's folder, its hub name, or the loaded model, not "
+            f"{shown(model)}."
+        )
 
 
 def check_tokenizer(tokenizer: Any) -> None:
