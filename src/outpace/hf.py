@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -29,6 +29,7 @@ from outpace.core.faults import ProcessorFault
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
+from outpace.draft.registry import find_drafter
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
 from outpace.targets.base import Source
@@ -63,11 +64,12 @@ def speculative(
 ) -> Speculative:
     """Returns what ``generate`` takes as ``custom_generate``.
 
-    drafter: the smaller model, by path, hub name or loaded (also accepted as ``model``, its name in
-    ``speculative_config``); without one, ``method`` "ngram" drafts from the text itself, and "none"
-    decodes plainly. num_speculative_tokens: tokens to draft per round; "auto" chooses. verify: a
-    rule's name; unset: the one that suits the drafter. options: the drafter's own. The tokenizers
-    are only needed where the models' vocabularies differ in size.
+    drafter: the smaller model, by path, hub name or loaded, or the method's trained head (also
+    accepted as ``model``, its name in ``speculative_config``); without one, ``method`` "ngram"
+    drafts from the text itself, and "none" decodes plainly. num_speculative_tokens: tokens to draft
+    per round; "auto" chooses. verify: a rule's name; unset: the one that suits the drafter.
+    options: the drafter's own. The tokenizers are only needed where the models' vocabularies differ
+    in size.
 
     ``generate``'s own options are honoured: processors, criteria, streamer, padding, seeds drawn
     from torch's generator. What cannot be is refused with a ``ConfigError`` that names it. Three
@@ -120,9 +122,20 @@ class Speculative:
             check_tokenizer(tokenizer)
         config = self._config
         if self._drafter is not None:
-            own = {name: value for name, value in config.items() if name not in _OF_LOADING}
-            config = {**own, "model": self._drafter}
+            config = {**self._own_options, "model": self._drafter}
         Speculation.of(SpeculativeConfig.from_dict(config))
+
+    @property
+    def _runs_a_model(self) -> bool:
+        """Whether what drafts is a language model, and not a trained head."""
+        options = {one.name for one in fields(find_drafter(self._config["method"]).Options)}
+        return options.issuperset(_OF_LOADING)
+
+    @property
+    def _own_options(self) -> dict[str, Any]:
+        """The config without what only says how to load a draft model."""
+        left_out = _OF_LOADING if self._runs_a_model else ()
+        return {name: value for name, value in self._config.items() if name not in left_out}
 
     def __call__(
         self,
@@ -194,9 +207,8 @@ class Speculative:
             target = Loaded(model, None, type(model).__name__)
             config = dict(self._config)
             if self._drafter is not None:
-                config["model"] = self._drafter_for(target)
-                for name in _OF_LOADING:
-                    config.pop(name, None)
+                given = self._drafter_for(target) if self._runs_a_model else self._drafter
+                config = {**self._own_options, "model": given}
             llm = LLM(
                 target,
                 speculative_config=config,

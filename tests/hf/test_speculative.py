@@ -25,8 +25,11 @@ from transformers import (
 )
 
 from engine.texts import helper, ids_of, spelled, tokenizer, writer
+from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
+from outpace.heads.checkpoint import save_head
 from outpace.hf import speculative
+from outpace.targets.hf.loading.loaded import Loaded
 from representatives import representatives
 from targets.families import VOCABULARY, build, drafter, noised, target
 
@@ -376,6 +379,22 @@ def test_the_drafters_own_options_reach_it(
         ("Int8Linear", "NativeLinear") if weights is None else ("Linear",)
     )
     assert weights is None or head.weight.dtype == weights
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa", "hidden_transfer"])
+def test_a_trained_head_drafts(method: str, tmp_path: Path) -> None:
+    """It is no model of transformers, by path or loaded."""
+    head = find_drafter(method).specimen(Loaded(target(FAMILY), None, FAMILY))["model"]
+    save_head(head, tmp_path)
+    for model in (head, tmp_path):
+        custom = speculative(model, method=method, num_speculative_tokens=3, check=False)
+        assert torch.equal(generated("ragged", custom), generated("ragged"))
+        assert sum(each.num_draft_tokens for each in custom.metrics) > 0
+
+
+def test_a_head_is_not_loaded_in_another_dtype() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'dtype'"):
+        speculative("a/head", method="medusa", dtype="float32")
 
 
 @pytest.mark.parametrize(
