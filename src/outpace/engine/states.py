@@ -30,13 +30,15 @@ def deliver_round(
     if not drafter.needs.states:
         return
     root = len(pending[0]) - 1
+    states = _side_by_side(scores.states, drafter)  # [B, P + N, H]
     columns = [[*range(root + 1), *(root + node for node in one.path)] for one in decisions]
     longest = max(map(len, columns))
-    padded = [[*row, *[0] * (longest - len(row))] for row in columns]
-    states = _side_by_side(scores.states, drafter)  # [B, P + N, H]
-    index = to_device(padded, states.device)[..., None].expand(-1, -1, states.shape[-1])
+    if longest > root + 1:
+        padded = [[*row, *[0] * (longest - len(row))] for row in columns]
+        index = to_device(padded, states.device)[..., None].expand(-1, -1, states.shape[-1])
+        states = states.gather(1, index)
     tokens = [[*before, *one.accepted] for before, one in zip(pending, decisions, strict=True)]
-    drafter.read(range(len(tokens)), tokens, states.gather(1, index))
+    drafter.read(range(len(tokens)), tokens, states[:, :longest])
 
 
 def _side_by_side(states: States, drafter: Drafter) -> Tensor:

@@ -650,6 +650,8 @@ struct Ending {
   const Part *head;
   float *logits; // [rows, keep, outputs]
   int64_t keep;
+  float *states; // what each layer leaves, [tokens, hidden], if that is wanted,
+  int64_t stride; // and how far the next layer's are from one layer's
 };
 
 // A pass through layers, on several threads. Each thread adds up the hidden states of all tokens,
@@ -671,8 +673,17 @@ struct Run {
     float *mine = rest + tokens * room(layers, count) + own * 2 * tokens * hidden;
     float *normal = mine + tokens * hidden;
     std::memcpy(mine, x, tokens * hidden * sizeof(float));
-    for (int64_t i = 0; i < count; i++) layer(i, mine, normal, made, rest, size);
+    for (int64_t i = 0; i < count; i++) {
+      layer(i, mine, normal, made, rest, size);
+      if (!own && i + 1 < count) leave(i, mine);
+    }
     end(mine, normal, own, size);
+  }
+
+  void leave(int64_t index, const float *made) const {
+    if (ending.states)
+      std::memcpy(ending.states + index * ending.stride, made,
+                  pass.rows * pass.columns * layers->hidden * sizeof(float));
   }
 
   // The floats per token that the products of any of these layers need.
@@ -792,6 +803,7 @@ struct Run {
   void end(float *mine, float *normal, int own, int size) {
     const int64_t tokens = pass.rows * pass.columns, hidden = layers->hidden, keep = ending.keep;
     if (ending.norm) norms(mine, ending.norm, layers->eps, normal), std::swap(mine, normal);
+    if (!own) leave(count - 1, mine);
     if (!ending.head) {
       if (!own) std::memcpy(x, mine, tokens * hidden * sizeof(float));
       return;
@@ -900,14 +912,16 @@ int64_t outpace_scratch(const Layer *layers, int64_t count, int threads) {
 
 // x: [tokens, hidden], what comes in, and then what comes out of all layers, normalised if there is
 // a weight for that. Where there is a head, logits: [rows, keep, outputs] are written instead.
+// states: null, or where each layer's output is written to, too, as many floats apart as stride says.
 // keys, values: each layer's cache, [heads, slots, dim].
 void outpace_layers(const Layer *layers, int64_t layer_count, const Pass *pass, float *x,
                     float *const *keys, float *const *values, const float *norm, const Part *head,
-                    float *logits, int64_t keep, Parallel parallel, int (*size)(), int count) {
+                    float *logits, int64_t keep, float *states, int64_t stride, Parallel parallel,
+                    int (*size)(), int count) {
   Run run{layers,        layer_count,
           *pass,         x,
           keys,          values,
-          {norm, head, logits, keep},
+          {norm, head, logits, keep, states, stride},
           {parallel, size, count}};
   run.threads.run([](void *given) { static_cast<Run *>(given)->compute(); }, &run);
 }

@@ -171,7 +171,8 @@ class Native:
         self._scratch = library.outpace_scratch
         self._scratch.argtypes, self._scratch.restype = (pointer, number, short), number
         self._layers = library.outpace_layers
-        self._layers.argtypes = (pointer, number, *(pointer,) * 7, number, *threads)
+        one = (*(pointer,) * 7, number, pointer, number)
+        self._layers.argtypes = (pointer, number, *one, *threads)
         self._parallel = _torchs_threads()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -240,16 +241,18 @@ class Native:
         values: Any,
         norm: int | None,
         threads: int,
-        ending: tuple[Any, int | None, int] = (None, None, 0),
+        ending: tuple[Any, int | None, int],
+        states: tuple[int | None, int],
     ) -> None:
         """Replaces x by what layers make of it, or writes the logits.
 
         layers, plan: structures as the source knows them; x: float32, contiguous; keys, values:
         arrays of pointers to each layer's cache ``[heads, slots, dim]``; norm: pointer to the
         weight of what comes after the last layer; ending: the head, a pointer to its logits
-        ``[A, keep, V]``, keep.
+        ``[A, keep, V]``, keep; states: a pointer to what the first layer leaves, if that is wanted,
+        and how many floats further the next layer's is.
         """
-        given = ctypes.byref(plan), x.data_ptr(), keys, values, norm, *ending
+        given = ctypes.byref(plan), x.data_ptr(), keys, values, norm, *ending, *states
         self._layers(layers, len(layers), *given, *self._parallel, threads)
 
     def _threads(self, weights: int) -> tuple[Any, Any, int]:

@@ -30,26 +30,26 @@ class _Text:
 
     unread: int
     """Tokens of the prompt that are still to come, the last one apart: it is the first root."""
-    guides: list[Tensor] = field(default_factory=list)  # [H] each
+    states: list[Tensor] = field(default_factory=list)  # [layers * H] each
     tokens: list[int] = field(default_factory=list)
-    """The token behind each guide, the last one apart: that is the root, or not read yet."""
+    """The token behind each, the last one apart: that is the root, or not read yet."""
     of_prompt: _Text | None = None
     """What this was before the first round."""
     cached: int = 0
     """Entries in the cache before the first round, if this is before it."""
 
-    def read(self, tokens: Sequence[int], guides: Tensor) -> None:
-        """Takes the tokens that come next and their guides ``[T, H]``."""
-        self.tokens += tokens if self.guides else tokens[1:]
-        self.guides += guides.unbind(0)
+    def read(self, tokens: Sequence[int], states: Tensor) -> None:
+        """Takes the tokens that come next and their states ``[T, layers * H]``."""
+        self.tokens += tokens if self.states else tokens[1:]
+        self.states += states.unbind(0)
         self.unread -= len(tokens)
 
     def forget(self, count: int) -> None:
         """Drops the first so many entries."""
-        del self.guides[:count], self.tokens[:count]
+        del self.states[:count], self.tokens[:count]
 
     def copy(self) -> _Text:
-        return replace(self, guides=list(self.guides), tokens=list(self.tokens))
+        return replace(self, states=list(self.states), tokens=list(self.tokens))
 
 
 class AttendingHeadDrafter(HeadDrafter):
@@ -86,10 +86,8 @@ class AttendingHeadDrafter(HeadDrafter):
                 self._texts.append(replace(before.copy(), of_prompt=before))
 
     def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
-        with torch.inference_mode():
-            guides = self.head.guide(states)
         for place, row in enumerate(rows):
-            self._texts[row].read(tokens[place], guides[place, : len(tokens[place])])
+            self._texts[row].read(tokens[place], states[place, : len(tokens[place])])
         many = [row for row in rows if len(self._texts[row].tokens) > WAITING]
         if many:
             self._compute(many, [self._texts[row].tokens for row in many])
@@ -105,14 +103,14 @@ class AttendingHeadDrafter(HeadDrafter):
         self._texts = [self._texts[row] for row in rows]
 
     def knows(self, row: int) -> bool:
-        return bool(self._texts[row].guides)
+        return bool(self._texts[row].states)
 
     def walk(self, rows: Rows) -> _Walk:
         """Computes the entries that wait and those of the roots. These stay in the cache for this
         draft only: they wait on, as a round that comes to nothing is played again."""
         texts = self._texts[: len(rows)]
         tokens = [
-            [*text.tokens, *rows.since(row, rows.length(row) - 1)] if text.guides else []
+            [*text.tokens, *rows.since(row, rows.length(row) - 1)] if text.states else []
             for row, text in enumerate(texts)
         ]
         outputs = self._compute(range(len(rows)), tokens)
@@ -120,7 +118,7 @@ class AttendingHeadDrafter(HeadDrafter):
         outputs = outputs.gather(1, last[:, None, None].expand(-1, 1, outputs.shape[-1]))
         walk = _Walk(self.head, self._target, self._vocabulary, self._cache, outputs)
         for row, text in enumerate(texts):
-            if text.guides:
+            if text.states:
                 text.forget(len(text.tokens))
                 self._cache.drop(row, 1)
         return walk
@@ -132,10 +130,10 @@ class AttendingHeadDrafter(HeadDrafter):
         device = self._target.device
         width = max(map(len, tokens))
         padded = to_device([[*each, *[0] * (width - len(each))] for each in tokens], device)
-        blank = torch.zeros(1, self.head.target.hidden_size, dtype=self.head.dtype, device=device)
-        guides = pad_sequence(
+        blank = self._no_states(rows)
+        states = pad_sequence(
             [
-                torch.stack(self._texts[row].guides[: len(each)]) if each else blank
+                torch.stack(self._texts[row].states[: len(each)]) if each else blank
                 for row, each in zip(rows, tokens, strict=True)
             ],
             batch_first=True,
@@ -146,9 +144,17 @@ class AttendingHeadDrafter(HeadDrafter):
         causal = columns <= columns[:, None]
         visible = torch.cat([_to_all(own, width), causal.expand(len(padded), -1, -1)], -1)
         sight = Sight(begin[:, None] + columns, before, visible)
-        outputs, entries = self.head.step(guides, padded, sight, self._target)
+        outputs, entries = self.head.step(self.head.guide(states), padded, sight, self._target)
         self._cache.append(rows, entries, [len(each) for each in tokens])
         return outputs
+
+    def _no_states(self, rows: Sequence[int]) -> Tensor:
+        """Returns what stands for the states of a row that has none, ``[1, layers * H]``."""
+        for row in rows:
+            for one in self._texts[row].states:
+                return torch.zeros_like(one)[None]
+        width = len(self.needs.states) * self.head.target.hidden_size
+        return torch.zeros(1, width, dtype=self._target.dtype, device=self._target.device)
 
 
 class _Walk:

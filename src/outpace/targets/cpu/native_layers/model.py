@@ -54,11 +54,11 @@ class NativeModel:
         self._library = library
         self._modules = whole._modules
         self._made: LayerStack | None = None
-        self._made_singly: list[LayerStack] | None = None
+        self._made_halves: dict[int, tuple[LayerStack, LayerStack]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what copies and pickles hold: no pointers of this process."""
-        return {**self.__dict__, "_made": None, "_made_singly": None}
+        return {**self.__dict__, "_made": None, "_made_halves": {}}
 
     @property
     def _stack(self) -> LayerStack:
@@ -67,16 +67,15 @@ class NativeModel:
             self._made = LayerStack(self._library, self._layers, passes, norm, self._head)
         return self._made
 
-    @property
-    def _singly(self) -> list[LayerStack]:
-        """Stacks of one layer each, the last with the norm."""
-        if self._made_singly is None:
-            passes, norms = PassDescriptions(), [None] * (len(self._layers) - 1)
-            self._made_singly = [
-                LayerStack(self._library, [layer], passes, norm)
-                for layer, norm in zip(self._layers, [*norms, self._inner.norm], strict=True)
-            ]
-        return self._made_singly
+    def _halves(self, layer: int) -> tuple[LayerStack, LayerStack]:
+        """The layers before one, and the others with the logits."""
+        if layer not in self._made_halves:
+            passes, norm = PassDescriptions(), self._inner.norm
+            self._made_halves[layer] = (
+                LayerStack(self._library, self._layers[:layer], passes),
+                LayerStack(self._library, self._layers[layer:], passes, norm, self._head),
+            )
+        return self._made_halves[layer]
 
     def __call__(
         self,
@@ -113,29 +112,32 @@ class NativeModel:
         else:
             x = inputs_embeds.clone(memory_format=torch.contiguous_format)
         angles = self.angles(x, position_ids, past_key_values)
+        given = angles, past_key_values, attention_mask
         if output_hidden_states or joining is not None:
-            states = self._states(x, angles, past_key_values, attention_mask, joining)
-            return Scored(self._head(states[-1][:, _kept(logits_to_keep)]), states)
-        given = angles, past_key_values, attention_mask, logits_to_keep
-        return Scored(self.logits(self._stack, x, *given))
+            return self._with_states(x, *given, logits_to_keep, joining)
+        return Scored(self.logits(self._stack, x, *given, logits_to_keep))
 
-    def _states(
+    def _with_states(
         self,
         x: Tensor,
         angles: Angles,
         cache: SlotCache,
         mask: Tensor | None,
+        keep: int | Tensor,
         joining: Joining | None,
-    ) -> tuple[Tensor, ...]:
-        """Returns the embeddings and what each layer leaves, with the same bits as in a pass that
-        nobody asks for them."""
-        states = [x]
-        for layer, stack in enumerate(self._singly):
-            joins = joining if joining is not None and joining.layer == layer else Tensor.clone
-            x = joins(x)
-            stack.run(x, angles, cache, mask)
-            states.append(x)
-        return tuple(states)
+    ) -> Scored:
+        """Returns logits, the embeddings and what each layer leaves, with the same bits as in a
+        pass that nobody asks for them."""
+        embedded, stack = x.clone(), self._stack
+        states = x.new_empty(len(self._layers), *x.shape)  # [layers, A, T, hidden]
+        rest = states
+        if joining is not None:
+            before, stack = self._halves(joining.layer)
+            if joining.layer:
+                before.run(x, angles, cache, mask, states[: joining.layer])
+            x, rest = joining(x), states[joining.layer :]
+        logits = self.logits(stack, x, angles, cache, mask, keep, rest)
+        return Scored(logits, (embedded, *states))
 
     def angles(self, x: Tensor, positions: Tensor, cache: SlotCache) -> Angles:
         """Returns the angles of positions ``[A, T]``, of the dtype of x."""
@@ -159,12 +161,14 @@ class NativeModel:
         cache: SlotCache,
         mask: Tensor | None,
         keep: int | Tensor,
+        states: Tensor | None = None,
     ) -> Tensor:
         """Returns the logits ``[A, keep, V]`` behind a stack that ends the model. x: replaced by
-        what comes behind the norm."""
+        what comes behind the norm. states: ``[layers, A, T, hidden]``, filled with what each layer
+        of the stack leaves."""
         if isinstance(keep, int) and stack.has_head:
-            return stack.logits(x, angles, cache, mask, keep or x.shape[1])
-        stack.run(x, angles, cache, mask)
+            return stack.logits(x, angles, cache, mask, keep or x.shape[1], states)
+        stack.run(x, angles, cache, mask, states)
         found: Tensor = self._head(x[:, _kept(keep)])
         return found
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -99,44 +100,59 @@ class LayerStack:
             for module in (*modules, *last)
         ]
         inside = [module for layer in layers for module in layer.modules() if module is not layer]
-        self._inner_hooks = [hooks for module in (*inside, *last) for hooks in hooks_of(module)]
-        self._hooks = [hooks for layer in layers for hooks in hooks_of(layer)] + self._inner_hooks
+        self._inside = _Hooks([*inside, *last])
+        self._outside = _Hooks(layers)
         self._last_description: _StackDescription | None = None
         self._last_pointers: _CachePointers | None = None
 
     @property
     def is_watched(self) -> bool:
         """Whether somebody has hooked a module since, whose own code must run then."""
-        return _by_others(self._hooks)
+        return self._outside.are_others() or self._inside.are_others()
 
     @property
     def is_watched_inside(self) -> bool:
         """The same, of parts of the layers: hooks on a whole layer run around any code for it."""
-        return _by_others(self._inner_hooks)
+        return self._inside.are_others()
 
     @property
     def has_head(self) -> bool:
         """Whether it can compute logits."""
         return self._head is not None
 
-    def run(self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None) -> None:
+    def run(
+        self,
+        x: Tensor,
+        angles: Angles,
+        cache: SlotCache,
+        mask: Tensor | None,
+        states: Tensor | None = None,
+    ) -> None:
         """Replaces hidden states by the output of the last layer.
 
         x: float32 ``[A, T, hidden]``, contiguous; mask: bool ``[A, 1, T, S]``, or nothing where all
-        is seen, or all up to the token itself.
+        is seen, or all up to the token itself; states: ``[layers, A, T, hidden]``, into which the
+        output of each layer is written, the last one through the norm.
         """
         description = self._description()
-        for given in _parts(x, angles, cache.slots, mask):
+        for given in _parts(x, angles, cache.slots, mask, states):
             self._run(description, cache, given, (None, None, 0))
 
     def logits(
-        self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None, keep: int
+        self,
+        x: Tensor,
+        angles: Angles,
+        cache: SlotCache,
+        mask: Tensor | None,
+        keep: int,
+        states: Tensor | None = None,
     ) -> Tensor:
-        """Returns the logits of each row's last tokens, ``[A, keep, V]``, where it `has_head`."""
+        """Returns the logits of each row's last tokens, ``[A, keep, V]``, where it `has_head`.
+        states: as for `run`."""
         description = self._description()
         assert description.head is not None
         found = x.new_empty(x.shape[0], keep, description.head.outputs)
-        for given in _parts(x, angles, cache.slots, mask):
+        for given in _parts(x, angles, cache.slots, mask, states):
             logits = found[given.first : given.first + len(given.x)]
             ending = ctypes.byref(description.head), logits.data_ptr(), keep
             self._run(description, cache, given, ending)
@@ -150,7 +166,9 @@ class LayerStack:
             given.slots, given.mask, given.angles, pointers.head_stride, description.scratch
         )
         caches = pointers.keys, pointers.values, description.norm, description.threads
-        self._library.layers(description.layers, current.struct, given.x, *caches, ending)
+        left = given.states
+        states = (None, 0) if left is None else (left.data_ptr(), left.stride(0))
+        self._library.layers(description.layers, current.struct, given.x, *caches, ending, states)
 
     def _pointers_into(
         self, cache: SlotCache, description: _StackDescription, x: Tensor
@@ -208,28 +226,45 @@ class _Given(NamedTuple):
     angles: Angles
     slots: PassSlots
     mask: Tensor | None  # [A, 1, T, S]
+    states: Tensor | None  # [layers, A, T, hidden]
 
 
-def _parts(x: Tensor, angles: Angles, slots: PassSlots, mask: Tensor | None) -> Iterator[_Given]:
+def _parts(
+    x: Tensor, angles: Angles, slots: PassSlots, mask: Tensor | None, states: Tensor | None
+) -> Iterator[_Given]:
     """Yields a pass in parts of whole rows, each of `MANY` tokens at most if it can be."""
     rows, columns = x.shape[:2]
     if rows * columns <= MANY:
-        yield _Given(0, x, angles, slots, mask)
+        yield _Given(0, x, angles, slots, mask, states)
         return
     size = max(1, MANY // columns)
     for first in range(0, rows, size):
         some = slice(first, first + size)
         seen = None if mask is None else mask.expand(rows, -1, -1, -1)[some]
-        yield _Given(first, x[some], angles.of_rows(some), slots.of_rows(some), seen)
+        left = None if states is None else states[:, some]
+        yield _Given(first, x[some], angles.of_rows(some), slots.of_rows(some), seen, left)
 
 
-def _by_others(hooks: Sequence[Mapping[int, Any]]) -> bool:
-    """Whether somebody but transformers has hooked a module. It leaves hooks behind, for good, in a
-    model that was once asked for its hidden states; they do nothing while its own code does not
-    run."""
-    return any(hooks) and any(
-        getattr(hook, "__module__", None) != CAPTURING for each in hooks for hook in each.values()
-    )
+class _Hooks:
+    """The hooks on some modules."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._all = [hooks for module in modules for hooks in hooks_of(module)]
+        self._harmless: list[int] = []
+
+    def are_others(self) -> bool:
+        """Whether somebody but transformers has hooked a module. It leaves hooks behind, for good,
+        in a model that was once asked for its hidden states; they do nothing while its own code
+        does not run."""
+        # Numbers of hooks are never used twice.
+        numbers = list(chain.from_iterable(self._all))
+        if numbers == self._harmless:
+            return False
+        found = (hook for hooks in self._all for hook in hooks.values())
+        if any(getattr(hook, "__module__", None) != CAPTURING for hook in found):
+            return True
+        self._harmless = numbers
+        return False
 
 
 @dataclass(frozen=True)
