@@ -55,7 +55,8 @@ class TrainSettings:
                 raise ConfigError(f"{name} must be a whole number from 1 on, not {shown(value)}.")
         for name, top in (("learning_rate", 1.0), ("held_out", 0.5), ("clip", 1e6)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value <= top:
+            plain = isinstance(value, Real) and not isinstance(value, bool)
+            if not (plain and 0 < float(value) <= top):
                 raise ConfigError(f"{name} must be above 0 and at most {top}, not {shown(value)}.")
         if not is_whole(self.seed) or abs(self.seed) > LARGEST_SEED:
             raise ConfigError(
