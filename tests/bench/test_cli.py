@@ -133,6 +133,10 @@ def test_methods_that_cannot_be_run(pair: Pair, flags: list[str], reason: str) -
 def test_several_prompt_sets_with_commas(tmp_path: Path) -> None:
     both = read_sets("builtin, editing")
     assert both == [*read_prompts("builtin"), *read_prompts("editing")]
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    one.write_text('{"prompt": "x"}')
+    two.write_text('{"prompt": "y"}\n{"prompt": "x"}')
+    assert [prompt.text for prompt in read_sets(f"{one},{two}")] == ["x", "y"], "each prompt once"
     odd = tmp_path / "a,b.jsonl"
     odd.write_text('{"prompt": "x"}')
     assert [prompt.text for prompt in read_sets(str(odd))] == ["x"]

@@ -53,11 +53,18 @@ class Prompt:
 
 def read_sets(names: str, data: str | Path | None = None) -> list[Prompt]:
     """Returns the prompts of one or several sets with commas between their names, as `read_prompts`
-    does."""
+    does.
+
+    A prompt that an earlier set holds is left out, as Spec-Bench holds those of MT-bench: a drafter
+    that remembers texts would find the very answer.
+    """
     if _exists(Path(names)):  # a file whose name has a comma
         return read_prompts(names, data)
-    wanted = [name.strip() for name in names.split(",") if name.strip()] or [names]
-    return [prompt for name in wanted for prompt in read_prompts(name, data)]
+    found: list[Prompt] = []
+    for name in [name.strip() for name in names.split(",") if name.strip()] or [names]:
+        known = {prompt.text for prompt in found}
+        found += [prompt for prompt in read_prompts(name, data) if prompt.text not in known]
+    return found
 
 
 def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
