@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outpace.draft.models.chain import DraftModelOptions
+from outpace.draft.models.options import DraftModelOptions
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import ConfigError
 

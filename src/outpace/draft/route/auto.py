@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import flag
 from outpace.draft.base import Drafter, Pick, Rows, Setup
-from outpace.draft.models.chain import DraftModelOptions
+from outpace.draft.models.options import DraftModelOptions
 from outpace.draft.options import option
 from outpace.draft.registry import drafter_names
 from outpace.draft.route.base import Asked, Several, check_configs, rule_of
