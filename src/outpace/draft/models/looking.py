@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from outpace.core.faults import RowFault
 from outpace.draft.base import RowInfo
 from outpace.draft.models.own_text import OwnText, ShownText
-from outpace.draft.models.sight import ShownPrompt, Sight
+from outpace.draft.models.sight import REMEDY, ShownPrompt, Sight
 from outpace.draft.remembered import Remembered
 from outpace.errors import PromptError, UnsupportedModel
 from outpace.targets.hf.runner import Runner
@@ -72,8 +72,9 @@ class Looking:
             images = prompt.read(self._runner.model)
         except (PromptError, UnsupportedModel) as error:
             if self._sight.required:
+                reason = str(error).partition(": give")[0].rstrip(".")
                 raise RowFault(
-                    row, f"the drafter is to see this prompt's images: {error}"
+                    row, f"the drafter cannot be shown this prompt's images ({reason}): {REMEDY}."
                 ) from error
             self.close(row)
             return False

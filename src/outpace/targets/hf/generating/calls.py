@@ -98,8 +98,8 @@ def media_of(model: nn.Module, input_ids: Tensor, model_kwargs: dict[str, Any]) 
 def pixels_of(
     model: nn.Module, media: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Returns what a processor made of the images of a ``generate`` call; None where ``media``, what
-    the model is called with, is just that: for some models generate has made features of it.
+    """Returns what a processor made of the images of a ``generate`` call; None where ``media``,
+    what the model is called with, is just that: for some models generate makes features of it.
 
     asked: the call's own arguments.
     """
