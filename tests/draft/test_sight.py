@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -64,11 +65,14 @@ def counted(outputs: Any) -> str:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_target_itself_guesses_right_if_it_sees_what_the_target_sees(family: str) -> None:
+def test_the_target_itself_guesses_right_if_it_sees_what_the_target_sees(
+    family: str, record_property: Callable[[str, object], None]
+) -> None:
     seeing = drafted(family).generate(prompts(family), greedy(LENGTH))
     hidden = drafted(family, images=False).generate(prompts(family), greedy(LENGTH))
     assert ids(seeing) == ids(hidden) == plain(family, LENGTH)
-    print(f"{family}: images shown: {counted(seeing)}, hidden: {counted(hidden)}")
+    record_property("shown", counted(seeing))
+    record_property("hidden", counted(hidden))
     assert shares(seeing) == [1.0] * len(PROMPTS)
     assert all(shares(hidden)[row] < 1 for row in WITH)
     alone = drafted(family).generate(prompts(family)[2], greedy(LENGTH))

@@ -31,13 +31,6 @@ _SHARED: Options = {
 }
 """Layers that read what others have cached (Gemma 3n, Gemma 4)."""
 _MAMBA: Options = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk_size": CHUNK}
-_ASSISTANT: Options = {
-    "text_config": {**_SHARED, "num_kv_shared_layers": 4, "hidden_size_per_layer_input": 0,
-                    "vocab_size_per_layer_input": 0},
-    "backbone_hidden_size": HIDDEN,
-}  # fmt: skip
-"""transformers 5.23 cannot make any such model: the configuration insists that all layers read keys
-and values of others, and the layers that some hold their own."""
 _QSA: Options = {
     "indexer_n_heads": 2,
     "indexer_kv_heads": 1,
@@ -92,7 +85,6 @@ _T5S = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop
 DEFAULTS: Mapping[str, Options] = {
     "gemma4": {"vision_config": {}},
     "gemma4_unified": {"vision_config": {}},
-    "gemma4_assistant": _ASSISTANT,
 }
 """Options without which a configuration cannot even be made with its own default sizes."""
 
@@ -177,7 +169,6 @@ EXCEPTIONS: Mapping[str, Options] = {
         "vision_soft_tokens_per_image": 1,
     },
     "gemma3n_text": _SHARED,
-    "gemma4_assistant": _ASSISTANT,
     "gemma4_text": _SHARED,
     "gemma4_unified": {
         "vision_config": {
@@ -186,7 +177,6 @@ EXCEPTIONS: Mapping[str, Options] = {
             "output_proj_dims": HIDDEN,
         }
     },
-    "gemma4_unified_assistant": _ASSISTANT,
     "gemma4_unified_text": _SHARED,
     "glm5_next": {"text_config": {"index_kpool": 4}},
     "granite4_vision": {
@@ -267,7 +257,6 @@ EXCEPTIONS: Mapping[str, Options] = {
     "step3p7": {
         "text_config": {"sliding_window": WINDOW, "layer_types": _BOTH, "rope_parameters": _TURNS}
     },
-    "vibevoice": {"audio_config": _WAVES, "semantic_model_config": _WAVES},
     "vibevoice_asr": {
         "acoustic_tokenizer_encoder_config": _WAVES,
         "semantic_tokenizer_encoder_config": _WAVES,
