@@ -19,9 +19,8 @@ from outpace.core.values import number, shown
 from outpace.engine.request import Request
 from outpace.errors import ConfigError, ParamsError, PromptError, PromptTooLong
 from outpace.grammars import KINDS, Grammar, Grammars
-from outpace.pictures import Pictures
+from outpace.pictures import Pictures, Processed
 from outpace.prompts import (
-    Processed,
     Prompt,
     check_characters,
     check_text,

@@ -10,7 +10,7 @@ from outpace import chats
 from outpace.chats import Conversation
 from outpace.errors import PromptError
 from outpace.images import opened
-from outpace.prompts import Processed, Prompt
+from outpace.prompts import Prompt
 from outpace.targets.base import Illustrated, Media
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.supported.plainly import reads_forward
@@ -19,6 +19,14 @@ from outpace.targets.hf.vision.processor import mark_of, prepared
 from outpace.targets.hf.vision.tokens import placeholders
 
 _MARK = "a text to look for"
+
+
+class Processed(dict[str, Any]):
+    """What a processor made of a text and its images, and these themselves."""
+
+    def __init__(self, made: Mapping[str, Any], given: Illustrated) -> None:
+        super().__init__(made)
+        self.given = given
 
 
 class Pictures:

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from outpace.core.values import is_whole, plain, shown
 from outpace.errors import PromptError
-from outpace.targets.base import Illustrated
 
 
 class Array(Protocol):
@@ -32,14 +31,6 @@ _NO_PROMPTS = (bytes, bytearray, memoryview, int, float)
 _NAMES = {"prompt", "prompt_token_ids"}
 _TOKENIZED = {"input_ids", "attention_mask", "token_type_ids"}
 _WITH_IMAGES = {"multi_modal_data", "images"}
-
-
-class Processed(dict[str, Any]):
-    """What a processor made of a text and its images, and these themselves."""
-
-    def __init__(self, made: Mapping[str, Any], given: Illustrated) -> None:
-        super().__init__(made)
-        self.given = given
 
 
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -32,6 +31,8 @@ WITH, WITHOUT = (0, 2), (1, 3)
 """Prompts by whether they show images."""
 FAMILIES = ("llava", "qwen2_vl", "gemma3", "paligemma", "qwen3_5")
 """Plain positions, rotary ones of three axes, spans and prompts that are read both ways, states."""
+FIGURES = {"llava": ("22 of 22", "0 of 92"), "qwen2_vl": ("22 of 22", "6 of 75")}
+"""Accepted of drafted tokens with images and without them, as docs/targets/vision_language.md says."""
 TEXT = "see <image> and say:"
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -65,14 +66,12 @@ def counted(outputs: Any) -> str:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_target_itself_guesses_right_if_it_sees_what_the_target_sees(
-    family: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_the_target_itself_guesses_right_if_it_sees_what_the_target_sees(family: str) -> None:
     seeing = drafted(family).generate(prompts(family), greedy(LENGTH))
     hidden = drafted(family, images=False).generate(prompts(family), greedy(LENGTH))
     assert ids(seeing) == ids(hidden) == plain(family, LENGTH)
-    record_property("shown", counted(seeing))
-    record_property("hidden", counted(hidden))
+    if family in FIGURES:
+        assert (counted(seeing), counted(hidden)) == FIGURES[family]
     assert shares(seeing) == [1.0] * len(PROMPTS)
     assert all(shares(hidden)[row] < 1 for row in WITH)
     alone = drafted(family).generate(prompts(family)[2], greedy(LENGTH))
@@ -126,7 +125,11 @@ def test_rows_that_are_put_aside_see_the_images_again(family: str) -> None:
     tokens = sum(given["input_ids"].shape[1] for given in asked)
     llm = LLM(
         target(family),
-        speculative_config={"method": "draft_model", "model": target(family)},
+        speculative_config={
+            "method": "draft_model",
+            "model": target(family),
+            "num_speculative_tokens": 4,
+        },
         max_num_seqs=2,
         max_model_len=90,
         max_batch_total_tokens=tokens + 4 * AHEAD,
