@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)  ## write a text with the bundled pair, then race it against plain decoding
-	$(BIN)/outpace generate --compare < /dev/null
+	$(BIN)/outpace generate --compare --presence-penalty 0.3 --frequency-penalty 0.3 < /dev/null
 
 check: $(STAMP)  ## style and types
 	$(BIN)/ruff check .

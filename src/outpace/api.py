@@ -170,9 +170,10 @@ class LLM:
     def save_drafter(self, folder: str | os.PathLike[str]) -> None:
         """Writes a drafter that learns online as it is now, as ``"model"`` or ``--draft`` take it.
 
-        Raises ``ConfigError`` for a drafter that does not learn.
+        Raises ``ConfigError`` for a drafter that does not learn, and for what is no path.
         """
-        self.engine.between_rounds(lambda: self.engine.drafter.save(Path(folder)))
+        path = arguments.folder("folder", folder)
+        self.engine.between_rounds(lambda: self.engine.drafter.save(path))
 
     def forget_texts(self) -> None:
         """Forgets the texts of earlier requests that look-ups draft from ("suffix", "recycling" and

@@ -53,6 +53,14 @@ def check_held(held: Any, context: int) -> None:
         )
 
 
+def folder(name: str, value: Any) -> Path:
+    """Returns the path of a folder that is written to; ``ConfigError`` for what is no path."""
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path:
+        raise ConfigError(f"{name} must be the path of a folder, not {shown(value)}.")
+    return Path(path)
+
+
 def check_flags(**flags: Any) -> None:
     """Raises ``ConfigError`` for a flag that is neither True nor False, such as "no"."""
     for name, value in flags.items():

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, WatermarkingConfig
 
 from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError
-from targets.families import drafter, target
+from targets.families import build, drafter, target
 
 PROMPT = [5, 6, 7, 5, 6]
 NEW = 14
@@ -58,6 +58,19 @@ HONOURED: dict[str, dict[str, Any]] = {
     },
     "eos_token_id": {"eos_token_id": [30, 31]},
 }
+
+
+def test_max_length_alone_is_the_only_bound_of_a_text() -> None:
+    """Not also the length that texts have where nothing names one."""
+    model = copy.copy(build("llama", max_position_embeddings=1024))
+    model.generation_config = GenerationConfig(max_length=700)
+    llm = LLM(model)
+    (request,) = llm.requests(PROMPT)
+    assert request.max_tokens == 700 - len(PROMPT)
+    (short,) = llm.requests(PROMPT, SamplingParams(max_tokens=9))
+    assert short.max_tokens == 9
+    model.generation_config = GenerationConfig()
+    assert LLM(model).requests(PROMPT)[0].max_tokens == 256
 
 
 @pytest.mark.parametrize("name", HONOURED)

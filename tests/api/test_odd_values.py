@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -15,7 +16,8 @@ from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.draft.options import described
 from outpace.draft.registry import drafters
-from outpace.errors import OutpaceError
+from outpace.errors import ConfigError, OutpaceError
+from outpace.train.settings import TrainSettings
 from targets.families import drafter, target
 
 
@@ -34,6 +36,22 @@ def test_an_empty_name_is_no_model() -> None:
 def test_what_is_no_form_of_a_text(form: Any) -> None:
     llm = LLM(target("llama"))
     assert "the form of a text" in refused(lambda: llm.requests([1, 2], form=form))
+
+
+@pytest.mark.parametrize("folder", [5, None, b"x", "", ["a"], object()], ids=repr)
+def test_what_is_no_folder_for_a_drafter(folder: Any) -> None:
+    assert "path of a folder" in refused(lambda: LLM(target("llama")).save_drafter(folder))
+
+
+@pytest.mark.parametrize(
+    "name", [one.name for one in dataclasses.fields(TrainSettings) if one.name != "method"]
+)
+@pytest.mark.parametrize("value", [None, "x", b"x", [1], True, float("nan")], ids=repr)
+def test_training_is_told_what_it_cannot_do_with(name: str, value: Any) -> None:
+    if value == "x" and name in ("start", "draft"):
+        return
+    with pytest.raises(ConfigError):
+        TrainSettings(method="medusa", **{name: value})
 
 
 @pytest.mark.parametrize("branching", [[10**9], [10**30, 2], [100] * 20, 10**30], ids=str)

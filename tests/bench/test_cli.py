@@ -6,12 +6,14 @@ import json
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from outpace.api import BUNDLED
 from outpace.bench.builtin import CHATS
 from outpace.bench.peers import openvino
 from outpace.bench.peers.registry import Models, peers
@@ -20,6 +22,7 @@ from outpace.bench.report.results import Report
 from outpace.bench.report.specbench import read_answers
 from outpace.bench.run.contest import BatchJob
 from outpace.bench.run.methods import named_methods
+from outpace.bench.run.session import Engines, lineup
 from outpace.bench.synthetic.pair import Pair
 from outpace.cli.benching.bench import app
 from outpace.draft.registry import drafter_names
@@ -98,6 +101,20 @@ def test_all_methods_are_those_that_need_no_more_than_what_is_given() -> None:
     assert set(drafter_names()) == {
         "none", *paired.left_out, *(config["method"] for config in paired.configs)
     }  # fmt: skip
+
+
+def test_the_bundled_target_brings_its_heads() -> None:
+    configs = named_methods(["all"], {}, BUNDLED).configs
+    assert {"method": "eagle3", "model": str(BUNDLED / "heads/eagle3")} in configs
+
+
+def test_what_the_model_refuses_is_left_out_unless_it_was_named() -> None:
+    engines = Engines(None, ({"method": "ngram"}, {"method": "mtp"}), {}, all_required=False)
+    taking_part = lineup(engines, 1)
+    assert [one.name for one in taking_part.contestants] == ["plain", "ngram"]
+    assert "no multi-token-prediction module" in taking_part.left_out["mtp"]
+    with pytest.raises(OutpaceError, match="no multi-token-prediction module"):
+        lineup(replace(engines, all_required=True), 1)
 
 
 @pytest.mark.parametrize(

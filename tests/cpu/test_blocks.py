@@ -6,6 +6,7 @@ import copy
 import ctypes
 import pickle
 import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from outpace.core.proposal import Riders
 from outpace.core.trees.tree import Tree
+from outpace.targets.base import Plan, PromptInputs
 from outpace.targets.cpu import native as building
 from outpace.targets.cpu.library.compiler import Compiler, find_compiler
 from outpace.targets.cpu.native import Native, native
+from outpace.targets.cpu.native_layers import stack
 from outpace.targets.cpu.native_layers.blocks import (
     NativeBlockEmbedding,
     NativeBlockLinear,
@@ -30,6 +34,7 @@ from outpace.targets.cpu.native_layers.linear import share_products
 from outpace.targets.cpu.native_layers.model import use_native_model
 from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks, in_blocks
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.target import HFTarget
 from outpace.targets.hf.weights import pass_bytes
 
 FOUND = native()
@@ -308,6 +313,48 @@ def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str, whole: bo
         runner.lengths = [0] * rows
         logits = runner.forward(torch.tensor([text[:length]] * rows), keep=length).logits
         assert torch.equal(logits, torch.stack(alone[:length]).expand(rows, -1, -1))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@torch.inference_mode()
+def test_a_pass_of_many_rows_has_the_same_bits(
+    whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with more tokens than are computed at once, over ragged rows with a mask."""
+    monkeypatch.setattr(stack, "MANY", 20)
+    torch.manual_seed(2)
+    model, texts = played("llama", whole), torch.randint(0, 101, (7, 12)).tolist()
+    many = Runner(model, rows=7, max_length=64)
+    many.admit(7)
+    for row, text in enumerate(texts):
+        many.prefill(row, [text[: row + 1]])
+    last = torch.tensor([text[row + 1 : row + 5] for row, text in enumerate(texts)])
+    found = many.forward(last, keep=3).logits
+    for row, text in enumerate(texts):
+        alone = Runner(model, rows=1, max_length=64)
+        alone.admit(1)
+        expected = alone.forward(torch.tensor([text[: row + 5]]), keep=3).logits
+        assert torch.equal(found[row], expected[0])
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@torch.inference_mode()
+def test_columns_that_join_on_the_way_change_no_bit(whole: bool) -> None:
+    """Nor does it, later, that hidden states were once asked for."""
+    torch.manual_seed(3)
+    target = HFTarget(played("llama", whole), rows=1, max_length=64)
+    text = torch.randint(0, 101, (12,)).tolist()
+    target.admit(PromptInputs(text))
+    plan = Plan([text], torch.tensor([[4, 5, 6]]), Tree.uniform([0, 1, 2], rows=1))
+    alone = target.score(plan).logits
+    parents, embedded = torch.tensor([[3, 4]]), torch.randn(1, 2, 256)
+    made = Riders(parents, enter=1, made=lambda states: states[:, -2:])
+    for riders in (made, *(Riders(parents, embeddings=embedded, enter=at) for at in (0, 1))):
+        for layers in (frozenset[int](), frozenset({0, -1})):
+            scores = target.score(replace(plan, riders=riders, layers=layers))
+            assert torch.equal(scores.logits, alone)
+            assert not torch.equal(scores.rider_logits[:, 0], scores.rider_logits[:, 1])
+    assert torch.equal(target.score(plan).logits, alone)
 
 
 @torch.inference_mode()

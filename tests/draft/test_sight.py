@@ -32,7 +32,7 @@ WITH, WITHOUT = (0, 2), (1, 3)
 FAMILIES = ("llava", "qwen2_vl", "gemma3", "paligemma", "qwen3_5")
 """Plain positions, rotary ones of three axes, spans and prompts that are read both ways, states."""
 FIGURES = {"llava": ("22 of 22", "0 of 92"), "qwen2_vl": ("22 of 22", "6 of 75")}
-"""Accepted of drafted tokens with images and without them, as docs/targets/vision_language.md says."""
+"""Accepted of drafted tokens with images and without: the figures of vision_language.md."""
 TEXT = "see <image> and say:"
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 

@@ -16,11 +16,15 @@ from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.listed.options import audit_options
 from outpace.audit.model import AuditPlan, audit_model
+from outpace.draft.base import Round, Rows
 from outpace.draft.models.specimen import noisy_copy
+from outpace.draft.registry import find_drafter
 from outpace.draft.route.classifier import TaskClassifier
 from outpace.draft.route.hedge import Leader, Shadow
 from outpace.draft.route.ucb import Bandit
+from outpace.draft.trained.riders.base import RidingHeadDrafter
 from outpace.errors import ConfigError
+from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -135,6 +139,44 @@ def test_hedge_drafts_with_the_better_model_and_finds_it_by_laws() -> None:
     gains = llm.engine.drafter.gains  # type: ignore[attr-defined]
     assert gains["draft_model 2"] > gains["draft_model 1"]
     assert [who for who in methods if who][-2:] == [("draft_model 2",)] * 2
+
+
+def riding(method: str) -> dict[str, Any]:
+    """A drafter whose columns ride in the target's pass."""
+    options = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    return {"method": method, **options}
+
+
+@pytest.mark.parametrize("speculative", ["off", None])
+def test_nothing_is_learned_of_columns_that_did_not_ride(speculative: Any) -> None:
+    """They had no occasion to say anything, which is not to bring nothing."""
+    llm = decoder(method="hedge", drafters=[NGRAM, riding("pass")])
+    drafter: Any = llm.engine.drafter
+    first = 1.6 if speculative is None else 1.1  # of the look-up: who leads
+    drafter.restore({"gains": [first, 1.2], "best": [speculative is not None]})
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, speculative=speculative)
+    llm.generate([[5, 6, 7, 8, 9] * 5], params)
+    assert drafter.gains["pass"] == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize("method", ["hedge", "ensemble"])
+@pytest.mark.parametrize("other", ["lookahead", "hidden_transfer"])
+def test_a_drafter_is_not_shown_the_columns_of_another_one(
+    method: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ask for columns; those of one ride."""
+    shown: list[bool] = []
+    keep = RidingHeadDrafter._keep
+
+    def kept(self: RidingHeadDrafter, rows: Rows, round: Round, *rest: Any) -> None:
+        riders = round.proposal.riders
+        shown.append(riders is not None and riders.enter == self.head.enter)
+        keep(self, rows, round, *rest)
+
+    monkeypatch.setattr(RidingHeadDrafter, "_keep", kept)
+    llm = decoder(method=method, drafters=[riding("pass"), riding(other)])
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
+    assert all(shown)
 
 
 def test_a_seeded_row_has_a_leader_of_its_own() -> None:

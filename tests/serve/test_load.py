@@ -15,7 +15,7 @@ from outpace.bench.run.serving import (
     Load,
     Served,
     Server,
-    medians,
+    Turns,
     run_clients,
     run_load,
     summary,
@@ -74,7 +74,16 @@ def test_clients_that_wait_for_their_answers(url: str, tmp_path: Path) -> None:
         "auto": {"1", "3"},
     }
     assert figure.read_bytes().startswith(b"\x89PNG")
-    assert medians([{"a": 1.0}, {"a": 5.0}, {"a": 2.0}]) == {"a": 2.0}
+    assert len(found["auto"]["3"]) == 2
+    assert "tokens/s / off" in result.stdout
+
+
+def test_turns_are_compared_one_by_one() -> None:
+    off, auto = [{"a": 1.0}, {"a": 5.0}, {"a": 2.0}], [{"a": 2.0}, {"a": 10.0}, {"a": 4.0}]
+    turns = Turns({"off": off, "auto": auto})
+    assert turns.medians() == {"off": {"a": 2.0}, "auto": {"a": 4.0}}
+    ratio = turns.ratios("a")["auto"]
+    assert (ratio.mean, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ class SamplingParams:
     seed: int | None = None
     """Unset: drawn from the operating system and reported in the output."""
     max_tokens: int | None = None
-    """Unset: the model's max_new_tokens, else 256; never past the context."""
+    """Unset: the model's max_new_tokens, or what its max_length leaves behind the prompt, else 256;
+    never past the context."""
     min_tokens: int | None = None
     """No end-of-sequence or stop token before this many tokens. More than max_tokens is refused; a
     minimum of the model's own gives way to max_tokens."""

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from outpace.errors import UnsupportedModel
+from outpace.targets.hf.partial.riding import frozen
+from outpace.targets.hf.sharpness import Sharpness
 
 PROBED = 4
 """Tokens on which the two ways to logits are compared."""
@@ -25,23 +27,27 @@ class Readout:
         self._head = model.get_output_embeddings()  # type: ignore[operator]
         if self._head is None:
             raise UnsupportedModel(f"{name} has no output head to learn from.")
-        self._cap = getattr(config, "final_logit_softcapping", None)
-        self._cap = self._cap or getattr(config, "output_logit_soft_cap", None)  # xLSTM's
-        self._scale = float(getattr(config, "logit_scale", None) or 1.0)
-        self._scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+        self._sharpness = Sharpness.of(config)
         self._check(model, int(config.vocab_size), name)
 
     def __call__(self, states: Tensor) -> Tensor:
         """Returns the logits ``[..., V]`` of last states ``[..., H]``."""
-        found: Tensor = self._head(states) * self._scale
-        return found if self._cap is None else self._cap * torch.tanh(found / self._cap)
+        return self._sharpness(self._head(states))
 
-    @property
-    def weight(self) -> Tensor | None:
-        """The output matrix ``[V, H]``, where it is held as one."""
+    def with_gradients(self, states: Tensor) -> Tensor:
+        """Returns the same. Gradients go through it, and leave none behind on the weights."""
+        with frozen(self._head):
+            return self(states)
+
+    def rows(self, tokens: Tensor) -> Tensor | None:
+        """Returns the output matrix's rows ``[R, H]`` of some tokens with the scale of the logits,
+        float32: what a head that has a copy of them begins with. The soft bound of the logits is
+        not in them. None where the matrix is not held as one."""
         plain = getattr(self._head, "plain_weight", None)  # where it is held otherwise
-        found: Tensor | None = plain() if plain else getattr(self._head, "weight", None)
-        return found
+        weight: Tensor | None = plain() if plain else getattr(self._head, "weight", None)
+        if weight is None:
+            return None
+        return weight.detach()[tokens.to(weight.device)].float() * self._sharpness.scale
 
     @property
     def learns(self) -> list[nn.Parameter]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from numbers import Real
 from typing import Any, TypeVar, cast
 
 from outpace.core.values import is_whole, shown
@@ -45,18 +46,23 @@ class TrainSettings:
     """Of a draft model: how far its laws are from the target's (`losses`)."""
 
     def __post_init__(self) -> None:
+        for name in ("method", "start", "draft", "loss"):
+            if not isinstance(value := getattr(self, name), str):
+                raise ConfigError(f"{name} must be a name or a path, not {shown(value)}.")
         for name in ("block", "batch", "steps", "warmup"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if type(value) is not int or value < 1:
                 raise ConfigError(f"{name} must be a whole number from 1 on, not {shown(value)}.")
         for name, top in (("learning_rate", 1.0), ("held_out", 0.5), ("clip", 1e6)):
             value = getattr(self, name)
-            if not 0 < value <= top:
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value <= top:
                 raise ConfigError(f"{name} must be above 0 and at most {top}, not {shown(value)}.")
         if not is_whole(self.seed) or abs(self.seed) > LARGEST_SEED:
             raise ConfigError(
                 f"seed must be a whole number of at most {LARGEST_SEED}, not {shown(self.seed)}."
             )
+        if not isinstance(self.head, Mapping):
+            raise ConfigError(f"head must be a dict of sizes, not {shown(self.head)}.")
         find_loss(self.loss)
 
     def as_dict(self) -> dict[str, Any]:

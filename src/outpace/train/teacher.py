@@ -161,16 +161,7 @@ class Teacher:
     def head(self, states: Tensor) -> Tensor:
         """Returns the logits ``[..., V]`` of last hidden states ``[..., H]``. Gradients go through
         it, and leave none behind on the target's weights."""
-        module = self._model.get_output_embeddings()
-        learning = [weight for weight in module.parameters() if weight.requires_grad]
-        for weight in learning:
-            weight.requires_grad_(False)
-        try:
-            found: Tensor = module(states.to(self._dtype))
-        finally:
-            for weight in learning:
-                weight.requires_grad_(True)
-        return found
+        return self._readout.with_gradients(states.to(self._dtype))
 
     def carry(self, tokens: Tensor, riders: Riders) -> Tensor:
         """Returns the logits ``[B, R, V]`` of riders in texts ``[B, T]``, as `Carriage` makes them.
@@ -190,7 +181,6 @@ class Teacher:
         return logits
 
     def head_rows(self, tokens: Tensor) -> Tensor | None:
-        """Returns the output matrix's rows ``[R, H]`` of some tokens; None where it is not held as
-        one matrix."""
-        weight = self._readout.weight
-        return None if weight is None else weight.detach()[tokens.to(weight.device)].float()
+        """Returns the output matrix's rows ``[R, H]`` of some tokens, as a head begins with them;
+        None where it is not held as one matrix."""
+        return self._readout.rows(tokens)

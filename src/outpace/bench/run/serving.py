@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from outpace.bench.stats.interval import Interval, interval_of
 from outpace.errors import ConfigError
 
 KEY_VARIABLE = "OUTPACE_API_KEY"
@@ -183,9 +184,29 @@ def summary(served: Sequence[Served], server: Server) -> dict[str, float]:
     return found
 
 
-def medians(summaries: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the median of each figure over several runs."""
-    return {name: float(np.median([one[name] for one in summaries])) for name in summaries[0]}
+@dataclass(frozen=True)
+class Turns:
+    """Runs of several kinds of requests in turns. figures: by kind, the `summary` of each turn."""
+
+    figures: Mapping[str, Sequence[Mapping[str, float]]]
+
+    def medians(self) -> dict[str, dict[str, float]]:
+        """Returns, by kind, the median of each figure over the turns."""
+        return {
+            kind: {name: float(np.median([turn[name] for turn in turns])) for name in turns[0]}
+            for kind, turns in self.figures.items()
+        }
+
+    def ratios(self, name: str) -> dict[str, Interval]:
+        """Returns, by kind, a figure over that of the first kind in the same turn: the geometric
+        mean over the turns, with its interval."""
+        first = next(iter(self.figures.values()))
+        return {
+            kind: interval_of(
+                [turn[name] / base[name] for turn, base in zip(turns, first, strict=True)]
+            )
+            for kind, turns in self.figures.items()
+        }
 
 
 def _body(load: Load | Clients, prompt: str, speculative: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from outpace import chats
-from outpace.api import LLM
+from outpace.api import BUNDLED, LLM
+from outpace.arguments import speculation
 from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import Prompt
 from outpace.bench.report.provenance import provenance
@@ -20,7 +21,8 @@ from outpace.bench.run.contest import Contestant
 from outpace.bench.run.memory import read_bandwidth
 from outpace.bench.run.ours import Ours
 from outpace.bench.run.schedule import Tick, ignore
-from outpace.errors import ConfigError, PromptError, did_you_mean
+from outpace.config import SpeculativeConfig
+from outpace.errors import ConfigError, OutpaceError, PromptError, did_you_mean
 from outpace.targets.hf.loading.loaded import Loaded
 
 
@@ -40,9 +42,19 @@ class Engines:
     """Whether plain decoding runs a second time under another name: its speed-up must be 1.00."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Methods that do not take part, and why."""
+    all_required: bool = True
+    """Whether a configuration that the model refuses ends the run; else it is left out."""
 
 
-def contestants(engines: Engines, rows: int) -> list[Contestant]:
+@dataclass(frozen=True)
+class Lineup:
+    """Who takes part, and why others do not."""
+
+    contestants: list[Contestant]
+    left_out: Mapping[str, str]
+
+
+def lineup(engines: Engines, rows: int) -> Lineup:
     """Returns plain decoding first, then one per configuration, then the other programs.
 
     rows: the greatest batch size that will be run.
@@ -54,21 +66,36 @@ def contestants(engines: Engines, rows: int) -> list[Contestant]:
             "nothing to compare plain decoding with: give --draft, --method, "
             "--speculative-config, --vs or --again."
         )
-    configs: list[Mapping[str, Any] | None] = list(engines.configs) or [None]
-    first = engine(engines, configs[0], rows)
-    llms = [first, *(_beside(first, engines, config, rows) for config in configs[1:])]
-    for llm in llms:
-        llm.forget_texts()  # refused now where it cannot be done between runs
     # Without a drafter, which would read along and draft from the baseline's texts.
-    plain = _beside(first, engines, {"method": "none"}, rows)
+    plain = engine(engines, {"method": "none"}, rows)
+    llms, left_out = _speculating(engines, plain, rows)
     found: list[Contestant] = [Ours(plain, BASELINE, "off")]
     if engines.again:
         found.append(Ours(plain, "plain again", "off"))
-    speculating = [llm for llm in llms if llm.config.method != "none"]
-    found += map(Ours, speculating, _labels(speculating))
+    found += map(Ours, llms, _labels(llms))
     if wanted:
-        found += peers(wanted, _models(engines, llms[0]))
-    return found
+        found += peers(wanted, _models(engines, llms[0] if llms else plain))
+    return Lineup(found, {**engines.left_out, **left_out})
+
+
+def _speculating(engines: Engines, plain: LLM, rows: int) -> tuple[list[LLM], dict[str, str]]:
+    """Returns an engine for each configuration, and why some have none if not all are required."""
+    bundled = BUNDLED if engines.model is None else None
+    llms, left_out = [], {}
+    for given in engines.configs or (None,):
+        config = speculation(given, bundled)
+        if config.method == "none":
+            continue
+        try:
+            llm = _beside(plain, engines, config, rows)
+            llm.forget_texts()  # refused now where it cannot be done between runs
+        except OutpaceError as error:
+            if engines.all_required:
+                raise
+            left_out[config.method] = str(error).rstrip(".")
+        else:
+            llms.append(llm)
+    return llms, left_out
 
 
 def _labels(llms: Sequence[LLM]) -> list[str]:
@@ -97,7 +124,9 @@ def _options_of(llm: LLM) -> list[str]:
     return [f"{name}={value}" for name, value in {**named, **given}.items()]
 
 
-def engine(engines: Engines, config: Mapping[str, Any] | None, rows: int) -> LLM:
+def engine(
+    engines: Engines, config: Mapping[str, Any] | SpeculativeConfig | None, rows: int
+) -> LLM:
     """Returns the engine of one ``speculative_config``, for so many rows."""
     _check_arguments(engines.options)
     options = {"generation_config": "none", "max_num_seqs": rows, **engines.options}
@@ -137,7 +166,7 @@ OF_LOADING = ("dtype", "device", "quantization", "trust_remote_code", "cpu_kerne
 """Arguments of `LLM` that say how a model is loaded."""
 
 
-def _beside(first: LLM, engines: Engines, config: Mapping[str, Any] | None, rows: int) -> LLM:
+def _beside(first: LLM, engines: Engines, config: SpeculativeConfig, rows: int) -> LLM:
     """Returns the engine of another configuration over the same target: its weights are in memory
     once, however many engines there are."""
     options = {k: v for k, v in engines.options.items() if k not in OF_LOADING}
@@ -203,7 +232,8 @@ def run(
     """Runs a whole benchmark."""
     onlooker = onlooker or Onlooker()
     facts = provenance()  # before the run, so that the load recorded is not the benchmark's own
-    competing = contestants(engines, max(plan.batches))
+    taking_part = lineup(engines, max(plan.batches))
+    competing = taking_part.contestants
     llm = next(c.llm for c in competing if isinstance(c, Ours))
     for name, known in _engines_of(competing).items():
         onlooker.tell(f"{name}: {known.describe()}")
@@ -225,8 +255,8 @@ def run(
         "warmup": str(plan.pace.warmup),
         "seed": str(plan.seed),
     }
-    if engines.left_out:
-        listed = [f"{name} ({reason})" for name, reason in engines.left_out.items()]
+    if taking_part.left_out:
+        listed = [f"{name} ({reason})" for name, reason in taking_part.left_out.items()]
         facts["left out"] = "; ".join(listed)
     results = tuple(setting.result for setting in measured)
     report = Report(facts, BASELINE, benchmark.bandwidth, results)

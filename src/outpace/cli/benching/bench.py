@@ -105,6 +105,7 @@ def run_benchmark(
         vs=contest.peers,
         again=contest.again,
         left_out=methods.left_out,
+        all_required=methods.all_required,
     )
     given = session.Given(prompts.taken(), prompts.chat)
     files = output.files()

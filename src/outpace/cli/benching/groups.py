@@ -114,7 +114,7 @@ class ContestFlags(DraftFlags):
         model = self.draft or (str(BUNDLED / "drafter") if bundled else None)
         shared = speculation(None, model, None, self.num_speculative_tokens, self.verify, bundled)
         names = [name.strip() for name in self.methods.split(",") if name.strip()]
-        return named_methods(names, shared or {})
+        return named_methods(names, shared or {}, BUNDLED if bundled else None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,9 @@ from outpace.cli.tables import table
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outpace.bench.run.serving import Served, Server
+    from outpace.bench.run.serving import Served, Server, Turns
 
-Figures = Mapping[str, float]
+THROUGHPUT = "tokens/s"
 PngFile = Annotated[
     Path | None,
     typer.Option("--png", metavar="FILE", help="With --clients: plot throughput and TPOT."),
@@ -88,7 +88,10 @@ def serve_benchmark(
         ),
     ] = None,
     repeats: Annotated[
-        int, typer.Option(min=1, help="Runs of each, in turns; medians are told.")
+        int,
+        typer.Option(
+            min=1, help="Runs of each, in turns. Told: medians, and how they compare turn by turn."
+        ),
     ] = 1,
     address: AddressFlags,
     asked: AskedFlags,
@@ -127,7 +130,7 @@ def _by_rate(
     load = Load(asked.texts(), rate, asked.max_tokens, asked.temperature, asked.seed)
     found = _in_turns(speculative, repeats, server, partial(run_load, load, server))
     _show(f"{address.url}, {rate:g} requests/s", found)
-    _write(json_file, found)
+    _write(json_file, found.figures)
 
 
 def _by_clients(
@@ -148,23 +151,25 @@ def _by_clients(
     if png is not None:
         require_matplotlib()
     server, texts = address.server(), asked.texts()
-    found: dict[str, dict[int, Figures]] = {}
+    turns: dict[str, dict[int, Sequence[Mapping[str, float]]]] = {}
+    medians: dict[str, dict[int, Mapping[str, float]]] = {}
     for count in numbers(clients, int, "--clients"):
         load = Clients(texts, count, asked.max_tokens, asked.temperature, asked.seed)
-        figures = _in_turns(speculative, repeats, server, partial(run_clients, load, server))
-        _show(f"{address.url}, {count} clients", figures)
-        for kind, one in figures.items():
-            found.setdefault(kind, {})[count] = one
-    _write(json_file, found)
+        found = _in_turns(speculative, repeats, server, partial(run_clients, load, server))
+        _show(f"{address.url}, {count} clients", found)
+        for kind, one in found.medians().items():
+            medians.setdefault(kind, {})[count] = one
+            turns.setdefault(kind, {})[count] = found.figures[kind]
+    _write(json_file, turns)
     if png is not None:
-        png.write_bytes(load_figure(found))
+        png.write_bytes(load_figure(medians))
 
 
 def _in_turns(
     speculative: str, repeats: int, server: Server, run: Callable[[str], list[Served]]
-) -> dict[str, Figures]:
+) -> Turns:
     """Returns the figures of each kind of request; all kinds take turns."""
-    from outpace.bench.run.serving import medians, summary
+    from outpace.bench.run.serving import Turns, summary
 
     kinds = [kind.strip() for kind in speculative.split(",")]
     runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
@@ -173,13 +178,17 @@ def _in_turns(
             for kind in kinds if turn % 2 == 0 else reversed(kinds):
                 status.update(f"speculative={kind}, run {turn + 1} of {repeats}")
                 runs[kind].append(summary(run(kind), server))
-    return {kind: medians(found) for kind, found in runs.items()}
+    return Turns(runs)
 
 
-def _show(title: str, found: Mapping[str, Figures]) -> None:
-    names = list(next(iter(found.values())))
-    rows = [[name, *(f"{one[name]:.4g}" for one in found.values())] for name in names]
-    Console().print(table(title, ["", *found], rows))
+def _show(title: str, found: Turns) -> None:
+    medians = found.medians()
+    first, *others = medians
+    rows = [[name, *(f"{one[name]:.4g}" for one in medians.values())] for name in medians[first]]
+    if others:
+        ratios = found.ratios(THROUGHPUT)
+        rows.append([f"{THROUGHPUT} / {first}", "1.00", *(str(ratios[kind]) for kind in others)])
+    Console().print(table(title, ["", *medians], rows))
 
 
 def _write(file: Path | None, found: Mapping[str, object]) -> None:

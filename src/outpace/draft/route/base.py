@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outpace.config import SpeculativeConfig
-from outpace.core.proposal import Drawn, Needs, Point, Proposal, Verdict
+from outpace.core.proposal import Drawn, Needs, Point, Proposal, Riders, Verdict
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
@@ -97,6 +97,7 @@ class Several(Drafter):
         self.ends_chains = any(child.ends_chains for child in children)
         self.loaded = next((child.loaded for child in children if child.loaded), None)
         self._asked: list[Asked] = []
+        self._boarding: dict[int, Riders | None] = {}  # by child, of the present round
 
     def _makes_trees(self, child: Drafter) -> bool:
         return child.trees and not (self._samples and child.draws == {Drawn.POINT})
@@ -121,7 +122,7 @@ class Several(Drafter):
             child.retain(rows)
 
     def reset(self) -> None:
-        self._asked = []
+        self._asked, self._boarding = [], {}
         for child in self.children:
             child.reset()
 
@@ -130,7 +131,7 @@ class Several(Drafter):
             child.forget_texts()
 
     def rewind(self, rows: Rows) -> None:
-        self._asked = []
+        self._asked, self._boarding = [], {}
         for child in self.children:
             child.rewind(rows)
 
@@ -148,6 +149,7 @@ class Several(Drafter):
         """Returns what a child proposes, and remembers it until the round is over."""
         made, nodes = self.made(child, rows, budgets)
         asked = Asked(child, made, nodes)
+        self._boarding[child] = made.riders
         if any(asked.counts):
             self._asked.append(asked)
         return asked
@@ -176,11 +178,13 @@ class Several(Drafter):
 
     def observe(self, rows: Rows, round: Round) -> None:
         asked, self._asked = {each.child: each for each in self._asked}, []
+        boarding, self._boarding = self._boarding, {}
         committed = committed_in(round) if asked else []
         for number, child in enumerate(self.children):
             own = asked.get(number)
             if own is None or child.needs.laws or own.proposal.tokens is round.proposal.tokens:
-                child.observe(rows, round)
+                rode = boarding.get(number) is round.proposal.riders
+                child.observe(rows, round if rode else replace(round, rider_logits=None))
             else:
                 child.observe(rows, _as_its_own(own, round, committed))
 

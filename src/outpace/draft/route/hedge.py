@@ -159,7 +159,11 @@ class Hedge(Learning[Leader]):
         self._horizon = horizon
         self._every = options.every
         self._texts = Remembered(lambda: Heard([Shadow(horizon) for _ in children]))
+        # Of the present round, by row; empty where nothing is drafted at all.
         self._budgets: Sequence[int] = ()
+        self._chosen: Sequence[int] = ()
+        self._riding: set[int] = set()
+        """The children that draft from columns in the target's pass, as far as that is known."""
 
     @classmethod
     def of(cls, setup: Setup, children: Sequence[Drafter], names: Sequence[str]) -> Hedge:
@@ -182,6 +186,7 @@ class Hedge(Learning[Leader]):
     def reset(self) -> None:
         super().reset()
         self._texts.retain([])
+        self._budgets = self._chosen = ()
 
     def to_save(self) -> Mapping[str, Sequence[float]]:
         shared = self._learned.shared
@@ -207,14 +212,25 @@ class Hedge(Learning[Leader]):
         return self.ask(number, rows, budgets)
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        chosen, self._budgets = set(self.choice(rows)), list(budgets)
+        self._chosen, self._budgets = self.choice(rows), list(budgets)
         for number, child in enumerate(self.children):
-            if number not in chosen and not child.pass_bytes:
+            if number not in self._chosen and not child.pass_bytes:
                 self.ask(number, rows, budgets)
         return super().propose(rows, budgets)
 
+    def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> Asked:
+        asked = super().ask(child, rows, budgets)
+        if asked.proposal.riders is not None:
+            self._riding.add(child)
+        return asked
+
+    def rewind(self, rows: Rows) -> None:
+        super().rewind(rows)
+        self._budgets = self._chosen = ()
+
     def observe(self, rows: Rows, round: Round) -> None:
         asked: dict[int, Asked] = {each.child: each for each in self._asked}
+        self._budgets = self._budgets or [0] * len(rows)
         committed = Committed.of(rows, round)
         # Before the children are told of the round: what they learn from it would help them here.
         found = {
@@ -233,6 +249,7 @@ class Hedge(Learning[Leader]):
                 pairs = zip(text.shadows, (each[row] for each in chances), strict=True)
                 leader.learn([shadow.ended(own[place]) if own else None for shadow, own in pairs])
             text.rounds += 1
+        self._budgets = self._chosen = ()
 
     def _found(
         self, number: int, asked: Asked | None, rows: Rows, committed: Committed
@@ -268,7 +285,7 @@ class Hedge(Learning[Leader]):
     def _chances(
         self, number: int, asked: Asked | None, rows: Rows, committed: Committed
     ) -> list[list[float]]:
-        """The chances of acceptance of a model at each committed token, by row; none where it was
+        """The chances of acceptance of a child at each committed token, by row; none where it was
         not asked."""
         child, laws = self.children[number], None
         all_rows = range(len(rows))
@@ -286,8 +303,16 @@ class Hedge(Learning[Leader]):
             elif child.pass_bytes:
                 found.append(committed.of_laws(laws, row) if due[row] and laws is not None else [])
             else:
-                found.append([0.0] * len(committed.tokens[row]))
+                silent = self._was_silent(number, row)
+                found.append([0.0] * len(committed.tokens[row]) if silent else [])
         return found
+
+    def _was_silent(self, number: int, row: int) -> bool:
+        """Whether a child that cost no pass, and drafted nothing, was asked and had nothing to say.
+        One whose columns did not ride in the round before could not say anything."""
+        if not self._budgets[row]:
+            return False
+        return number not in self._riding or self._chosen[row] == number
 
     @staticmethod
     def _continued(chances: list[float], asked: Asked, row: int) -> list[float]:

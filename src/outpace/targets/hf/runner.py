@@ -35,6 +35,7 @@ from outpace.targets.hf.slots.placement import PassSlots
 from outpace.targets.hf.slots.prefixes import SavedText
 from outpace.targets.hf.supported.setting import Setting
 from outpace.targets.hf.telling.telling import Telling
+from outpace.targets.hf.turns import TURNS
 from outpace.targets.hf.vision.reading import text_offset
 from outpace.targets.hf.weights import pass_bytes
 
@@ -70,6 +71,7 @@ class Runner:
         self._generation = self.cache.generation  # that recorded passes know
         self.text_offset = text_offset(loaded)  # of a row without images
         self.setting = Setting.of(loaded)
+        self._turn = TURNS.of(loaded)
         self._mask = self._masks(loaded)
         self._cached = cache_arguments(loaded, self.cache)
         self._telling = Telling(loaded)
@@ -219,17 +221,7 @@ class Runner:
         return output
 
     @torch.inference_mode()
-    def forward(
-        self,
-        tokens: Tensor,
-        keep: int,
-        tree: Tree | None = None,
-        first: int = 0,
-        eager: bool = False,
-        through: Callable[..., Any] | None = None,
-        certain: int | None = None,
-        **options: Any,
-    ) -> Any:
+    def forward(self, tokens: Tensor, keep: int, tree: Tree | None = None, **options: Any) -> Any:
         """Returns the model's output for the pending tokens and drafted nodes of consecutive rows.
 
         tokens: ``[A, T]``: per row its pending tokens, then the nodes of ``tree`` (default: all
@@ -241,6 +233,20 @@ class Runner:
         options: further arguments of the model, such as ``output_hidden_states``; with
         ``inputs_embeds`` the tokens are not looked at.
         """
+        with self._turn:  # parts of the model may be exchanged for this pass
+            return self._forward(tokens, keep, tree, **options)
+
+    def _forward(
+        self,
+        tokens: Tensor,
+        keep: int,
+        tree: Tree | None,
+        first: int = 0,
+        eager: bool = False,
+        through: Callable[..., Any] | None = None,
+        certain: int | None = None,
+        **options: Any,
+    ) -> Any:
         rows, columns = tokens.shape
         width = None if eager or first or through else self._fixed_width(columns, tree, options)
         if width is not None:

@@ -20,8 +20,10 @@ from outpace.targets.hf.partial.parts import LowerLayers, UpperLayers, WithoutSu
 from outpace.targets.hf.partial.riding import Carriage, boarding, with_riders
 from outpace.targets.hf.partial.view import LowerLayersView, PartView, pass_behind
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
+from outpace.targets.hf.sharpness import Sharpness
 from outpace.targets.hf.slots.prefixes import SavedTexts
 from outpace.targets.hf.supported.plainly import forward_mask
+from outpace.targets.hf.turns import TURNS
 from outpace.targets.hf.weights import weight_bytes
 
 PADDING = 1.25
@@ -54,6 +56,7 @@ class HFTarget(Target):
         self.model: Any = model
         self.device, self.dtype = self.runner.device, self.runner.dtype
         self.reuses = saved_texts > 0
+        self._sharpness = Sharpness.of(self.runner.config)
         self._saved = SavedTexts(saved_texts, saved_tokens)
         # A state that has read padding would be of no use to a shorter row.
         self._padding = PADDING if self.runner.steps is None else 1.0
@@ -258,8 +261,7 @@ class HFTarget(Target):
 
     @torch.inference_mode()
     def head(self, states: Tensor) -> Tensor:
-        found: Tensor = self.model.get_output_embeddings()(states.to(self.dtype))
-        return found
+        return self._sharpness(self.model.get_output_embeddings()(states.to(self.dtype)))
 
     def view(self, skipped: SubLayers) -> PartView:
         part = WithoutSubLayers(self.model, skipped)
@@ -277,7 +279,8 @@ class HFTarget(Target):
         wanted: dict[str, Any] = forward_mask(self.model, len(token_ids))
         if last is not None:
             wanted["logits_to_keep"] = last
-        logits: Tensor = self.model(input_ids=ids, use_cache=False, **wanted).logits
+        with TURNS.of(self.model):
+            logits: Tensor = self.model(input_ids=ids, use_cache=False, **wanted).logits
         return logits[0, -(last or 0) :]  # some models give the logits of all tokens
 
     def carry(self, token_ids: Sequence[int], riders: Riders) -> Tensor:

@@ -90,7 +90,7 @@ class NativeLayer:
         cached = isinstance(options.get("past_key_values"), SlotCache) and not args
         boolean = mask is None or mask.dtype == torch.bool
         fits = can_run(hidden_states, self._stack.most)
-        if not (cached and boolean and fits) or self._stack.watched:
+        if not (cached and boolean and fits) or self._stack.is_watched_inside:
             return self.plain(hidden_states, *args, **options)
         return self.compute(hidden_states, **options)
 

@@ -9,6 +9,7 @@ code and nobody looks on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from outpace.targets.cpu.native_layers.rotary import Angles, Rotary
 from outpace.targets.cpu.native_layers.stack import LayerStack, PassDescriptions, eps_of, few
 from outpace.targets.cpu.weights.blocks import embedding_dtype
 from outpace.targets.cpu.weights.layers import hooks_of
+from outpace.targets.hf.partial.layers import Joining, changing
 from outpace.targets.hf.slots.cache import SlotCache
 
 CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
@@ -86,42 +88,51 @@ class NativeModel:
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
         inputs_embeds: Tensor | None = None,
+        joining: Joining | None = None,
         **rest: Any,
     ) -> Any:
-        """Returns the model's output, with logits ``[A, keep, V]``."""
+        """Returns the model's output, with logits ``[A, keep, V]``. joining: states that join
+        behind one of its first layers."""
         read = input_ids if inputs_embeds is None else inputs_embeds
         asked = rest or not use_cache or read is None or position_ids is None
         if asked or not self.takes(read, attention_mask, past_key_values):
-            return self.plain(
-                input_ids=input_ids,
-                position_ids=position_ids,
-                attention_mask=attention_mask,
-                past_key_values=past_key_values,
-                use_cache=use_cache,
-                logits_to_keep=logits_to_keep,
-                **rest,
-                **({"output_hidden_states": True} if output_hidden_states else {}),
-                **({} if inputs_embeds is None else {"inputs_embeds": inputs_embeds}),
-            )
+            with nullcontext() if joining is None else changing(self._model, joining):
+                return self.plain(
+                    input_ids=input_ids,
+                    position_ids=position_ids,
+                    attention_mask=attention_mask,
+                    past_key_values=past_key_values,
+                    use_cache=use_cache,
+                    logits_to_keep=logits_to_keep,
+                    **rest,
+                    **({"output_hidden_states": True} if output_hidden_states else {}),
+                    **({} if inputs_embeds is None else {"inputs_embeds": inputs_embeds}),
+                )
         if inputs_embeds is None:
             x = self._embed(input_ids)
         else:
             x = inputs_embeds.clone(memory_format=torch.contiguous_format)
         angles = self.angles(x, position_ids, past_key_values)
-        if output_hidden_states:
-            states = self._states(x, angles, past_key_values, attention_mask)
+        if output_hidden_states or joining is not None:
+            states = self._states(x, angles, past_key_values, attention_mask, joining)
             return Scored(self._head(states[-1][:, _kept(logits_to_keep)]), states)
         given = angles, past_key_values, attention_mask, logits_to_keep
         return Scored(self.logits(self._stack, x, *given))
 
     def _states(
-        self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None
+        self,
+        x: Tensor,
+        angles: Angles,
+        cache: SlotCache,
+        mask: Tensor | None,
+        joining: Joining | None,
     ) -> tuple[Tensor, ...]:
         """Returns the embeddings and what each layer leaves, with the same bits as in a pass that
         nobody asks for them."""
         states = [x]
-        for stack in self._singly:
-            x = x.clone()
+        for layer, stack in enumerate(self._singly):
+            joins = joining if joining is not None and joining.layer == layer else Tensor.clone
+            x = joins(x)
             stack.run(x, angles, cache, mask)
             states.append(x)
         return tuple(states)
@@ -189,7 +200,7 @@ class NativeModel:
             len(layers) == len(self._layers)
             and self._modules["lm_head"] is self._head
             and not any(hooks_of(self._inner))
-            and not self._stack.is_watched_by_others
+            and not self._stack.is_watched
             and all(
                 layer is own and layer.__dict__.get("forward") is block
                 for layer, own, block in zip(layers, self._layers, self._blocks, strict=True)

@@ -18,6 +18,12 @@ class Angles(NamedTuple):
     sines: Tensor
     positions: Tensor | None = None
 
+    def of_rows(self, rows: slice) -> Angles:
+        """Returns those of some rows."""
+        if self.positions is None:
+            return Angles(self.cosines[rows], self.sines[rows])
+        return Angles(self.cosines, self.sines, self.positions[rows])
+
 
 class Rotary:
     """The angles of a model, worked out once where that is possible."""

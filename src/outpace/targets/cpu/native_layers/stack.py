@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +34,8 @@ CAPTURING = "transformers.utils.output_capturing"
 """Where transformers' hooks come from that collect hidden states and attentions."""
 
 MANY = 2048
-"""Tokens of a pass, at most, through layers whose activations are rounded. Elsewhere longer prompts
-than `FEW` are left to transformers' layers; here a last bit of theirs could decide which way one is
-rounded, and a token would not be the same alone and in a long prompt or a large batch."""
+"""Tokens that are computed at once, at most, unless one row has more: what the layers work in grows
+with them. A larger pass is computed some rows after others."""
 
 
 class _Layer(ctypes.Structure):
@@ -87,8 +87,10 @@ class LayerStack:
             for each in self._layers
             for linear in each.linears
         )
-        self.most = MANY if rounds else FEW
-        """Tokens of a pass, at most."""
+        self.most = sys.maxsize if rounds else FEW
+        """Tokens of a pass, at most. Longer prompts are left to transformers' layers, but not where
+        activations are rounded: there a last bit of theirs could decide which way one is rounded,
+        and a token would not be the same alone and in a long prompt or a large batch."""
         last: list[Any] = [module for module in (norm, self._head) if module is not None]
         modules = [module for layer in self._layers for module in layer.weighted]
         # Dictionaries of parameters: asking a module for one takes three times as long.
@@ -96,25 +98,21 @@ class LayerStack:
             module.place() if isinstance(module, NativeProduct) else (module._parameters, "weight")
             for module in (*modules, *last)
         ]
-        inside = [module for layer in layers for module in layer.modules()]
-        self._hooks = [hooks for module in (*inside, *last) for hooks in hooks_of(module)]
+        inside = [module for layer in layers for module in layer.modules() if module is not layer]
+        self._inner_hooks = [hooks for module in (*inside, *last) for hooks in hooks_of(module)]
+        self._hooks = [hooks for layer in layers for hooks in hooks_of(layer)] + self._inner_hooks
         self._last_description: _StackDescription | None = None
         self._last_pointers: _CachePointers | None = None
 
     @property
-    def watched(self) -> bool:
+    def is_watched(self) -> bool:
         """Whether somebody has hooked a module since, whose own code must run then."""
-        return any(self._hooks)
+        return _by_others(self._hooks)
 
     @property
-    def is_watched_by_others(self) -> bool:
-        """Whether somebody but transformers has. It leaves hooks behind, for good, in a model that
-        was once asked for its hidden states; they do nothing while its own code does not run."""
-        return self.watched and any(
-            getattr(hook, "__module__", None) != CAPTURING
-            for hooks in self._hooks
-            for hook in hooks.values()
-        )
+    def is_watched_inside(self) -> bool:
+        """The same, of parts of the layers: hooks on a whole layer run around any code for it."""
+        return _by_others(self._inner_hooks)
 
     @property
     def has_head(self) -> bool:
@@ -127,7 +125,9 @@ class LayerStack:
         x: float32 ``[A, T, hidden]``, contiguous; mask: bool ``[A, 1, T, S]``, or nothing where all
         is seen, or all up to the token itself.
         """
-        self._run(self._description(), x, angles, cache, mask, (None, None, 0))
+        description = self._description()
+        for given in _parts(x, angles, cache.slots, mask):
+            self._run(description, cache, given, (None, None, 0))
 
     def logits(
         self, x: Tensor, angles: Angles, cache: SlotCache, mask: Tensor | None, keep: int
@@ -136,25 +136,21 @@ class LayerStack:
         description = self._description()
         assert description.head is not None
         found = x.new_empty(x.shape[0], keep, description.head.outputs)
-        ending = ctypes.byref(description.head), found.data_ptr(), keep
-        self._run(description, x, angles, cache, mask, ending)
+        for given in _parts(x, angles, cache.slots, mask):
+            logits = found[given.first : given.first + len(given.x)]
+            ending = ctypes.byref(description.head), logits.data_ptr(), keep
+            self._run(description, cache, given, ending)
         return found
 
     def _run(
-        self,
-        description: _StackDescription,
-        x: Tensor,
-        angles: Angles,
-        cache: SlotCache,
-        mask: Tensor | None,
-        ending: Any,
+        self, description: _StackDescription, cache: SlotCache, given: _Given, ending: Any
     ) -> None:
-        pointers = self._pointers_into(cache, description, x)
+        pointers = self._pointers_into(cache, description, given.x)
         current = self._passes.of(
-            cache.slots, mask, angles, pointers.head_stride, description.scratch
+            given.slots, given.mask, given.angles, pointers.head_stride, description.scratch
         )
-        given = pointers.keys, pointers.values, description.norm, description.threads
-        self._library.layers(description.layers, current.struct, x, *given, ending)
+        caches = pointers.keys, pointers.values, description.norm, description.threads
+        self._library.layers(description.layers, current.struct, given.x, *caches, ending)
 
     def _pointers_into(
         self, cache: SlotCache, description: _StackDescription, x: Tensor
@@ -202,6 +198,38 @@ class LayerStack:
             pointers=pointers,
             weights=[*weights, [] if head is None else [head]],
         )
+
+
+class _Given(NamedTuple):
+    """What layers are given of consecutive rows of a pass."""
+
+    first: int  # of the rows
+    x: Tensor  # [A, T, hidden]
+    angles: Angles
+    slots: PassSlots
+    mask: Tensor | None  # [A, 1, T, S]
+
+
+def _parts(x: Tensor, angles: Angles, slots: PassSlots, mask: Tensor | None) -> Iterator[_Given]:
+    """Yields a pass in parts of whole rows, each of `MANY` tokens at most if it can be."""
+    rows, columns = x.shape[:2]
+    if rows * columns <= MANY:
+        yield _Given(0, x, angles, slots, mask)
+        return
+    size = max(1, MANY // columns)
+    for first in range(0, rows, size):
+        some = slice(first, first + size)
+        seen = None if mask is None else mask.expand(rows, -1, -1, -1)[some]
+        yield _Given(first, x[some], angles.of_rows(some), slots.of_rows(some), seen)
+
+
+def _by_others(hooks: Sequence[Mapping[int, Any]]) -> bool:
+    """Whether somebody but transformers has hooked a module. It leaves hooks behind, for good, in a
+    model that was once asked for its hidden states; they do nothing while its own code does not
+    run."""
+    return any(hooks) and any(
+        getattr(hook, "__module__", None) != CAPTURING for each in hooks for hook in each.values()
+    )
 
 
 @dataclass(frozen=True)

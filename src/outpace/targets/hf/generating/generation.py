@@ -122,7 +122,10 @@ def completed(
     longest = min(resolved.max_tokens or room, room)
     # As in ``generate``, lengths of what is new take precedence over lengths with the prompt.
     if asked.max_tokens is None and config.max_new_tokens is None and config.max_length is not None:
-        longest = max(1, min(longest, config.max_length - len(prompt)))
+        longest = max(1, min(room, config.max_length - len(prompt)))
+        # Otherwise the length that texts have where nothing names one would cut them.
+        most = max(longest, resolved.max_tokens or longest)
+        resolved = dataclasses.replace(resolved, max_tokens=most)
     stop = resolved.stop_strings if asked.stop is not None else _stop_strings(config)
     ends = [] if resolved.ignore_eos else list(eos_ids)
     text = _Text(list(prompt), longest, ends, device, list(prompt if source is None else source))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import SubLayers
+from outpace.targets.hf.turns import TURNS
 
 ATTENTION = ("self_attn", "attn", "attention", "self_attention", "mlstm_layer")
 MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
@@ -35,9 +37,10 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
-    """Leaves out parts of layers while the block runs: they add nothing to the residual stream."""
+    """Leaves out parts of layers while the block runs: they add nothing to the residual stream.
+    Nobody else computes with the model meanwhile."""
     layers = decoder_layers(model)
-    with ExitStack() as stack:
+    with TURNS.of(model), ExitStack() as stack:
         for number in skipped.attention | skipped.mlp:
             layer = layers[number]
             if number in skipped.wholes and (_returns_states(layer) or not _has_parts(layer)):
@@ -57,6 +60,7 @@ def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
 @contextmanager
 def watching(model: nn.Module, layer: int, seen: list[Tensor], stop: bool) -> Iterator[None]:
     """Puts the hidden states ``[A, T, H]`` that a layer is given into a list while the block runs.
+    Nobody else computes with the model meanwhile.
 
     stop: leave the pass there, and with it the block. Nothing behind that layer is computed.
     """
@@ -66,45 +70,56 @@ def watching(model: nn.Module, layer: int, seen: list[Tensor], stop: bool) -> It
         if stop:
             raise _Reached
 
-    hook = decoder_layers(model)[layer].register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        yield
-    except _Reached:
-        pass
-    finally:
-        hook.remove()
+    with TURNS.of(model):
+        hook = decoder_layers(model)[layer].register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            yield
+        except _Reached:
+            pass
+        finally:
+            hook.remove()
 
 
 class _Reached(Exception):
     """The pass has come as far as was wanted."""
 
 
-def joining(model: nn.Module, layer: int, embeddings: Tensor) -> AbstractContextManager[None]:
-    """Puts embeddings ``[B, R, H]`` in the place of the last R columns that a layer is given while
-    the block runs."""
-    return changing(model, layer, embeddings.shape[1], lambda before: embeddings)
+@dataclass(frozen=True, eq=False)
+class Joining:
+    """States that join a pass at a layer: it is given them in the place of its last columns."""
+
+    layer: int
+    columns: int
+    make: Callable[[Tensor], Tensor]
+    """From the states of the columns before them, ``[B, T, H]``, to theirs ``[B, columns, H]``."""
+
+    @classmethod
+    def of(cls, layer: int, embeddings: Tensor) -> Joining:
+        """Returns embeddings ``[B, columns, H]`` that join at a layer."""
+        return cls(layer, embeddings.shape[1], lambda before: embeddings)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Returns what the layer is given instead of the states ``[B, T + columns, H]``."""
+        before = states[:, : states.shape[1] - self.columns]
+        return torch.cat([before, self.make(before).to(states)], 1)
 
 
 @contextmanager
-def changing(
-    model: nn.Module, layer: int, columns: int, make: Callable[[Tensor], Tensor]
-) -> Iterator[None]:
-    """Puts other states in the place of the last columns that a layer is given.
-
-    make: from those of the columns before them, ``[B, T, H]``, to theirs ``[B, columns, H]``.
-    """
+def changing(model: nn.Module, joining: Joining) -> Iterator[None]:
+    """Lets states join the passes of a model's own code while the block runs. Nobody else computes
+    with the model meanwhile."""
 
     def exchange(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        states = args[0] if args else options["hidden_states"]
-        before = states[:, : states.shape[1] - columns]
-        joined = torch.cat([before, make(before).to(states)], 1)
+        joined = joining(args[0] if args else options["hidden_states"])
         return ((joined, *args[1:]), options) if args else ((), options | {"hidden_states": joined})
 
-    hook = decoder_layers(model)[layer].register_forward_pre_hook(exchange, with_kwargs=True)
-    try:
-        yield
-    finally:
-        hook.remove()
+    layer = decoder_layers(model)[joining.layer]
+    with TURNS.of(model):
+        hook = layer.register_forward_pre_hook(exchange, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
 
 
 def parts_of(model: nn.Module, named: SubLayers) -> list[nn.Module]:

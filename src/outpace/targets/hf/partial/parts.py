@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import NOTHING, SubLayers
 from outpace.targets.cpu.native_layers.model import NativeModel, NativePart
-from outpace.targets.hf.partial.layers import decoder_layers, joining, parts_of, skipping, watching
+from outpace.targets.hf.partial.layers import (
+    Joining,
+    changing,
+    decoder_layers,
+    parts_of,
+    skipping,
+    watching,
+)
 from outpace.targets.hf.supported.plainly import read_plainly, some_tokens
 from outpace.targets.hf.weights import pass_bytes
 
@@ -116,7 +123,8 @@ class UpperLayers:
         """Takes what the model does, and what `LowerLayers` made of its tokens, ``[A, T, H]``."""
         if self._native is not None and self._native.takes(**options):
             return PartOutput(self._native.logits(states=states, **options))
-        with skipping(self._model, self._others), joining(self._model, self._count, states):
+        joining = Joining.of(self._count, states)
+        with skipping(self._model, self._others), changing(self._model, joining):
             return self._model(**options)
 
 

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from outpace.core.proposal import Riders
 from outpace.core.trees.tree import Tree
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.partial.layers import changing, joining
+from outpace.targets.cpu.native_layers.model import NativeModel
+from outpace.targets.hf.partial.layers import Joining, changing
 from outpace.targets.hf.recurrent.own_states import keeps_states
 from outpace.targets.hf.slots.masks import MaskMaker, tree_layout
+from outpace.targets.hf.turns import TURNS
 
 
 def with_riders(tree: Tree, riders: Riders) -> Tree:
@@ -33,18 +35,27 @@ def boarding(
     """
     loaded: Any = model
     own = torch.zeros_like(riders.parents) if riders.tokens is None else riders.tokens
-    columns, made = torch.cat([tokens, own], 1), riders.made
-    if made is not None:
-        with changing(model, riders.enter, riders.size, lambda states: made(states[:, -nodes:])):
+    columns, joining = torch.cat([tokens, own], 1), _joining(riders, nodes)
+    if joining is not None and isinstance(model.__dict__.get("forward"), NativeModel):
+        yield columns, {"joining": joining}
+    elif joining is not None:
+        with changing(model, joining):
             yield columns, {}
     elif riders.embeddings is None:
         yield columns, {}
-    elif riders.enter:
-        with joining(model, riders.enter, riders.embeddings):
-            yield columns, {}
     else:
         embedded = loaded.get_input_embeddings()(tokens)
         yield columns, {"inputs_embeds": torch.cat([embedded, riders.embeddings.to(embedded)], 1)}
+
+
+def _joining(riders: Riders, nodes: int) -> Joining | None:
+    """What joins behind the first layer; None where that is nothing."""
+    made = riders.made
+    if made is not None:
+        return Joining(riders.enter, riders.size, lambda states: made(states[:, -nodes:]))
+    if riders.embeddings is None or not riders.enter:
+        return None
+    return Joining.of(riders.enter, riders.embeddings)
 
 
 class Carriage:
@@ -75,6 +86,7 @@ class Carriage:
         start = torch.zeros(1, dtype=torch.long, device=tokens.device)
         layout = tree_layout(start, 1, tree, length + riders.size)
         with (
+            TURNS.of(self._model),
             frozen(self._model),
             boarding(self._model, tokens, length, riders) as (columns, options),
         ):

@@ -19,6 +19,7 @@ from outpace.targets.hf.seq2seq.masks import DecoderMasks
 from outpace.targets.hf.seq2seq.memory import Memory
 from outpace.targets.hf.seq2seq.side import DecoderSide
 from outpace.targets.hf.slots.masks import MaskMaker
+from outpace.targets.hf.turns import TURNS
 from outpace.targets.hf.weights import pass_bytes
 
 
@@ -42,6 +43,7 @@ class DecoderRunner(Runner):
         self.memory = Memory(rows)
         self._sources: list[Source] = []  # by row
         super().__init__(self.side, rows, max_length)  # type: ignore[arg-type]
+        self._turn = TURNS.of(model)
 
     def _masks(self, model: nn.Module) -> MaskMaker:
         return DecoderMasks(model, self.max_length)
@@ -111,12 +113,11 @@ class DecoderRunner(Runner):
 
     # -- passes --------------------------------------------------------------------------------
 
-    @torch.inference_mode()
-    def forward(
+    def _forward(
         self,
         tokens: Tensor,
         keep: int,
-        tree: Tree | None = None,
+        tree: Tree | None,
         first: int = 0,
         eager: bool = False,
         through: Callable[..., Any] | None = None,
@@ -128,9 +129,9 @@ class DecoderRunner(Runner):
             self._encode(row)
         self.side.seen = self.memory.seen(first, rows)
         if tokens.shape[1] > 1 or not self.side.drops_short_masks:
-            return super().forward(tokens, keep, tree, first, eager, through, certain, **options)
+            return super()._forward(tokens, keep, tree, first, eager, through, certain, **options)
         two = torch.cat([tokens, torch.zeros_like(tokens)], 1)  # nobody sees the second one
-        output = super().forward(two, 2, tree, first, eager, through, certain, **options)
+        output = super()._forward(two, 2, tree, first, eager, through, certain, **options)
         states = output.hidden_states
         return CausalLMOutputWithPast(
             logits=output.logits[:, :1],

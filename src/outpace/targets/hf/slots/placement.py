@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -37,6 +37,13 @@ class Placement:
     spacing: Spacing | None
     shortest: int  # slots that every one of the rows has
 
+    def of_rows(self, rows: slice) -> Placement:
+        """Returns the extents of consecutive ones of the rows."""
+        spacing = self.spacing
+        if spacing is not None:
+            spacing = Spacing(spacing.first + rows.start * spacing.distance, spacing.distance)
+        return Placement(self.firsts[rows], self.lasts[rows], spacing, self.shortest)
+
     def spaced(self, view: int) -> Spacing | None:
         """Returns how the rows are spaced, if attention can see ``view`` slots of each of them in
         place: None where it would look at slots of other rows."""
@@ -58,6 +65,11 @@ class PassSlots:
     def rows(self) -> int:
         """A."""
         return self.starts.shape[0]
+
+    def of_rows(self, rows: slice) -> PassSlots:
+        """Returns the slots of consecutive ones of the rows."""
+        placement, starts = self.placement.of_rows(rows), self.starts[rows]
+        return replace(self, placement=placement, starts=starts)
 
     @cached_property
     def spacing(self) -> Spacing | None:

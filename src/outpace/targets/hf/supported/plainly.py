@@ -11,6 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.slots.attended import as_attended
+from outpace.targets.hf.turns import TURNS
 from outpace.targets.hf.vision.tokens import placeholders
 
 _SOURCE = 4
@@ -26,7 +27,8 @@ def read_plainly(model: nn.Module, ids: Sequence[int], **arguments: Any) -> Tens
     loaded: Any = model
     tokens = torch.tensor([list(ids)], device=loaded.device)
     arguments = {**forward_mask(model, len(ids)), **arguments}
-    logits: Tensor = model(**of_texts(model, tokens), use_cache=False, **arguments).logits
+    with TURNS.of(model):
+        logits: Tensor = model(**of_texts(model, tokens), use_cache=False, **arguments).logits
     return logits[0]
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.errors import PromptError, UnsupportedModel
+from outpace.targets.hf.turns import TURNS
 from outpace.targets.hf.vision.prompt import ImagePrompt
 from outpace.targets.hf.vision.tokens import placeholders
 
@@ -93,14 +94,16 @@ def _given_to_decoder(model: Any, **inputs: Any) -> dict[str, Any]:
 
 @contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Gives a model back what it remembers of the last prompt that it was given by others."""
+    """Gives a model back what it remembers of the last prompt that it was given by others. Nobody
+    else computes with it meanwhile."""
     holders: list[Any] = [part for part in model.modules() if hasattr(part, "rope_deltas")]
-    before = [holder.rope_deltas for holder in holders]
-    try:
-        yield
-    finally:
-        for holder, deltas in zip(holders, before, strict=True):
-            holder.rope_deltas = deltas
+    with TURNS.of(model):
+        before = [holder.rope_deltas for holder in holders]
+        try:
+            yield
+        finally:
+            for holder, deltas in zip(holders, before, strict=True):
+                holder.rope_deltas = deltas
 
 
 def on_device(model: nn.Module, media: Mapping[str, Any]) -> dict[str, Any]:
