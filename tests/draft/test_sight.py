@@ -393,3 +393,30 @@ def _with_another_mark() -> Any:
     model = build("llava")
     model.config.image_token_id = model.config.image_token_index = 57
     return model
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [({"images": True}, "give 'model', too"), ({"images": 3}, "'auto', true or false")],
+)
+def test_without_a_draft_model_there_is_nobody_to_show_images_to(
+    options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        LLM(target("llava"), speculative_config={"method": "auto", **options})
+
+
+@pytest.mark.parametrize("method", ["auto", "ensemble", "staged"])
+def test_drafters_of_several_show_images_to_the_draft_model_among_them(method: str) -> None:
+    model = {"model": llava(), "processor": other_processor(), "tokenizer": tokenizer()}
+    several = {"drafters": [{"method": "draft_model", **model}, {"method": "ngram"}]}
+    config = {"method": method, "num_speculative_tokens": 3}
+    llm = LLM(
+        llava(),
+        processor=llava_processor(),
+        speculative_config={**config, **(several if method == "ensemble" else model)},
+        max_num_seqs=3,
+    )
+    outputs = llm.generate(illustrated(), GREEDY)
+    assert ids(outputs) == expected()
+    assert sum(output.metrics.num_accepted_tokens for output in outputs) > 12
