@@ -137,6 +137,7 @@ class LLM:
         self.max_model_len = arguments.context(max_model_len, self.target)
         self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")
         self.engine = build_engine(self.target, speculation, self.intake, asked)
+        self.intake.pictures.keeps_images = self.engine.drafter.needs.images
         self._texts = Texts(self.engine)
         if compile:
             self._prepare(rows=sorted({1, min(2, asked.max_num_seqs)}))

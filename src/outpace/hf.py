@@ -38,6 +38,7 @@ from outpace.targets.hf.generating.calls import (
     arguments_of_generate,
     check_config,
     media_of,
+    pixels_of,
     unpadded,
 )
 from outpace.targets.hf.generating.processors import AsGenerate, RowProcessors, of_row, split
@@ -159,6 +160,7 @@ class Speculative:
         check_config(generation_config)
         reads = is_encoder_decoder(model)
         media = {} if reads else media_of(model, input_ids, model_kwargs)
+        shown = pixels_of(model, media, asked)
         prompts = unpadded(input_ids, of_decoder(model, model_kwargs) if reads else model_kwargs)
         sources: list[Source | None] = [None] * len(prompts)
         if reads:
@@ -170,7 +172,7 @@ class Speculative:
             )
             requests = call.requests(llm.target.vocabulary, llm.max_model_len)
             for request in requests:
-                request.media = llm.intake.media(request.prompt_ids, media)
+                request.media = llm.intake.pictures.media(request.prompt_ids, media, shown)
             columns = _Columns(requests, call.padding, streamer)
             self._decode(llm, requests, columns)
         self.metrics = [request.metrics for request in requests]

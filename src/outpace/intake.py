@@ -19,7 +19,7 @@ from outpace.core.values import number, shown
 from outpace.engine.request import Request
 from outpace.errors import ConfigError, ParamsError, PromptError, PromptTooLong
 from outpace.grammars import KINDS, Grammar, Grammars
-from outpace.pictures import Pictures
+from outpace.pictures import Pictures, Processed
 from outpace.prompts import (
     Prompt,
     check_characters,
@@ -209,12 +209,8 @@ class Intake:
             found, inputs = unwrapped(prompt), {}
             ids = self.token_ids(found) if isinstance(found, str) else found
         self._check_ids(ids)
-        return ids, self.media(ids, inputs)
-
-    def media(self, ids: Sequence[int], inputs: Mapping[str, Any]) -> Media | None:
-        """Returns what a processor made of a prompt's images as the target takes it, None where it
-        needs nothing; ``PromptError`` where that does not go with the prompt's tokens."""
-        return self.pictures.media(ids, inputs)
+        given = prompt.given if isinstance(prompt, Processed) else None
+        return ids, self.pictures.media(ids, inputs, given=given)
 
     def _processed(self, prompt: Prompt, images: Sequence[Any]) -> Prompt:
         """What the processor makes of a text and its images."""

@@ -11,13 +11,22 @@ from outpace.chats import Conversation
 from outpace.errors import PromptError
 from outpace.images import opened
 from outpace.prompts import Prompt
-from outpace.targets.base import Media
+from outpace.targets.base import Illustrated, Media
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.supported.plainly import reads_forward
 from outpace.targets.hf.tokenizing import tokenized
+from outpace.targets.hf.vision.processor import mark_of, prepared
 from outpace.targets.hf.vision.tokens import placeholders
 
 _MARK = "a text to look for"
+
+
+class Processed(dict[str, Any]):
+    """What a processor made of a text and its images, and these themselves."""
+
+    def __init__(self, made: Mapping[str, Any], given: Illustrated) -> None:
+        super().__init__(made)
+        self.given = given
 
 
 class Pictures:
@@ -29,16 +38,27 @@ class Pictures:
         self._placeholders = placeholders(model.config)
         self._arguments = set(inspect.signature(model.forward).parameters)
         self._both_ways = not reads_forward(model)
+        self.keeps_images = False
+        """Whether a drafter wants images as they were given."""
 
-    def media(self, ids: Sequence[int], inputs: Mapping[str, Any]) -> Media | None:
+    def media(
+        self,
+        ids: Sequence[int],
+        inputs: Mapping[str, Any],
+        pixels: Mapping[str, Any] | None = None,
+        given: Illustrated | None = None,
+    ) -> Media | None:
         """Returns what comes with a prompt as the target takes it, None for nothing.
 
-        inputs: what the processor made of the prompt's images. Raises ``PromptError`` for a prompt
-        with places for images that come without any, or for images without places.
+        inputs: what the processor made of the prompt's images; pixels, given: as in `Media`. Raises
+        ``PromptError`` for a prompt with places for images that come without any, or for images
+        without places.
         """
         self._check(ids, inputs)
+        if not (inputs or self._both_ways):
+            return None
         # Where a prompt is read both ways it has to be said how far it goes.
-        return Media(inputs, len(ids)) if inputs or self._both_ways else None
+        return Media(inputs, len(ids), pixels, given if self.keeps_images else None)
 
     def _check(self, ids: Sequence[int], inputs: Mapping[str, Any]) -> None:
         name, places = self._loaded.name, not self._placeholders.isdisjoint(ids)
@@ -69,7 +89,7 @@ class Pictures:
 
     def processed(
         self, text: str, images: Sequence[Any], files: bool = True, **options: Any
-    ) -> dict[str, Any]:
+    ) -> Processed:
         """Returns what the processor makes of a text and its images: a prompt.
 
         files: whether images may be files. options: the processor's. Raises ``PromptError`` where
@@ -78,15 +98,8 @@ class Pictures:
         processor = self._needs_processor()
         pixels = [opened(image, files) for image in images]
         self._check_count(text, len(pixels))
-        try:
-            made = processor(text=[text], images=pixels or None, return_tensors="pt", **options)
-        except Exception as error:  # a processor is a program of the model's
-            reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
-            raise PromptError(
-                f"the processor of {self._loaded.name} refuses this prompt ({reason}): check its "
-                "text and its images."
-            ) from error
-        return dict(made)
+        given = Illustrated(text, pixels, options)
+        return Processed(prepared(processor, self._loaded.name, given), given)
 
     def chat(self, messages: Conversation, files: bool = True, **for_template: Any) -> Prompt:
         """Returns the prompt that the chat template and the processor make of a conversation.
@@ -126,9 +139,7 @@ class Pictures:
 
     def _place(self) -> str:
         """What stands for an image in a text."""
-        processor = self._loaded.processor
-        found = getattr(processor, "boi_token", None) or getattr(processor, "image_token", None)
-        return str(found or "the model's image token")
+        return mark_of(self._loaded.processor) or "the model's image token"
 
     def _check_count(self, text: str, images: int) -> None:
         """Raises ``PromptError`` for a text with some places, but not as many as images.

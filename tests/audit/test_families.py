@@ -180,6 +180,36 @@ def test_a_refusal_says_what_cannot_be_done(family: str, kind: str, reason: str)
         LLM(tiny_model(one))
 
 
+@pytest.mark.parametrize(
+    ("family", "kind", "reason"),
+    [
+        ("gemma4_assistant", "causal", "drafts for a Gemma 4"),
+        ("gemma4_unified_assistant", "causal", "drafts for a Gemma 4"),
+        ("vibevoice", "speech", "writes speech"),
+    ],
+)
+def test_what_writes_no_text_is_refused_by_its_type(family: str, kind: str, reason: str) -> None:
+    found = last(family, kind)
+    assert found.verdict == "refused"
+    assert reason in found.reason
+    with pytest.raises(UnsupportedModel, match=reason):
+        support.check_config(transformers.PretrainedConfig(model_type=family))
+
+
+def test_families_with_networks_of_timm_get_small_ones() -> None:
+    gemma, perception = tiny_config("gemma3n"), tiny_config("perception_lm")
+    assert gemma.text_config.num_kv_shared_layers == 2
+    assert gemma.vision_config.hidden_size == tiny_config("fast_vlm").vision_config.hidden_size
+    assert perception.vision_config.model_args["depth"] == 2
+
+
+@pytest.mark.parametrize("family", ["fast_vlm", "gemma3n", "perception_lm"])
+def test_families_with_networks_of_timm_are_identical(family: str) -> None:
+    pytest.importorskip("timm")
+    found = last(family, "image-text")
+    assert (found.verdict, found.reason) == ("identical", "")
+
+
 def test_a_model_whose_images_nobody_knows_is_tried_with_texts() -> None:
     found = last("git", "image-text")
     assert (found.verdict, found.reason) == ("identical", "texts only, without images")

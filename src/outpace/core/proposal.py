@@ -160,6 +160,8 @@ class Needs:
     0 is the embedding, -1 what the head reads."""
     laws: bool = False
     """The target's law before any argmax at every node, delivered by `Drafter.observe`."""
+    images: bool = False
+    """A prompt's images as they were given, besides what the target's processor makes of them."""
 
 
 @dataclass(frozen=True)

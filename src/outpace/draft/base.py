@@ -35,7 +35,7 @@ from outpace.draft.options import NoOptions, make_options
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
 from outpace.heads.classifiers.origin import Origin
-from outpace.targets.base import Source, Target
+from outpace.targets.base import Media, Source, Target
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.loading.loaded import Loaded
@@ -57,6 +57,8 @@ class RowInfo:
     source: Source | None = None
     """What the target's encoder reads, where it has one: a drafter may look into it, or read it
     with an encoder of its own."""
+    media: Media | None = None
+    """The prompt's images, where it has any: a drafter may look at them with a model of its own."""
 
 
 @dataclass(frozen=True)

@@ -251,7 +251,13 @@ class Engine:
     def _begin(self, request: Request, source: int | None) -> None:
         again, request.began_with = bool(request.began_with), request.token_ids
         info = RowInfo(
-            request.id, request.began_with, request.group, request.tag, source, request.source
+            id=request.id,
+            prompt=request.began_with,
+            group=request.group,
+            tag=request.tag,
+            forked_from=source,
+            source=request.source,
+            media=request.media,
         )
         if source is None:
             reuse = not self.drafter.needs.states

@@ -25,14 +25,31 @@ embedding, -1 is what the head reads."""
 
 
 @dataclass(frozen=True, eq=False)
+class Illustrated:
+    """A text and its images as they were given, before any processor has seen them."""
+
+    text: str
+    """With the target's mark at the place of each image."""
+    images: Sequence[Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What the processor is told besides."""
+
+
+@dataclass(frozen=True, eq=False)
 class Media:
-    """What a processor made of a prompt's images, besides token ids: for the model alone."""
+    """What a processor made of a prompt's images, besides token ids."""
 
     inputs: Mapping[str, Any]
     """What the model is called with besides token ids, by the names of its arguments."""
     tokens: int
     """How many tokens the prompt with the images has. A text that joins the batch for a second time
     has more; those behind the prompt are text alone."""
+    pixels: Mapping[str, Any] | None = None
+    """The same as another model with this processor takes it, where that is not ``inputs``: the
+    target's own features are of no use to any other model."""
+    given: Illustrated | None = None
+    """What all this was made of, for a drafter with a processor of its own. Kept only where `Needs`
+    ask for it."""
 
 
 @dataclass(frozen=True, eq=False)

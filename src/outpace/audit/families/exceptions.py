@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outpace.audit.families.sizes import CHUNK, CONTEXT, HEAD, HEADS, HIDDEN, WINDOW
+from outpace.audit.families.sizes import (
+    CHUNK,
+    CONTEXT,
+    HEAD,
+    HEADS,
+    HIDDEN,
+    IMAGE,
+    PATCH,
+    WINDOW,
+)
 
 Options = Mapping[str, Any]
 
@@ -22,13 +31,6 @@ _SHARED: Options = {
 }
 """Layers that read what others have cached (Gemma 3n, Gemma 4)."""
 _MAMBA: Options = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk_size": CHUNK}
-_ASSISTANT: Options = {
-    "text_config": {**_SHARED, "num_kv_shared_layers": 4, "hidden_size_per_layer_input": 0,
-                    "vocab_size_per_layer_input": 0},
-    "backbone_hidden_size": HIDDEN,
-}  # fmt: skip
-"""transformers 5.23 cannot make any such model: the configuration insists that all layers read keys
-and values of others, and the layers that some hold their own."""
 _QSA: Options = {
     "indexer_n_heads": 2,
     "indexer_kv_heads": 1,
@@ -73,6 +75,8 @@ _NAMED: Options = {"<image>": 60, "<|extra_200|>": 61}
 _TILES: Options = {"image_grid_pinpoints": [[16, 32], [32, 16]]}
 _SEEING: Options = {"image_token_id": 60}
 """Models in use name the token that stands for an image; the default configuration does not."""
+_SHALLOW: Options = {"architecture": "resnet10t", "hidden_size": 512, "model_args": {}}
+"""A small network of timm, in the place of one that has half a billion weights in all sizes."""
 _PERIODS: Options = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 4}
 
 _UNTOLD = ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "nemotron_h_omni")
@@ -81,7 +85,6 @@ _T5S = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop
 DEFAULTS: Mapping[str, Options] = {
     "gemma4": {"vision_config": {}},
     "gemma4_unified": {"vision_config": {}},
-    "gemma4_assistant": _ASSISTANT,
 }
 """Options without which a configuration cannot even be made with its own default sizes."""
 
@@ -145,6 +148,7 @@ EXCEPTIONS: Mapping[str, Options] = {
             "moe_intermediate_size": [48, 48],
         }
     },
+    "fast_vlm": {"vision_config": _SHALLOW},
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": HIDDEN // 4}},
     "gemma3": {"mm_tokens_per_image": 4, "text_config": {"head_dim": 8}},
     "shieldgemma2": {"mm_tokens_per_image": 4},
@@ -159,8 +163,12 @@ EXCEPTIONS: Mapping[str, Options] = {
     "qwen3_vl_moe": _INTERLEAVED,
     **{family: _SECTIONS for family in ("glm4v", "glm46v", "glmga", "glm_ocr")},
     "glm4v_moe": {"text_config": {"rope_parameters": {**_ROPE, "partial_rotary_factor": 1.0}}},
+    "gemma3n": {
+        "text_config": _SHARED,
+        "vision_config": _SHALLOW,
+        "vision_soft_tokens_per_image": 1,
+    },
     "gemma3n_text": _SHARED,
-    "gemma4_assistant": _ASSISTANT,
     "gemma4_text": _SHARED,
     "gemma4_unified": {
         "vision_config": {
@@ -169,7 +177,6 @@ EXCEPTIONS: Mapping[str, Options] = {
             "output_proj_dims": HIDDEN,
         }
     },
-    "gemma4_unified_assistant": _ASSISTANT,
     "gemma4_unified_text": _SHARED,
     "glm5_next": {"text_config": {"index_kpool": 4}},
     "granite4_vision": {
@@ -222,6 +229,18 @@ EXCEPTIONS: Mapping[str, Options] = {
     },
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "paddleocr_vl": _SECTIONS,
+    "perception_lm": {
+        "vision_config": {
+            "architecture": "vit_tiny_patch16_224",
+            "model_args": {
+                "img_size": IMAGE,
+                "patch_size": PATCH,
+                "embed_dim": HIDDEN,
+                "depth": 2,
+                "num_heads": 2,
+            },
+        }
+    },
     "qwen2": _WINDOWED,
     "qwen2_moe": _WINDOWED,
     "qwen3": _WINDOWED,
@@ -238,7 +257,6 @@ EXCEPTIONS: Mapping[str, Options] = {
     "step3p7": {
         "text_config": {"sliding_window": WINDOW, "layer_types": _BOTH, "rope_parameters": _TURNS}
     },
-    "vibevoice": {"audio_config": _WAVES, "semantic_model_config": _WAVES},
     "vibevoice_asr": {
         "acoustic_tokenizer_encoder_config": _WAVES,
         "semantic_tokenizer_encoder_config": _WAVES,

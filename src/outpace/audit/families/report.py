@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, get_args
 
 import torch
@@ -16,6 +18,7 @@ from outpace.audit.families.finding import Finding, Verdict
 from outpace.audit.families.listing import KINDS
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+_NEEDED = ("timm", "torchvision")
 _HEAD = """\
 # Families of models
 
@@ -23,6 +26,8 @@ What speculation does to the greedy texts of the causal language models, the enc
 speech models and the vision-language models that transformers {transformers} lists. Made by
 
     outpace audit families --markdown families.md
+
+{libraries}
 
 For each family a tiny random model is made, with the kinds of layers that its models have, in
 float64 where its code knows it. transformers' own greedy `generate` continues three prompts of
@@ -50,7 +55,7 @@ def tally(found: Sequence[Finding]) -> dict[str, int]:
 def as_markdown(found: Sequence[Finding]) -> str:
     """Returns the page: how many families, and a line for each."""
     lines = [
-        _HEAD.format(transformers=transformers.__version__),
+        _HEAD.format(transformers=transformers.__version__, libraries=_libraries()),
         f"{_counted(found)}\n",
         "| kind | family | class | texts | drafts, or the reason |",
         "|---|---|---|---|---|",
@@ -81,6 +86,14 @@ def as_table(found: Sequence[Finding]) -> Group:
     for one in _sorted(found):
         table.add_row(one.kind, one.family, one.model, one.verdict, _told(one))
     return Group(table, _counted(found))
+
+
+def _libraries() -> str:
+    """Says which libraries were in reach that some families are made with."""
+    there = [f"{name} {version(name)}" for name in _NEEDED if find_spec(name) is not None]
+    return (
+        f"Some families are made with timm and torchvision; in reach: {', '.join(there) or 'none'}."
+    )
 
 
 def _sorted(found: Sequence[Finding]) -> list[Finding]:

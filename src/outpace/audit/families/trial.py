@@ -23,6 +23,7 @@ from outpace.audit.families.prompts import (
 from outpace.audit.families.sizes import CONTEXT
 from outpace.core.params import SamplingParams
 from outpace.errors import OutpaceError, PromptError, UnsupportedModel
+from outpace.targets.hf.supported.support import check_type
 
 LENGTH = 24
 NOISE = 0.05
@@ -45,6 +46,11 @@ def findings(family: Family) -> Iterator[Finding]:
     reason = "no model was made in the time and memory allowed"
     found = Finding(family.family, family.model, "not built", reason, kind=family.kind)
     yield found
+    try:
+        check_type(family.family)
+    except UnsupportedModel as error:
+        yield replace(found, verdict="refused", reason=str(error))
+        return
     try:
         plain = _lively(family)
     except Exception as error:  # whatever stops a family in its own making

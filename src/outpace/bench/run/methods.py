@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.arguments import bundled_drafter
-from outpace.draft.models.chain import DraftModelOptions
+from outpace.draft.models.options import DraftModelOptions
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import ConfigError
 

@@ -6,35 +6,34 @@ Leviathan et al. 2022; Chen et al. 2023.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from outpace.core.law import Branches
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import Drawn, Needs, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
-from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
+from outpace.draft.models.looking import Looking
+from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
 from outpace.draft.models.own_text import KnownTokens, OwnText
+from outpace.draft.models.sight import Sight
 from outpace.draft.models.specimen import noisy_copy
-from outpace.draft.online.options import ONLINE_HELP, online_options
-from outpace.draft.options import option
+from outpace.draft.online.options import online_options
 from outpace.draft.remembered import Remembered
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.heads.classifiers.origin import Origin
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.loading.load import load_drafter
-from outpace.targets.hf.loading.loaded import Loaded, check_model
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.making import make_runner
 from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
-from outpace.targets.hf.loading.source import check_path
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.train.origin import origin_of
@@ -48,46 +47,6 @@ WITH_STATES: Mapping[str, Any] = {"output_hidden_states": True}
 BEHIND = 2
 """Tokens by which a row may go back behind what is committed: the last one is fed once more where
 its logits are gone."""
-
-AUTO, SAME, INTERSECTION, TEXT = VOCABULARIES = ("auto", "same", "intersection", "text")
-"""What ``vocabulary`` may be."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftModelOptions:
-    """What a user may set."""
-
-    model: Any = option(None, "The draft model: its folder, hub name, or the loaded model.")
-    tokenizer: Any = option(None, "The draft model's tokenizer, if it was loaded without one.")
-    dtype: Any = option(None, "The type of its weights; unset: the target's.")
-    device: Any = option(None, "Where it runs; unset: where the target does.")
-    quantization: Any = option(
-        "auto", "How its weights are rounded; 'auto': to 8 bits where that saves time; null: not."
-    )
-
-    trust_remote_code: bool = option(False, "Whether code that comes with the model may run.")
-    vocabulary: str = option(
-        AUTO,
-        "With another tokenizer: 'intersection' drafts the tokens that both have, 'text' compares "
-        "texts, 'same' refuses it; 'auto': as much as is needed.",
-    )
-    online: Any = option(None, ONLINE_HELP)
-
-    def __post_init__(self) -> None:
-        if online_options(self.online) is not None and self.quantization not in (None, "auto"):
-            raise ConfigError(
-                "online and quantization exclude each other: rounded weights cannot learn."
-            )
-        if self.vocabulary not in VOCABULARIES:
-            raise ConfigError(
-                f"vocabulary must be one of {', '.join(VOCABULARIES)}, not "
-                f"{shown(self.vocabulary)}."
-            )
-        if self.model is None:
-            raise ConfigError("a draft model needs 'model': its folder or hub name.")
-        check_model(self.model)
-        if isinstance(self.model, (str, os.PathLike)):
-            check_path(self.model)
 
 
 class DraftModel(Drafter):
@@ -109,14 +68,15 @@ class DraftModel(Drafter):
         drafter: Loaded,
         runner: Runner,
         vocabulary: int,
-        hidden: frozenset[int] = frozenset(),
+        sight: Sight,
     ) -> None:
-        """vocabulary: tokens of the target. hidden: those that stand for images."""
+        """vocabulary: tokens of the target. sight: what it sees of images."""
         self.loaded: Loaded = drafter
         self.runner = runner
         self._own_size = int(drafter.config.vocab_size)
         self._knows_all = self._own_size >= vocabulary
-        self._hidden = hidden
+        self._sight, self._looking = sight, Looking(sight, runner)
+        self.needs = Needs(images=sight.prepares)
         self._vocabulary = Vocabulary.shared(self._own_size, vocabulary, runner.device)
         self._texts: list[OwnText] = []  # by row
         self._own: list[list[int]] = []  # by row: its text, or the window of it
@@ -145,7 +105,8 @@ class DraftModel(Drafter):
         if wanted in (AUTO, SAME):
             try:
                 check_same_vocabulary(setup.loaded, loaded)
-                return cls(loaded, runner, setup.loaded.vocabulary, setup.loaded.placeholders)
+                sight = Sight(setup.loaded, loaded, setup.options.images)
+                return cls(loaded, runner, setup.loaded.vocabulary, sight)
             except VocabularyMismatch:
                 if wanted == SAME or None in (setup.loaded.tokenizer, loaded.tokenizer):
                     raise
@@ -157,7 +118,8 @@ class DraftModel(Drafter):
         # Not imported above: what it returns is a draft model itself.
         from outpace.draft.models.foreign import foreign_drafter
 
-        return foreign_drafter(wanted, setup.loaded, loaded, runner)
+        sight = Sight(setup.loaded, loaded, setup.options.images, same_tokens=False)
+        return foreign_drafter(wanted, setup.loaded, loaded, runner, sight)
 
     @staticmethod
     def _load(setup: Setup) -> Loaded:
@@ -170,6 +132,7 @@ class DraftModel(Drafter):
             own_copy(options.model) if learns else options.model,
             target,
             tokenizer=options.tokenizer,
+            processor=options.processor,
             dtype=options.dtype,
             device=options.device,
             cpu_kernels=kernels,
@@ -201,13 +164,14 @@ class DraftModel(Drafter):
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         for info in rows:
-            text = KnownTokens(self._own_size, self._hidden)
+            text = self._looking.begin(info, self._new_text)
             own = text.extend(info.prompt)
             read = max(0, len(own) - 1)
             source = info.forked_from
             if (
                 source is not None
                 and not self._begins[source]
+                and self._looking.alike(len(self._texts), source)
                 and self.runner.reach(source, read) == read
             ):
                 self.runner.fork(source, read)
@@ -218,13 +182,19 @@ class DraftModel(Drafter):
             self._texts.append(text)
             self._own.append(own)
 
+    def _new_text(self, goes_on: bool) -> OwnText:
+        """A text, or what follows a prompt that was read in another way."""
+        return KnownTokens(self._own_size, self._sight.hidden)
+
     def reset(self) -> None:
         self.runner.reset()
+        self._looking.retain([])
         self._begins.retain([])
         self._texts, self._own = [], []
 
     def retain(self, rows: Sequence[int]) -> None:
         self.runner.retain(rows)
+        self._looking.retain(rows)
         self._begins.retain(rows)
         self._texts = [self._texts[row] for row in rows]
         self._own = [self._own[row] for row in rows]
@@ -306,12 +276,20 @@ class DraftModel(Drafter):
         nothing can be drafted."""
         for row, text in enumerate(self._texts[: len(rows)]):
             self._own[row] = text.extend(rows.since(row, text.read))
-        return [0 if self._texts[row].unfinished else n for row, n in enumerate(budgets)]
+        return [
+            n if self._own[row] and not self._texts[row].unfinished else 0
+            for row, n in enumerate(budgets)
+        ]
 
     def _make_room(self, row: int, length: int, depth: int) -> None:
         """Moves the window of a row, if its context is too short for a text of this length and a
-        draft of this depth behind it. Positions count from the window's beginning."""
-        if length - self._begins[row] + depth > self.runner.max_length:
+        draft of this depth behind it. Positions count from the window's beginning. A prompt with
+        images has no windows: from then on it is read without them."""
+        over = length - self._begins[row] + depth > self.runner.max_length
+        if over and self._looking.close(row):
+            self._own[row] = self._texts[row].extend([])
+            self._make_room(row, len(self._own[row]), depth)
+        elif over:
             self._begins[row] = length - self.runner.max_length // 2
             self.runner.lengths[row] = 0
 
@@ -321,6 +299,15 @@ class DraftModel(Drafter):
         own, begin = self._own[row], self._begins[row]
         self.runner.lengths[row] = self.runner.reach(row, max(0, len(own) - begin - 1))
         return own[begin + self.runner.lengths[row] :]
+
+    def _unseen(self, rows: Rows, row: int) -> list[int]:
+        """`_unread`, when what the row is shown of images has been read."""
+        unread = self._unread(rows, row)
+        if not self._looking.shows(row):
+            return unread
+        if not self._looking.look(row, len(self._own[row])):
+            self._own[row] = self._texts[row].extend([])
+        return self._unread(rows, row)
 
     def _catch_up(self, rows: Rows, live: Sequence[bool]) -> Tensor:
         """Feeds what each live row has committed since; returns the logits after it, ``[B, V]``."""
@@ -341,7 +328,7 @@ class DraftModel(Drafter):
     ) -> tuple[Tensor, Tensor | None]:
         """`_read`, and the last hidden states ``[B, 1 + L, H]`` at these places. asked: further
         arguments of the model, `WITH_STATES` if there are to be states."""
-        pending = [self._unread(rows, row) if drafting else [] for row, drafting in enumerate(live)]
+        pending = [self._unseen(rows, row) if drafting else [] for row, drafting in enumerate(live)]
         alike = len({len(unseen) for unseen in pending}) == 1
         most = PREFILL_CHUNK if alike else CATCH_UP
         for row, unseen in enumerate(pending):

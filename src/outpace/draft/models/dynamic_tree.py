@@ -15,6 +15,7 @@ from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
 from outpace.draft.dynamic import Growth
 from outpace.draft.models.chain import DraftModel
+from outpace.draft.models.sight import Sight
 from outpace.heads.classifiers.origin import Origin
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.runner import Runner
@@ -39,10 +40,10 @@ class DynamicTree(DraftModel):
         runner: Runner,
         vocabulary: int,
         growth: Growth,
-        hidden: frozenset[int] = frozenset(),
+        sight: Sight,
     ) -> None:
-        """vocabulary: tokens of the target. hidden: those that stand for images."""
-        super().__init__(drafter, runner, vocabulary, hidden)
+        """vocabulary: tokens of the target. sight: what it sees of images."""
+        super().__init__(drafter, runner, vocabulary, sight)
         # Of a context that is shorter than two drafts, a half stays for the text.
         self._growth = Growth(growth.top_k, min(growth.depth, runner.max_length // 2))
 

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from outpace.draft.base import Round, RowInfo, Rows
-from outpace.draft.models.chain import AUTO, INTERSECTION, DraftModel
+from outpace.draft.models.chain import DraftModel
+from outpace.draft.models.options import AUTO, INTERSECTION
+from outpace.draft.models.own_text import OwnText
+from outpace.draft.models.sight import Sight
 from outpace.draft.models.spelling import coverage, shared_tokens
 from outpace.draft.models.translation import Translation, in_common
 from outpace.errors import VocabularyMismatch
@@ -35,14 +38,17 @@ class ForeignModel(DraftModel):
     before.
     """
 
-    def __init__(self, target: Loaded, drafter: Loaded, runner: Runner) -> None:
-        super().__init__(drafter, runner, target.vocabulary)
+    def __init__(self, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight) -> None:
+        super().__init__(drafter, runner, target.vocabulary, sight)
         self._target = target
         self._cached: list[list[int]] = []  # what each row's slots hold
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         for info in rows:
             source = info.forked_from
+            text = self._looking.begin(info, self._new_text)
+            if source is not None and not self._looking.alike(len(self._texts), source):
+                source = None
             if source is None:
                 self.runner.admit(1, info.source)
             else:
@@ -51,8 +57,11 @@ class ForeignModel(DraftModel):
             if source is not None:
                 self._begins[len(self._begins) - 1] = self._begins[source]
             self._cached.append([] if source is None else list(self._cached[source]))
-            self._texts.append(Translation(self._target.tokenizer, self._own_tokenizer))
+            self._texts.append(text)
             self._own.append([])
+
+    def _new_text(self, goes_on: bool) -> OwnText:
+        return Translation(self._target.tokenizer, self._own_tokenizer, goes_on)
 
     def retain(self, rows: Sequence[int]) -> None:
         super().retain(rows)
@@ -93,7 +102,10 @@ class ForeignModel(DraftModel):
         ids = text.extend(rows.since(row, text.read))
         if text.unfinished or not ids:
             return False
+        shown = self._looking.shows(row)
         self._make_room(row, len(ids), depth)
+        if shown != self._looking.shows(row):
+            ids = text.extend([])
         own, lengths = ids[self._begins[row] :], self.runner.lengths
         same = in_common(self._cached[row][: lengths[row]], own)
         lengths[row] = self.runner.reach(row, min(same, len(own) - 1))
@@ -110,7 +122,9 @@ class ForeignModel(DraftModel):
                 self._cached[row] = [*self._own[row], *tokens]
 
 
-def foreign_drafter(wanted: str, target: Loaded, drafter: Loaded, runner: Runner) -> ForeignModel:
+def foreign_drafter(
+    wanted: str, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight
+) -> ForeignModel:
     """Returns the drafter that ``vocabulary`` asks for; with "auto" the intersection of both
     vocabularies if it covers `ENOUGH`, else texts.
 
@@ -128,9 +142,9 @@ def foreign_drafter(wanted: str, target: Loaded, drafter: Loaded, runner: Runner
     shared = shared_tokens(target, drafter, runner.device)
     enough = len(shared) > 0 and (wanted == INTERSECTION or coverage(target, shared) >= ENOUGH)
     if wanted in (AUTO, INTERSECTION) and enough:
-        return IntersectionModel(target, drafter, runner, shared)
+        return IntersectionModel(target, drafter, runner, sight, shared)
     if wanted == INTERSECTION:
         raise VocabularyMismatch(
             "drafter and target have no token in common: use vocabulary 'text', or another drafter."
         )
-    return TextModel(target, drafter, runner)
+    return TextModel(target, drafter, runner, sight)

@@ -14,6 +14,7 @@ from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
 from outpace.draft.models.foreign import ForeignModel
+from outpace.draft.models.sight import Sight
 from outpace.draft.vocabulary import Vocabulary
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.runner import Runner
@@ -23,8 +24,10 @@ class IntersectionModel(ForeignModel):
     """Draws each token from the model's law over the shared tokens, under the request's own
     options."""
 
-    def __init__(self, target: Loaded, drafter: Loaded, runner: Runner, shared: Vocabulary) -> None:
-        super().__init__(target, drafter, runner)
+    def __init__(
+        self, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight, shared: Vocabulary
+    ) -> None:
+        super().__init__(target, drafter, runner, sight)
         self._vocabulary = shared
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:

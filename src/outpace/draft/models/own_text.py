@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 class OwnText(ABC):
@@ -50,12 +50,7 @@ class KnownTokens(OwnText):
 
     @property
     def unfinished(self) -> bool:
-        return not self._tokens
-
-    @property
-    def length(self) -> int:
-        """How many tokens it has."""
-        return len(self._tokens)
+        return False
 
     def extend(self, tokens: Sequence[int]) -> list[int]:
         self._tokens += [
@@ -63,3 +58,37 @@ class KnownTokens(OwnText):
         ]
         self._read += len(tokens)
         return self._tokens
+
+
+class ShownText(OwnText):
+    """A text whose prompt the drafter reads in tokens of its own, which show it images.
+
+    >>> text = ShownText([1, 9, 9, 9, 2], stands_for=4, rest=KnownTokens(size=8))
+    >>> text.extend([1, 7, 7, 2, 3])
+    [1, 9, 9, 9, 2, 3]
+    >>> text.hide({9})
+    >>> text.extend([4])
+    [1, 2, 3, 4]
+    """
+
+    def __init__(self, prompt: Sequence[int], stands_for: int, rest: OwnText) -> None:
+        """prompt: own tokens, for this many of the target's. rest: what follows them."""
+        self._prompt, self._stands_for, self._rest = list(prompt), stands_for, rest
+        self._skipped = 0
+
+    @property
+    def read(self) -> int:
+        return self._skipped + self._rest.read
+
+    @property
+    def unfinished(self) -> bool:
+        return self._rest.unfinished
+
+    def extend(self, tokens: Sequence[int]) -> list[int]:
+        skipped = min(len(tokens), self._stands_for - self._skipped)
+        self._skipped += skipped
+        return [*self._prompt, *self._rest.extend(tokens[skipped:])]
+
+    def hide(self, placeholders: Collection[int]) -> None:
+        """Leaves the tokens that stand for images out of the prompt from now on."""
+        self._prompt = [token for token in self._prompt if token not in placeholders]

@@ -110,6 +110,6 @@ def coverage(target: Loaded, shared: Vocabulary) -> float:
     characters or more are weighed by Zipf's law, in the order of their numbers.
     """
     ordinary = [n for n, spelt in spellings(target.tokenizer).items() if len(spelt) > 1]
-    known = shared.to_own(torch.tensor(ordinary, device=shared.device)) >= 0
+    known = shared.to_own(torch.tensor(ordinary, dtype=torch.long, device=shared.device)) >= 0
     weights = 1 / (torch.arange(len(ordinary), dtype=torch.float64) + OFFSET)
     return float(weights[known.cpu()].sum() / weights.sum()) if ordinary else 0.0

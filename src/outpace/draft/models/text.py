@@ -13,6 +13,7 @@ from outpace.core.proposal import Drawn, Proposal
 from outpace.draft.base import Rows
 from outpace.draft.chains import point_chains
 from outpace.draft.models.foreign import ForeignModel
+from outpace.draft.models.sight import Sight
 from outpace.draft.models.spelling import special_ids
 from outpace.draft.models.translation import continuation, spoken
 from outpace.draft.vocabulary import Vocabulary
@@ -29,8 +30,8 @@ class TextModel(ForeignModel):
     The law of such tokens is unknown. They are given, not drawn.
     """
 
-    def __init__(self, target: Loaded, drafter: Loaded, runner: Runner) -> None:
-        super().__init__(target, drafter, runner)
+    def __init__(self, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight) -> None:
+        super().__init__(target, drafter, runner, sight)
         self.draws = frozenset({Drawn.POINT})
         own = drafter.vocabulary
         self._vocabulary = Vocabulary.shared(own, own, runner.device)

@@ -28,8 +28,9 @@ class Translation(OwnText):
     settled, so that a step takes the same time however long the text is.
     """
 
-    def __init__(self, target: Any, own: Any) -> None:
-        """target, own: the tokenizers."""
+    def __init__(self, target: Any, own: Any, goes_on: bool = False) -> None:
+        """target, own: the tokenizers. goes_on: whether it stands behind another text."""
+        self._goes_on = goes_on
         self._detokenizer = Detokenizer(target)
         self._own = own
         self._read = 0  # tokens of the target
@@ -65,7 +66,8 @@ class Translation(OwnText):
             self._upto = end
 
     def _tokens(self, text: str) -> list[int]:
-        return continuation(self._own, text) if self._upto else beginning(self._own, text)
+        inside = self._goes_on or self._upto > 0
+        return continuation(self._own, text) if inside else beginning(self._own, text)
 
 
 def beginning(tokenizer: Any, text: str) -> list[int]:

@@ -20,8 +20,10 @@ from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
 from outpace.draft.branching import DEPTH_HELP, TOP_K_HELP, growth_of, shape_of
 from outpace.draft.dynamic import Growth
-from outpace.draft.models.chain import AUTO, SAME, DraftModel, DraftModelOptions
+from outpace.draft.models.chain import DraftModel
 from outpace.draft.models.dynamic_tree import DynamicTree
+from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
+from outpace.draft.models.sight import Sight
 from outpace.draft.options import option
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.errors import ConfigError
@@ -86,12 +88,12 @@ class DraftTree(DraftModel):
         drafter: Loaded,
         runner: Runner,
         vocabulary: int,
+        sight: Sight,
         shape: TreeShape | None = None,
         with_replacement: bool = False,
-        hidden: frozenset[int] = frozenset(),
     ) -> None:
         """shape: None for what `Rows.shape` says in each round."""
-        super().__init__(drafter, runner, vocabulary, hidden)
+        super().__init__(drafter, runner, vocabulary, sight)
         self.shape = shape
         self.any_shape = shape is None
         self._with_replacement = with_replacement
@@ -109,11 +111,11 @@ class DraftTree(DraftModel):
         options, loaded = setup.options, cls._load(setup)
         check_same_vocabulary(setup.loaded, loaded)
         runner, vocabulary = cls._runner(setup, loaded), setup.loaded.vocabulary
-        hidden = setup.loaded.placeholders
+        sight = Sight(setup.loaded, loaded, options.images)
         if options.growth is not None:
-            return DynamicTree(loaded, runner, vocabulary, options.growth, hidden)
+            return DynamicTree(loaded, runner, vocabulary, options.growth, sight)
         shape = shape_of(options.branching)
-        return cls(loaded, runner, vocabulary, shape, options.with_replacement, hidden)
+        return cls(loaded, runner, vocabulary, sight, shape, options.with_replacement)
 
     def origin(self) -> Origin | None:
         return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Needs, Proposal
+from outpace.core.proposal import Proposal
 from outpace.draft.base import Drafter, Round, RowInfo, Rows
 from outpace.draft.online.options import ALL, OnlineOptions
 from outpace.draft.online.pupil import Pupil
@@ -60,7 +61,7 @@ class Online(Drafter):
         """Of each update, before it."""
         # What the engine and the controller ask of a drafter, as the inner one says it.
         self.name, self.draws, self.trees = inner.name, inner.draws, inner.trees  # type: ignore[misc]
-        self.needs = Needs(states=inner.needs.states, laws=True)
+        self.needs = replace(inner.needs, laws=True)
         self.longest, self.shape, self.any_shape = inner.longest, inner.shape, inner.any_shape
         self.choices: Mapping[str, Drafter] = MappingProxyType({})
         self.ends_chains, self.copies_prompts = inner.ends_chains, inner.copies_prompts

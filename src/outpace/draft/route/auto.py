@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import flag
 from outpace.draft.base import Drafter, Pick, Rows, Setup
-from outpace.draft.models.chain import DraftModelOptions
+from outpace.draft.models.options import AUTO, DraftModelOptions
+from outpace.draft.models.sight import check_wanted
 from outpace.draft.options import option
 from outpace.draft.registry import drafter_names
 from outpace.draft.route.base import Asked, Several, check_configs, rule_of
@@ -36,11 +37,12 @@ class AutoOptions(DraftModelOptions):
             check_model(self.model)
         if isinstance(self.model, (str, os.PathLike)):
             check_path(self.model)
+        check_wanted(self.images)
         flag("trees", self.trees, error=ConfigError)
         check_configs("auto", "lookups", self.look_ups)
         if self.model is None:
-            for name in ("tokenizer", "dtype", "device"):
-                if getattr(self, name) is not None:
+            for name in ("tokenizer", "processor", "dtype", "device", "images"):
+                if getattr(self, name) not in (None, AUTO):
                     raise ConfigError(f"{name!r} is about a draft model: give 'model', too.")
 
     @property

@@ -85,7 +85,8 @@ class Several(Drafter):
         self.trees = any(self._makes_trees(child) for child in children)
         layers = sorted({layer for child in children for layer in child.needs.states})
         laws = any(child.needs.laws for child in children)
-        self.needs = Needs(tuple(layers), laws)
+        images = any(child.needs.images for child in children)
+        self.needs = Needs(tuple(layers), laws, images)
         self.longest = max(child.longest for child in children)
         self.copies_prompts = all(
             child.copies_prompts for child in children if child.needs.states

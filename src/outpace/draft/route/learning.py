@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, Self
 
 from outpace.core.proposal import Drawn, Needs
@@ -30,7 +31,7 @@ class Learning(Choosing, Generic[State]):
     ) -> None:
         """first: makes what is known before the first round. file: where it is kept, or None."""
         super().__init__(children, names, vocabulary)
-        self.needs = Needs(self.needs.states, laws=True)
+        self.needs = replace(self.needs, laws=True)
         self._learned = Learned(first)
         self._file = None if file is None else StateFile(file, self.name, names)
         saved = None if self._file is None else self._file.load()

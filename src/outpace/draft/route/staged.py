@@ -16,7 +16,8 @@ from torch import Tensor
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
-from outpace.draft.models.chain import DraftModel, DraftModelOptions
+from outpace.draft.models.chain import DraftModel
+from outpace.draft.models.options import DraftModelOptions
 from outpace.draft.route.base import check_config
 from outpace.draft.route.joining import eldest_chain, nodes_of
 from outpace.errors import ConfigError

@@ -69,7 +69,7 @@ class Runner:
         self.dtype: torch.dtype = loaded.dtype
         self.cache = cache_for(loaded, rows, self.device)
         self._generation = self.cache.generation  # that recorded passes know
-        self._text_offset = text_offset(loaded)
+        self.text_offset = text_offset(loaded)  # of a row without images
         self.setting = Setting.of(loaded)
         self._turn = TURNS.of(loaded)
         self._mask = self._masks(loaded)
@@ -123,7 +123,7 @@ class Runner:
         self.setting.check(self.model)
         self.cache.admit(count)
         self.lengths += [0] * count
-        self.offsets += [self._text_offset] * count
+        self.offsets += [self.text_offset] * count
 
     def fork(self, source: int, length: int) -> int:
         """Adds a row that begins with the first ``length`` tokens cached of another row, so that

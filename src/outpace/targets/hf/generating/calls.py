@@ -95,6 +95,22 @@ def media_of(model: nn.Module, input_ids: Tensor, model_kwargs: dict[str, Any]) 
     return media
 
 
+def pixels_of(
+    model: nn.Module, media: Mapping[str, Any], asked: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Returns what a processor made of the images of a ``generate`` call; None where ``media``,
+    what the model is called with, is just that: for some models generate makes features of it.
+
+    asked: the call's own arguments.
+    """
+    if "mm_encoder_outputs" not in media:
+        return None
+    own = asked.get("kwargs") or {}
+    known: Any = model.forward
+    names = inspect.signature(known).parameters.keys() - UNDERSTOOD - {"input_ids"}
+    return {name: own[name] for name in own.keys() & names if own[name] is not None}
+
+
 def unpadded(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:
     """Returns each row's token ids without the padding on either side.
 

@@ -144,6 +144,7 @@ def load_drafter(
     target: Loaded,
     *,
     tokenizer: Any = None,
+    processor: Any = None,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     cpu_kernels: Kernels = "auto",
@@ -166,6 +167,7 @@ def load_drafter(
     return load(
         model,
         tokenizer=tokenizer,
+        processor=processor,
         dtype=dtype,
         device=device,
         cpu_kernels="auto" if handed_over else cpu_kernels,

@@ -41,8 +41,27 @@ MASKED = INDEXED_LAYERS | {"full_attention", "sliding_attention", "chunked_atten
 MASKABLE = BOOLEAN | {"eager"}
 
 
+_ASSISTS = "it drafts for a Gemma 4, whose keys and values it reads, and writes nothing by itself"
+NO_TEXT = {
+    "gemma4_assistant": _ASSISTS,
+    "gemma4_unified_assistant": _ASSISTS,
+    "vibevoice": "it writes speech, of which it reads each piece back as an embedding, and no text",
+}
+"""Types of models that are no targets, and why."""
+
+
+def check_type(model_type: str) -> None:
+    """Raises ``UnsupportedModel`` where the type of a model alone tells that it writes no text."""
+    if model_type in NO_TEXT:
+        raise UnsupportedModel(
+            f"a model of type {model_type!r} cannot be decoded speculatively, because "
+            f"{NO_TEXT[model_type]}: use another model."
+        )
+
+
 def check_config(config: Any) -> None:
     """Raises ``UnsupportedModel`` where the configuration alone tells that it cannot work."""
+    check_type(config.model_type)
     text: Any = config.get_text_config()
     name = f"a model of type {config.model_type!r}"
     classes = getattr(config, "architectures", None)

@@ -11,7 +11,8 @@ from transformers.models.auto import processing_auto
 from transformers.utils import import_utils
 
 from outpace.core.values import shown
-from outpace.errors import ConfigError, ModelLoadError
+from outpace.errors import ConfigError, ModelLoadError, PromptError
+from outpace.targets.base import Illustrated
 from outpace.targets.hf.vision.tokens import placeholders
 
 FILES = ("processor_config.json", "preprocessor_config.json")
@@ -78,6 +79,42 @@ def _without_videos(kind: Any) -> Any:
 
     WithoutVideos.__name__ = kind.__name__
     return WithoutVideos
+
+
+def mark_of(processor: Any) -> str | None:
+    """Returns what stands for an image in the texts that a processor is given, None if it does not
+    say."""
+    found = getattr(processor, "boi_token", None) or getattr(processor, "image_token", None)
+    return None if found is None else str(found)
+
+
+def prepared(processor: Any, name: str, given: Illustrated) -> dict[str, Any]:
+    """Returns what a processor makes of a text and its images, as tensors of one row.
+
+    name: what the model is called in errors. Raises ``PromptError`` where the processor refuses.
+    """
+    images = list(given.images) or None
+    try:
+        made = processor(text=[given.text], images=images, return_tensors="pt", **given.options)
+    except Exception as error:  # a processor is a program of the model's
+        reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
+        raise PromptError(
+            f"the processor of {name} refuses this prompt ({reason}): check its text and its "
+            "images."
+        ) from error
+    return dict(made)
+
+
+def prepare_alike(one: Any, other: Any) -> bool:
+    """Returns whether two processors make the same of every image, as far as they say: the same
+    pixels and as many tokens. One that is not known is taken to be like the other."""
+    return None in (one, other) or _said(one) == _said(other)
+
+
+def _said(processor: Any) -> dict[str, Any]:
+    """What a processor says of itself that bears on images."""
+    said = dict(processor.to_dict())
+    return {name: said[name] for name in said.keys() - {"chat_template", "tokenizer"}}
 
 
 def _needs_pillow(error: Exception) -> bool:

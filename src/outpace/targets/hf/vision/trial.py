@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
+from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.supported.comparing import distance
 from outpace.targets.hf.supported.support import tolerance
+from outpace.targets.hf.vision.feeding import feed
 from outpace.targets.hf.vision.reading import on_device, read_prompt
 
 
@@ -38,12 +39,6 @@ def _in_pieces(model: nn.Module, token_ids: Sequence[int], media: Mapping[str, A
     prompt = read_prompt(model, token_ids, media)
     runner, last = Runner(model, rows=1, max_length=len(token_ids) + 1), len(token_ids) - 1
     runner.admit(1)
-    runner.offsets[0] = prompt.offset
-    ids = torch.tensor([list(token_ids)], device=runner.device)
-    begin = 0
-    while begin < last:
-        end = prompt.end(begin, PREFILL_CHUNK, last)
-        runner.forward(ids[:, begin:end], keep=1, through=prompt.piece(begin, end))
-        runner.advance([min(end, last) - begin])
-        begin = end
-    return runner.forward(ids[:, -1:], keep=1).logits[0, -1].double()  # type: ignore[no-any-return]
+    feed(runner, 0, prompt, token_ids, last)
+    ids = torch.tensor([[token_ids[-1]]], device=runner.device)
+    return runner.forward(ids, keep=1).logits[0, -1].double()  # type: ignore[no-any-return]
