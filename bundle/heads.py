@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ SMALL = {"draft_vocab_size": 1280}
 SIZES = {"eagle3": {"depths": 4, "groups": 1, "inner_size": 192}}
 """Of heads that would not fit into two megabytes as they are."""
 TEMPERATURE, LONGEST = 0.8, 320
+NAME = "the bundled target"
 
 
 def main() -> None:
@@ -51,7 +53,7 @@ def main() -> None:
             flush=True,
         )
         if options.ship:
-            save_head(load_head(folder).to(torch.bfloat16), BUNDLED / "heads" / method)
+            _ship(method, folder)
 
 
 def _options() -> argparse.Namespace:
@@ -68,9 +70,9 @@ def _options() -> argparse.Namespace:
 
 def _run(method: str, options: argparse.Namespace) -> TrainingRun:
     target = load(BUNDLED / "target")
-    asked = prompts([OPENINGS], target.tokenizer, "the bundled target", LONGEST)
+    asked = prompts([OPENINGS], target.tokenizer, NAME, LONGEST)
     settings = AnswerSettings(
-        target="the bundled target",
+        target=NAME,
         temperature=TEMPERATURE,
         max_tokens=LONGEST,
         seed=0,
@@ -112,6 +114,13 @@ def _measured(method: str, folder: Path) -> float:
     )
     accepted = sum(output.metrics.num_accepted_tokens for output in outputs)
     return 1 + accepted / sum(output.metrics.num_target_passes for output in outputs)
+
+
+def _ship(method: str, folder: Path) -> None:
+    """Puts a head into the package, without the path of the target on this machine."""
+    head = load_head(folder).to(torch.bfloat16)
+    head.target = replace(head.target, name=NAME)
+    save_head(head, BUNDLED / "heads" / method)
 
 
 def _clock(seconds: float) -> Callable[[], bool]:
