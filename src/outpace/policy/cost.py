@@ -155,6 +155,7 @@ class CostModel:
         self._widest: dict[Place, int] = {}
         self._ratios: deque[float] = deque(maxlen=RUN)
         self._added = 0
+        self._curves: dict[tuple[Place, tuple[int, ...]], Sequence[float] | None] = {}
 
     def add(self, place: Place, width: int, seconds: Seconds, levels: int | None = None) -> None:
         """Adds a round that drafted ``width`` nodes in its widest row.
@@ -164,6 +165,7 @@ class CostModel:
         """
         cells = self._cells.setdefault(place, {})
         self._added += 1
+        self._curves.clear()
         levels = width if levels is None else levels
         if width not in cells or cells[width].levels != levels:
             cells[width] = _Cell(levels)
@@ -256,7 +258,7 @@ class CostModel:
     def places(self) -> list[Place]:
         return sorted(self._cells)
 
-    def curve(self, place: Place, levels: Sequence[int]) -> list[float] | None:
+    def curve(self, place: Place, levels: Sequence[int]) -> Sequence[float] | None:
         """Returns the seconds of a round for each width 0..W, never falling, and never below a
         plain round and what drafting itself took: the machine may have been faster while a draft
         was tried, and drafting must not look free.
@@ -267,6 +269,12 @@ class CostModel:
         None until both a plain round and a drafting one have been measured, here or, for what a
         drafted token adds, at the nearest other place.
         """
+        asked = place, tuple(levels)
+        if asked not in self._curves:
+            self._curves[asked] = self._curve(place, levels)
+        return self._curves[asked]
+
+    def _curve(self, place: Place, levels: Sequence[int]) -> list[float] | None:
         known = self._known(place)
         if known is None:
             return None

@@ -256,12 +256,23 @@ def run(
         "seed": str(plan.seed),
     }
     if taking_part.left_out:
-        listed = [f"{name} ({reason})" for name, reason in taking_part.left_out.items()]
-        facts["left out"] = "; ".join(listed)
+        facts["left out"] = _by_reason(taking_part.left_out)
     results = tuple(setting.result for setting in measured)
     report = Report(facts, BASELINE, benchmark.bandwidth, results)
     report.check()
     return Finished(report, measured, llm.tokenizer)
+
+
+def _by_reason(left_out: Mapping[str, str]) -> str:
+    """Returns the names with their reasons, each reason once.
+
+    >>> _by_reason({"medusa": "it needs a head", "eagle": "it needs a head", "pass": "no states"})
+    'medusa, eagle (it needs a head); pass (no states)'
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(each)} ({reason})" for reason, each in names.items())
 
 
 def _engines_of(competing: Sequence[Contestant]) -> dict[str, LLM]:

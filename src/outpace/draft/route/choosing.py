@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
@@ -18,10 +18,12 @@ from outpace.targets.hf.loading.loaded import Loaded
 class DraftersOptions:
     """What a user may set."""
 
+    method: ClassVar[str]
+    """The method that these options are of."""
     drafters: Any = option(None, "The drafters to choose from, each as a speculative_config.")
 
     def __post_init__(self) -> None:
-        check_configs("this one", "drafters", self.drafters, least=2)
+        check_configs(self.method, "drafters", self.drafters, least=2)
 
 
 class Choosing(Several):

@@ -111,6 +111,7 @@ class Leader:
 class HedgeOptions(DraftersOptions):
     """What a user may set."""
 
+    method: ClassVar[str] = "hedge"
     horizon: int = option(4, "Tokens of the drafts by which drafters are compared.")
     memory: float = option(0.97, "What is kept of the gains at each token; 1 / (1 - memory) count.")
     every: int = option(4, "Models that did not draft are asked in one of so many rounds.")

@@ -57,6 +57,7 @@ class Bandit:
 class UcbOptions(DraftersOptions):
     """What a user may set."""
 
+    method: ClassVar[str] = "ucb"
     exploration: float = option(0.1, "Width of the confidence bounds (beta).")
     state: Any = option(None, "A file in which what is learned is kept between runs.")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -112,7 +113,7 @@ def read_nextn(loaded: Loaded) -> NextN:
         found = MtpModel.from_pretrained(lent)
     except (OSError, RuntimeError, ValueError, AttributeError, StopIteration) as error:
         raise UnsupportedModel(
-            f"{loaded.name} brings no multi-token-prediction module that can be read "
+            f"{Path(loaded.name).name} brings no multi-token-prediction module that can be read "
             f"({' '.join(str(error).split())[:200]}): train one with 'outpace train mtp' and name "
             "it as 'model'."
         ) from error
