@@ -329,12 +329,15 @@ def test_a_pass_of_many_rows_has_the_same_bits(
     for row, text in enumerate(texts):
         many.prefill(row, [text[: row + 1]])
     last = torch.tensor([text[row + 1 : row + 5] for row, text in enumerate(texts)])
-    found = many.forward(last, keep=3).logits
+    found = many.forward(last, keep=3, output_hidden_states=True)
     for row, text in enumerate(texts):
         alone = Runner(model, rows=1, max_length=64)
         alone.admit(1)
-        expected = alone.forward(torch.tensor([text[: row + 5]]), keep=3).logits
-        assert torch.equal(found[row], expected[0])
+        given = torch.tensor([text[: row + 5]])
+        expected = alone.forward(given, keep=3, output_hidden_states=True)
+        assert torch.equal(found.logits[row], expected.logits[0])
+        for states, own in zip(found.hidden_states, expected.hidden_states, strict=True):
+            assert torch.equal(states[row], own[0, -4:])
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -432,6 +432,8 @@ def test_a_model_played_whole_still_does_what_else_it_is_asked() -> None:
     asked = [runner.forward(tokens, keep=1, output_hidden_states=True) for runner in runners]
     for states in zip(*(output.hidden_states for output in asked), strict=True):
         same(list(states))
+    model(input_ids=tokens, use_cache=False, output_hidden_states=True)  # its hooks stay for good
+    same([scored(runner, tokens, None, [0]) for runner in runners])
     inner = model.model
     for watched in (inner, inner.layers[1], inner.layers[0].self_attn.k_proj, inner.norm):
         seen: list[nn.Module] = []
