@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import OutpaceError
+from outpace.targets.base import PromptInputs, Source
 from outpace.targets.hf.seq2seq.memory import Memory
+from outpace.targets.hf.seq2seq.target import Seq2SeqTarget
+from outpace.targets.hf.turns import TURNS
 from representatives import representatives
 from seq2seq.models import CONTEXT, PROMPTS, drafter, plain, target
 
@@ -142,6 +146,29 @@ def test_every_way_to_draft_changes_no_word(method: str) -> None:
 def test_or_is_refused(method: str) -> None:
     with pytest.raises(OutpaceError, match="encoder-decoder"):
         drafting(method).generate(PROMPTS[:1], GREEDY)
+
+
+# -- other threads ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["encode", "head", "read"])
+def test_nobody_else_computes_while_a_pass_has_the_models_head_hooked(what: str) -> None:
+    """A pass lets the head see its last columns only, and so does the encoding of a source."""
+    model = target("bart")
+    made = Seq2SeqTarget(model, rows=1, max_length=CONTEXT)
+    made.admit(PromptInputs([2], source=Source(PROMPTS[0])))
+    states = torch.zeros(1, 3, model.config.d_model, dtype=torch.float64)
+    calls: dict[str, Callable[[], object]] = {
+        "encode": lambda: made.runner.encode(0, 9),
+        "head": lambda: made.head(states),
+        "read": lambda: made.runner.side.read(states, torch.zeros(1, 1, dtype=torch.long)),
+    }
+    with ThreadPoolExecutor(1) as pool:
+        with TURNS.of(model):
+            waiting = pool.submit(calls[what])
+            _, waits = wait([waiting], timeout=0.3)
+            assert waits
+        waiting.result(timeout=30)
 
 
 # -- keys and values of sources --------------------------------------------------------------------

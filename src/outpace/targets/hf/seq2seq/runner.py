@@ -107,8 +107,9 @@ class DecoderRunner(Runner):
         """Sees to it that a row's source is encoded; returns how many tokens were read for it."""
         if self.memory.holds(row):
             return 0
-        states = encoded(self.side.model, self._sources[row])
-        self.memory.put(row, self.side.memory_of(states))
+        with self._turn:  # the decoder's head is hooked for this
+            states = encoded(self.side.model, self._sources[row])
+            self.memory.put(row, self.side.memory_of(states))
         return int(states.shape[1])
 
     # -- passes --------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from outpace.targets.hf.seq2seq.masks import SelfMask
 from outpace.targets.hf.seq2seq.memory import LayerMemory, Seen
 from outpace.targets.hf.seq2seq.placing import Places, Placing
 from outpace.targets.hf.slots.attended import as_attended
+from outpace.targets.hf.turns import TURNS
 
 
 class DecoderSide:
@@ -101,7 +102,8 @@ class DecoderSide:
         states: ``[1, S, H]``, the encoder's. tokens: ``[1, T]``.
         """
         encoded = BaseModelOutput(last_hidden_state=states)
-        return self.model(decoder_input_ids=tokens, encoder_outputs=encoded, **options)
+        with TURNS.of(self.model):
+            return self.model(decoder_input_ids=tokens, encoder_outputs=encoded, **options)
 
     @torch.inference_mode()
     def memory_of(self, states: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -15,6 +15,7 @@ from outpace.targets.hf.partial.view import LowerLayersView, PartView
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.seq2seq.runner import DecoderRunner
 from outpace.targets.hf.target import HFTarget
+from outpace.targets.hf.turns import TURNS
 
 
 class Seq2SeqTarget(HFTarget):
@@ -51,7 +52,8 @@ class Seq2SeqTarget(HFTarget):
     def head(self, states: Tensor) -> Tensor:
         scale = getattr(self.model.config, "scale_decoder_outputs", False)
         scaled = states * self.model.model_dim**-0.5 if scale else states
-        logits: Tensor = self.model.get_output_embeddings()(scaled)
+        with TURNS.of(self.model):  # a pass may have hooked it, to let it see the last columns only
+            logits: Tensor = self.model.get_output_embeddings()(scaled)
         bias = getattr(self.model, "final_logits_bias", None)
         return logits if bias is None else logits + bias
 
