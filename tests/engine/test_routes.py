@@ -225,6 +225,7 @@ def test_texts_are_the_same_whoever_is_chosen(name: str) -> None:
 def test_auto_without_a_model_or_with_mistakes() -> None:
     for config, words in (
         ({"dtype": "float32"}, "give 'model', too"),
+        ({"dtype": "auto"}, "give 'model', too"),
         ({"trees": "no"}, "trees must be"),
         ({"lookups": [NGRAM, NGRAM]}, "twice"),
     ):

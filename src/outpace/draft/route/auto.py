@@ -42,7 +42,7 @@ class AutoOptions(DraftModelOptions):
         check_configs("auto", "lookups", self.look_ups)
         if self.model is None:
             for name in ("tokenizer", "processor", "dtype", "device", "images"):
-                if getattr(self, name) not in (None, AUTO):
+                if getattr(self, name) != (AUTO if name == "images" else None):
                     raise ConfigError(f"{name!r} is about a draft model: give 'model', too.")
 
     @property
