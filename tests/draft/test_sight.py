@@ -241,6 +241,15 @@ def test_a_drafter_with_another_processor_prepares_the_images_itself() -> None:
     assert shares(outputs) == [1.0] * 3
 
 
+def test_a_loaded_drafter_takes_the_processor_that_it_was_loaded_without() -> None:
+    drafter = Loaded(llava(), tokenizer(), "a drafter")
+    llm = with_processors(drafter, other_processor(), images=True)
+    assert llm.engine.drafter.needs.images
+    outputs = llm.generate(illustrated(), GREEDY)
+    assert ids(outputs) == expected()
+    assert shares(outputs) == [1.0] * 3
+
+
 def test_a_drafter_reads_as_many_placeholders_as_it_makes_features() -> None:
     """A tower of smaller images: 4 features and not 16."""
     model, processor = smaller()

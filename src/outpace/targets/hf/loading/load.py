@@ -74,6 +74,8 @@ def load(
         if isinstance(model, nn.Module):
             name = type(model).__name__
             model = Loaded(model.eval(), tokenizer, name, processor=processor)
+        else:
+            model = _with_missing(model, tokenizer=tokenizer, processor=processor)
         _check_handed_over(model, dtype, device, cpu_kernels, wanted)
         if model.cpu_kernels is not None:
             return model  # It was loaded and checked here.
@@ -94,6 +96,16 @@ def load(
     loaded = replace(loaded, quantization=wanted, cpu_kernels=cpu_kernels, processor=given)
     prepare(loaded, report)
     return loaded
+
+
+def _with_missing(loaded: Loaded, **given: Any) -> Loaded:
+    """Returns a model that the caller has loaded, with what it was loaded without."""
+    missing = {
+        name: value
+        for name, value in given.items()
+        if value is not None and getattr(loaded, name) is None
+    }
+    return replace(loaded, **missing) if missing else loaded
 
 
 def _check_trust(trust: object) -> None:
