@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -53,3 +55,22 @@ def test_a_draft_begins_as_if_the_whole_text_were_read_at_once(
     ]
     llm.generate(prompts, given)
     assert checked > 20
+
+
+def test_what_a_row_remembers_of_its_prompt_keeps_no_whole_pass_alive() -> None:
+    """Its states are not views of those of all tokens that were read together."""
+    options = find_drafter("eagle").specimen(Loaded(target("llama"), None, "llama"))
+    config = {"method": "eagle", "num_speculative_tokens": 2, **options}
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=1, max_model_len=CONTEXT)
+    drafter: Any = llm.engine.drafter
+    seen: list[int] = []
+
+    def watch(_: object) -> None:
+        held = drafter._texts[0].of_prompt.states
+        assert held
+        seen.extend(one.untyped_storage().nbytes() - one.nbytes for one in held)
+
+    llm.engine.observers.append(watch)
+    llm.generate(list(range(WAITING + 8)), SamplingParams(max_tokens=3, ignore_eos=True))
+    assert seen
+    assert set(seen) == {0}

@@ -51,6 +51,10 @@ class _Text:
     def copy(self) -> _Text:
         return replace(self, states=list(self.states), tokens=list(self.tokens))
 
+    def compact(self) -> None:
+        """Lets go of all other states of the passes that its own are views of."""
+        self.states = [one.clone() for one in self.states]
+
 
 class AttendingHeadDrafter(HeadDrafter):
     """Drafts with an `AttendingHead`, whose entries of committed tokens are kept.
@@ -96,6 +100,7 @@ class AttendingHeadDrafter(HeadDrafter):
         for row in rows:
             text = self._texts[row]
             if text.unread == 0 and text.of_prompt is None:
+                text.compact()  # what it was is kept for as long as the row lasts
                 text.of_prompt = replace(text.copy(), cached=self._cache.lengths[row])
 
     def retain(self, rows: Sequence[int]) -> None:
