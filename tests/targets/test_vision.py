@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -19,8 +20,10 @@ from outpace.hf import speculative
 from outpace.targets.hf import runner
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.turns import TURNS
 from outpace.targets.hf.vision import target as vision_target
 from outpace.targets.hf.vision.families import IDENTICAL
+from outpace.targets.hf.vision.trial import try_images
 from representatives import representatives
 
 from .families import BASE, noised
@@ -270,3 +273,21 @@ def test_windows_in_prompts_that_are_read_both_ways_are_refused() -> None:
     model.config.text_config.sliding_window = 6
     with pytest.raises(UnsupportedModel, match="no mask for each type of layer"):
         LLM(model)
+
+
+def test_nobody_else_computes_while_a_model_is_tried_with_images() -> None:
+    """Modules that another thread has hooked or exchanged for a pass would spoil the trial."""
+    model, given = build("llava"), with_image("llava", PROMPTS[0])
+    turn: Any = TURNS.of(model)
+    taken: list[bool] = []
+    with ThreadPoolExecutor(1) as others:
+
+        def ask(*_: object) -> None:
+            taken.append(others.submit(turn.acquire, blocking=False).result())
+            if taken[-1]:
+                others.submit(turn.release).result()
+
+        model.register_forward_pre_hook(ask)
+        try_images(model, given.pop("input_ids")[0].tolist(), given)
+    assert taken
+    assert not any(taken)

@@ -12,6 +12,7 @@ from outpace.errors import UnsupportedModel
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.supported.comparing import distance
 from outpace.targets.hf.supported.support import tolerance
+from outpace.targets.hf.turns import TURNS
 from outpace.targets.hf.vision.feeding import feed
 from outpace.targets.hf.vision.reading import on_device, read_prompt
 
@@ -26,7 +27,9 @@ def try_images(model: nn.Module, token_ids: Sequence[int], media: Mapping[str, A
     pieces = _in_pieces(model, token_ids, media)
     ids = torch.tensor([list(token_ids)], device=pieces.device)
     loaded: Any = model
-    whole = loaded(input_ids=ids, use_cache=False, **on_device(model, media)).logits[0, -1].double()
+    with TURNS.of(model):
+        output = loaded(input_ids=ids, use_cache=False, **on_device(model, media))
+    whole = output.logits[0, -1].double()
     if distance(pieces, whole) > tolerance(model):
         raise UnsupportedModel(
             f"{type(model).__name__} reads a prompt with images otherwise in pieces than as a "
