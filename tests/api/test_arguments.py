@@ -159,8 +159,8 @@ def test_nonsense_in_a_generation_config_is_refused_at_load(
     assert LLM(folder, generation_config="none").resolve().greedy
 
 
-@pytest.mark.parametrize("layers", [0, -1])
-def test_a_model_without_layers_is_refused(folder: Path, layers: int) -> None:
+@pytest.mark.parametrize("layers", [0, -1, 2**40])
+def test_a_model_with_a_damaged_number_of_layers_is_refused(folder: Path, layers: int) -> None:
     change(folder / "config.json", num_hidden_layers=layers, layer_types=None)
     with pytest.raises(UnsupportedModel, match=f"has {layers} layers by its config.json"):
         LLM(folder)

@@ -40,6 +40,9 @@ MASKED = INDEXED_LAYERS | {"full_attention", "sliding_attention", "chunked_atten
 """Types of layers whose masks are known."""
 MASKABLE = BOOLEAN | {"eager"}
 
+MOST_LAYERS = 2_000
+"""Many times those of the largest models. transformers makes all layers before it looks for their
+weights, so that a damaged number would keep it busy until memory ends."""
 
 _ASSISTS = "it drafts for a Gemma 4, whose keys and values it reads, and writes nothing by itself"
 NO_TEXT = {
@@ -71,7 +74,7 @@ def check_config(config: Any) -> None:
             "(architectures): download or save the model again."
         )
     layers = getattr(text, "num_hidden_layers", None)
-    if layers is not None and not (is_whole(layers) and layers > 0):
+    if layers is not None and not (is_whole(layers) and 0 < layers <= MOST_LAYERS):
         raise UnsupportedModel(
             f"{name} has {shown(layers)} layers by its config.json (num_hidden_layers): download "
             "or save the model again."
