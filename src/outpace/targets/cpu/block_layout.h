@@ -5,10 +5,12 @@
 // outputs together, and so the codes of 16 outputs make a panel. Along a panel come chunks of 8
 // blocks of 32 inputs: first their codes, then the scales exactly as the file holds them.
 //
-// A block of codes consists of vectors of 64 bytes, of which byte 4 o + i belongs to output o. The
-// vector of input group g (g = 0 to 7) holds the inputs 4 g to 4 g + 3. The low four bits of group g
-// lie in vector g % 4: in the lower half of each byte for the groups 0 to 3, in the upper half for
-// the others. Further bits follow in vectors of their own; codes of 8 bits have 8 plain vectors.
+// A block of codes consists of vectors of 64 bytes, of which byte 4 o + i belongs to output o. Input
+// group g (g = 0 to 7) is the inputs 4 g to 4 g + 3. Codes of 8 bits have 8 plain vectors, one for
+// each group. Of codes of 4 and 5 bits the low four bits of group g lie in vector g % 4: in the lower
+// half of each byte for the groups 0 to 3, in the upper half for the others; the fifth bits follow in
+// a vector of their own. Codes of 6 bits have three vectors for four groups: the low six bits of each
+// are the first three groups, the upper two bits together are the fourth.
 #pragma once
 
 #include <algorithm>
@@ -186,26 +188,35 @@ inline void pack_codes(int bits, const uint8_t *codes, int64_t o, uint8_t *to) {
     for (int64_t g = 0; g < GROUPS; g++) put(g, four_at(codes, g));
     return;
   }
-  uint32_t above[2] = {};
-  for (int64_t g = 0; g < GROUPS; g++) {
-    uint32_t rest = four_at(codes, g) >> 4;
-    if (bits == 5) above[0] |= (rest & 0x01010101) << g;
-    if (bits == 6) above[g / 4] |= (rest & 0x03030303) << 2 * (g % 4);
+  if (bits == 6) {
+    for (int64_t half = 0; half < 2; half++)
+      for (int64_t v = 0; v < 3; v++) {
+        uint32_t fourth = four_at(codes, 4 * half + 3) >> 2 * v & 0x03030303;
+        put(3 * half + v, four_at(codes, 4 * half + v) | fourth << 6);
+      }
+    return;
   }
+  uint32_t fifth = 0;
+  for (int64_t g = 0; g < GROUPS; g++) fifth |= (four_at(codes, g) >> 4 & 0x01010101) << g;
   for (int64_t v = 0; v < 4; v++)
     put(v, (four_at(codes, v) & 0x0f0f0f0f) | (four_at(codes, v + 4) & 0x0f0f0f0f) << 4);
-  for (int64_t v = 4; v < bits; v++) put(v, above[v - 4]);
+  if (bits == 5) put(4, fifth);
 }
 
 inline void unpack_codes(int bits, const uint8_t *from, int64_t o, uint8_t *codes) {
   auto get = [&](int64_t vector, int64_t i) { return from[vector * VECTOR + 4 * o + i]; };
-  for (int64_t g = 0; g < GROUPS; g++)
-    for (int64_t i = 0; i < 4; i++) {
-      uint8_t &code = codes[4 * g + i];
-      code = bits == 8 ? get(g, i) : get(g % 4, i) >> (g < 4 ? 0 : 4) & 15;
-      if (bits == 5) code |= (get(4, i) >> g & 1) << 4;
-      if (bits == 6) code |= (get(4 + g / 4, i) >> 2 * (g % 4) & 3) << 4;
+  auto code = [&](int64_t g, int64_t i) -> int {
+    if (bits == 8) return get(g, i);
+    if (bits == 6) {
+      const int64_t first = g / 4 * 3;
+      if (g % 4 < 3) return get(first + g % 4, i) & 63;
+      return get(first, i) >> 6 | get(first + 1, i) >> 6 << 2 | get(first + 2, i) >> 6 << 4;
     }
+    int low = get(g % 4, i) >> (g < 4 ? 0 : 4) & 15;
+    return bits == 5 ? low | (get(4, i) >> g & 1) << 4 : low;
+  };
+  for (int64_t g = 0; g < GROUPS; g++)
+    for (int64_t i = 0; i < 4; i++) codes[4 * g + i] = uint8_t(code(g, i));
 }
 
 // Goes through the scales of output o in the order of a panel; each: what is done with them.

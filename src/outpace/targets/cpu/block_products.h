@@ -32,10 +32,14 @@ using ints = lanes<int32_t>;
 typedef uint8_t bytes __attribute__((vector_size(4 * LANES)));
 typedef uint16_t words __attribute__((vector_size(4 * LANES)));
 
+// Rows of a tile, at most, and its vectors of outputs. Sums of integers stay in registers, and
+// activations that two vectors share are loaded once.
 #if AVX == 512
-constexpr int TALL = 8; // rows of a tile, at most: sums of floats and of integers stay in registers
+constexpr int TALL = 8, BROAD = 1;
+#elif AVX == 256
+constexpr int TALL = 4, BROAD = 2;
 #else
-constexpr int TALL = 4;
+constexpr int TALL = 4, BROAD = 1;
 #endif
 constexpr int64_t BATCH = 32;  // rows that meet a chunk while it is in the nearest cache
 // Bytes between what is worked on and what is called for from memory. Panels follow one another, so
@@ -124,6 +128,11 @@ inline void round_blocks(const float *x, int64_t rows, int64_t k, int64_t begin,
 // vector, from the slice on.
 template <int BITS, int GROUP> inline bytes codes_of(const uint8_t *at) {
   if constexpr (BITS == 8) return load<bytes>(at + GROUP * VECTOR);
+  if constexpr (BITS == 6) {
+    auto vector = [&](int which) { return load<words>(at + (GROUP / 4 * 3 + which) * VECTOR); };
+    if constexpr (GROUP % 4 < 3) return bytes(vector(GROUP % 4) & 0x3f3f);
+    return bytes((vector(0) >> 6 & 0x0303) | (vector(1) >> 4 & 0x0c0c) | (vector(2) >> 2 & 0x3030));
+  }
   words low = load<words>(at + GROUP % 4 * VECTOR);
   if constexpr (GROUP >= 4) low >>= 4;
   low &= 0x0f0f;
@@ -132,13 +141,6 @@ template <int BITS, int GROUP> inline bytes codes_of(const uint8_t *at) {
     if constexpr (GROUP < 4) fifth <<= 4 - GROUP;
     if constexpr (GROUP > 4) fifth >>= GROUP - 4;
     low |= fifth & 0x1010;
-  }
-  if constexpr (BITS == 6) {
-    constexpr int PLACE = 2 * (GROUP % 4);
-    words above = load<words>(at + (4 + GROUP / 4) * VECTOR);
-    if constexpr (PLACE < 4) above <<= 4 - PLACE;
-    if constexpr (PLACE > 4) above >>= PLACE - 4;
-    low |= above & 0x3030;
   }
   return bytes(low);
 }
@@ -189,6 +191,13 @@ template <int BITS> struct Dots {
   static wide magnitude(wide a) { return _mm256_abs_epi8(a); }
   static wide with_sign(wide x, wide w) { return _mm256_sign_epi8(x, w); }
 #endif
+  // Says that a sum is needed before the next group begins. Otherwise the compiler computes the
+  // products of all groups first, which are more than there are registers, and adds them up later.
+  template <typename Sum> static void settle(Sum &sum) {
+#ifdef DOTS_AVX2
+    asm volatile("" : "+x"(sum));
+#endif
+  }
   ints sum;
   wide part;
   void begin(int32_t from) { sum = from - ints{}; }
@@ -201,7 +210,12 @@ template <int BITS> struct Dots {
     }
     wide products = pairs(w, in);
     part = GROUP % LONG ? plus16(part, products) : products;
-    if (GROUP % LONG == LONG - 1) sum += ints(fours(part));
+    if constexpr (GROUP % LONG == LONG - 1) {
+      sum += ints(fours(part));
+      if (LONG != 2) settle(sum);
+    } else if (LONG != 2) {
+      settle(part);
+    }
   }
   floats floated() const { return __builtin_convertvector(sum, floats); }
 };
@@ -275,25 +289,29 @@ inline void widen_scales(const Form &form, const uint8_t *at, int64_t blocks, Sc
   }
 }
 
-// Adds what a chunk gives to the sums of IN rows of a slice of a panel.
+// Adds what a chunk gives to the sums of IN rows of some slices of a panel.
 template <int BITS, bool LIFTED, int IN> struct Tile {
-  const uint8_t *codes; // from the slice on
+  const uint8_t *codes; // from the first slice on
   const Scales &scales;
   const Rounded *x; // rows lie side by side, blocks `stride` apart
   int64_t stride, blocks;
   int less; // which of `Rounded::less`
   const uint8_t *ahead; // what to call for meanwhile, or null
   int64_t step;         // bytes of a block with its scales
-  float *sums; // [IN, WIDTH], from the slice on
+  float *sums; // [IN, WIDTH], from the first slice on
 
   template <int... GROUP>
   inline void group(std::integer_sequence<int, GROUP...>, const uint8_t *at, const Rounded *in,
-                    Dots<BITS> (&dots)[IN]) const {
+                    Dots<BITS> (&dots)[IN][BROAD]) const {
     auto add = [&](auto which) {
       constexpr int G = decltype(which)::value;
-      bytes weights = codes_of<BITS, G>(at);
+      bytes weights[BROAD];
+#pragma GCC unroll 2
+      for (int s = 0; s < BROAD; s++) weights[s] = codes_of<BITS, G>(at + 4 * LANES * s);
 #pragma GCC unroll 8
-      for (int r = 0; r < IN; r++) dots[r].template add<G>(weights, in[r].codes + 4 * G);
+      for (int r = 0; r < IN; r++)
+#pragma GCC unroll 2
+        for (int s = 0; s < BROAD; s++) dots[r][s].template add<G>(weights[s], in[r].codes + 4 * G);
     };
     (add(std::integral_constant<int, GROUP>{}), ...);
   }
@@ -304,51 +322,56 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
     for (int line = 0; line <= BITS; line++) __builtin_prefetch(from + 64 * line);
   }
 
-  void begin(Dots<BITS> (&dots)[IN], const Rounded *in, int which) const {
+  // Calls for each row and vector.
+  template <typename Each> static inline void each(Each each) {
 #pragma GCC unroll 8
     for (int r = 0; r < IN; r++)
-      dots[r].begin(LIFTED || (BITS == 8 && SIGNED) ? 0 : in[r].less[which]);
+#pragma GCC unroll 2
+      for (int s = 0; s < BROAD; s++) each(r, s);
   }
 
-  void end(const Dots<BITS> (&dots)[IN], const Rounded *in, floats scale, floats (&found)[IN]) const {
-#pragma GCC unroll 8
-    for (int r = 0; r < IN; r++)
-      found[r] = fused(dots[r].floated(), scale * all(in[r].scale), found[r]);
+  void begin(Dots<BITS> (&dots)[IN][BROAD], const Rounded *in, int which) const {
+    each([&](int r, int s) {
+      dots[r][s].begin(LIFTED || (BITS == 8 && SIGNED) ? 0 : in[r].less[which]);
+    });
+  }
+
+  static floats at_slice(const float *of_panel, int64_t slice, int s) {
+    return load<floats>(of_panel + slice + s * LANES);
   }
 
   void compute(int64_t slice) const {
-    floats found[IN];
-#pragma GCC unroll 8
-    for (int r = 0; r < IN; r++) found[r] = load<floats>(sums + r * WIDTH);
+    floats found[IN][BROAD];
+    each([&](int r, int s) { found[r][s] = load<floats>(sums + r * WIDTH + s * LANES); });
     const Rounded *in = x;
     const uint8_t *at = codes;
     for (int64_t b = 0; b < blocks; b++, in += stride, at += BITS * VECTOR) {
       if (ahead) call_for(ahead + b * step);
-      Dots<BITS> dots[IN];
+      auto scale = [&](int64_t which, int s) { return at_slice(scales.scale[which], slice, s); };
+      Dots<BITS> dots[IN][BROAD];
       begin(dots, in, less);
       if constexpr (BITS == 6) {
-        floats first = load<floats>(scales.scale[2 * b] + slice), half[IN];
-        floats second = load<floats>(scales.scale[2 * b + 1] + slice);
+        floats half[IN][BROAD];
         group(std::integer_sequence<int, 0, 1, 2, 3>{}, at, in, dots);
-#pragma GCC unroll 8
-        for (int r = 0; r < IN; r++) half[r] = first * dots[r].floated();
+        each([&](int r, int s) { half[r][s] = scale(2 * b, s) * dots[r][s].floated(); });
         begin(dots, in, less + 1);
         group(std::integer_sequence<int, 4, 5, 6, 7>{}, at, in, dots);
-#pragma GCC unroll 8
-        for (int r = 0; r < IN; r++)
-          found[r] = fused(fused(second, dots[r].floated(), half[r]), all(in[r].scale), found[r]);
+        each([&](int r, int s) {
+          floats both = fused(scale(2 * b + 1, s), dots[r][s].floated(), half[r][s]);
+          found[r][s] = fused(both, all(in[r].scale), found[r][s]);
+        });
       } else {
         group(std::make_integer_sequence<int, GROUPS>{}, at, in, dots);
-        end(dots, in, load<floats>(scales.scale[b] + slice), found);
-      }
-      if constexpr (LIFTED) {
-        floats lift = load<floats>(scales.lift[b] + slice);
-#pragma GCC unroll 8
-        for (int r = 0; r < IN; r++) found[r] = fused(lift, all(in[r].weighted), found[r]);
+        each([&](int r, int s) {
+          found[r][s] =
+              fused(dots[r][s].floated(), scale(b, s) * all(in[r].scale), found[r][s]);
+          if constexpr (LIFTED)
+            found[r][s] =
+                fused(at_slice(scales.lift[b], slice, s), all(in[r].weighted), found[r][s]);
+        });
       }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < IN; r++) store(found[r], sums + r * WIDTH);
+    each([&](int r, int s) { store(found[r][s], sums + r * WIDTH + s * LANES); });
   }
 };
 
@@ -367,7 +390,7 @@ template <int BITS, bool LIFTED, int IN>
 void add_tile(const BlockProduct &job, const uint8_t *codes, const Scales &scales, int64_t row,
               int64_t from, int64_t blocks, float *sums) {
   const int64_t step = chunk_bytes(job.form, CHUNK) / CHUNK;
-  for (int64_t slice = 0; slice < WIDTH; slice += LANES)
+  for (int64_t slice = 0; slice < WIDTH; slice += BROAD * LANES)
     Tile<BITS, LIFTED, IN>{codes + 4 * slice,
                            scales,
                            job.x + from * job.rows + row,
