@@ -125,7 +125,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             loaded = load(folder)  # with the linear layers that outpace has for this machine
-    plain = rate(LLM(loaded, max_num_seqs=1, max_model_len=CONTEXT))
+    nothing = {"method": "none"}
+    plain = rate(LLM(loaded, speculative_config=nothing, max_num_seqs=1, max_model_len=CONTEXT))
     speculation = {"method": "suffix", "num_speculative_tokens": 5}
     llm = LLM(loaded, speculative_config=speculation, max_num_seqs=1, max_model_len=CONTEXT)
     drafted = rate(llm)

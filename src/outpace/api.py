@@ -50,9 +50,9 @@ class LLM:
 
     model: a folder, a GGUF file, a hub name, a loaded ``PreTrainedModel`` (then give its
     ``tokenizer`` and, for images, its ``processor``), or nothing for the bundled pair.
-    speculative_config: see `SpeculativeConfig`;
-    nothing means plain decoding, and the bundled drafter for the bundled model. max_num_seqs: rows
-    decoded at once.
+    speculative_config: see `SpeculativeConfig`; unset: look-ups draft where that pays ("auto"), and
+    for the bundled model the bundled drafter; {"method": "none"} is plain decoding. max_num_seqs:
+    rows decoded at once.
     generation_config: "auto" takes unset options from the model's own, "none" ignores it.
     cpu_kernels: "auto" replaces the linear layers of models on a CPU by faster ones, by a fixed
     rule for each kind of processor, "tune" by those that win a race on this machine, "native",

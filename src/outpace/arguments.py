@@ -155,12 +155,12 @@ def beams(params: BeamSearchParams | Mapping[str, Any] | None) -> BeamSearchPara
 def speculation(
     config: Mapping[str, Any] | SpeculativeConfig | None, bundled: Path | None
 ) -> SpeculativeConfig:
-    """Returns how to speculate. bundled: where the bundled models are, for the bundled target; else
-    None."""
+    """Returns how to speculate; with nothing named, by "auto" without a draft model, or with the
+    bundled one. bundled: where the bundled models are, for the bundled target; else None."""
     if isinstance(config, SpeculativeConfig):
         return config
     if config is None:
-        config = {"method": "none"} if bundled is None else {}
+        config = {}
     if bundled is not None and isinstance(config, Mapping):
         config = dict(config)
         drafter = bundled_drafter(config.get("method", "draft_model"), bundled)

@@ -25,7 +25,8 @@ OF_TRANSFORMERS = (
 class SpeculativeConfig:
     """How to speculate.
 
-    method: a drafter's name: "none", "ngram", "draft_model" (default when ``model`` is given), ...
+    method: a drafter's name: "auto" (the default: look-ups, where they pay), "draft_model" (the
+        default where ``model`` is given), "none" (plain decoding), "ngram", ...
     num_speculative_tokens: tokens (nodes) to draft per round; "auto" chooses, from 0 up, by what
         rounds take and bring.
     length: a length policy's name, or ``{"name": ..., option: ...}``: how much is drafted by
@@ -35,7 +36,7 @@ class SpeculativeConfig:
     options: what only this drafter knows (``model``, ``prompt_lookup_max``, ...).
     """
 
-    method: str = "none"
+    method: str = "auto"
     num_speculative_tokens: int | Literal["auto"] = DEFAULT_TOKENS
     length: str | Mapping[str, Any] | None = None
     verify: str | Mapping[str, Any] | None = None
@@ -67,6 +68,8 @@ class SpeculativeConfig:
 
         >>> SpeculativeConfig.from_dict({"model": "small"}).method
         'draft_model'
+        >>> SpeculativeConfig.from_dict({}).method
+        'auto'
         """
         if not isinstance(config, Mapping):
             raise ConfigError(f"speculative_config must be a dict, not {shown(config)}.")
@@ -75,12 +78,7 @@ class SpeculativeConfig:
         config = _translated(config)
         common = {key: config[key] for key in COMMON if key in config}
         options = {key: value for key, value in config.items() if key not in COMMON}
-        if "method" not in common:
-            if "model" not in options:
-                raise ConfigError(
-                    "speculative_config names no method: add 'method', or 'model' for a draft "
-                    "model."
-                )
+        if "method" not in common and "model" in options:
             common["method"] = "draft_model"
         return cls(**common, options=options)
 

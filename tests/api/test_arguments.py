@@ -53,6 +53,30 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        (None, "auto"),
+        ({}, "auto"),
+        ({"num_speculative_tokens": 3}, "auto"),
+        ({"method": "none"}, "none"),
+    ],
+)
+def test_with_no_method_named_look_ups_draft(config: dict[str, Any] | None, method: str) -> None:
+    llm = LLM(target("llama"), speculative_config=config)
+    assert llm.config.method == llm.engine.drafter.name == method
+    assert SpeculativeConfig.from_dict({"model": "small"}).method == "draft_model"
+
+
+def test_the_default_writes_what_plain_decoding_writes_and_drafts() -> None:
+    prompt = [5, 6, 7, 8] * 6
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    default = LLM(target("llama")).generate([prompt], params)[0]
+    plain = LLM(target("llama"), speculative_config={"method": "none"}).generate([prompt], params)
+    assert default.token_ids == plain[0].token_ids
+    assert default.metrics.num_draft_tokens > 0 == plain[0].metrics.num_draft_tokens
+
+
 @pytest.mark.parametrize(("arguments", "sentence"), REFUSED, ids=lambda v: str(v)[:40])
 def test_an_argument_is_refused_by_name(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):

@@ -281,7 +281,6 @@ def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "--model", "TARGET"], "nothing to compare"),
         (["run", "--model", "TARGET", "--vs", "hg"], "unknown peer 'hg'"),
         (["run", "--model", "TARGET", "--vs", "hf-assisted"], "needs a draft model"),
         (["run", "--model", "TARGET", "--vs", "llama.cpp"], "unknown peer 'llama.cpp'"),

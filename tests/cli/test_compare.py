@@ -45,6 +45,17 @@ def test_json_holds_both_sides(generate: Invoke, drafter: Path) -> None:
     assert found["outputs"][0]["prompt"] == "w1"
 
 
+@pytest.mark.parametrize("flags", [(), ("-k", 2), ("--verify", "coupled")])
+def test_with_no_method_named_look_ups_are_compared(
+    generate: Invoke, flags: tuple[str | int, ...]
+) -> None:
+    result = generate("w1 w2 w1", "--compare", "--json", "--max-tokens", 8, *flags)
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["identical"] is True
+    assert found["plain"]["num_target_passes"] == 8
+
+
 def test_a_drafter_that_is_the_target_is_always_right(target: Path) -> None:
     llm = LLM(target, speculative_config={"model": str(target), "num_speculative_tokens": 3})
     told: list[str] = []
@@ -105,7 +116,7 @@ def test_a_lossy_rule_is_named_as_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [(), ("--method", "none"), ("--speculative-config", '{"method": "none"}')]
+    "flags", [("--method", "none"), ("--speculative-config", '{"method": "none"}')]
 )
 def test_there_must_be_something_to_compare(generate: Invoke, flags: tuple[str, ...]) -> None:
     result = generate("w1", "--compare", *flags)

@@ -259,7 +259,7 @@ def test_speculation_is_switched_for_the_next_answer(session: Session) -> None:
 
 
 def test_speculation_needs_a_drafter(target: Path) -> None:
-    session = begun(LLM(target))
+    session = begun(LLM(target, speculative_config={"method": "none"}))
     with pytest.raises(ConfigError, match="nothing drafts here"):
         obey(session, "/speculate 3")
     obey(session, "/speculate off")

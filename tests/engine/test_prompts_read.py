@@ -81,7 +81,8 @@ def test_the_samples_of_one_prompt_read_it_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_running_rows_go_on_while_a_long_prompt_is_read() -> None:
-    llm = LLM(target("llama"), max_num_seqs=2, max_num_batched_tokens=8)
+    config = {"method": "none"}
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2, max_num_batched_tokens=8)
     first = llm.intake.requests(text(4), greedy(30))[0]
     second = llm.intake.requests(text(60), greedy(5))[0]
     llm.engine.add(first)

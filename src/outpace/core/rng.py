@@ -41,14 +41,21 @@ class Role(IntEnum):
 
 
 def _mix(x: Tensor) -> Tensor:
-    x = _folded(x, 30).mul_(_MIX_1)
-    x = _folded(x, 27).mul_(_MIX_2)
-    return _folded(x, 31)
+    return _mix_(x.clone(), torch.empty_like(x))
 
 
-def _folded(x: Tensor, by: int) -> Tensor:
-    """x xor x shifted to the right, as if it were unsigned."""
-    return (x >> by).bitwise_and_((1 << (64 - by)) - 1).bitwise_xor_(x)
+def _mix_(x: Tensor, scratch: Tensor) -> Tensor:
+    """`_mix` in place; ``scratch`` is of the same shape. New memory for each of these steps would
+    take longer than the steps, where there is a number for each token of a vocabulary."""
+    _fold_(x, 30, scratch).mul_(_MIX_1)
+    _fold_(x, 27, scratch).mul_(_MIX_2)
+    return _fold_(x, 31, scratch)
+
+
+def _fold_(x: Tensor, by: int, scratch: Tensor) -> Tensor:
+    """x xor x shifted to the right, as if it were unsigned, in place."""
+    torch.bitwise_right_shift(x, by, out=scratch)
+    return x.bitwise_xor_(scratch.bitwise_and_((1 << (64 - by)) - 1))
 
 
 def uniform(seeds: Tensor, positions: Tensor, role: Role, count: int) -> Tensor:
@@ -72,7 +79,9 @@ def uniforms(seeds: Tensor, positions: Tensor, roles: Sequence[Role], count: int
     place = torch.stack([(positions * 8 + int(role)) * _GOLDEN for role in roles], -1)
     key = _mix(_mix(seeds * _GOLDEN + _MIX_1)[..., None] ^ place)
     index = torch.arange(1, count + 1, device=seeds.device) * _GOLDEN
-    return _unit(_mix(_mix(key[..., None] + index)))
+    bits = key[..., None] + index
+    scratch = torch.empty_like(bits)
+    return _unit_(_mix_(_mix_(bits, scratch), scratch))
 
 
 def _one_by_one(seeds: Tensor, positions: Tensor, roles: Sequence[Role], count: int) -> Tensor:
@@ -96,10 +105,12 @@ def _mixed(x: int) -> int:
     return x ^ x >> 31
 
 
-def _unit(bits: Tensor) -> Tensor:
+def _unit_(bits: Tensor) -> Tensor:
+    """From 64 random bits to a number in (0, 1); overwrites the bits."""
     # 52 bits and a half are 53 significant ones, all that a float64 has. With one more the largest
     # values would round to 1.
-    return (((bits >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
+    bits.bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)
+    return bits.double().add_(0.5).mul_(2.0**-52)
 
 
 def seeds_of_lane(seeds: Tensor, lane: int) -> Tensor:
@@ -119,7 +130,7 @@ def seeds_of_lane(seeds: Tensor, lane: int) -> Tensor:
 
 def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     """Returns ``[..., V]`` standard Gumbel noise for the token at each position."""
-    return -torch.log(-torch.log(uniform(seeds, positions, Role.TOKEN, vocabulary)))
+    return uniform(seeds, positions, Role.TOKEN, vocabulary).log_().neg_().log_().neg_()
 
 
 def realise(laws: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
@@ -131,7 +142,7 @@ def realise(laws: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     found = []
     for part in pieces(nodes, rows * vocabulary):
         noise = gumbel(seeds[:, None], positions[:, part], vocabulary)
-        found.append((laws[:, part].double().log() + noise).argmax(-1))
+        found.append(noise.add_(laws[:, part].double().log()).argmax(-1))
     return torch.cat(found, 1)
 
 

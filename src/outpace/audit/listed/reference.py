@@ -51,7 +51,12 @@ class Reference:
         self.target = target
         self.cases = list(cases)
         self.tokens = tokens
-        self.plain = LLM(target, tokenizer=tokenizer, generation_config="none")
+        self.plain = LLM(
+            target,
+            tokenizer=tokenizer,
+            speculative_config={"method": "none"},
+            generation_config="none",
+        )
         self._texts: dict[tuple[int, bool, tuple[int, ...], int, bool], list[int]] = {}
         self._logits: dict[tuple[int, ...], Tensor] = {}
 

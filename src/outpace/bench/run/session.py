@@ -61,11 +61,6 @@ def lineup(engines: Engines, rows: int) -> Lineup:
     """
     _check_comparable(engines.options, rows)
     wanted = [name for name in dict.fromkeys(engines.vs) if name != BASELINE]
-    if not (engines.configs or engines.model is None or engines.again or wanted):
-        raise ConfigError(
-            "nothing to compare plain decoding with: give --draft, --method, "
-            "--speculative-config, --vs or --again."
-        )
     # Without a drafter, which would read along and draft from the baseline's texts.
     plain = engine(engines, {"method": "none"}, rows)
     llms, left_out = _speculating(engines, plain, rows)

@@ -172,7 +172,7 @@ Method = Annotated[
         "--method",
         metavar="NAME",
         help=f"How to draft: {', '.join(METHODS)}. Unset: draft_model with --draft and for the "
-        "bundled pair, else none.",
+        "bundled pair, else auto.",
         autocompletion=complete_method,
         rich_help_panel=SPECULATION,
     ),

@@ -30,10 +30,6 @@ def speculation(
             )
         return parse_object("--speculative-config", config, ConfigError)
     tokens = None if count is None else _tokens(count)
-    if draft is None and method is None and not bundled:
-        if count is not None:
-            raise ConfigError("-k needs a drafter: add --draft or --method.")
-        return None if verify is None else {"method": "none", "verify": verify}
     if method == "none" and count is not None:
         raise ConfigError("-k and --method none exclude each other: plain decoding drafts nothing.")
     if method == "draft_model" and draft is None and not bundled:

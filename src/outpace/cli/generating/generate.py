@@ -75,7 +75,7 @@ def generate(
     entries = read_prompts(prompt, source.prompt_file)
     arguments = engine.speculating(speculation)
     check_search(beams, output.compare, arguments["speculative_config"])
-    _check(source, output, arguments["speculative_config"], engine.bundled)
+    _check(source, output, arguments["speculative_config"])
     options = {**sampling.params(), **stopping.params(), "n": output.n, "logprobs": output.logprobs}
     if output.compare and stopping.max_tokens is None:
         options["max_tokens"] = COMPARED_TOKENS
@@ -99,14 +99,11 @@ def generate(
         play(llm, params, job)
 
 
-def _check(
-    source: PromptFlags, output: OutputFlags, config: dict[str, Any] | None, bundled: bool
-) -> None:
+def _check(source: PromptFlags, output: OutputFlags, config: dict[str, Any] | None) -> None:
     """Raises the error of flags that make no sense together."""
     error: OutpaceError | None = None
-    plain = (config or {}).get("method") == "none" or (config is None and not bundled)
-    if output.compare and plain:
-        error = ConfigError("--compare needs a drafter to compare: add --draft or --method ngram.")
+    if output.compare and (config or {}).get("method") == "none":
+        error = ConfigError("--compare needs a drafter to compare: drop --method none.")
     elif source.system is not None and not source.chat:
         error = PromptError("--system needs --chat: a plain prompt has no system message.")
     elif source.chat_template is not None and not source.chat:
