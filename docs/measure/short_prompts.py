@@ -1,0 +1,51 @@
+"""Writes short prompts of eight tasks for ``outpace bench run --chat``: ``short_prompts.py MODEL DATA``.
+
+Where a prompt of a thousand tokens takes as long to read as the answer takes to write, a benchmark
+of long ones says little about drafting. DATA: the folder of prompt sets, as ``--data``. MODEL: whose
+tokenizer and chat template count; a prompt has at most 420 tokens. Prints JSON lines.
+"""
+
+import json
+import sys
+
+from usage import usage
+
+from outpace.bench.prompts import read_sets
+from outpace.targets.hf.loading.load import load
+
+usage(__doc__, needed=2)
+
+LONGEST = 420
+CHOSEN = {
+    "code/humaneval": ("code", 2),
+    "code/mbpp": ("code", 2),
+    "math/gsm8k": ("maths", 2),
+    "chat/mt_bench/writing": ("chat", 1),
+    "chat/mt_bench/roleplay": ("chat", 1),
+    "chat/mt_bench/humanities": ("chat", 1),
+    "specbench/translation": ("translation", 2),
+    "specbench/summarization": ("summarisation", 1),
+    "specbench/qa": ("questions", 2),
+    "editing/rename": ("editing", 1),
+    "editing/hints": ("editing", 1),
+    "editing/bug": ("editing", 1),
+    "editing/errors": ("editing", 1),
+    "rag/fairytaleqa": ("questions on a text", 2),
+}
+"""For each task of a set: what it is called here, and how many of its prompts are taken."""
+
+model, data = sys.argv[1:3]
+tokenizer = load(model).tokenizer
+
+
+def length(text):
+    messages = [{"role": "user", "content": text}]
+    return len(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
+
+
+left = {task: count for task, (_, count) in CHOSEN.items()}
+for prompt in read_sets("humaneval,mbpp,gsm8k,mt_bench,specbench,editing,fairytaleqa", data):
+    if left.get(prompt.task) and length(prompt.text) <= LONGEST:
+        left[prompt.task] -= 1
+        entry = {"id": prompt.id, "task": CHOSEN[prompt.task][0], "prompt": prompt.text}
+        print(json.dumps(entry))
