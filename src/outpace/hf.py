@@ -66,11 +66,11 @@ def speculative(
     """Returns what ``generate`` takes as ``custom_generate``.
 
     drafter: the smaller model, by path, hub name or loaded, or the method's trained head (also
-    accepted as ``model``, its name in ``speculative_config``); without one, ``method`` "ngram"
-    drafts from the text itself, and "none" decodes plainly. num_speculative_tokens: tokens to draft
-    per round; "auto" chooses. verify: a rule's name; unset: the one that suits the drafter.
-    options: the drafter's own. The tokenizers are only needed where the models' vocabularies differ
-    in size.
+    accepted as ``model``, its name in ``speculative_config``); without one, and without a
+    ``method``, look-ups draft where that pays ("auto"); "none" decodes plainly.
+    num_speculative_tokens: tokens to draft per round; "auto" chooses. verify: a rule's name; unset:
+    the one that suits the drafter. options: the drafter's own. The tokenizers are only needed where
+    the models' vocabularies differ in size.
 
     ``generate``'s own options are honoured: processors, criteria, streamer, padding, seeds drawn
     from torch's generator. What cannot be is refused with a ``ConfigError`` that names it. Three
@@ -90,7 +90,7 @@ def speculative(
         raise ConfigError("the drafter was given twice: drop 'model'.")
     drafter = model if drafter is None else drafter
     if method is None:
-        method = "ngram" if drafter is None else "draft_model"
+        method = "auto" if drafter is None else "draft_model"
     config = {"method": method, "num_speculative_tokens": num_speculative_tokens, **options}
     if verify is not None:
         config["verify"] = verify
