@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from outpace.core.gumbel import gumbel
 from outpace.core.law import Branches, History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
-from outpace.core.rng import gumbel
 
 
 @dataclass(frozen=True)

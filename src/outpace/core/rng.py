@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from outpace.core.laws.categorical import Categorical
-from outpace.core.laws.pieces import pieces
 
 # The odd constants of SplitMix64 (Steele, Lea and Flood 2014, variant 13 of Stafford's mixers), as
 # signed 64-bit integers, since torch multiplies int64 modulo 2**64.
@@ -75,13 +74,30 @@ def uniforms(seeds: Tensor, positions: Tensor, roles: Sequence[Role], count: int
     numbers = seeds.numel() * len(roles) * count
     if seeds.device.type == "cpu" and seeds.shape == positions.shape and numbers <= FEW:
         return _one_by_one(seeds, positions, roles, count)
+    indices = torch.arange(count, device=seeds.device)
+    return uniforms_at(keys(seeds, positions, roles)[..., None], indices)
+
+
+def keys(seeds: Tensor, positions: Tensor, roles: Sequence[Role]) -> Tensor:
+    """Returns ``[..., R]`` int64: which stream of uniforms belongs to each of R roles."""
     # No tensor is made of the roles: that would be a transfer from the host.
     place = torch.stack([(positions * 8 + int(role)) * _GOLDEN for role in roles], -1)
-    key = _mix(_mix(seeds * _GOLDEN + _MIX_1)[..., None] ^ place)
-    index = torch.arange(1, count + 1, device=seeds.device) * _GOLDEN
-    bits = key[..., None] + index
+    return _mix(_mix(seeds * _GOLDEN + _MIX_1)[..., None] ^ place)
+
+
+def uniforms_at(keys: Tensor, indices: Tensor) -> Tensor:
+    """Returns the uniforms at some places of streams, as `uniforms` numbers them.
+
+    keys, indices: int64, broadcast against each other.
+
+    >>> seed, position = torch.tensor([7]), torch.tensor([3])
+    >>> whole = uniform(seed, position, Role.TOKEN, 500)[0]
+    >>> bool(uniforms_at(keys(seed, position, (Role.TOKEN,))[0], torch.tensor([9])) == whole[9])
+    True
+    """
+    bits = keys + (indices + 1) * _GOLDEN
     scratch = torch.empty_like(bits)
-    return _unit_(_mix_(_mix_(bits, scratch), scratch))
+    return _unit_(_mix_(_mix_(bits, scratch), scratch), scratch)
 
 
 def _one_by_one(seeds: Tensor, positions: Tensor, roles: Sequence[Role], count: int) -> Tensor:
@@ -105,12 +121,13 @@ def _mixed(x: int) -> int:
     return x ^ x >> 31
 
 
-def _unit_(bits: Tensor) -> Tensor:
-    """From 64 random bits to a number in (0, 1); overwrites the bits."""
+def _unit_(bits: Tensor, scratch: Tensor) -> Tensor:
+    """From 64 random bits to a number in (0, 1). Overwrites both; the result lies in ``scratch``,
+    which is of the same shape, because new memory takes longer than all of this."""
     # 52 bits and a half are 53 significant ones, all that a float64 has. With one more the largest
     # values would round to 1.
     bits.bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)
-    return bits.double().add_(0.5).mul_(2.0**-52)
+    return scratch.view(torch.float64).copy_(bits).add_(0.5).mul_(2.0**-52)
 
 
 def seeds_of_lane(seeds: Tensor, lane: int) -> Tensor:
@@ -126,24 +143,6 @@ def seeds_of_lane(seeds: Tensor, lane: int) -> Tensor:
         return seeds
     step = (lane * _GOLDEN + (1 << 63)) % (1 << 64) - (1 << 63)  # as a signed 64-bit integer
     return _mix(seeds + step)
-
-
-def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """Returns ``[..., V]`` standard Gumbel noise for the token at each position."""
-    return uniform(seeds, positions, Role.TOKEN, vocabulary).log_().neg_().log_().neg_()
-
-
-def realise(laws: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Returns ``[B, M]``: the token that keyed noise picks from each law.
-
-    laws: ``[B, M, V]``; seeds: ``[B]``; positions: ``[B, M]``, where each token will stand.
-    """
-    rows, nodes, vocabulary = laws.shape
-    found = []
-    for part in pieces(nodes, rows * vocabulary):
-        noise = gumbel(seeds[:, None], positions[:, part], vocabulary)
-        found.append(noise.add_(laws[:, part].double().log()).argmax(-1))
-    return torch.cat(found, 1)
 
 
 def inverse_cdf(law: Tensor, u: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outpace.core.gumbel import realise
 from outpace.core.law import Branches
 from outpace.core.proposal import Law, Point, Proposal, Sampled
-from outpace.core.rng import Role, inverse_cdf, realise, uniform
+from outpace.core.rng import Role, inverse_cdf, uniform
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows

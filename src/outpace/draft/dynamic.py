@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outpace.core.gumbel import gumbel
 from outpace.core.proposal import Point, Proposal
-from outpace.core.rng import gumbel
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows

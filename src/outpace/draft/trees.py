@@ -9,10 +9,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outpace.core.gumbel import gumbel
 from outpace.core.law import Branches
 from outpace.core.laws.categorical import Categorical
 from outpace.core.proposal import Point, Proposal, Sampled
-from outpace.core.rng import Role, gumbel, uniform
+from outpace.core.rng import Role, uniform
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Rows

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from outpace.core.gumbel import realise
 from outpace.core.law import Branches
 from outpace.core.proposal import DraftingTerms, Proposal, Riders, Verdict
-from outpace.core.rng import realise
 from outpace.core.transfer import to_device
 from outpace.draft.base import Rows
 from outpace.errors import ConfigError

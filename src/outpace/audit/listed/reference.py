@@ -11,9 +11,9 @@ from torch import Tensor
 
 from outpace.api import LLM
 from outpace.audit.listed.contract import Ending
+from outpace.core.gumbel import gumbel
 from outpace.core.law import Branches, History, LawMaker, RowFault, RowOptions
 from outpace.core.params import SamplingParams
-from outpace.core.rng import gumbel
 
 Kind = Literal[
     "law", "dead end", "ends", "goes on", "length", "text", "logprobs", "seed", "n", "drafting"

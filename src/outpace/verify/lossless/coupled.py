@@ -20,7 +20,7 @@ class CoupledRule(MatchRule):
     the acceptance is at least (1 - d) / (1 + d) for d = TV(p, q); the token rule's is 1 - d.
 
     Without the noise, `stop` and `next` are those of "match": what the walk does on average. With
-    it every node's token is fixed by `rng.realise`, and the walk is deterministic.
+    it every node's token is fixed by `gumbel.realise`, and the walk is deterministic.
     """
 
     name: ClassVar[str] = "coupled"
