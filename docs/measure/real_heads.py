@@ -57,19 +57,19 @@ MINUTES = "minutes.json"
 class Plan:
     """How a drafter is trained."""
 
-    steps: int
-    """By which the rate has fallen: about what a core does in `--minutes`."""
+    pace: float
+    """Steps that a core does in a minute; by `--minutes` of them the rate has fallen."""
     batch: int
     learning_rate: float
     sizes: Mapping[str, Any]
 
 
 PLANS = {
-    "medusa": Plan(110, 2, 1e-3, FEW),
-    "eagle3": Plan(60, 1, 5e-4, FEW),
-    "dflash": Plan(100, 2, 7e-4, {**FEW, "layers": 2, "reads": READS}),
-    "mlp_speculator": Plan(140, 2, 2e-3, {**FEW, "inner_size": 512}),
-    "draft_model": Plan(28, 1, 3e-4, {"depths": DRAFTED, "layers": 2}),
+    "medusa": Plan(70, 2, 1e-3, FEW),
+    "eagle3": Plan(36, 1, 5e-4, FEW),
+    "dflash": Plan(60, 2, 7e-4, {**FEW, "layers": 2, "reads": READS}),
+    "mlp_speculator": Plan(85, 2, 2e-3, {**FEW, "inner_size": 512}),
+    "draft_model": Plan(14, 1, 3e-4, {"depths": DRAFTED, "layers": 2}),
 }
 
 
@@ -121,9 +121,10 @@ def _trained(options: argparse.Namespace) -> None:
         _say(f"read {number + 1} of {len(tokens)} blocks")
     for method in options.only:
         plan, folder = PLANS[method], options.out / method
+        steps = round(plan.pace * options.minutes)
         settings = TrainSettings(
             method=method,
-            steps=plan.steps,
+            steps=steps,
             learning_rate=plan.learning_rate,
             batch=plan.batch,
             warmup=5,
@@ -131,7 +132,7 @@ def _trained(options: argparse.Namespace) -> None:
             head=plan.sizes,
         )
         run = TrainingRun(target, tokens, settings, folder, own=own, lessons=lessons)
-        if run.step >= plan.steps:
+        if run.step >= steps:
             continue
         _play(run, method, folder, options.minutes)
         (folder / "weights.json").write_text(

@@ -17,6 +17,7 @@ from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.route.joining import Node, nodes_of
 from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError
+from outpace.policy.controller import Auto
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -220,6 +221,14 @@ def test_texts_are_the_same_whoever_is_chosen(name: str) -> None:
     sampled = SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
     together = ids(llm.generate(PROMPTS, sampled))
     assert [ids(llm.generate([prompt], sampled))[0] for prompt in PROMPTS] == together
+
+
+def test_auto_is_its_only_drafter() -> None:
+    """With nobody to choose from, choosing would take time for nothing."""
+    for name, config in (("suffix", {}), ("ngram", {"lookups": [NGRAM]})):
+        engine = LLM(target("llama"), speculative_config={"method": "auto", **config}).engine
+        assert engine.drafter.name == name
+        assert isinstance(engine.controller, Auto)
 
 
 def test_auto_without_a_model_or_with_mistakes() -> None:

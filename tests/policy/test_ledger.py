@@ -12,7 +12,7 @@ from engine.test_auto import CONFIGS, PROMPTS, llama
 from outpace.api import LLM
 from outpace.core.params import SamplingParams
 from outpace.core.trees.tree_shape import Trail, TreeShape
-from outpace.policy.acceptance import Acceptance
+from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS, Acceptance
 from outpace.policy.controller import Auto
 from outpace.policy.growing import Growing
 from outpace.policy.ladder import Ladder
@@ -160,6 +160,16 @@ def test_the_price_of_a_drafter_is_its_weights_over_the_targets() -> None:
         controller = LLM(target, speculative_config=config).engine.controller
         assert isinstance(controller, Auto)
         assert controller._prices.level == level
+
+
+def test_look_ups_are_trusted_less_than_models_at_first() -> None:
+    guesses = []
+    for config in ({"model": llama(1)}, {"method": "ngram"}):
+        controller = LLM(llama(4), speculative_config=config).engine.controller
+        assert isinstance(controller, Auto)
+        guesses.append(controller.acceptance.new().chances(2)[0][0])
+        assert guesses[-1] == controller.acceptance.typical(2)[0][0]
+    assert guesses == [PRIOR, PRIOR_OF_LOOK_UPS]
 
 
 def test_other_work_weighs_on_small_models_only() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from outpace.core.trees.tree_shape import Trail
 
 PRIOR = 0.7
+PRIOR_OF_LOOK_UPS = 0.4
 PRIOR_WEIGHT = 6.0
 """The assumed chance of acceptance before anything is known of a drafter, with the weight of six
 observed tokens."""
@@ -26,9 +27,9 @@ SHARED_WEIGHT = 10.0
 """In the estimate for one request, the estimate over all requests weighs as many tokens."""
 
 
-def prior(rank: int) -> float:
+def prior(rank: int, eldest: float = PRIOR) -> float:
     """Returns the chance of a sibling of this rank before anything is known."""
-    return PRIOR * YOUNGER**rank
+    return eldest * YOUNGER**rank
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Counts:
     """
 
     memory: float
+    prior: float = PRIOR
     ranks: list[_Rank] = field(default_factory=list)
 
     def add(self, trail: Trail) -> None:
@@ -78,7 +80,7 @@ class Counts:
         depth that was hardly tried is estimated from the one before it."""
         found: list[list[float]] = [[] for _ in range(depths)]
         for rank in range(siblings):
-            counts, guess = self.rank(rank), prior(rank)
+            counts, guess = self.rank(rank), prior(rank, self.prior)
             for depth in range(depths):
                 guess = counts.rate(depth, guess, PRIOR_WEIGHT)
                 found[depth].append(guess)
@@ -130,12 +132,14 @@ class Acceptance:
     lesser depths.
     """
 
-    def __init__(self) -> None:
-        self._all = Counts(DRAFTER_MEMORY)
+    def __init__(self, prior: float = PRIOR) -> None:
+        """prior: the chance of a first token before anything is known."""
+        self._prior = prior
+        self._all = Counts(DRAFTER_MEMORY, prior)
 
     def new(self) -> Counts:
         """Returns the empty counts of a new request."""
-        return Counts(REQUEST_MEMORY)
+        return Counts(REQUEST_MEMORY, self._prior)
 
     def learn(self, request: Counts, trail: Trail) -> None:
         """Adds one verified draft. A round in which nothing was drafted teaches nothing."""

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
-from outpace.policy.acceptance import Acceptance, Counts
+from outpace.policy.acceptance import PRIOR, Acceptance, Counts
 from outpace.policy.base import Controller, Outcome, affordable, is_pure, wish
 from outpace.policy.cost import ENOUGH, CostModel, Place, ReadingCost, Spells
 from outpace.policy.growing import Growing
@@ -130,9 +130,11 @@ class Auto(Controller):
         drafts: Ladder | Growing,
         invariant: bool = False,
         prices: Prices | None = None,
+        prior: float = PRIOR,
     ) -> None:
-        """drafts: what to choose from. prices: nominal ones."""
-        self._known = Knowledge()
+        """drafts: what to choose from. prices: nominal ones. prior: the chance of a first token
+        before anything is known."""
+        self._known = Knowledge(Acceptance(prior))
         self._growing = drafts if isinstance(drafts, Growing) else None
         static = drafts.static if isinstance(drafts, Growing) else drafts
         self._static = self._ladder = static

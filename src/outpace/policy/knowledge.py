@@ -18,9 +18,9 @@ from outpace.policy.cost import CostModel, ReadingCost, Spells
 class Knowledge:
     """What is known of one drafter, over all requests."""
 
+    acceptance: Acceptance
     costs: CostModel = field(default_factory=CostModel)
     reading: ReadingCost = field(default_factory=ReadingCost)
     spells: Spells = field(default_factory=Spells)
-    acceptance: Acceptance = field(default_factory=Acceptance)
     slimness: Slimness = field(default_factory=lambda: Slimness(DRAFTER_MEMORY))
     finding: Finding = field(default_factory=lambda: Finding(REQUEST_MEMORY))

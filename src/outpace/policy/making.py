@@ -6,6 +6,7 @@ from outpace.config import SpeculativeConfig
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
+from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
 from outpace.policy.base import Controller
 from outpace.policy.controller import Auto
 from outpace.policy.growing import Growing
@@ -52,7 +53,7 @@ def _auto(drafter: Drafter, invariant: bool, target: Target) -> Auto:
         return Auto(Growing(prices), invariant, prices)
     shape = drafter.shape
     ladder = Ladder.chains(drafter.longest) if shape is None else Ladder.by_level(shape)
-    return Auto(ladder, invariant, prices)
+    return Auto(ladder, invariant, prices, PRIOR if drafter.pass_bytes else PRIOR_OF_LOOK_UPS)
 
 
 def _by_name(

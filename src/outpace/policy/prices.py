@@ -12,7 +12,7 @@ docs/decisions/0004-static-prices.md."""
 PASS = 0.3e-3 * HOST
 """The fixed cost of a pass of the target beside reading its weights, expressed in bytes."""
 
-STARTED = 0.4e-3 * HOST
+STARTED = 1.1e-3 * HOST
 """The fixed cost of drafting in a round (catching up, masks, the verdict), expressed in bytes."""
 
 DRAWN = 0.3e-3 * HOST
@@ -21,7 +21,7 @@ DRAWN = 0.3e-3 * HOST
 FORKED = 1.5e-3 * HOST
 """What a tree costs more than a chain, expressed in bytes."""
 
-SCORED = {"cpu": 0.07}
+SCORED = {"cpu": 0.1}
 """Passes that scoring one more token costs, by kind of device."""
 
 SCORED_ELSEWHERE = 0.02

@@ -87,12 +87,14 @@ class AutoDrafter(Several):
         return rule_of([*options.look_ups, *options.model_configs])
 
     @classmethod
-    def build(cls, setup: Setup) -> AutoDrafter:
+    def build(cls, setup: Setup) -> Drafter:
         configs = [*setup.options.look_ups, *setup.options.model_configs]
         children = [setup.child(config) for config in configs]
         names = [child.name for child in children]
         if len(set(names)) < len(names):
             raise ConfigError("'lookups' names one method twice: name each once.")
+        if len(children) == 1:
+            return children[0]  # how much it drafts, if anything, is all that there is to choose
         return cls(children, names, setup.loaded.vocabulary)
 
     @classmethod
