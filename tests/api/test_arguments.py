@@ -54,17 +54,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("config", "method"),
+    ("config", "method", "drafter"),
     [
-        (None, "auto"),
-        ({}, "auto"),
-        ({"num_speculative_tokens": 3}, "auto"),
-        ({"method": "none"}, "none"),
+        (None, "auto", "suffix"),
+        ({}, "auto", "suffix"),
+        ({"num_speculative_tokens": 3}, "auto", "suffix"),
+        ({"method": "none"}, "none", "none"),
     ],
 )
-def test_with_no_method_named_look_ups_draft(config: dict[str, Any] | None, method: str) -> None:
+def test_with_no_method_named_look_ups_draft(
+    config: dict[str, Any] | None, method: str, drafter: str
+) -> None:
     llm = LLM(target("llama"), speculative_config=config)
-    assert llm.config.method == llm.engine.drafter.name == method
+    assert (llm.config.method, llm.engine.drafter.name) == (method, drafter)
     assert SpeculativeConfig.from_dict({"model": "small"}).method == "draft_model"
 
 
