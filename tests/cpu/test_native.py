@@ -32,7 +32,7 @@ from outpace.core.trees.tree import Tree
 from outpace.targets.cpu import native
 from outpace.targets.cpu.kernels import speed_up
 from outpace.targets.cpu.native import Native
-from outpace.targets.cpu.native_layers.layer import NativeLayer, use_native_layers
+from outpace.targets.cpu.native_layers.layer import NativeLayer, agree, use_native_layers
 from outpace.targets.cpu.native_layers.linear import (
     FEW,
     WIDE_LANES,
@@ -520,3 +520,13 @@ def test_angles_are_the_models_own(kind: str) -> None:
         expected = module(x, positions)
         torch.testing.assert_close(cosines, expected[0], rtol=0, atol=1e-6)
         torch.testing.assert_close(sines, expected[1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("error", "fine"), [(1.3e-4, True), (1e-3, False)])
+def test_a_layer_is_trusted_in_spite_of_rounding_but_not_of_more(error: float, fine: bool) -> None:
+    """error: of one number, as a share of the spread; the layer of a real model was off by the
+    first of them."""
+    expected = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    found = expected.clone()
+    found[1, 2] += error * expected.std()
+    assert agree(found, expected, expected, torch.nn.Identity()) == fine

@@ -39,9 +39,10 @@ CHILDREN = {"self_attn", "mlp", *NORMS}
 MOST_EACH = 64
 """Query heads that may share a key head."""
 
-TOLERANCE = 1e-4
+TOLERANCE = 5e-4
 """Largest error that a trial allows, as a share of what the layer adds to the residual stream.
-Rounding of float32 is some 1e-6 of that."""
+Rounding of float32 is some 3e-6 of that, and 1.1e-4 in the worst number of a layer of Qwen2.5 0.5B
+with weights of 8 bits, whose largest numbers are twelve times the usual ones."""
 
 COARSE = 0.05
 """The same where activations are rounded to 8 bits, for the root of the mean square: a last bit may
