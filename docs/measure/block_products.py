@@ -12,7 +12,7 @@ import torch
 from usage import usage
 
 from outpace import LLM
-from outpace.targets.hf.weights import weight_bytes
+from outpace.targets.hf.weights import pass_bytes
 
 usage(__doc__, needed=1)
 
@@ -46,8 +46,8 @@ if len(words) > 1:
 llm = LLM(words[0], generation_config="none", max_num_seqs=1, **options)
 runner, model = llm.engine.target.runner, llm.target.model
 print(llm.describe())
-read = weight_bytes(model) / 1e9
-print(f"{read:.2f} GB of weights; plain reading gives {reading():.1f} GB/s")
+read = pass_bytes(model) / 1e9
+print(f"{read:.2f} GB of weights a pass; plain reading gives {reading():.1f} GB/s")
 print("| tokens | ms, median | at best | over 1 token | GB/s |")
 first = None
 for columns in COLUMNS:

@@ -1,4 +1,6 @@
-"""Writes short prompts of eight tasks for ``outpace bench run --chat``: ``short_prompts.py MODEL DATA``.
+"""Writes short prompts for ``outpace bench run --chat``: ``short_prompts.py MODEL DATA [kinds]``.
+
+Twenty of eight tasks, or with "kinds" 25, ten about code, five about maths and ten of free text.
 
 Where a prompt of a thousand tokens takes as long to read as the answer takes to write, a benchmark
 of long ones says little about drafting. DATA: the folder of prompt sets, as ``--data``. MODEL: whose
@@ -16,7 +18,7 @@ from outpace.targets.hf.loading.load import load
 usage(__doc__, needed=2)
 
 LONGEST = 420
-CHOSEN = {
+TASKS = {
     "code/humaneval": ("code", 2),
     "code/mbpp": ("code", 2),
     "math/gsm8k": ("maths", 2),
@@ -32,6 +34,18 @@ CHOSEN = {
     "editing/errors": ("editing", 1),
     "rag/fairytaleqa": ("questions on a text", 2),
 }
+KINDS = {
+    "code/humaneval": ("code", 5),
+    "code/mbpp": ("code", 5),
+    "math/gsm8k": ("maths", 5),
+    **{
+        f"chat/mt_bench/{what}": ("free text", 1)
+        for what in ("writing", "roleplay", "humanities", "stem", "reasoning")
+    },
+    "specbench/translation": ("free text", 2),
+    "specbench/summarization": ("free text", 1),
+    "specbench/qa": ("free text", 2),
+}
 """For each task of a set: what it is called here, and how many of its prompts are taken."""
 
 model, data = sys.argv[1:3]
@@ -43,6 +57,7 @@ def length(text):
     return len(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
 
 
+CHOSEN = KINDS if sys.argv[3:] == ["kinds"] else TASKS
 left = {task: count for task, (_, count) in CHOSEN.items()}
 for prompt in read_sets("humaneval,mbpp,gsm8k,mt_bench,specbench,editing,fairytaleqa", data):
     if left.get(prompt.task) and length(prompt.text) <= LONGEST:

@@ -1,7 +1,9 @@
-"""Passes of a model with two versions of outpace, in turns: ``versions.py MODEL OLD NEW [TURNS]``.
+"""Passes of a model with two versions of outpace, in turns:
+``versions.py MODEL OLD NEW [TURNS [TOKENS]]``.
 
 OLD, NEW: the ``src`` folders of two checkouts. A process for each takes its turn, in random order;
 the ratio (above 1: the new one is faster) is the median of neighbours, with a 95 % interval.
+TOKENS: of the passes, as in "1,8".
 """
 
 import random
@@ -13,7 +15,7 @@ from usage import usage
 
 usage(__doc__, needed=3)
 
-COLUMNS = (1, 2, 4, 8, 16, 64)
+COLUMNS = "1,2,4,8,16,64"
 SAMPLES = 2000
 PLAYER = """
 import sys, time, torch
@@ -66,9 +68,10 @@ def interval(ratios):
 def main():
     model, *sources = sys.argv[1:4]
     turns = int(sys.argv[4]) if len(sys.argv) > 4 else 15
+    wanted = sys.argv[5] if len(sys.argv) > 5 else COLUMNS
     players = [Player(model, source) for source in sources]
     print("| tokens | old, ms | new, ms | ratio |\n|---|---|---|---|")
-    for columns in COLUMNS:
+    for columns in map(int, wanted.split(",")):
         pairs = []
         for _ in range(turns):
             found = {}

@@ -165,7 +165,7 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
 # -- other processors ------------------------------------------------------------------------------
 
 PRODUCT = """
-#include "block_products.h"
+#include "block_amx.h"
 extern "C" void product(int kind, const float *x, long rows, long k, const uint8_t *panels,
                         long outputs, float *y, Rounded *rounded) {
   round_blocks(x, rows, k, 0, blocks_of(k), rounded);
@@ -194,6 +194,8 @@ def compiled_for(flags: str, folder: Path) -> Any:
         ("-march=x86-64-v3", "avx2", True),
         ("-march=x86-64-v3 -mavxvnni", "avx_vnni", True),
         ("-march=x86-64-v4", "avx512bw", True),
+        ("-march=x86-64-v4 -mavx512vnni", "avx512_vnni", True),
+        ("-march=x86-64-v4 -mavx512vnni -mamx-tile -mamx-int8", "amx_int8", True),
     ],
 )
 @torch.inference_mode()
@@ -202,16 +204,17 @@ def test_processors_agree(flags: str, needs: str, same: bool, tmp_path: Path) ->
     if needs not in building.find_compiler().identity.decode(errors="replace"):
         pytest.skip(f"this processor lacks {needs}")
     product = compiled_for(flags, tmp_path)
-    x, y = torch.randn(7, 768), torch.empty(7, 37)
+    rows = 40  # so many that AMX computes them, where there is AMX
+    x, y = torch.randn(rows, 768), torch.empty(rows, 37)
     x[0] *= 1e30
-    room = torch.empty(7 * 24 * 64, dtype=torch.uint8)
+    room = torch.empty(rows * 24 * 64, dtype=torch.uint8)
     assert room.data_ptr() % 64 == 0
     for number, kind in enumerate(KINDS):
         weight = random_blocks(kind, 37, 768)
         layer = NativeBlockLinear(library(), weight)
         product(
             number,
-            *(ctypes.c_void_p(x.data_ptr()), ctypes.c_long(7), ctypes.c_long(768)),
+            *(ctypes.c_void_p(x.data_ptr()), ctypes.c_long(rows), ctypes.c_long(768)),
             *(ctypes.c_void_p(layer.panels.data_ptr()), ctypes.c_long(37)),
             *(ctypes.c_void_p(y.data_ptr()), ctypes.c_void_p(room.data_ptr())),
         )

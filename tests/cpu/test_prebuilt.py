@@ -16,11 +16,11 @@ from outpace.targets.cpu.library.compiler import CompilerError, find_compiler
 from outpace.targets.cpu.library.processor import this_processor
 
 ROOT = Path(outpace.__file__).parents[2]
-VNNI, STRONG, WEAK = (features for _, features in prebuilt.LEVELS.values())
+AMX, VNNI, STRONG, WEAK = (features for _, features in prebuilt.LEVELS.values())
 
 
 def test_the_strongest_level_that_a_processor_has_is_taken(tmp_path: Path) -> None:
-    vnni, v4, v3 = (tmp_path / prebuilt.file_name(level) for level in prebuilt.LEVELS)
+    amx, vnni, v4, v3 = (tmp_path / prebuilt.file_name(level) for level in prebuilt.LEVELS)
     assert prebuilt.find(STRONG, tmp_path) is None
     v3.touch()
     assert prebuilt.find(STRONG, tmp_path) == v3
@@ -29,6 +29,9 @@ def test_the_strongest_level_that_a_processor_has_is_taken(tmp_path: Path) -> No
     vnni.touch()
     assert prebuilt.find(STRONG, tmp_path) == v4
     assert prebuilt.find(VNNI, tmp_path) == vnni
+    amx.touch()
+    assert prebuilt.find(VNNI, tmp_path) == vnni
+    assert prebuilt.find(AMX, tmp_path) == amx
     assert prebuilt.find(WEAK, tmp_path) == v3
     assert prebuilt.find(WEAK - {"fma"}, tmp_path) is None
 

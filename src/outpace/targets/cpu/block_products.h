@@ -43,8 +43,13 @@ constexpr int TALL = 4, BROAD = 1;
 #endif
 constexpr int64_t BATCH = 32;  // rows that meet a chunk while it is in the nearest cache
 // Bytes between what is worked on and what is called for from memory. Panels follow one another, so
-// that it is the next panel's at the end of a panel.
-constexpr int64_t AHEAD = 6144;
+// that it is the next panel's at the end of a panel. On Xeons with AMX lines come in two steps: from
+// FAR into the second cache, where more of them can be under way, and from there into the first one.
+#ifdef __AMX_INT8__
+constexpr int64_t AHEAD = 2048, FAR = 16384;
+#else
+constexpr int64_t AHEAD = 6144, FAR = 0;
+#endif
 constexpr int64_t SLICES = WIDTH / LANES; // vectors of a panel
 
 // -- activations -----------------------------------------------------------------------------------
@@ -289,6 +294,30 @@ inline void widen_scales(const Form &form, const uint8_t *at, int64_t blocks, Sc
   }
 }
 
+// What a block adds to an output of a row. These are all the steps that round, and all ways to the
+// integer sums take them, in the order of the blocks. dot: the integer sum of the block; half: that of
+// its first half, times the scale of that half.
+inline floats add_scaled(floats dot, floats scale, const Rounded &in, floats to) {
+  return fused(dot, scale * all(in.scale), to);
+}
+
+inline floats add_lift(floats lift, const Rounded &in, floats to) {
+  return fused(lift, all(in.weighted), to);
+}
+
+inline floats add_halves(floats half, floats dot, floats scale, const Rounded &in, floats to) {
+  return fused(fused(scale, dot, half), all(in.scale), to);
+}
+
+// Calls for lines of a block that lies ahead of `from`, and for one of its scales.
+template <int BITS> inline void call_for(const uint8_t *from) {
+#pragma GCC unroll 9
+  for (int line = 0; line <= BITS; line++) {
+    if (FAR) __builtin_prefetch(from + FAR + 64 * line, 0, 2);
+    __builtin_prefetch(from + AHEAD + 64 * line);
+  }
+}
+
 // Adds what a chunk gives to the sums of IN rows of some slices of a panel.
 template <int BITS, bool LIFTED, int IN> struct Tile {
   const uint8_t *codes; // from the first slice on
@@ -296,8 +325,8 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
   const Rounded *x; // rows lie side by side, blocks `stride` apart
   int64_t stride, blocks;
   int less; // which of `Rounded::less`
-  const uint8_t *ahead; // what to call for meanwhile, or null
-  int64_t step;         // bytes of a block with its scales
+  bool fresh;   // whether the codes are read for the first time, and those ahead are called for
+  int64_t step; // bytes of a block with its scales
   float *sums; // [IN, WIDTH], from the first slice on
 
   template <int... GROUP>
@@ -314,12 +343,6 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
         for (int s = 0; s < BROAD; s++) dots[r][s].template add<G>(weights[s], in[r].codes + 4 * G);
     };
     (add(std::integral_constant<int, GROUP>{}), ...);
-  }
-
-  // Calls for the lines of a block.
-  static void call_for(const uint8_t *from) {
-#pragma GCC unroll 9
-    for (int line = 0; line <= BITS; line++) __builtin_prefetch(from + 64 * line);
   }
 
   // Calls for each row and vector.
@@ -346,7 +369,7 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
     const Rounded *in = x;
     const uint8_t *at = codes;
     for (int64_t b = 0; b < blocks; b++, in += stride, at += BITS * VECTOR) {
-      if (ahead) call_for(ahead + b * step);
+      if (fresh) call_for<BITS>(codes + b * step);
       auto scale = [&](int64_t which, int s) { return at_slice(scales.scale[which], slice, s); };
       Dots<BITS> dots[IN][BROAD];
       begin(dots, in, less);
@@ -357,17 +380,15 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
         begin(dots, in, less + 1);
         group(std::integer_sequence<int, 4, 5, 6, 7>{}, at, in, dots);
         each([&](int r, int s) {
-          floats both = fused(scale(2 * b + 1, s), dots[r][s].floated(), half[r][s]);
-          found[r][s] = fused(both, all(in[r].scale), found[r][s]);
+          found[r][s] = add_halves(half[r][s], dots[r][s].floated(), scale(2 * b + 1, s), in[r],
+                                   found[r][s]);
         });
       } else {
         group(std::make_integer_sequence<int, GROUPS>{}, at, in, dots);
         each([&](int r, int s) {
-          found[r][s] =
-              fused(dots[r][s].floated(), scale(b, s) * all(in[r].scale), found[r][s]);
+          found[r][s] = add_scaled(dots[r][s].floated(), scale(b, s), in[r], found[r][s]);
           if constexpr (LIFTED)
-            found[r][s] =
-                fused(at_slice(scales.lift[b], slice, s), all(in[r].weighted), found[r][s]);
+            found[r][s] = add_lift(at_slice(scales.lift[b], slice, s), in[r], found[r][s]);
         });
       }
     }
@@ -397,7 +418,7 @@ void add_tile(const BlockProduct &job, const uint8_t *codes, const Scales &scale
                            job.rows,
                            blocks,
                            less_of(job.form),
-                           row || slice ? nullptr : codes + AHEAD,
+                           !row && !slice,
                            step,
                            sums + slice}
         .compute(slice);
@@ -463,11 +484,6 @@ inline void compute_panel(const BlockProduct &job, int64_t panel) {
     }
     finish_panel(job, panel, row, count, sums);
   }
-}
-
-// Computes the outputs of the panels from `begin` to `end`.
-inline void compute(const BlockProduct &job, int64_t begin, int64_t end) {
-  for (; begin < end; begin++) compute_panel(job, begin);
 }
 
 } // namespace

@@ -45,6 +45,9 @@ BLOCK = 32
 LINE = 64
 """Bytes of a line of the processor's cache."""
 
+LARGE_PAGE = 1 << 21
+"""Bytes of a page of memory, where the system has large ones."""
+
 WORTH_A_THREAD = 1 << 15
 """Weights of a product per thread, at least: with fewer, starting a thread takes longer."""
 
@@ -208,8 +211,9 @@ class Native:
         """Returns a weight in blocks in the order in which products read it: uint8, flat."""
         shape = _shape_of(blocks)
         size = self._blocks_size(*shape)
-        room = torch.empty(size + LINE, dtype=torch.uint8)
-        panels = room[-room.data_ptr() % LINE :][:size]
+        begin = LARGE_PAGE if size >= LARGE_PAGE else LINE
+        room = torch.empty(size + begin, dtype=torch.uint8)  # what is not written takes no memory
+        panels = room[-room.data_ptr() % begin :][:size]
         threads = self._threads(blocks.outputs * blocks.inputs)
         kind, *sizes = shape
         self._lay_out_blocks(kind, blocks.raw.data_ptr(), *sizes, panels.data_ptr(), *threads)

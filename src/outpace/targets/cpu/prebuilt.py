@@ -22,8 +22,12 @@ FLAGS = (
 _V3 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 
+_VNNI = _V4 | {"avx512_vnni"}
+_FOR_VNNI = ("-march=x86-64-v4", "-mavx512vnni")
+
 LEVELS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
-    "x86-64-v4-vnni": (("-march=x86-64-v4", "-mavx512vnni"), _V4 | {"avx512_vnni"}),
+    "x86-64-v4-amx": ((*_FOR_VNNI, "-mamx-tile", "-mamx-int8"), _VNNI | {"amx_tile", "amx_int8"}),
+    "x86-64-v4-vnni": (_FOR_VNNI, _VNNI),
     "x86-64-v4": (("-march=x86-64-v4",), _V4),
     "x86-64-v3": (("-march=x86-64-v3",), _V3),
 }
