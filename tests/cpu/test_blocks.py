@@ -286,6 +286,23 @@ def test_models_give_the_numbers_of_widened_weights(family: str) -> None:
     assert 1e-4 < off < 0.05, "activations are rounded, and nothing else"
 
 
+@torch.inference_mode()
+def test_logits_of_the_first_tokens_have_the_same_bits() -> None:
+    runner = Runner(played("llama"), rows=2, max_length=64)
+    assert runner.says_fewer
+    tokens = torch.randint(0, 101, (2, 5))
+    found = []
+    for options in ({}, {"say": 40}, {"say": 1000}, {"say": 40, "output_hidden_states": True}):
+        runner.admit(2)
+        found.append(runner.forward(tokens, keep=3, **options).logits)
+        runner.retain([])
+    every, few, more, with_states = found
+    assert few.shape[-1] < 101
+    assert torch.equal(few[..., :40], every[..., :40])
+    assert torch.equal(more, every)
+    assert torch.equal(with_states, few)
+
+
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()

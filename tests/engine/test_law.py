@@ -59,16 +59,23 @@ def p_value(found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) 
 
 @pytest.mark.parametrize(
     ("method", "verify"),
-    [("draft_model", "token"), ("draft_tree", "recursive"), ("grown tree", "recursive")],
+    [
+        ("draft_model", "token"),
+        ("usual tokens", "token"),
+        ("draft_tree", "recursive"),
+        ("grown tree", "recursive"),
+    ],
 )
 def test_texts_of_three_tokens_follow_the_targets_law(method: str, verify: str) -> None:
     model = build("llama", vocab_size=VOCABULARY, num_hidden_layers=1)
     config = {
-        "method": method.replace("grown tree", "draft_tree"),
+        "method": {"usual tokens": "draft_model", "grown tree": "draft_tree"}.get(method, method),
         "model": noised(model, 0.4),
         "num_speculative_tokens": 2,
         "verify": verify,
     }
+    if method == "usual tokens":
+        config |= {"draft_vocab_size": VOCABULARY - 2}
     if method == "draft_tree":
         config |= {"branching": [2, 2], "num_speculative_tokens": 6}
     llm = LLM(model, speculative_config=config, max_num_seqs=400)

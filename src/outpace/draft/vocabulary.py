@@ -36,7 +36,8 @@ class Vocabulary:
         self._own[target_ids] = own
         self._target = target_ids.new_full((int(own.max()) + 1 if len(own) else 1,), -1)
         self._target[own] = target_ids
-        self._same = own_ids is None and torch.equal(target_ids, own)
+        self.is_same = own_ids is None and torch.equal(target_ids, own)
+        """Whether each token has the same number in both."""
 
     @classmethod
     def shared(cls, own: int, size: int, device: torch.device | str = "cpu") -> Vocabulary:
@@ -64,11 +65,12 @@ class Vocabulary:
 
     def logits(self, own: Tensor) -> Tensor:
         """Returns logits ``[..., V]`` over the target's tokens from logits ``[..., V']`` over the
-        drafter's own (further ones are padding); -inf where it has none."""
+        drafter's own (further ones are padding); -inf where it has none. Where its tokens are the
+        target's own (`is_same`), only the first of them need be given."""
         known = len(self._target_ids)
-        if self._same:
-            missing = self.size - known
+        if self.is_same:
             cut = own[..., :known]
+            missing = self.size - cut.shape[-1]
             return torch.nn.functional.pad(cut, (0, missing), value=NEVER) if missing else cut
         found = own.new_full((*own.shape[:-1], self.size), NEVER)
         spoken = own[..., :known] if self._own_ids is None else own[..., self._own_ids]

@@ -24,6 +24,7 @@ from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
 from outpace.draft.models.own_text import KnownTokens, OwnText
 from outpace.draft.models.sight import Sight
 from outpace.draft.models.specimen import noisy_copy
+from outpace.draft.models.usual import USUAL, UsualTokens
 from outpace.draft.online.options import online_options
 from outpace.draft.remembered import Remembered
 from outpace.draft.vocabulary import Vocabulary
@@ -78,6 +79,7 @@ class DraftModel(Drafter):
         self._sight, self._looking = sight, Looking(sight, runner)
         self.needs = Needs(images=sight.prepares)
         self._vocabulary = Vocabulary.shared(self._own_size, vocabulary, runner.device)
+        self._usual: UsualTokens | None = None
         self._texts: list[OwnText] = []  # by row
         self._own: list[list[int]] = []  # by row: its text, or the window of it
         self._begins = Remembered(int)  # by row: the first token of the text that it reads
@@ -91,6 +93,7 @@ class DraftModel(Drafter):
         online = online_options(setup.options.online)
         drafter = cls._built(setup)
         if online is None:
+            drafter._say_usual(setup.options.draft_vocab_size)
             return drafter
         # Not imported above: few drafters learn.
         from outpace.draft.online.online import Online
@@ -120,6 +123,14 @@ class DraftModel(Drafter):
 
         sight = Sight(setup.loaded, loaded, setup.options.images, same_tokens=False)
         return foreign_drafter(wanted, setup.loaded, loaded, runner, sight)
+
+    def _say_usual(self, size: Any) -> None:
+        """Lets it score only the usual tokens, where that saves time."""
+        shared, own = self._vocabulary.is_same, self._own_size
+        if size == AUTO:
+            size = USUAL if self.runner.says_fewer and own >= 2 * USUAL else None
+        if size is not None and shared and size < own:
+            self._usual = UsualTokens(size)
 
     @staticmethod
     def _load(setup: Setup) -> Loaded:
@@ -209,9 +220,9 @@ class DraftModel(Drafter):
         logits = read[:, 0]  # [B, V]
         chains = Chains(rows, counts, self.lane)
         while chains.grow(logits, states=None if states is None else states[:, -1]):
-            output = self.runner.forward(self._readable(chains.tokens[:, -1:]), keep=1, **asked)
+            scored, states = self._score(self._readable(chains.tokens[:, -1:]), keep=1, **asked)
             self.runner.advance([int(row) for row in live])
-            logits, states = self._vocabulary.logits(output.logits[:, -1]), _last(output)
+            logits = scored[:, -1]
         return chains.proposal(self._tree(len(rows), chains.length))
 
     def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
@@ -343,17 +354,28 @@ class DraftModel(Drafter):
         # Where all rows end together, only their last logits are needed.
         keep = 1 + more if alike else width
         tokens = to_device([[*row, *[0] * (width - len(row))] for row in fed], device)
-        output = self.runner.forward(tokens, keep=keep, **asked)
+        if self._usual is not None:
+            self._usual.look_at(self._own[: len(live)], live)
+        logits, states = self._score(tokens, keep, **asked)
         self.runner.advance([len(unseen) for unseen in pending])
-        states = _last(output)
         if alike:
-            ends = None if states is None else states[:, -keep:]
-            return self._vocabulary.logits(output.logits), ends
+            return logits, None if states is None else states[:, -keep:]
         last = to_device([max(0, len(unseen) - 1) for unseen in pending], device)
         row_index = torch.arange(len(pending), device=device)[:, None]
         columns = last[:, None] + torch.arange(1 + more, device=device)
         at = row_index, columns
-        return self._vocabulary.logits(output.logits[at]), None if states is None else states[at]
+        return logits[at], None if states is None else states[at]
+
+    def _score(self, tokens: Tensor, keep: int, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """One pass: the logits ``[B, keep, V]`` over the target's tokens, and the last hidden
+        states ``[B, T, H]`` if they were asked for. options: as for `Runner.forward`."""
+        if self._usual is None:
+            output = self.runner.forward(tokens, keep=keep, **options)
+            return self._vocabulary.logits(output.logits), _last(output)
+        if self.runner.says_fewer and self._usual.needed is not None:
+            options["say"] = self._usual.needed
+        output = self.runner.forward(tokens, keep=keep, **options)
+        return self._vocabulary.logits(self._usual.only(output.logits)), _last(output)
 
 
 def _last(output: Any) -> Tensor | None:

@@ -62,6 +62,4 @@ class DynamicTree(DraftModel):
 
     def _deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
         """The logits of the last nodes that were fed, by one pass of the model."""
-        keep = parents.shape[1]
-        output = self.runner.forward(self._readable(fed), keep=keep, tree=tree)
-        return self._vocabulary.logits(output.logits)
+        return self._score(self._readable(fed), parents.shape[1], tree=tree)[0]

@@ -40,8 +40,7 @@ class IntersectionModel(ForeignModel):
         while chains.grow(logits):
             # A token that is not shared is only drawn where the options leave none of the others.
             fed.append(self._vocabulary.to_own(chains.tokens[:, -1:]).clamp(min=0))
-            output = self.runner.forward(fed[-1], keep=1)
+            logits = self._score(fed[-1], keep=1)[0][:, -1]
             self.runner.advance([int(row) for row in live])
-            logits = self._vocabulary.logits(output.logits[:, -1])
         self._note_cached(live, torch.cat(fed, 1))
         return chains.proposal(self._tree(len(rows), chains.length))

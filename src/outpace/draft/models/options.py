@@ -37,6 +37,11 @@ class DraftModelOptions:
         "With another tokenizer: 'intersection' drafts the tokens that both have, 'text' compares "
         "texts, 'same' refuses it; 'auto': as much as is needed.",
     )
+    draft_vocab_size: Any = option(
+        AUTO,
+        "How many tokens it scores, the first of its vocabulary, which are the usual ones: 'auto', "
+        "a number, or null for all. Where a text has many others, it scores them all.",
+    )
     images: Any = option(
         AUTO,
         "Whether a vision-language model is shown a prompt's images: 'auto' where it can be, true: "
@@ -50,6 +55,7 @@ class DraftModelOptions:
             raise ConfigError(
                 "online and quantization exclude each other: rounded weights cannot learn."
             )
+        check_draft_vocab_size(self.draft_vocab_size)
         if self.vocabulary not in VOCABULARIES:
             raise ConfigError(
                 f"vocabulary must be one of {', '.join(VOCABULARIES)}, not "
@@ -60,3 +66,13 @@ class DraftModelOptions:
         check_model(self.model)
         if isinstance(self.model, (str, os.PathLike)):
             check_path(self.model)
+
+
+def check_draft_vocab_size(size: object) -> None:
+    """Raises ``ConfigError`` for what is no number of tokens."""
+    number = isinstance(size, int) and not isinstance(size, bool) and size > 0
+    if not number and size not in (AUTO, None):
+        raise ConfigError(
+            f"draft_vocab_size must be a positive number of tokens, 'auto' or null, not "
+            f"{shown(size)}."
+        )

@@ -150,8 +150,7 @@ class DraftTree(DraftModel):
 
     def _deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
         """The logits of the last nodes that were fed, by one pass of the model."""
-        output = self.runner.forward(self._readable(fed), keep=len(parents), tree=tree)
-        return self._vocabulary.logits(output.logits)
+        return self._score(self._readable(fed), len(parents), tree=tree)[0]
 
     def _as_siblings(self, proposal: Proposal) -> Proposal:
         """A chain, with a law that says how its tokens, had they any siblings, would be drawn."""

@@ -111,8 +111,7 @@ class Staged(DraftModel):
                 guessed += 1
                 logits = scored[:, guessed]
             else:
-                output = self.runner.forward(self._readable(drawn[:, None]), keep=1)
-                logits = self._vocabulary.logits(output.logits[:, -1])
+                logits = self._score(self._readable(drawn[:, None]), keep=1)[0][:, -1]
             self.runner.advance([int(row) for row in live])
         return chains.proposal(self._tree(len(rows), chains.length))
 

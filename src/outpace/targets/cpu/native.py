@@ -131,6 +131,13 @@ def part(weight: Weight) -> Part:
     return Part(*pointers, weight.outputs, weight.kind, int(weight.matrix.dim() == 3))
 
 
+def first_outputs(of: Part, outputs: int) -> Part:
+    """Returns at least so many first outputs of a layer, as a layer over the same weights."""
+    cut = Part.from_buffer_copy(of)
+    cut.outputs = min(-(-outputs // LINE) * LINE, of.outputs)  # whole panels
+    return cut
+
+
 class Prepared:
     """Linear layers of the same inputs, as the library reads them."""
 

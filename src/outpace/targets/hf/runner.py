@@ -220,6 +220,12 @@ class Runner:
                 self.lengths[row] += len(chunk)
         return output
 
+    @property
+    def says_fewer(self) -> bool:
+        """Whether the model takes ``say``: of how many tokens, the first ones, logits are needed,
+        and needs less time for few. It may give more of them."""
+        return bool(getattr(self.model.forward, "says_fewer", False))
+
     @torch.inference_mode()
     def forward(self, tokens: Tensor, keep: int, tree: Tree | None = None, **options: Any) -> Any:
         """Returns the model's output for the pending tokens and drafted nodes of consecutive rows.

@@ -61,6 +61,11 @@ class NativeModel:
         return {**self.__dict__, "_made": None, "_made_halves": {}}
 
     @property
+    def says_fewer(self) -> bool:
+        """Whether a pass is shorter where logits are needed of a part of the vocabulary."""
+        return self._stack.has_head
+
+    @property
     def _stack(self) -> LayerStack:
         if self._made is None:
             passes, norm = PassDescriptions(), self._inner.norm
@@ -88,10 +93,12 @@ class NativeModel:
         output_hidden_states: bool | None = None,
         inputs_embeds: Tensor | None = None,
         joining: Joining | None = None,
+        say: int | None = None,
         **rest: Any,
     ) -> Any:
         """Returns the model's output, with logits ``[A, keep, V]``. joining: states that join
-        behind one of its first layers."""
+        behind one of its first layers. say: of how many tokens, the first ones, logits are needed;
+        there may be more."""
         read = input_ids if inputs_embeds is None else inputs_embeds
         asked = rest or not use_cache or read is None or position_ids is None
         if asked or not self.takes(read, attention_mask, past_key_values):
@@ -114,8 +121,8 @@ class NativeModel:
         angles = self.angles(x, position_ids, past_key_values)
         given = angles, past_key_values, attention_mask
         if output_hidden_states or joining is not None:
-            return self._with_states(x, *given, logits_to_keep, joining)
-        return Scored(self.logits(self._stack, x, *given, logits_to_keep))
+            return self._with_states(x, *given, logits_to_keep, joining, say)
+        return Scored(self.logits(self._stack, x, *given, logits_to_keep, say=say))
 
     def _with_states(
         self,
@@ -125,6 +132,7 @@ class NativeModel:
         mask: Tensor | None,
         keep: int | Tensor,
         joining: Joining | None,
+        say: int | None,
     ) -> Scored:
         """Returns logits, the embeddings and what each layer leaves, with the same bits as in a
         pass that nobody asks for them."""
@@ -136,7 +144,7 @@ class NativeModel:
             if joining.layer:
                 before.run(x, angles, cache, mask, states[: joining.layer])
             x, rest = joining(x), states[joining.layer :]
-        logits = self.logits(stack, x, angles, cache, mask, keep, rest)
+        logits = self.logits(stack, x, angles, cache, mask, keep, rest, say)
         return Scored(logits, (embedded, *states))
 
     def angles(self, x: Tensor, positions: Tensor, cache: SlotCache) -> Angles:
@@ -162,12 +170,13 @@ class NativeModel:
         mask: Tensor | None,
         keep: int | Tensor,
         states: Tensor | None = None,
+        say: int | None = None,
     ) -> Tensor:
         """Returns the logits ``[A, keep, V]`` behind a stack that ends the model. x: replaced by
         what comes behind the norm. states: ``[layers, A, T, hidden]``, filled with what each layer
-        of the stack leaves."""
+        of the stack leaves. say: of how many tokens logits are needed; unset: all."""
         if isinstance(keep, int) and stack.has_head:
-            return stack.logits(x, angles, cache, mask, keep or x.shape[1], states)
+            return stack.logits(x, angles, cache, mask, keep or x.shape[1], states, say)
         stack.run(x, angles, cache, mask, states)
         found: Tensor = self._head(x[:, _kept(keep)])
         return found

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.targets.base import NOTHING, SubLayers
-from outpace.targets.cpu.native import LINE, Native, Part, Weight, part
+from outpace.targets.cpu.native import LINE, Native, Part, Weight, first_outputs, part
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.linear import FEW
 from outpace.targets.cpu.native_layers.product import NativeProduct
@@ -146,15 +146,17 @@ class LayerStack:
         mask: Tensor | None,
         keep: int,
         states: Tensor | None = None,
+        say: int | None = None,
     ) -> Tensor:
         """Returns the logits of each row's last tokens, ``[A, keep, V]``, where it `has_head`.
-        states: as for `run`."""
+        states: as for `run`. say: so many tokens, the first ones; unset: all."""
         description = self._description()
         assert description.head is not None
-        found = x.new_empty(x.shape[0], keep, description.head.outputs)
+        head = description.head if say is None else first_outputs(description.head, say)
+        found = x.new_empty(x.shape[0], keep, head.outputs)
         for given in _parts(x, angles, cache.slots, mask, states):
             logits = found[given.first : given.first + len(given.x)]
-            ending = ctypes.byref(description.head), logits.data_ptr(), keep
+            ending = ctypes.byref(head), logits.data_ptr(), keep
             self._run(description, cache, given, ending)
         return found
 

@@ -1,0 +1,84 @@
+"""A draft model that scores the usual tokens only, where a text gets by with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from outpace import LLM, SamplingParams
+from outpace.draft.models.usual import RARE, RECENT, UsualTokens
+from outpace.errors import ConfigError
+from targets.families import VOCABULARY, drafter, target
+from targets.generating import ids
+
+FEW = VOCABULARY // 2
+USUAL_TEXT, RARE_TEXT = [1, 2, 3], [VOCABULARY - 1] * (RARE + 1)
+CONFIGS: dict[str, dict[str, Any]] = {
+    "a chain": {"method": "draft_model"},
+    "a tree": {"method": "draft_tree", "branching": [2, 1]},
+    "a dynamic tree": {"method": "draft_tree", "branching": "dynamic"},
+    "a guessed chain": {"method": "staged"},
+}
+
+
+def decoder(config: dict[str, Any], size: Any = FEW) -> LLM:
+    config = {"num_speculative_tokens": 4, **config, "model": drafter("llama")}
+    return LLM(
+        target("llama"), speculative_config={**config, "draft_vocab_size": size}, max_num_seqs=3
+    )
+
+
+def test_a_text_with_many_rare_tokens_needs_them_all() -> None:
+    usual, logits = UsualTokens(4), torch.arange(12.0).view(2, 1, 6)
+    common = [5] * RARE + [1] * (RECENT - RARE)
+    usual.look_at([[5, *common], [5] * 9], [True, False])
+    assert usual.needed == 4
+    assert torch.equal(usual.only(logits), logits[..., :4])
+    usual.look_at([common, [*common, *[4] * 9]], [True, True])
+    assert usual.needed is None
+    found = usual.only(logits)
+    assert found[0, 0].tolist() == [0, 1, 2, 3, -torch.inf, -torch.inf]
+    assert torch.equal(found[1], logits[1])
+    usual.look_at([[5] * 9] * 2, [True, True])
+    assert usual.needed is None
+    assert torch.equal(usual.only(logits), logits)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rare_tokens_are_drafted_where_the_text_has_them(name: str) -> None:
+    llm, drafted = decoder(CONFIGS[name]), set()
+
+    def note(round: Any) -> None:
+        tokens = round.proposal.tokens
+        for row, count in enumerate(round.proposal.counts.tolist()):
+            drafted.update(tokens[row, :count].tolist())
+
+    for text in (USUAL_TEXT, RARE_TEXT):
+        drafted.clear()
+        with llm.engine.observing(note):
+            llm.generate([text], SamplingParams(temperature=3.0, seed=3, max_tokens=4))
+        assert any(token >= FEW for token in drafted) == (text is RARE_TEXT)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_drafts_the_same_in_any_company(name: str, temperature: float) -> None:
+    llm = decoder(CONFIGS[name])
+    texts = [USUAL_TEXT, RARE_TEXT, [4, 5]]
+    params = [
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=24, ignore_eos=True)
+        for seed in range(3)
+    ]
+    together = llm.generate(texts, params)
+    alone = [llm.generate([text], [one])[0] for text, one in zip(texts, params, strict=True)]
+    assert ids(together) == ids(alone)
+    if temperature == 0:
+        assert ids(together) == ids(LLM(target("llama")).generate(texts, params))
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 1.5, "some"])
+def test_what_is_no_number_of_tokens_is_refused(size: Any) -> None:
+    with pytest.raises(ConfigError, match="draft_vocab_size must be a positive number"):
+        decoder(CONFIGS["a chain"], size)
