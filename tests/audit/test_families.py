@@ -224,6 +224,25 @@ def test_a_model_that_refuses_its_images_is_refused(monkeypatch: pytest.MonkeyPa
     assert (found.verdict, found.reason) == ("refused", "its images cannot be read")
 
 
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (MemoryError(), "not finished"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not finished"),
+        (ValueError("a defect"), "DIFFERENT"),
+    ],
+)
+@pytest.mark.parametrize("where", ["__init__", "generate"])
+def test_running_out_of_memory_is_no_defect(
+    error: Exception, verdict: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(trial.LLM, where, fails)
+    assert last("llama").verdict == verdict
+
+
 # -- processes ---------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ def method(name: str, ratio: float | None) -> MethodResult:
         decode_tokens_per_second=21.0 * (ratio or 1),
         speedup=interval,
         decode_speedup=interval,
+        speedup_by_job=() if ratio is None else (ratio + 0.07, ratio - 0.13),
         tasks=(TaskResult("story", interval, 20.0, drafting),),
         acceptance=drafting,
         split=Split(0.1, 0.7, 0.1, 0.1),

@@ -100,7 +100,7 @@ def test_a_lossy_rule_is_written_with_its_divergence_only() -> None:
 
 def test_markdown_has_a_row_per_method_and_the_notes() -> None:
     text = markdown(report())
-    assert "| draft_model | 40.0 | 2.00 [1.90, 2.10] |" in text
+    assert "| draft_model | 40.0 | 2.00 [1.90, 2.10] | 1.87 |" in text
     assert "1 of 12 texts differ from the baseline's (near-ties)" in text
     assert "hf did not take part: it is asleep." in text
     assert "1.50 x hf" in text

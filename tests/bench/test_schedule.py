@@ -14,7 +14,14 @@ from outpace.bench.prompts import Prompt
 from outpace.bench.run.benchmark import Benchmark, BenchmarkPlan
 from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.run.schedule import Pace, run_interleaved
-from outpace.bench.run.summary import SettingRuns, all_seconds, decode_seconds, speedup, throughput
+from outpace.bench.run.summary import (
+    SettingRuns,
+    all_seconds,
+    decode_seconds,
+    speedup,
+    speedup_by_job,
+    throughput,
+)
 from outpace.errors import ConfigError
 
 PROMPTS = [Prompt(f"p{i}", f"task {i % 3}", f"text {i}") for i in range(12)]
@@ -81,6 +88,18 @@ def test_speedups_are_those_of_the_clock() -> None:
     assert speedup(runs, "plain", all_seconds) is None
     assert throughput(runs.of("fast"), 0, all_seconds) == pytest.approx(11 / 2.0)
     assert throughput(runs.of("fast"), 1, decode_seconds) == pytest.approx(10.0)
+
+
+def test_each_job_has_its_own_speedup() -> None:
+    clock = Clock(noise=0.1)
+    runs = observed([Fake("plain", clock, 0.4), Fake("fast", clock, 0.1)], clock, repeats=2)
+    found = speedup_by_job(runs, "fast")
+    assert len(found) == len(runs.jobs)
+    for job, ratio in enumerate(found):
+        alone = speedup(runs, "fast", all_seconds, [job])
+        assert alone is not None
+        assert ratio == pytest.approx(alone.mean)
+    assert speedup_by_job(runs, "plain") == ()
 
 
 def test_a_against_a_contains_one_on_a_noisy_machine_that_drifts() -> None:

@@ -78,6 +78,20 @@ def test_a_row_drafts_the_same_in_any_company(name: str, temperature: float) -> 
         assert ids(together) == ids(LLM(target("llama")).generate(texts, params))
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_text_may_consist_of_rare_tokens_alone(name: str, temperature: float) -> None:
+    rare = [VOCABULARY - 1, VOCABULARY - 2]
+    params = SamplingParams(
+        temperature=temperature, seed=1, max_tokens=24, allowed_token_ids=rare, ignore_eos=True
+    )
+    found = decoder(CONFIGS[name]).generate([USUAL_TEXT], params)
+    assert set(ids(found)[0]) <= set(rare)
+    assert len(ids(found)[0]) == 24
+    if temperature == 0:
+        assert ids(found) == ids(LLM(target("llama")).generate([USUAL_TEXT], params))
+
+
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, "some"])
 def test_what_is_no_number_of_tokens_is_refused(size: Any) -> None:
     with pytest.raises(ConfigError, match="draft_vocab_size must be a positive number"):

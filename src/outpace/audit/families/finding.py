@@ -16,7 +16,7 @@ class Finding:
 
     ``identical``: every text is the plain one. ``refused``: outpace will not decode the model, and
     ``reason`` says why. ``not built``: no tiny model could be made or run here, and why.
-    ``not finished``: decoding took longer than it was given, or its process ended.
+    ``not finished``: decoding took more time or memory than it was given, or its process ended.
     ``DIFFERENT``: a text is another one, or decoding failed: a defect of outpace.
     """
 

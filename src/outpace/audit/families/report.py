@@ -41,7 +41,7 @@ model goes through when it is loaded, or when it sees an image for the first tim
   prompts had no images or audio, because the walk does not make those that this model takes.
 * **refused**: outpace does not decode such a model, and says why.
 * **not built**: transformers could make or run no tiny model, and says why. Nothing is known.
-* **not finished**: decoding took longer than a family is given, which proves nothing.
+* **not finished**: decoding took more time or memory than a family is given, which proves nothing.
 * **DIFFERENT**: a text is another one. That is a defect.
 """
 

@@ -167,7 +167,7 @@ def _judged(found: Finding, model: Any, expected: list[list[int]] | Exception) -
     except OutpaceError as error:
         return replace(found, verdict="refused", reason=str(error))
     except Exception as error:
-        return replace(found, reason=f"the check at load fails: {brief(error)}")
+        return _failed(found, "the check at load fails", error)
     if isinstance(expected, Exception):
         reason = f"transformers' own code raises {brief(expected)}"
         return replace(found, verdict="not built", reason=reason)
@@ -182,7 +182,7 @@ def _judged(found: Finding, model: Any, expected: list[list[int]] | Exception) -
             verdict: Verdict = "identical" if ways is TREES else "refused"
             return replace(found, verdict=verdict, reason=str(error), **vars(drafts))
         except Exception as error:
-            wrong = f"decoding fails: {brief(error)}"
+            return _failed(found, "decoding fails", error)
         if wrong is not None:
             return replace(found, reason=wrong)
     return replace(
@@ -192,6 +192,15 @@ def _judged(found: Finding, model: Any, expected: list[list[int]] | Exception) -
         reason=leaves_out(model, found.kind, prompts),
         **vars(drafts),
     )
+
+
+def _failed(found: Finding, what: str, error: Exception) -> Finding:
+    """Returns the finding on a model with which our own code raises an error: a defect, unless
+    there was not enough memory."""
+    found = replace(found, reason=f"{what}: {brief(error)}")
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return replace(found, verdict="not finished")
+    return found
 
 
 def _judged_without_cache(found: Finding, family: Family, model: Any) -> Finding | None:

@@ -72,6 +72,8 @@ class MethodResult:
     """Without the first token of each text and what came before it."""
     speedup: Interval | None
     decode_speedup: Interval | None
+    speedup_by_job: tuple[float, ...] = ()
+    """Of each prompt, or of each batch of prompts, in their order. None of the baseline."""
     tasks: tuple[TaskResult, ...] = ()
     acceptance: AcceptanceCounts | None = None
     split: Split | None = None

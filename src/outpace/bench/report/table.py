@@ -11,6 +11,7 @@ HEADER = (
     "method",
     "tokens/s",
     "speed-up",
+    "lowest",
     "decoding only",
     "accepted",
     "tokens/pass",
@@ -26,7 +27,7 @@ NARROW = ("method", "tok/s", "speed-up", "accepted", "tok/pass", "same", "of bou
 
 def narrow_rows(cell: SettingResult) -> Iterator[tuple[str, ...]]:
     """Yields the columns of `NARROW`, a row per method."""
-    kept = (0, 1, 2, 4, 5, 6, 8)
+    kept = (0, 1, 2, 5, 6, 7, 9)
     for row in rows(cell):
         yield tuple(row[index] for index in kept)
 
@@ -38,6 +39,7 @@ def rows(cell: SettingResult) -> Iterator[tuple[str, ...]]:
             method.name if method.lossless else f"{method.name} (lossy)",
             f"{method.tokens_per_second:.1f}",
             _ratio(method.speedup),
+            f"{min(method.speedup_by_job):.2f}" if method.speedup_by_job else "",
             _ratio(method.decode_speedup),
             f"{method.acceptance.rate:.2f}" if method.acceptance else "",
             f"{method.acceptance.length:.2f}" if method.acceptance else "",

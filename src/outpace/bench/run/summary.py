@@ -84,9 +84,30 @@ def speedup(
     repeats, of runs that were made side by side. With one job the interval is over its repeats.
     None for the baseline itself, and where decoding took no time because texts have one token.
     """
+    ratios = _ratios(runs, name, seconds, jobs, over)
+    if not ratios:
+        return None
+    return interval_of(ratios[0] if len(ratios) == 1 else [geometric_mean(r) for r in ratios])
+
+
+def speedup_by_job(runs: SettingRuns, name: str) -> tuple[float, ...]:
+    """Returns a contestant's speed-up over the baseline on each job, the geometric mean over its
+    repeats; nothing for the baseline itself."""
+    return tuple(map(geometric_mean, _ratios(runs, name, all_seconds)))
+
+
+def _ratios(
+    runs: SettingRuns,
+    name: str,
+    seconds: Seconds,
+    jobs: Sequence[int] | None = None,
+    over: str | None = None,
+) -> list[list[float]]:
+    """Returns the ratios of neighbouring runs of each job, nothing where there are none; for the
+    arguments see `speedup`."""
     other = over or runs.baseline
     if name == other:
-        return None
+        return []
     pairs = [
         [
             (seconds(slow), seconds(fast))
@@ -95,9 +116,8 @@ def speedup(
         for job in (range(len(runs.jobs)) if jobs is None else jobs)
     ]
     if not pairs or min(min(pair) for of_job in pairs for pair in of_job) <= 0:
-        return None
-    ratios = [[slow / fast for slow, fast in of_job] for of_job in pairs]
-    return interval_of(ratios[0] if len(ratios) == 1 else [geometric_mean(r) for r in ratios])
+        return []
+    return [[slow / fast for slow, fast in of_job] for of_job in pairs]
 
 
 def throughput(runs: Sequence[TimedRun], skipped: int, seconds: Seconds) -> float | None:
@@ -228,6 +248,7 @@ def summarise(runs: SettingRuns, contestant: Contestant, beside: SideMeasurement
         decode_tokens_per_second=throughput(own, 1, decode_seconds),
         speedup=speedup(runs, name, all_seconds),
         decode_speedup=decoding,
+        speedup_by_job=speedup_by_job(runs, name),
         tasks=tasks(runs, name),
         acceptance=counted(own),
         split=split((run.seconds, run.made.metrics) for run in own),
