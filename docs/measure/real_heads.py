@@ -58,7 +58,8 @@ class Plan:
     """How a drafter is trained."""
 
     pace: float
-    """Steps that a core does in a minute; by `--minutes` of them the rate has fallen."""
+    """Steps that a core (Zen 3) does in a minute, for a `--pace` of 1; by `--minutes` of them the rate
+    has fallen."""
     batch: int
     learning_rate: float
     sizes: Mapping[str, Any]
@@ -93,6 +94,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=2, help="to measure by, of each kind")
     parser.add_argument("--tokens", type=int, default=40, help="of each text to measure by")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--precision", default="auto", help="as for outpace train")
+    parser.add_argument("--pace", type=float, default=1.0, help="of this machine's steps")
     parser.add_argument(
         "--stages",
         nargs="+",
@@ -121,7 +124,7 @@ def _trained(options: argparse.Namespace) -> None:
         _say(f"read {number + 1} of {len(tokens)} blocks")
     for method in options.only:
         plan, folder = PLANS[method], options.out / method
-        steps = round(plan.pace * options.minutes)
+        steps = round(plan.pace * options.pace * options.minutes)
         settings = TrainSettings(
             method=method,
             steps=steps,
@@ -130,6 +133,7 @@ def _trained(options: argparse.Namespace) -> None:
             warmup=5,
             held_out=0.05,
             head=plan.sizes,
+            precision=options.precision,
         )
         run = TrainingRun(target, tokens, settings, folder, own=own, lessons=lessons)
         if run.step >= steps:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from outpace import LLM
 from outpace.core.proposal import Riders
 from outpace.core.trees.tree import Tree
 from outpace.targets.base import Plan, PromptInputs
@@ -36,6 +37,7 @@ from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinea
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.target import HFTarget
 from outpace.targets.hf.weights import pass_bytes
+from targets.gguf.files import VOCABULARY, tiny, write
 
 FOUND = native()
 pytestmark = pytest.mark.skipif(FOUND is None, reason="no C++ compiler here")
@@ -301,6 +303,19 @@ def test_logits_of_the_first_tokens_have_the_same_bits() -> None:
     assert torch.equal(few[..., :40], every[..., :40])
     assert torch.equal(more, every)
     assert torch.equal(with_states, few)
+
+
+def test_a_drafter_of_usual_tokens_is_charged_for_what_it_reads(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "a.gguf", "llama", tiny("llama"), "Q8_0"))
+
+    def charged(size: int | None) -> int:
+        config = {"model": path, "draft_vocab_size": size, "num_speculative_tokens": 1}
+        return LLM(path, speculative_config=config).engine.drafter.pass_bytes
+
+    head = LLM(path).engine.target.runner.head_bytes
+    assert head > 0
+    few = VOCABULARY // 4
+    assert charged(None) - charged(few) == head * (VOCABULARY - few) // VOCABULARY
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -26,7 +26,7 @@ from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, target
 from targets.generating import greedy, ids
 
-from .test_run import read_log
+from .test_run import check_precisions, read_log
 
 BLOCK = 24
 PROMPTS = [[first, second] for first, second in itertools.product(range(4), range(4))]
@@ -81,6 +81,15 @@ def test_it_learns_and_is_kept(method: str, draft: str, tmp_path: Path) -> None:
     other = next(name for name in classifier_names() if name != method)
     with pytest.raises(ConfigError, match=f"holds a classifier '{method}'"):
         load_classifier(tmp_path, other)
+
+
+@pytest.mark.parametrize("method", classifier_names())
+def test_products_in_bfloat16_teach_the_same(method: str, draft: str, tmp_path: Path) -> None:
+    def run(precision: str) -> TrainingRun:
+        asked = settings(method, draft, 6, precision=precision)
+        return TrainingRun(loaded(), text(), asked, tmp_path / precision)
+
+    check_precisions(run)
 
 
 @pytest.mark.parametrize("method", classifier_names())

@@ -25,7 +25,7 @@ from outpace.train.settings import TrainSettings
 from targets.families import CONTEXT, build, target
 from targets.gguf.files import tiny, write
 
-from .test_run import BLOCK, DEPTHS, loaded, measured_length, text
+from .test_run import BLOCK, DEPTHS, check_precisions, loaded, measured_length, text
 
 
 def settings(steps: int = 8, **more: Any) -> TrainSettings:
@@ -59,6 +59,11 @@ def test_every_loss_brings_the_laws_closer(loss: str, tmp_path: Path) -> None:
     trainer = run(tmp_path, settings(24, loss=loss))
     trainer.play(lambda progress: losses.append(progress.loss), every=8)
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("start", ["random", "pruned"])
+def test_products_in_bfloat16_teach_the_same(start: str, tmp_path: Path) -> None:
+    check_precisions(lambda one: run(tmp_path / one, settings(6, precision=one, start=start)))
 
 
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from outpace.heads.registry import head_names
 from outpace.policy.lengths.constant import Constant
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.run import LOG, STATE, TrainingRun
-from outpace.train.settings import TrainSettings
+from outpace.train.settings import PRECISIONS, TrainSettings
 from targets.families import CONTEXT, VOCABULARY, target
 from targets.generating import greedy, ids
 
@@ -107,6 +108,27 @@ def test_a_head_learns_and_its_simulated_acceptance_comes_true(method: str, tmp_
     measured = measured_length(llm, BLOCK - DEPTHS - (method == "ctc"))
     # The same rounds, one by one: only rounding (float32 while it learns) may tell them apart.
     assert measured == pytest.approx(reached.score, rel=0.01)
+
+
+def check_precisions(trainer_of: Callable[[str], TrainingRun], own: bool = True) -> None:
+    """Checks that a few steps with bfloat16 products teach about what others do. own: whether the
+    network makes any: the tests' target is in float64, in which it stays."""
+    losses: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
+    for precision, found in losses.items():
+        trainer = trainer_of(precision)
+        trainer.play(lambda progress, found=found: found.append(progress.loss), every=1)
+        assert {weight.dtype for weight in trainer.network.parameters()} == {torch.float32}
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.05)
+    assert (losses["bfloat16"] != losses["float32"]) == own
+    assert losses["auto"] == losses["float32"], "there is no GPU in a test"
+
+
+@pytest.mark.parametrize("method", head_names())
+def test_products_in_bfloat16_teach_the_same(method: str, tmp_path: Path) -> None:
+    asked = settings(method, 6)
+    check_precisions(
+        lambda one: run(tmp_path / one, replace(asked, precision=one)), own=method != "pass"
+    )
 
 
 @pytest.mark.parametrize("method", ["medusa", "eagle", "dflash", "pass", "diffusion"])
@@ -236,6 +258,7 @@ def test_few_tokens_are_the_frequent_ones(tmp_path: Path) -> None:
         ({"method": "hidden_transfer", "head": {"layer": 2}}, "columns join behind the first of 2"),
         ({"method": "diffusion", "head": {"passes": 9}}, "passes is 9 and context 32"),
         ({"method": "clover", "head": {"heads": 3}}, "3 attention heads do not share a width"),
+        ({"precision": "int8"}, "precision must be auto, float32 or bfloat16, not .int8."),
         ({"method": "meduza"}, "unknown head 'meduza'"),
     ],
 )

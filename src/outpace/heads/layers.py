@@ -41,6 +41,13 @@ class LayerConfig(HeadConfig):
             raise ValueError(f"rope is {self.rope!r}, and only the plain kind with a base is known")
 
 
+class Norm(nn.RMSNorm):
+    """Computes in the precision of its weights, also behind products that were made in another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
 class Attention(nn.Module):
     """Grouped attention with rotary positions."""
 
@@ -69,8 +76,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(wide, self.groups * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(wide, self.groups * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(self.heads * self.head_dim, size, bias=False)
-        self.q_norm = nn.RMSNorm(self.head_dim, eps=config.norm_eps) if normed else None
-        self.k_norm = nn.RMSNorm(self.head_dim, eps=config.norm_eps) if normed else None
+        self.q_norm = Norm(self.head_dim, eps=config.norm_eps) if normed else None
+        self.k_norm = Norm(self.head_dim, eps=config.norm_eps) if normed else None
 
     def begin(self, rows: int) -> Entries:
         """Returns no entries of so many rows."""
@@ -142,9 +149,9 @@ class DecoderLayer(nn.Module):
         `Attention`."""
         super().__init__()
         eps = config.norm_eps
-        self.input_layernorm = nn.RMSNorm(size, eps=eps) if input_norm else None
+        self.input_layernorm = Norm(size, eps=eps) if input_norm else None
         self.self_attn = Attention(size, config, bias=bias, normed=normed)
-        self.post_attention_layernorm = nn.RMSNorm(size, eps=eps)
+        self.post_attention_layernorm = Norm(size, eps=eps)
         self.mlp = FeedForward(size, config.inner_size or 3 * size)
 
     def begin(self, rows: int) -> Entries:

@@ -166,8 +166,12 @@ class TrainingRun:
         return float(loss.detach())
 
     def _mark(self, tokens: Tensor, own: Tensor | None = None) -> Marks:
+        """What is measured is marked in float32, in which drafters are kept."""
         lesson = self._student.read(self._teacher, tokens)
-        return self._recipe.mark(lesson if own is None else lesson.of(own))
+        device = self._teacher.device
+        mixed = torch.is_grad_enabled() and self.settings.is_mixed(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+            return self._recipe.mark(lesson if own is None else lesson.of(own))
 
     def _batch(self, step: int) -> Tensor:
         """The numbers of the blocks of a step: each pass through the text has its own order, which

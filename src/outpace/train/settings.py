@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from numbers import Real
 from typing import Any, TypeVar, cast
 
+import torch
+
 from outpace.core.values import is_whole, shown
 from outpace.errors import ConfigError, did_you_mean
 from outpace.heads.base import config_of
@@ -14,6 +16,10 @@ from outpace.train.losses import FORWARD_KL, find_loss
 
 Sizes = TypeVar("Sizes")
 
+AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
+PRECISIONS = (AUTO, FLOAT32, BFLOAT16)
+"""`AUTO` is bfloat16 on a GPU that has it, float32 elsewhere: only some CPUs are faster in
+bfloat16, and a run may go on upon another one."""
 LARGEST_SEED = 1 << 42
 """Seeds of single steps are multiples of it, which have to fit into 64 bits."""
 
@@ -44,6 +50,9 @@ class TrainSettings:
     """Of a classifier: the draft model's folder or hub name, whose tokens it learns to tell."""
     loss: str = FORWARD_KL
     """Of a draft model: how far its laws are from the target's (`losses`)."""
+    precision: str = AUTO
+    """Of the products of a step, one of `PRECISIONS`. Weights, sums and checkpoints stay in
+    float32."""
 
     def __post_init__(self) -> None:
         for name in ("method", "start", "draft", "loss"):
@@ -65,6 +74,17 @@ class TrainSettings:
         if not isinstance(self.head, Mapping):
             raise ConfigError(f"head must be a dict of sizes, not {shown(self.head)}.")
         find_loss(self.loss)
+        if self.precision not in PRECISIONS:
+            raise ConfigError(
+                f"precision must be {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}, not "
+                f"{shown(self.precision)}."
+            )
+
+    def is_mixed(self, device: torch.device) -> bool:
+        """Whether products are made in bfloat16 on this device."""
+        if self.precision == AUTO:
+            return device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return self.precision == BFLOAT16
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -75,7 +75,9 @@ def drafter_traffic(llm: LLM) -> Traffic | None:
     loaded = drafter.loaded
     if loaded is None or drafter.trees:
         return None
-    return _traffic(loaded)
+    found = _traffic(loaded)
+    # It may read less than all: the part of its last layer that it needs.
+    return replace(found, weights=drafter.pass_bytes) if loaded.packed else found
 
 
 def _traffic(loaded: Loaded) -> Traffic:

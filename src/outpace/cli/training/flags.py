@@ -160,6 +160,7 @@ DEFAULTS: Mapping[str, Any] = {
     "block": 256,
     "learning_rate": 1e-3,
     "every": 50,
+    "precision": "auto",
     "seed": 0,
 }
 """Of a run, for flags that are not given."""
@@ -188,6 +189,14 @@ class RunFlags:
     ] = None
     every: Annotated[
         int | None, _option("--every", "Steps between two reports. Unset: 50.", RUN)
+    ] = None
+    precision: Annotated[
+        str | None,
+        _option(
+            "--precision",
+            "Of products: float32, bfloat16, or auto (unset): bfloat16 on a GPU that has it.",
+            RUN,
+        ),
     ] = None
     seed: Annotated[
         int | None,

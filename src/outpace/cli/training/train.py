@@ -111,7 +111,7 @@ def _settings(
     if named and method != "draft_model":
         raise ConfigError(f"--{next(iter(named))} is for draft_model; a head has none.")
     named["draft"] = _draft(method, model, drafter)
-    names = ("block", "batch", "steps", "learning_rate", "seed")
+    names = ("block", "batch", "steps", "learning_rate", "precision", "seed")
     settings = TrainSettings(
         method=method, head=drafter.head(), **{name: run[name] for name in names}, **named
     )

@@ -131,6 +131,8 @@ class DraftModel(Drafter):
             size = USUAL if self.runner.says_fewer and own >= 2 * USUAL else None
         if size is not None and shared and size < own:
             self._usual = UsualTokens(size)
+            if self.runner.says_fewer:
+                self.pass_bytes -= self.runner.head_bytes * (own - size) // own
 
     @staticmethod
     def _load(setup: Setup) -> Loaded:

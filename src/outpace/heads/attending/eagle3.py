@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from outpace.heads.attending.base import AttendingHead, Entries, Sight
 from outpace.heads.base import HeadConfig, Shared, TargetShape
-from outpace.heads.layers import Attention, FeedForward, LayerConfig
+from outpace.heads.layers import Attention, FeedForward, LayerConfig, Norm
 
 DEEP = 8
 """Layers from which on a target's three states are taken where the paper takes them."""
@@ -52,7 +52,7 @@ class Eagle3(AttendingHead):
         self._reads = tuple(config.reads)
         self.fc = nn.Linear(3 * size, size, bias=False)
         self.midlayer = MidLayer(size, config)
-        self.norm = nn.RMSNorm(size, eps=config.norm_eps)
+        self.norm = Norm(size, eps=config.norm_eps)
         self.lm_head = nn.Linear(size, self.vocabulary, bias=False)
         self.embed_tokens = nn.Embedding(target.vocab_size, size) if config.own_embedding else None
 
@@ -101,11 +101,11 @@ class MidLayer(nn.Module):
 
     def __init__(self, size: int, config: Eagle3Config) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(size, eps=config.norm_eps)
-        self.hidden_norm = nn.RMSNorm(size, eps=config.norm_eps)
+        self.input_layernorm = Norm(size, eps=config.norm_eps)
+        self.hidden_norm = Norm(size, eps=config.norm_eps)
         self.self_attn = Attention(size, config, inputs=2 * size, normed=config.normed)
         self._norm_first = config.norm_before_residual
-        self.post_attention_layernorm = nn.RMSNorm(size, eps=config.norm_eps)
+        self.post_attention_layernorm = Norm(size, eps=config.norm_eps)
         self.mlp = FeedForward(size, config.inner_size or 3 * size)
 
     def forward(self, embedded: Tensor, guides: Tensor, sight: Sight) -> tuple[Tensor, Entries]:

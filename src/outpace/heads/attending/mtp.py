@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from outpace.heads.attending.base import AttendingHead, Entries, Sight
 from outpace.heads.base import HeadConfig, Shared, TargetShape
-from outpace.heads.layers import DecoderLayer, LayerConfig
+from outpace.heads.layers import DecoderLayer, LayerConfig, Norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Parts:
     @classmethod
     def new(cls, size: int, config: LayerConfig) -> Parts:
         """Returns those of a module with a layer of Qwen3's kind."""
-        enorm, hnorm, post_norm = (nn.RMSNorm(size, eps=config.norm_eps) for _ in range(3))
+        enorm, hnorm, post_norm = (Norm(size, eps=config.norm_eps) for _ in range(3))
         joined = nn.Linear(2 * size, size, bias=False)
         return cls(enorm, hnorm, joined, DecoderLayer(size, config, normed=True), post_norm)
 

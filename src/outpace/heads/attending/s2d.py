@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from outpace.heads.attending.base import AttendingHead, Entries, Sight
 from outpace.heads.base import HeadConfig, Shared, TargetShape
-from outpace.heads.layers import DecoderLayer, LayerConfig
+from outpace.heads.layers import DecoderLayer, LayerConfig, Norm
 
 AT_ONCE = 256
 """Columns whose logits are made at once to see how sure an exit is: over a large vocabulary they
@@ -79,7 +79,7 @@ class S2d(AttendingHead):
         width = config.width
         self.embed_tokens = nn.Embedding(target.vocab_size, width)
         self.stack = nn.ModuleList(DecoderLayer(width, config) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(width, eps=config.norm_eps)
+        self.norm = Norm(width, eps=config.norm_eps)
         self.lm_head = nn.Linear(width, self.vocabulary, bias=False)
         nn.init.normal_(self.embed_tokens.weight, std=width**-0.5)
 

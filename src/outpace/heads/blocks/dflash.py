@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from outpace.heads.attending.base import Entries, Sight
 from outpace.heads.base import HeadConfig, Shared, TargetShape
 from outpace.heads.blocks.base import BlockHead
-from outpace.heads.layers import DecoderLayer, LayerConfig
+from outpace.heads.layers import DecoderLayer, LayerConfig, Norm
 
 DEEP = 8
 """Layers from which on a target's states are taken where the published code takes them."""
@@ -65,11 +65,11 @@ class DFlash(BlockHead):
         self._reads = tuple(config.reads) or spread(target.layers, config.layers)
         self._mask_token = config.mask_token
         self.fc = nn.Linear(len(self._reads) * size, size, bias=False)
-        self.hidden_norm = nn.RMSNorm(size, eps=eps)
+        self.hidden_norm = Norm(size, eps=eps)
         self.stack = nn.ModuleList(
             DecoderLayer(size, config, normed=True) for _ in range(config.layers)
         )
-        self.norm = nn.RMSNorm(size, eps=eps)
+        self.norm = Norm(size, eps=eps)
         self.mask = nn.Parameter(torch.randn(size) * size**-0.5) if config.own_mask else None
         few = bool(config.draft_vocab_size)
         self.lm_head = nn.Linear(size, self.vocabulary, bias=False) if few else None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import HeadConfig, ResidualBlock, Shared, StepHead, TargetShape
-from outpace.heads.layers import most_heads
+from outpace.heads.layers import Norm, most_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,8 @@ class PathAttention(nn.Module):
         if size % heads:
             raise ValueError(f"{heads} attention heads do not share a width of {size}")
         self.heads = heads
-        self.state_norm = nn.RMSNorm(size, eps=1e-6)
-        self.token_norm = nn.RMSNorm(size, eps=1e-6)
+        self.state_norm = Norm(size, eps=1e-6)
+        self.token_norm = Norm(size, eps=1e-6)
         self.places = nn.Parameter(torch.zeros(depths, size))
         self.query = nn.Linear(2 * size, size, bias=False)
         self.keys = nn.Linear(size, 2 * size, bias=False)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
-from outpace.heads.layers import most_heads
+from outpace.heads.layers import Norm, most_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +82,9 @@ class FrameLayer(nn.Module):
 
     def __init__(self, size: int, inner: int) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(size, eps=1e-6)
+        self.attention_norm = Norm(size, eps=1e-6)
         self.attention = nn.MultiheadAttention(size, most_heads(size), bias=False, batch_first=True)
-        self.norm = nn.RMSNorm(size, eps=1e-6)
+        self.norm = Norm(size, eps=1e-6)
         self.up = nn.Linear(size, inner, bias=False)
         self.down = nn.Linear(inner, size, bias=False)
 

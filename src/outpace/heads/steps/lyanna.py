@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import HeadConfig, Shared, StepHead, TargetShape
+from outpace.heads.layers import Norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +44,10 @@ class Lyanna(StepHead):
         size = target.hidden_size
         inner = config.inner_size or 2 * size
         self.blocks = nn.Sequential(*(StateBlock(size, inner) for _ in range(config.blocks)))
-        self.token_norm = nn.RMSNorm(size, eps=1e-6)
+        self.token_norm = Norm(size, eps=1e-6)
         self.token = nn.Linear(size, size, bias=False)
         self.kept = nn.Parameter(torch.zeros(size))  # a is its sigmoid
-        self.state_norm = nn.RMSNorm(size, eps=1e-6)
+        self.state_norm = Norm(size, eps=1e-6)
         self.joined = nn.Linear(2 * size, size)
         self.result = nn.Linear(size, size, bias=False)
         self.output = nn.Linear(size, self.vocabulary, bias=False)
@@ -93,7 +94,7 @@ class StateBlock(nn.Module):
 
     def __init__(self, size: int, inner: int) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(size, eps=1e-6)
+        self.norm = Norm(size, eps=1e-6)
         self.up = nn.Linear(size, inner, bias=False)
         self.down = nn.Linear(inner, size, bias=False)
 

@@ -109,6 +109,11 @@ class Runner:
         return pass_bytes(self.model)
 
     @property
+    def head_bytes(self) -> int:
+        """Bytes of these that the logits are made with."""
+        return pass_bytes(self.model.get_output_embeddings())
+
+    @property
     def nbytes(self) -> int:
         """Bytes that are cached of all rows."""
         return self.cache.nbytes
