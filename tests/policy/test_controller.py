@@ -43,9 +43,9 @@ def crowded(rows: int, width: int) -> float:
     return max(1.0, rows * (width + 1) / 8) + 0.1 * width
 
 
-def request(tokens: int = 100_000, **options: object) -> Request:
+def request(tokens: int = 100_000, prompt: int = 8, **options: object) -> Request:
     params = SamplingParams(**{"temperature": 0, **options}).resolve({})
-    return Request([1] * 8, RowOptions(params), seed=0, max_tokens=tokens)
+    return Request([1] * prompt, RowOptions(params), seed=0, max_tokens=tokens)
 
 
 class Simulation:

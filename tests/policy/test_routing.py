@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,7 @@ class Task:
     model: float  # chance of each token of the model
     draft: float = 0.1  # what a drafted token of the model costs
     slope: float = 0.02  # what a scored token costs
+    reading: float = 0.0  # what a token costs that the model has not seen
 
 
 COPYING = Task(hits=0.9, copied=0.95, model=0.6)
@@ -53,6 +55,7 @@ class Simulation:
         self.random = random.Random(seed)
         self.seconds, self.tokens = 0.0, 0
         self.played: list[set[str]] = []
+        self.read: dict[Request, int] = {}
 
     def play(
         self,
@@ -70,18 +73,22 @@ class Simulation:
                 found.append([2] * length + [3] * (MOST - length) if hit else [])
                 agreed.append({"look-up": length, "model": self.run(task.model, MOST), "": 0})
             picks = choose(rows, found)
-            outcomes, levels, width = [], 0, 0
+            outcomes, levels, width, unread = [], 0, 0, 0
             for row, (name, budget), known in zip(rows, picks, agreed, strict=True):
                 accepted = min(budget, known[name])
                 committed = max(known["look-up"], known["model"]) + 1
                 text = [2] * known["look-up"] + [4] * (committed - known["look-up"])
                 taken = row.extend(text[: accepted + 1] if name == "look-up" else
                                    self.as_model(text, accepted, known))  # fmt: skip
+                if name == "model" and budget:
+                    unread += row.length - taken - self.read.get(row, 0)
+                    self.read[row] = row.length
                 outcomes.append(Outcome(budget, budget, accepted, taken, method=name))
                 width = max(width, budget)
                 levels = max(levels, budget if name == "model" else 0)
             self.played.append({name for name, budget in picks if budget})
-            seconds = Seconds(levels * task.draft, 1 + task.slope * width, 0)
+            drafting = levels * task.draft + unread * task.reading
+            seconds = Seconds(drafting, 1 + task.slope * width, 0)
             self.seconds += seconds.total
             self.tokens += sum(outcome.emitted for outcome in outcomes)
             if record is not None:
@@ -145,6 +152,32 @@ def test_never_far_from_the_best_single_drafter(name: str) -> None:
     task, of = TASKS[name], routing()
     play = Simulation().play(1500, [request()], task, automatic(of), of.record)
     assert play.speed > 0.95 * best_single(task)
+
+
+def texts(play: Simulation, count: int, prompt: int, task: Task, choose: Any, record: Any) -> float:
+    """Plays short texts, one after another, and returns the tokens per second."""
+    before = play.tokens, play.seconds
+    for _ in range(count):
+        row = request(tokens=96, prompt=prompt)
+        while not row.finished:
+            play.play(1, [row], task, choose, record)
+    return (play.tokens - before[0]) / (play.seconds - before[1])
+
+
+@pytest.mark.parametrize("copied", [0.9, 0.5, 0.1])
+def test_a_model_does_not_read_a_text_of_which_look_ups_leave_it_little(copied: float) -> None:
+    of, play = routing(), Simulation()
+    short = Task(hits=0.3, copied=0.5, model=0.75, draft=0.3, reading=0.03)
+    long = replace(short, hits=0.7, copied=copied)
+    texts(play, 20, 40, short, automatic(of), of.record)
+    texts(play, 8, 400, long, automatic(of), of.record)
+    speed = texts(play, 20, 400, long, automatic(of), of.record)
+    singles = [
+        texts(Simulation(1), 20, 400, long, fixed(name, width), None)
+        for name in ("look-up", "model")
+        for width in range(1, MOST + 1)
+    ]
+    assert speed > 0.97 * max(singles)
 
 
 def test_better_than_each_single_one_where_rounds_differ() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 from weakref import WeakKeyDictionary, WeakSet
 
 from outpace.core.stats import Seconds
@@ -71,6 +72,17 @@ class _Rest:
         return FEW * sum(row not in self.rows for row in free) <= len(free)
 
 
+@dataclass(frozen=True)
+class Promise:
+    """The draft that promises most, whether or not that is more than plain decoding, for a drafter
+    that has nothing to read before it."""
+
+    width: int
+    seconds: float
+    plain: float
+    """Seconds of a plain round."""
+
+
 @dataclass
 class _Row:
     """What is known of a request."""
@@ -85,10 +97,10 @@ class _Row:
     expected: tuple[object, Mapping[int, float]] | None = None
     """What each width was last expected to bring, behind all that this follows from."""
 
-    def unread(self, request: DraftingRow) -> int:
-        """Tokens that the drafter has to read before it can draft. A few are read along with the
-        last one."""
-        behind = request.length - self.read
+    def unread(self, length: int) -> int:
+        """Tokens that the drafter has to read before it can draft, in a text of this length. A few
+        are read along with the last one."""
+        behind = length - self.read
         return 0 if self.drafted or (self.read and behind <= ALONG) else behind
 
     def watch(self, spells: Spells, promising: bool, tokens: int, ended: bool) -> None:
@@ -147,6 +159,7 @@ class Auto(Controller):
         self._trial = False  # whether it tries a draft where plain decoding seems best
         self._rest: _Rest | None = None
         self._promising = False  # whether drafting promises more than plain decoding
+        self.promise: Promise | None = None  # of the coming round, if it is known
         self._since_aside = 0
         self._lessons = 0  # how often something was learned of acceptance
         self._total = self._loss = 0.0
@@ -183,14 +196,20 @@ class Auto(Controller):
         return budgets
 
     def choose(
-        self, requests: Sequence[DraftingRow], free: Sequence[DraftingRow], floor: int = 0
+        self,
+        requests: Sequence[DraftingRow],
+        free: Sequence[DraftingRow],
+        floor: int = 0,
+        savings: Sequence[float] | None = None,
     ) -> list[int]:
         """Returns how many nodes to draft in each of the ``free`` ones of all rows. floor: nodes
-        that some other row drafts."""
+        that some other row drafts. savings: of each free row, the plain rounds that drafting saves
+        for each token; unset: those that follow from what it promises now."""
         self.prepare(requests)
         self._trial, self._ours = False, bool(free)
         self._promising = self._promising and self._ours
-        width = self._width(requests, free, floor) if free else 0
+        self.promise = None
+        width = self._width(requests, free, floor, savings) if free else 0
         trying = self._scout(free) if self._trial else None
         return [width if trying in (None, request) else 0 for request in free]
 
@@ -245,7 +264,7 @@ class Auto(Controller):
         return min(free, key=self._unread)
 
     def _unread(self, row: DraftingRow) -> int:
-        return self._row(row).unread(row)
+        return self._row(row).unread(row.length)
 
     def _fixed(self, request: DraftingRow) -> int | None:
         """A row's own budget, whatever the others do; None if this controller chooses it."""
@@ -266,7 +285,11 @@ class Auto(Controller):
         return max(width for width in widths if width <= max(nodes, widths[1]))
 
     def _width(
-        self, requests: Sequence[DraftingRow], free: Sequence[DraftingRow], floor: int
+        self,
+        requests: Sequence[DraftingRow],
+        free: Sequence[DraftingRow],
+        floor: int,
+        savings: Sequence[float] | None,
     ) -> int:
         lengths = [request.length for request in requests]
         place = Place.of(len(requests), max(lengths))
@@ -296,8 +319,10 @@ class Auto(Controller):
             for width in near
         }
         best = max(near, key=rates.__getitem__)
+        drafted = max(near[1:], key=rates.__getitem__)
+        self.promise = Promise(drafted, curve[max(drafted, floor)], plain)
         self._promising = best > 0 and rates[best] > MARGIN * rates[0]
-        if self._promising and self._pays(free, rates[best], rates[0]):
+        if self._promising and self._pays(free, rates[best], rates[0], savings):
             return self._aside(best, place, rates[best] < CLOSE * rates[0])
         narrow = widths[1]
         more = (tokens[narrow] / tokens[0] - 1) / len(free)
@@ -306,16 +331,25 @@ class Auto(Controller):
         self._rest = None if chosen else _Rest(place, WeakSet(free))
         return chosen
 
-    def _pays(self, free: Sequence[DraftingRow], drafting: float, plain: float) -> bool:
+    def _pays(
+        self,
+        free: Sequence[DraftingRow],
+        drafting: float,
+        plain: float,
+        savings: Sequence[float] | None,
+    ) -> bool:
         """Whether drafting repays what the drafter has to read first, before the texts end or
         drafting is given up again.
 
-        drafting, plain: tokens per second.
+        drafting, plain: tokens per second. savings: as in `choose`.
         """
         unread = sum(map(self._unread, free))
         spell = self._known.spells.typical
-        tokens = sum(min(request.remaining, spell) for request in free)
-        return tokens / drafting + self._reading.seconds(unread) < tokens / plain
+        tokens = [min(request.remaining, spell) for request in free]
+        if savings is None or not unread:
+            savings = [1 - plain / drafting] * len(free)
+        saved: float = sum(map(mul, tokens, savings)) / plain
+        return saved > self._reading.seconds(unread)
 
     def _tokens(self, free: Sequence[DraftingRow]) -> dict[int, float]:
         """What each width is expected to bring in all free rows together."""
@@ -390,15 +424,16 @@ class Auto(Controller):
         # A look-up takes no longer for a tree of more levels.
         levels = width if self._loose else max(outcome.depth for outcome in outcomes)
         begun = all(self._row(request).begun for request in requests)
-        unread = sum(
-            self._row(request).unread(request) - outcome.emitted
+        behind = [
+            self._row(request).unread(request.length - outcome.emitted)
             for request, outcome in zip(requests, outcomes, strict=True)
             if outcome.drafted and not self._row(request).drafted
-        )
+        ]
+        unread = sum(behind)
         # A drafter that has to catch up first takes longer than it will the next time.
         steady = costs.split(place, width) if unread else None
         trusted = costs.times_measured(place, width) >= ENOUGH
-        if begun and not unread:
+        if begun and not behind:
             self._add_round(place, width, seconds, levels)
         elif begun and not trusted:
             # Even if drafting took no time at all, scoring may already cost more than it brings.

@@ -11,6 +11,7 @@ from outpace.draft.base import Choosing, Pick
 from outpace.policy.base import Controller, Outcome, is_pure, wish
 from outpace.policy.controller import CLOSE, LOOK_ASIDE, Auto
 from outpace.policy.row import DraftingRow
+from outpace.policy.savings import Savings, Way
 
 Found = Mapping[str, Sequence[Sequence[int]]]
 """What each look-up would draft, by name and row."""
@@ -23,6 +24,7 @@ class _Plan:
     picks: dict[DraftingRow, Pick]
     players: set[str]
     rate: float | None  # tokens per second of all rows; None while it is not known
+    seconds: float | None = None  # of the round; None while they are not known
 
 
 class Routing(Controller):
@@ -42,6 +44,7 @@ class Routing(Controller):
         self._models = [name for name in autos if name not in free]
         self._found: list[tuple[DraftingRow, Found, int]] = []
         self._since_second = 0
+        self._savings = {name: Savings() for name in self._models}
 
     def __getitem__(self, name: str) -> Auto:
         """Returns what is known of one drafter."""
@@ -179,7 +182,9 @@ class Routing(Controller):
         players = {pick.name for pick in picks.values() if pick.budget}
         if not players:
             return None
-        return _Plan(picks, players, tokens / seconds if known else None)
+        if not known:
+            return _Plan(picks, players, None)
+        return _Plan(picks, players, tokens / seconds, seconds)
 
     def _modelled(
         self,
@@ -192,7 +197,10 @@ class Routing(Controller):
         """A draft model in all rows, or in those for which no look-up found anything if that is
         better; None if that does not pay."""
         auto = self._autos[name]
-        widths = auto.choose(requests, free, floor)
+        savings = self._savings[name]
+        beside = [savings.of(request) for request in free] if savings.known else None
+        widths = auto.choose(requests, free, floor, beside)
+        self._note_savings(name, requests, free, looked_up)
         if not any(widths):
             return None
         picks = {r: Pick(name, width) for r, width in zip(free, widths, strict=True)}
@@ -213,6 +221,26 @@ class Routing(Controller):
         if expected is None or name not in players or players == {name}:
             return whole
         return _Plan(mixed, players, tokens / expected[1])
+
+    def _note_savings(
+        self,
+        name: str,
+        requests: Sequence[DraftingRow],
+        free: Sequence[DraftingRow],
+        looked_up: _Plan | None,
+    ) -> None:
+        """Notes what this round would bring and take without the model and with it."""
+        promise, savings = self._autos[name].promise, self._savings[name]
+        if promise is None:
+            return
+        for request in free:
+            ways = [Way(1.0, 1.0)]
+            pick = Pick() if looked_up is None else looked_up.picks[request]
+            if pick.budget and looked_up is not None and looked_up.seconds is not None:
+                tokens = self._autos[pick.name].tokens(request, pick.budget)
+                ways.append(Way(tokens, looked_up.seconds / promise.plain))
+            tokens = self._autos[name].tokens(request, promise.width)
+            savings.note(request, ways, Way(tokens, promise.seconds / promise.plain))
 
     def _best(self, plans: Sequence[_Plan]) -> _Plan:
         """The plan that promises most; now and then the second, if that comes close. One of which
