@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from outpace import LLM
 from outpace.audit.letters import letter_model
-from outpace.cli.auditing.audit import app, prompts_in
+from outpace.cli.auditing.audit import app, coupled_twin, prompts_in
 from outpace.draft.models.specimen import noisy_copy
 from outpace.errors import ConfigError, PromptError
 
@@ -64,6 +65,16 @@ def test_diff_prints_its_tolerance(pair: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "tolerance" in done.output
     assert "OK" in done.output
+
+
+def test_the_coupled_engine_plays_the_target_as_it_was_loaded(pair: Path) -> None:
+    # What was made fast is not checked as if it were new: the check of exact layers would refuse
+    # layers whose weights are in blocks, because these round.
+    config = {"model": str(pair / "drafter"), "num_speculative_tokens": 2}
+    llm = LLM(str(pair / "target"), speculative_config=config)
+    twin = coupled_twin(llm)
+    assert twin.target is llm.target
+    assert twin.config.rule_name == "coupled"
 
 
 def test_diff_does_not_call_a_lossy_rule_a_bug(pair: Path) -> None:

@@ -220,8 +220,7 @@ def coupled_twin(llm: Any) -> Any:
     from outpace.api import LLM
 
     return LLM(
-        llm.target.model,
-        tokenizer=llm.tokenizer,
+        llm.target,
         speculative_config=replace(llm.config, verify="coupled"),
         max_model_len=llm.max_model_len,
         max_num_seqs=llm.engine.target.rows,
