@@ -92,6 +92,19 @@ def test_a_text_may_consist_of_rare_tokens_alone(name: str, temperature: float) 
         assert ids(found) == ids(LLM(target("llama")).generate([USUAL_TEXT], params))
 
 
+def test_a_drafter_that_learns_refuses_it() -> None:
+    with pytest.raises(ConfigError, match="online and draft_vocab_size exclude each other"):
+        decoder({"method": "draft_model", "online": {}})
+
+
+def test_a_drafter_with_other_tokens_refuses_it() -> None:
+    model = decoder(CONFIGS["a chain"], None).engine.drafter
+    model._vocabulary.is_same = False
+    model._say_usual("auto")
+    with pytest.raises(ConfigError, match="with the target's own tokens"):
+        model._say_usual(FEW)
+
+
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, "some"])
 def test_what_is_no_number_of_tokens_is_refused(size: Any) -> None:
     with pytest.raises(ConfigError, match="draft_vocab_size must be a positive number"):

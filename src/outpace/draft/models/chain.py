@@ -127,6 +127,10 @@ class DraftModel(Drafter):
     def _say_usual(self, size: Any) -> None:
         """Lets it score only the usual tokens, where that saves time."""
         shared, own = self._vocabulary.is_same, self._own_size
+        if size not in (AUTO, None) and not shared:
+            raise ConfigError(
+                "draft_vocab_size is for a draft model with the target's own tokens: leave it out."
+            )
         if size == AUTO:
             size = USUAL if self.runner.says_fewer and own >= 2 * USUAL else None
         if size is not None and shared and size < own:

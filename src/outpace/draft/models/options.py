@@ -56,6 +56,11 @@ class DraftModelOptions:
                 "online and quantization exclude each other: rounded weights cannot learn."
             )
         check_draft_vocab_size(self.draft_vocab_size)
+        if self.online is not None and self.draft_vocab_size not in (AUTO, None):
+            raise ConfigError(
+                "online and draft_vocab_size exclude each other: a drafter that learns scores all "
+                "tokens."
+            )
         if self.vocabulary not in VOCABULARIES:
             raise ConfigError(
                 f"vocabulary must be one of {', '.join(VOCABULARIES)}, not "
