@@ -45,11 +45,8 @@ HELD_OUT = {
     "mt_bench": "chat",
 }
 LONGEST_PROMPT, LONGEST_ANSWER = 160, 256
-TEMPERATURE, ROWS = 0.8, 16
-READS = [2, 12, 21]
-"""The target's layers that EAGLE-3 reads by itself, and DFlash is told to: they are kept once."""
+TEMPERATURE, ROWS = 0.8, 32
 DRAFTED = 4
-FEW = {"depths": DRAFTED, "draft_vocab_size": 4096}
 MINUTES = "minutes.json"
 
 
@@ -66,11 +63,11 @@ class Plan:
 
 
 PLANS = {
-    "medusa": Plan(70, 2, 1e-3, FEW),
-    "eagle3": Plan(36, 1, 5e-4, FEW),
-    "dflash": Plan(60, 2, 7e-4, {**FEW, "layers": 2, "reads": READS}),
-    "mlp_speculator": Plan(85, 2, 2e-3, {**FEW, "inner_size": 512}),
-    "draft_model": Plan(14, 1, 3e-4, {"depths": DRAFTED, "layers": 2}),
+    "medusa": Plan(70, 2, 1e-3, {}),
+    "eagle3": Plan(36, 1, 5e-4, {}),
+    "dflash": Plan(60, 2, 7e-4, {"layers": 2}),
+    "mlp_speculator": Plan(85, 2, 2e-3, {"inner_size": 512}),
+    "draft_model": Plan(14, 1, 3e-4, {"layers": 2}),
 }
 
 
@@ -93,6 +90,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=PLANS, default=list(PLANS))
     parser.add_argument("--prompts", type=int, default=2, help="to measure by, of each kind")
     parser.add_argument("--tokens", type=int, default=40, help="of each text to measure by")
+    parser.add_argument("--vocabulary", type=int, default=4096, help="tokens that heads guess")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", default="auto", help="as for outpace train")
     parser.add_argument("--pace", type=float, default=1.0, help="of this machine's steps")
@@ -117,7 +115,8 @@ def _trained(options: argparse.Namespace) -> None:
     sizes = {"answers": len(answers), "tokens": tokens.numel(), "own": int(own.sum())}
     (options.out / "text.json").write_text(json.dumps(sizes))
     lessons = Lessons(options.out / "lessons", origin_of(target), 5 * 10**9)
-    clock, teacher = _Minutes(options.out), Teacher(target, (*READS, -1), lessons=lessons)
+    reads = layers_read(target)
+    clock, teacher = _Minutes(options.out), Teacher(target, (*reads, -1), lessons=lessons)
     for number, block in enumerate(tokens):
         teacher.read(block[None])
         clock.note()
@@ -132,7 +131,7 @@ def _trained(options: argparse.Namespace) -> None:
             batch=plan.batch,
             warmup=5,
             held_out=0.05,
-            head=plan.sizes,
+            head=_sizes(method, options.vocabulary, reads),
             precision=options.precision,
         )
         run = TrainingRun(target, tokens, settings, folder, own=own, lessons=lessons)
@@ -142,6 +141,20 @@ def _trained(options: argparse.Namespace) -> None:
         (folder / "weights.json").write_text(
             json.dumps(sum(weight.numel() for weight in run.network.parameters()))
         )
+
+
+def layers_read(target: Loaded) -> list[int]:
+    """The target's layers that EAGLE-3 reads by itself, and DFlash is told to: they are kept
+    once."""
+    count = int(target.config.num_hidden_layers)
+    return [2, count // 2, count - 3]
+
+
+def _sizes(method: str, vocabulary: int, reads: list[int]) -> dict[str, Any]:
+    sizes = {"depths": DRAFTED, **PLANS[method].sizes}
+    if method in head_names():
+        sizes["draft_vocab_size"] = vocabulary
+    return {**sizes, "reads": reads} if method == "dflash" else sizes
 
 
 def _play(run: TrainingRun, method: str, folder: Path, minutes: float) -> None:

@@ -260,7 +260,11 @@ def test_three_families_in_processes_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "reason"), [(Limits(seconds=0.2), "longer than 0.2 s"), (Limits(gigabytes=0.01), "")]
+    ("limits", "reason"),
+    [
+        (Limits(seconds=0.2), "takes longer than 0.2 s"),
+        (Limits(gigabytes=0.01), "only been started takes more than 0.01 GB"),
+    ],
 )
 def test_a_family_that_takes_too_much_is_stopped(limits: Limits, reason: str) -> None:
     (found,) = walk.walk(listed(["llama"], ["causal"]), limits)

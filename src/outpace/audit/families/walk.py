@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -80,15 +81,22 @@ def _try_apart(results: Connection, family: Family, limits: Limits) -> None:
     """Sends findings on one family, each better than the one before it: the process may end at any
     time. Runs in a process of its own."""
     _be_quiet()
-    _limit_memory(limits.gigabytes)
     import torch
 
     from outpace.audit.families.trial import findings
 
     torch.set_num_threads(1)  # as many processes as there are processors do the rest
-    for found in findings(family):
-        results.send(found)
+    if _limits_memory(limits.gigabytes):
+        for found in findings(family):
+            results.send(found)
+    else:
+        results.send(_without_room(family, limits))
     results.close()
+
+
+def _without_room(family: Family, limits: Limits) -> Finding:
+    reason = f"a process that has only been started takes more than {limits.gigabytes:g} GB"
+    return Finding(family.family, family.model, "not finished", reason, kind=family.kind)
 
 
 def _be_quiet() -> None:
@@ -100,10 +108,15 @@ def _be_quiet() -> None:
     os.dup2(nowhere, 2)
 
 
-def _limit_memory(gigabytes: float) -> None:
+def _limits_memory(gigabytes: float) -> bool:
+    """Sets the limit, and returns whether there is any memory left: without any, whatever is tried
+    fails, and not always for a reason that tells."""
     if sys.platform != "linux":
-        return
+        return True
     import resource
 
     most = int(gigabytes * 1e9)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    held = next(line for line in status.splitlines() if line.startswith("VmData:"))
+    return int(held.split()[1]) * 1024 < most
