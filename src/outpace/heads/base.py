@@ -14,6 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
@@ -113,8 +114,9 @@ class Head(nn.Module, ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of its weights."""
-        return next(self.parameters()).dtype
+        """The dtype that it computes in, which is its weights' unless these are rounded to
+        integers."""
+        return some_float(self).dtype
 
     @torch.no_grad()
     def begin_from(self, shared_head: Tensor | None) -> None:
@@ -126,6 +128,12 @@ class Head(nn.Module, ABC):
 
     def start(self, shared: Shared) -> None:
         """Starts training from the target's embeddings, where that helps."""
+
+
+def some_float(module: nn.Module) -> Tensor:
+    """Returns a tensor of a module's whose dtype and device are those that it computes in."""
+    held = chain(module.parameters(), module.buffers())
+    return next(tensor for tensor in held if tensor.is_floating_point())
 
 
 class StepHead(Head):

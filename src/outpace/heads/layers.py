@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.attending.base import Entries, Sight
-from outpace.heads.base import HeadConfig
+from outpace.heads.base import HeadConfig, some_float
 
 PLAIN_ROTARY: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -81,7 +81,7 @@ class Attention(nn.Module):
 
     def begin(self, rows: int) -> Entries:
         """Returns no entries of so many rows."""
-        none = self.k_proj.weight.new_empty(rows, self.groups, 0, self.head_dim)
+        none = some_float(self).new_empty(rows, self.groups, 0, self.head_dim)
         return Entries(none, none)
 
     def entries(self, x: Tensor, positions: Tensor) -> Entries:

@@ -22,6 +22,7 @@ from outpace.draft.branching import DEPTH_HELP, DYNAMIC, TOP_K_HELP, growth_of, 
 from outpace.draft.dynamic import Growth
 from outpace.draft.online.options import ONLINE_HELP, online_options
 from outpace.draft.options import option
+from outpace.draft.trained.rounding import rounded
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
@@ -30,6 +31,7 @@ from outpace.heads.checkpoint import fit, load_head
 from outpace.heads.registry import find_head
 from outpace.targets.base import Target
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.weights import pass_bytes, weight_bytes
 
 NOISE = 0.02
 """What is added to the weights of a specimen."""
@@ -49,11 +51,17 @@ class HeadOptions:
         "Whether it is tried on a few tokens when it is loaded, and refused if next to none of its "
         "guesses is right.",
     )
+    quantization: Any = option(
+        "auto", "How its weights are rounded; 'auto': to 8 bits where that saves time; null: not."
+    )
     online: Any = option(None, ONLINE_HELP)
 
     def __post_init__(self) -> None:
         flag("check", self.check, error=ConfigError)
-        online_options(self.online)
+        if online_options(self.online) is not None and self.quantization not in (None, "auto"):
+            raise ConfigError(
+                "online and quantization exclude each other: rounded weights cannot learn."
+            )
         if not isinstance(self.model, (str, os.PathLike, Head)):
             raise ConfigError(
                 "a trained head needs 'model': the folder that 'outpace train' wrote for this "
@@ -104,8 +112,7 @@ class TrainedDrafter(Drafter):
         self._vocabulary = _known(head.d2t, vocabulary)
         self._plans = TreePlans(target.device)
         self.needs = Needs(states=head.layers)
-        parts = {name: value.nbytes for name, value in head.named_parameters()}
-        self.weight_bytes = self.pass_bytes = sum(parts.values())
+        self.weight_bytes, self.pass_bytes = weight_bytes(head), pass_bytes(head)
 
     @classmethod
     def build(cls, setup: Setup) -> Drafter:
@@ -118,6 +125,8 @@ class TrainedDrafter(Drafter):
             )
         if online is not None and isinstance(given, Head):
             head = copy.deepcopy(head)  # what was handed over stays as it is
+        if online is None:
+            head = rounded(head, setup, handed_over=isinstance(given, Head))
         drafter = cls(head, setup.target, setup.loaded.vocabulary)
         drafter.take(setup.options)
         if setup.options.check and given is not None and not isinstance(given, Head):
