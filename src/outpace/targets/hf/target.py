@@ -276,12 +276,28 @@ class HFTarget(Target):
     @torch.inference_mode()
     def plain(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
         ids = torch.tensor([list(token_ids)], device=self.device)
+        if getattr(self.model.forward, "rounds_inputs", False):
+            return self._plain_in_own_code(ids, last or len(token_ids))
         wanted: dict[str, Any] = forward_mask(self.model, len(token_ids))
         if last is not None:
             wanted["logits_to_keep"] = last
         with TURNS.of(self.model):
             logits: Tensor = self.model(input_ids=ids, use_cache=False, **wanted).logits
         return logits[0, -(last or 0) :]  # some models give the logits of all tokens
+
+    def _plain_in_own_code(self, ids: Tensor, last: int) -> Tensor:
+        """``[last, V]`` after the last of a text's tokens ``[1, T]``, read as a chain without a
+        draft into a cache of its own. transformers' attention adds up in another order, which
+        decides now and then how the input of a product is rounded."""
+        runner, found = Runner(self.model, 1, self.max_length), []
+        runner.admit(1)
+        behind = ids.shape[1]
+        for piece in torch.split(ids, PREFILL_CHUNK, 1):
+            behind -= piece.shape[1]
+            keep = min(piece.shape[1], max(1, last - behind))
+            found.append(runner.forward(piece, keep).logits[0])
+            runner.advance([piece.shape[1]])
+        return torch.cat(found)[-last:]
 
     def carry(self, token_ids: Sequence[int], riders: Riders) -> Tensor:
         if self._carriage is None:

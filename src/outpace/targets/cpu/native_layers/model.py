@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from outpace.targets.base import SubLayers
 from outpace.targets.cpu.native import Native, native
+from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.layer import NativeLayer, agree, small_draft
 from outpace.targets.cpu.native_layers.rotary import Angles, Rotary
 from outpace.targets.cpu.native_layers.stack import LayerStack, PassDescriptions, eps_of, few
@@ -64,6 +65,12 @@ class NativeModel:
     def says_fewer(self) -> bool:
         """Whether a pass is shorter where logits are needed of a part of the vocabulary."""
         return self._stack.has_head
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether its products round what they multiply. Then only passes of its own agree to the
+        last bit: sums in another order now and then decide how a number is rounded."""
+        return any(isinstance(module, NativeBlockLinear) for module in self._model.modules())
 
     @property
     def _stack(self) -> LayerStack:
