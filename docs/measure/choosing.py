@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from usage import usage
 
-from outpace.policy.controller import Auto
+from outpace.policy.auto.controller import Auto
 from policy.test_controller import Simulation, best_fixed, flat, request
 
 usage(__doc__)

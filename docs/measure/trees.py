@@ -22,7 +22,7 @@ from outpace import LLM, SamplingParams
 from outpace.bench.builtin import BUILT_IN
 from outpace.core.trees.best_shape import BestShapes
 from outpace.core.trees.tree_shape import Chances, TreeShape
-from outpace.policy.acceptance import Acceptance
+from outpace.policy.auto.acceptance import Acceptance
 from outpace.policy.lengths.constant import Constant
 
 NODES = (2, 4, 8, 16, 32)

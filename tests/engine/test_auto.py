@@ -12,8 +12,8 @@ from outpace.api import LLM
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Seconds
 from outpace.engine.request import Request
+from outpace.policy.auto.controller import Auto
 from outpace.policy.base import Outcome
-from outpace.policy.controller import Auto
 from outpace.policy.lengths.constant import Constant
 
 PROMPTS = [[5, 6, 7, 8, 9], [1], [2, 3] * 8, [11, 12, 13]]

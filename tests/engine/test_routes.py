@@ -17,7 +17,7 @@ from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.route.joining import Node, nodes_of
 from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError
-from outpace.policy.controller import Auto
+from outpace.policy.auto.controller import Auto
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 

@@ -7,10 +7,10 @@ from statistics import mean
 import pytest
 
 from outpace.core.stats import Seconds
+from outpace.policy.auto.controller import Auto
+from outpace.policy.auto.cost import RUN, CostModel, Place
+from outpace.policy.auto.ladder import Ladder
 from outpace.policy.base import Controller, Outcome, affordable
-from outpace.policy.controller import Auto
-from outpace.policy.cost import RUN, CostModel, Place
-from outpace.policy.ladder import Ladder
 from outpace.policy.lengths.constant import Constant
 
 from .loaded import Machine, State, tokens_written

@@ -14,15 +14,17 @@ from outpace.core.params import SamplingParams
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.engine.request import Request
-from outpace.policy.acceptance import Acceptance
+from outpace.policy.auto.acceptance import Acceptance
+from outpace.policy.auto.controller import FIRST, Auto
+from outpace.policy.auto.cost import HORIZON, STALE, CostModel, Place, Spells
+from outpace.policy.auto.growing import REGROWN, Growing
+from outpace.policy.auto.history import ALONG, RowHistory
+from outpace.policy.auto.ladder import Ladder
+from outpace.policy.auto.ledger import Ledger
+from outpace.policy.auto.prices import Prices
+from outpace.policy.auto.trials import REST
 from outpace.policy.base import Controller, Outcome, affordable
-from outpace.policy.controller import ALONG, FIRST, REST, Auto, _Row
-from outpace.policy.cost import HORIZON, STALE, CostModel, Place, Spells
-from outpace.policy.growing import REGROWN, Growing
-from outpace.policy.ladder import Ladder
-from outpace.policy.ledger import Ledger
 from outpace.policy.lengths.constant import Constant
-from outpace.policy.prices import Prices
 from representatives import representatives
 
 PRICES = Prices(level=0.1, node=0.04, started=0.1)
@@ -449,7 +451,7 @@ def test_a_seldom_measured_kind_of_round_follows_the_machine() -> None:
 
 def test_a_drafter_catches_up_only_where_drafting_pays_for_long() -> None:
     spells = Spells()
-    row = _Row(Acceptance().new(), Ledger(CHAINS, PRICES, Acceptance().new()))
+    row = RowHistory(Acceptance().new(), Ledger(CHAINS, PRICES, Acceptance().new()))
     for _ in range(60):  # two rounds for which drafting pays, and many for which it does not
         row.watch(spells, True, 2, False)
         row.watch(spells, True, 2, False)

@@ -12,12 +12,12 @@ from engine.test_auto import CONFIGS, PROMPTS, llama
 from outpace.api import LLM
 from outpace.core.params import SamplingParams
 from outpace.core.trees.tree_shape import Trail, TreeShape
-from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS, Acceptance
-from outpace.policy.controller import Auto
-from outpace.policy.growing import Growing
-from outpace.policy.ladder import Ladder
-from outpace.policy.ledger import CREDIT, SHARE, Ledger
-from outpace.policy.prices import DRAWN, PASS, Prices
+from outpace.policy.auto.acceptance import PRIOR, PRIOR_OF_LOOK_UPS, Acceptance
+from outpace.policy.auto.controller import Auto
+from outpace.policy.auto.growing import Growing
+from outpace.policy.auto.ladder import Ladder
+from outpace.policy.auto.ledger import CREDIT, SHARE, Ledger
+from outpace.policy.auto.prices import DRAWN, PASS, Prices
 
 CHAINS = Ladder.chains(10)
 

@@ -11,10 +11,10 @@ import pytest
 
 from outpace.core.stats import Seconds
 from outpace.engine.request import Request
+from outpace.policy.auto.controller import Auto
+from outpace.policy.auto.ladder import Ladder
+from outpace.policy.auto.prices import Prices
 from outpace.policy.base import Outcome, affordable
-from outpace.policy.controller import Auto
-from outpace.policy.ladder import Ladder
-from outpace.policy.prices import Prices
 from outpace.policy.routing import Routing, would_be
 
 from .test_controller import request

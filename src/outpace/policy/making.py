@@ -6,14 +6,14 @@ from outpace.config import SpeculativeConfig
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
-from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
+from outpace.policy.auto.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
+from outpace.policy.auto.controller import Auto
+from outpace.policy.auto.growing import Growing
+from outpace.policy.auto.ladder import Ladder
+from outpace.policy.auto.prices import Prices
 from outpace.policy.base import Controller
-from outpace.policy.controller import Auto
-from outpace.policy.growing import Growing
-from outpace.policy.ladder import Ladder
 from outpace.policy.lengths.constant import Constant
 from outpace.policy.lengths.registry import find_length, length_names, length_options
-from outpace.policy.prices import Prices
 from outpace.policy.routing import Routing
 from outpace.targets.base import Target
 

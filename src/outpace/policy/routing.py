@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, chain_trail
 from outpace.draft.base import Choosing, Pick
+from outpace.policy.auto.controller import CLOSE, Auto
+from outpace.policy.auto.trials import LOOK_ASIDE
 from outpace.policy.base import Controller, Outcome, is_pure, wish
-from outpace.policy.controller import CLOSE, LOOK_ASIDE, Auto
 from outpace.policy.row import DraftingRow
 from outpace.policy.savings import Savings, Way
 

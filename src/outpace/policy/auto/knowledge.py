@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outpace.policy.acceptance import (
+from outpace.policy.auto.acceptance import (
     DRAFTER_MEMORY,
     REQUEST_MEMORY,
     Acceptance,
     Finding,
     Slimness,
 )
-from outpace.policy.cost import CostModel, ReadingCost, Spells
+from outpace.policy.auto.cost import CostModel, ReadingCost, Spells
 
 
 @dataclass

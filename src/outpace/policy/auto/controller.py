@@ -9,27 +9,20 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
-from outpace.policy.acceptance import PRIOR, Acceptance, Counts
+from outpace.policy.auto.acceptance import PRIOR, Acceptance
+from outpace.policy.auto.cost import ENOUGH, CostModel, Place, ReadingCost
+from outpace.policy.auto.growing import Growing
+from outpace.policy.auto.history import RowHistory
+from outpace.policy.auto.knowledge import Knowledge
+from outpace.policy.auto.ladder import Ladder
+from outpace.policy.auto.ledger import Ledger
+from outpace.policy.auto.prices import Prices
+from outpace.policy.auto.trials import Aside, Rest, Trials
 from outpace.policy.base import Controller, Outcome, affordable, is_pure, wish
-from outpace.policy.cost import ENOUGH, CostModel, Place, ReadingCost, Spells
-from outpace.policy.growing import Growing
-from outpace.policy.knowledge import Knowledge
-from outpace.policy.ladder import Ladder
-from outpace.policy.ledger import Ledger
-from outpace.policy.prices import Prices
 from outpace.policy.row import DraftingRow
 
 FIRST = 4
 """Nodes of the very first draft in all rows together, before anything is known."""
-
-SHARE = 0.0125
-"""The share of all time that may be lost by trying drafts where plain decoding seems best."""
-
-CREDIT = 2.0
-"""So much may be lost in addition, at the beginning; in plain rounds."""
-
-DISTURBED = 4.0
-"""The most that one trial counts as lost, in plain rounds: another process may have held it up."""
 
 MARGIN = 1.04
 """Drafting must promise so many times the speed of plain decoding. Measurements are off by as much,
@@ -38,38 +31,8 @@ and of two equal choices the one that was measured luckily looks better."""
 CLOSE = 1.25
 """Where drafting promises less than this, plain rounds are measured now and then, too."""
 
-LOOK_ASIDE = 24
-"""After so many rounds a width next to the best one is tried, because one bad measurement might
-hide that it is better."""
-
 PLAIN = 2
 """Plain rounds before the first draft at a batch and context: one may have been disturbed."""
-
-ALONG = 16
-"""Tokens that a drafter reads in its first pass of a round."""
-
-REST = 8
-"""Rounds for which a decision against drafting holds while few rows join. Deciding takes a share of
-a small model's plain round, and what it follows from hardly changes from one round to the next."""
-
-FEW = 4
-"""Few rows have joined where they are one in so many."""
-
-
-@dataclass
-class _Rest:
-    """A decision against drafting, for some rounds."""
-
-    place: Place
-    rows: WeakSet[DraftingRow]
-    rounds: int = REST
-
-    def lasts(self, place: Place, free: Sequence[DraftingRow]) -> bool:
-        """Whether it still holds for the coming round."""
-        self.rounds -= 1
-        if not self.rounds or place != self.place:
-            return False
-        return FEW * sum(row not in self.rows for row in free) <= len(free)
 
 
 @dataclass(frozen=True)
@@ -83,42 +46,6 @@ class Promise:
     """Seconds of a plain round."""
 
 
-@dataclass
-class _Row:
-    """What is known of a request."""
-
-    counts: Counts
-    ledger: Ledger
-    begun: bool = False  # a request's first round reads the prompt, too
-    read: int = 0  # tokens that the drafter has seen
-    drafted: bool = False  # in its last round: then the drafter is up to date
-    spell: int = 0  # tokens since drafting began to promise more than plain decoding
-    idle: int = 0  # tokens since it last did
-    expected: tuple[object, Mapping[int, float]] | None = None
-    """What each width was last expected to bring, behind all that this follows from."""
-
-    def unread(self, length: int) -> int:
-        """Tokens that the drafter has to read before it can draft, in a text of this length. A few
-        are read along with the last one."""
-        behind = length - self.read
-        return 0 if self.drafted or (self.read and behind <= ALONG) else behind
-
-    def watch(self, spells: Spells, promising: bool, tokens: int, ended: bool) -> None:
-        """Enters a round's tokens, and the spell of drafting that ends with it. A break so short
-        that the drafter need not catch up ends none."""
-        if promising:
-            self.spell, self.idle = self.spell + tokens, 0
-        else:
-            self.idle += tokens
-        if self.spell and self.idle > ALONG:
-            spells.add(self.spell)
-            self.spell = 0
-        elif self.spell and ended and promising:
-            spells.add_unbroken()
-        elif self.spell and ended:
-            spells.add(self.spell)
-
-
 class Auto(Controller):
     """Drafts as much as promises the most tokens per second, by measured times and acceptance.
 
@@ -127,12 +54,11 @@ class Auto(Controller):
     same width, since narrower rows are padded to the widest; a row gets less only where its text is
     about to end.
 
-    Where plain decoding is best a draft is tried now and then, as long as all such trials together
-    lose less than ``SHARE`` of the time. It is tried in one row: that shows what a round takes, and
-    the drafter has only one prompt to read. Times differ from run to run, and what is drafted
-    changes which random numbers a sampled text meets. So the drafts of a row with a seed of its own
-    depend on nothing but its own history (`Ledger`), unless ``invariant`` says that the rule's
-    texts do not depend on what is drafted.
+    Where plain decoding is best a draft is tried now and then (`Trials`). It is tried in one row:
+    that shows what a round takes, and the drafter has only one prompt to read. Times differ from
+    run to run, and what is drafted changes which random numbers a sampled text meets. So the drafts
+    of a row with a seed of its own depend on nothing but its own history (`Ledger`), unless
+    ``invariant`` says that the rule's texts do not depend on what is drafted.
 
     A drafter that stands for others and chooses among them itself is one drafter here.
     """
@@ -153,16 +79,15 @@ class Auto(Controller):
         self._prices = prices or Prices()
         self._invariant = invariant
         self._loose = self._growing is None and static.shape.is_chain
-        self._rows: WeakKeyDictionary[DraftingRow, _Row] = WeakKeyDictionary()
+        self._rows: WeakKeyDictionary[DraftingRow, RowHistory] = WeakKeyDictionary()
         self._ours = True  # whether the budget of some row of this round is chosen here
         self._asked = False  # whether the drafter is asked in this round
         self._trial = False  # whether it tries a draft where plain decoding seems best
-        self._rest: _Rest | None = None
+        self._rest: Rest | None = None
         self._promising = False  # whether drafting promises more than plain decoding
         self.promise: Promise | None = None  # of the coming round, if it is known
-        self._since_aside = 0
         self._lessons = 0  # how often something was learned of acceptance
-        self._total = self._loss = 0.0
+        self._trials, self._aside = Trials(), Aside()
 
     @property
     def costs(self) -> CostModel:
@@ -323,12 +248,13 @@ class Auto(Controller):
         self.promise = Promise(drafted, curve[max(drafted, floor)], plain)
         self._promising = best > 0 and rates[best] > MARGIN * rates[0]
         if self._promising and self._pays(free, rates[best], rates[0], savings):
-            return self._aside(best, place, rates[best] < CLOSE * rates[0])
+            close = rates[best] < CLOSE * rates[0]
+            return self._aside.choose(best, widths, self.costs, place, close)
         narrow = widths[1]
         more = (tokens[narrow] / tokens[0] - 1) / len(free)
         longer = curve[max(narrow, floor)] - plain + reading + asking
         chosen = self._try(narrow, max(0.0, longer - more * plain), plain)
-        self._rest = None if chosen else _Rest(place, WeakSet(free))
+        self._rest = None if chosen else Rest(place, WeakSet(free))
         return chosen
 
     def _pays(
@@ -373,24 +299,8 @@ class Auto(Controller):
 
     def _try(self, width: int, loss: float, plain: float) -> int:
         """The width, as a trial, if its expected loss is allowed for; 0 otherwise."""
-        self._trial = self._loss + loss <= SHARE * self._total + CREDIT * plain
+        self._trial = self._trials.allow(loss, plain)
         return width if self._trial else 0
-
-    def _aside(self, best: int, place: Place, close: bool) -> int:
-        """The best width, or now and then one beside it, or plain decoding if that comes close:
-        the one that was measured least, or longest ago."""
-        widths = self._ladder.widths
-        at = widths.index(best)
-        beside = [*widths[max(0, at - 1) : at + 2], *[0] * close]
-        trust = {width: min(ENOUGH, self.costs.times_measured(place, width)) for width in beside}
-        # On plain rounds everything depends: they are looked at twice as often as each other kind.
-        ages = {width: self.costs.age(place, width) * (1 if width else 2) for width in beside}
-        width = min(beside, key=lambda each: (trust[each], -ages[each]))
-        self._since_aside += 4 if self.costs.is_doubted(place, width) else 1
-        if self._since_aside < LOOK_ASIDE:
-            return best
-        self._since_aside = 0
-        return width
 
     # -- learning ------------------------------------------------------------------------------
 
@@ -441,14 +351,12 @@ class Auto(Controller):
             costs.add(place, width, replace(seconds, draft=drafting), levels)
         if unread:
             self._reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
-        self._total += seconds.total if self._ours else 0.0
+        self._trials.spend(seconds.total if self._ours else 0.0)
         plain = costs.measured(place).get(0)
         if self._trial and (width or self._asked) and plain is not None:
             more = sum(outcome.emitted for outcome in outcomes) / len(outcomes) - 1
             # Plain rounds that were slow just before do not make the time of drafting disappear.
-            longer = max(seconds.total - plain, seconds.draft)
-            loss = min(longer, (DISTURBED - 1) * plain) - plain * more
-            self._loss = max(0.0, self._loss + loss)
+            self._trials.enter(max(seconds.total - plain, seconds.draft), plain, more)
 
     def _add_round(self, place: Place, width: int, seconds: Seconds, levels: int) -> None:
         """Enters what a round took."""
@@ -465,10 +373,10 @@ class Auto(Controller):
             return chain_trail(outcome.depth, outcome.accepted)
         return shape.first(outcome.drafted).trail(outcome.path)
 
-    def _row(self, request: DraftingRow) -> _Row:
+    def _row(self, request: DraftingRow) -> RowHistory:
         if request not in self._rows:
             counts = self.acceptance.new()
-            self._rows[request] = _Row(counts, Ledger(self._static, self._prices, counts))
+            self._rows[request] = RowHistory(counts, Ledger(self._static, self._prices, counts))
         return self._rows[request]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from outpace.policy.acceptance import REQUEST_MEMORY, Counts, Slimness
-from outpace.policy.ladder import Ladder
-from outpace.policy.prices import Prices
+from outpace.policy.auto.acceptance import REQUEST_MEMORY, Counts, Slimness
+from outpace.policy.auto.ladder import Ladder
+from outpace.policy.auto.prices import Prices
 
 SHARE = 0.01
 """The share of all that was spent that drafting may have lost."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outpace.core.trees.tree_shape import LARGEST, Chances, TreeShape
-from outpace.policy.acceptance import Acceptance, prior
-from outpace.policy.ladder import LENGTHS, Ladder
-from outpace.policy.prices import Prices
+from outpace.policy.auto.acceptance import Acceptance, prior
+from outpace.policy.auto.ladder import LENGTHS, Ladder
+from outpace.policy.auto.prices import Prices
 
 DEEPEST = 8
 """Levels at most."""

@@ -1,0 +1,1 @@
+"""The length policy "auto", and what it measures, learns and chooses from."""
