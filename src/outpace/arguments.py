@@ -156,16 +156,19 @@ def speculation(
     config: Mapping[str, Any] | SpeculativeConfig | None, bundled: Path | None
 ) -> SpeculativeConfig:
     """Returns how to speculate; with nothing named, by "auto" without a draft model, or with the
-    bundled one. bundled: where the bundled models are, for the bundled target; else None."""
+    bundled one by "draft_model": passes of the bundled target are so short that choosing among
+    drafters takes a noticeable part of them. bundled: where the bundled models are, for the bundled
+    target; else None."""
     if isinstance(config, SpeculativeConfig):
         return config
     if config is None:
         config = {}
     if bundled is not None and isinstance(config, Mapping):
         config = dict(config)
-        drafter = bundled_drafter(config.get("method", "draft_model"), bundled)
+        method = config.get("method", "draft_model")
+        drafter = bundled_drafter(method, bundled)
         if drafter is not None:
-            config.setdefault("model", drafter)
+            config = {"method": method, "model": drafter, **config}
     return SpeculativeConfig.from_dict(config)
 
 

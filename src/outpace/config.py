@@ -25,8 +25,9 @@ OF_TRANSFORMERS = (
 class SpeculativeConfig:
     """How to speculate.
 
-    method: a drafter's name: "auto" (the default: look-ups, where they pay), "draft_model" (the
-        default where ``model`` is given), "none" (plain decoding), "ngram", ...
+    method: a drafter's name: "auto" (the default: look-ups, and the draft model where ``model`` is
+        given, as far as they pay), "draft_model" (the default where ``model`` is given with the
+        draft's length or a rule), "none" (plain decoding), "ngram", ...
     num_speculative_tokens: tokens (nodes) to draft per round; "auto" chooses, from 0 up, by what
         rounds take and bring.
     length: a length policy's name, or ``{"name": ..., option: ...}``: how much is drafted by
@@ -67,9 +68,9 @@ class SpeculativeConfig:
         """Returns the config with every drafter option under ``options``.
 
         >>> SpeculativeConfig.from_dict({"model": "small"}).method
-        'draft_model'
-        >>> SpeculativeConfig.from_dict({}).method
         'auto'
+        >>> SpeculativeConfig.from_dict({"model": "small", "num_speculative_tokens": 4}).method
+        'draft_model'
         """
         if not isinstance(config, Mapping):
             raise ConfigError(f"speculative_config must be a dict, not {shown(config)}.")
@@ -78,9 +79,17 @@ class SpeculativeConfig:
         config = _translated(config)
         common = {key: config[key] for key in COMMON if key in config}
         options = {key: value for key, value in config.items() if key not in COMMON}
-        if "method" not in common and "model" in options:
+        if "method" not in common and "model" in options and not _is_open(common):
             common["method"] = "draft_model"
         return cls(**common, options=options)
+
+    @classmethod
+    def of_child(cls, config: Mapping[str, Any]) -> SpeculativeConfig:
+        """Returns the config of a drafter that another one asks: its ``model`` is a draft model
+        unless the method says otherwise."""
+        if isinstance(config, Mapping) and "model" in config:
+            config = {"method": "draft_model", **config}
+        return cls.from_dict(config)
 
     @property
     def rule_name(self) -> str | None:
@@ -101,6 +110,12 @@ class SpeculativeConfig:
     def length_options(self) -> dict[str, Any]:
         """The length policy's own options."""
         return _options_of(self.length)
+
+
+def _is_open(common: Mapping[str, Any]) -> bool:
+    """Whether how much is drafted, and under which rule, is left to us."""
+    count = common.get("num_speculative_tokens", DEFAULT_TOKENS)
+    return count == DEFAULT_TOKENS and not any(common.get(key) for key in ("length", "verify"))
 
 
 def _name_of(entry: str | Mapping[str, Any] | None) -> str | None:

@@ -12,7 +12,8 @@ import torch
 from transformers import GenerationConfig
 
 from api.words import word_tokenizer
-from outpace import LLM, SamplingParams, SpeculativeConfig
+from outpace import LLM, SamplingParams, SpeculativeConfig, arguments
+from outpace.api import BUNDLED
 from outpace.errors import ConfigError, ModelLoadError, OutpaceError, ParamsError, UnsupportedModel
 from targets.families import build, target
 
@@ -67,7 +68,36 @@ def test_with_no_method_named_look_ups_draft(
 ) -> None:
     llm = LLM(target("llama"), speculative_config=config)
     assert (llm.config.method, llm.engine.drafter.name) == (method, drafter)
-    assert SpeculativeConfig.from_dict({"model": "small"}).method == "draft_model"
+
+
+@pytest.mark.parametrize(
+    ("more", "method"),
+    [
+        ({}, "auto"),
+        ({"num_speculative_tokens": "auto", "verify": None}, "auto"),
+        ({"num_speculative_tokens": 3}, "draft_model"),
+        ({"num_assistant_tokens": 3}, "draft_model"),
+        ({"length": "confidence"}, "draft_model"),
+        ({"verify": "block"}, "draft_model"),
+        ({"method": "draft_tree", "verify": "block"}, "draft_tree"),
+    ],
+)
+def test_with_a_model_named_it_drafts_alone_or_beside_look_ups(
+    more: dict[str, Any], method: str
+) -> None:
+    assert SpeculativeConfig.from_dict({"model": "small", **more}).method == method
+
+
+def test_a_model_named_inside_another_method_drafts_alone() -> None:
+    assert SpeculativeConfig.of_child({"model": "small"}).method == "draft_model"
+    assert SpeculativeConfig.of_child({"method": "eagle3", "model": "small"}).method == "eagle3"
+    assert SpeculativeConfig.of_child({}).method == "auto"
+
+
+def test_the_bundled_drafter_drafts_alone() -> None:
+    assert arguments.speculation(None, BUNDLED).method == "draft_model"
+    assert arguments.speculation({"model": "other"}, BUNDLED).method == "draft_model"
+    assert arguments.speculation({"model": "other"}, None).method == "auto"
 
 
 def test_the_default_writes_what_plain_decoding_writes_and_drafts() -> None:

@@ -281,7 +281,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
         person.reads("stopped; what was said is kept")
         person.reads("tokens per pass")  # the status line
         assert "tokens/s" in person.seen
-        assert "draft_model" in person.seen
+        assert "auto, K auto" in person.seen
         person.types("/stats\r")
         person.reads("all 1: ")
         person.reads("of 8192 tokens")

@@ -261,16 +261,17 @@ def test_a_model_handed_over_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_drafter_gets_the_kernels_that_were_asked_for(tmp_path: Path) -> None:
-    config = LlamaConfig(
+    shape = LlamaConfig(
         vocab_size=2048,
         hidden_size=16,
         intermediate_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
     )
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    LlamaForCausalLM(shape).save_pretrained(tmp_path)
+    config = {"method": "draft_model", "model": str(tmp_path)}
     for kernels, kind in {"packed": PackedLinear, "off": nn.Linear}.items():
-        llm = LLM(tmp_path, speculative_config={"model": str(tmp_path)}, cpu_kernels=kernels)
+        llm = LLM(tmp_path, speculative_config=config, cpu_kernels=kernels)
         assert type(llm.target.model.lm_head) is kind
         assert type(llm.engine.drafter.runner.model.lm_head) is kind
 

@@ -47,7 +47,7 @@ def target() -> LlamaForCausalLM:
 
 CONFIGS = {
     "ngram": {"method": "ngram"},
-    "draft_model": {"model": llama(2, noise=0.03)},
+    "draft_model": {"method": "draft_model", "model": llama(2, noise=0.03)},
     "draft_tree": {"method": "draft_tree", "model": llama(2, noise=0.03), "branching": [2, 2]},
     "grown tree": {"method": "draft_tree", "model": llama(2, noise=0.03)},
 }

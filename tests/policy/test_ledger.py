@@ -154,7 +154,7 @@ def test_the_price_of_a_drafter_is_its_weights_over_the_targets() -> None:
         for model in (small, target)
     ]
     for config, level in (
-        ({"model": small}, (weights[0] + DRAWN) / (weights[1] + PASS)),
+        ({"method": "draft_model", "model": small}, (weights[0] + DRAWN) / (weights[1] + PASS)),
         ({"method": "ngram"}, 0.0),
     ):
         controller = LLM(target, speculative_config=config).engine.controller
@@ -164,7 +164,7 @@ def test_the_price_of_a_drafter_is_its_weights_over_the_targets() -> None:
 
 def test_look_ups_are_trusted_less_than_models_at_first() -> None:
     guesses = []
-    for config in ({"model": llama(1)}, {"method": "ngram"}):
+    for config in ({"method": "draft_model", "model": llama(1)}, {"method": "ngram"}):
         controller = LLM(llama(4), speculative_config=config).engine.controller
         assert isinstance(controller, Auto)
         guesses.append(controller.acceptance.new().chances(2)[0][0])

@@ -174,7 +174,7 @@ class Setup:
         config: as ``speculative_config``. The child draws from a lane of its own, so that what it
         drafts is independent of what others draft for the same rows.
         """
-        wanted = SpeculativeConfig.from_dict(config)
+        wanted = SpeculativeConfig.of_child(config)
         kind = find_drafter(wanted.method)
         drafter = kind.build(replace(self, options=kind.configure(wanted.options)))
         drafter.lane = next(self.lanes)

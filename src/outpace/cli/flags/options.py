@@ -171,8 +171,8 @@ Method = Annotated[
     typer.Option(
         "--method",
         metavar="NAME",
-        help=f"How to draft: {', '.join(METHODS)}. Unset: draft_model with --draft and for the "
-        "bundled pair, else auto.",
+        help=f"How to draft: {', '.join(METHODS)}. Unset: auto; for the bundled pair, and "
+        "with --draft and -k or --verify, draft_model.",
         autocompletion=complete_method,
         rich_help_panel=SPECULATION,
     ),

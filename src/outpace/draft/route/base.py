@@ -239,7 +239,7 @@ def check_config(method: str, config: Any) -> SpeculativeConfig:
     """Returns a child's config; ``ConfigError`` for a mistake in it, before anything is loaded."""
     from outpace.draft.registry import find_drafter
 
-    wanted = SpeculativeConfig.from_dict(config)
+    wanted = SpeculativeConfig.of_child(config)
     for key in ("verify", "length"):
         if getattr(wanted, key) is not None:
             raise ConfigError(
@@ -259,7 +259,7 @@ def rule_of(configs: Sequence[Mapping[str, Any]]) -> str:
     any of them makes some."""
     from outpace.draft.registry import find_drafter
 
-    wanted = (SpeculativeConfig.from_dict(config) for config in configs)
+    wanted = (SpeculativeConfig.of_child(config) for config in configs)
     kinds = [(find_drafter(each.method), each) for each in wanted]
     rules = {kind.usual_rule(kind.configure(each.options)) for kind, each in kinds}
     return "recursive" if "recursive" in rules else "token"
@@ -277,7 +277,7 @@ def build_children(setup: Setup, configs: Sequence[Mapping[str, Any]]) -> list[D
 
 def names_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a name for each child: its method, numbered where several have the same."""
-    methods = [SpeculativeConfig.from_dict(config).method for config in configs]
+    methods = [SpeculativeConfig.of_child(config).method for config in configs]
     return [
         method if methods.count(method) == 1 else f"{method} {methods[:number].count(method) + 1}"
         for number, method in enumerate(methods)
