@@ -22,7 +22,7 @@ from outpace.targets.hf.partial.view import LowerLayersView, PartView, pass_behi
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.sharpness import Sharpness
 from outpace.targets.hf.slots.prefixes import SavedTexts
-from outpace.targets.hf.supported.plainly import forward_mask
+from outpace.targets.hf.supported.plainly import forward_mask, rounds_inputs
 from outpace.targets.hf.turns import TURNS
 from outpace.targets.hf.weights import weight_bytes
 
@@ -276,7 +276,7 @@ class HFTarget(Target):
     @torch.inference_mode()
     def plain(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
         ids = torch.tensor([list(token_ids)], device=self.device)
-        if getattr(self.model.forward, "rounds_inputs", False):
+        if rounds_inputs(self.model):
             return self._plain_in_own_code(ids, last or len(token_ids))
         wanted: dict[str, Any] = forward_mask(self.model, len(token_ids))
         if last is not None:

@@ -33,6 +33,7 @@ from outpace.targets.hf.loading.reading import (
 )
 from outpace.targets.hf.loading.source import check_path, locate, names_gguf
 from outpace.targets.hf.supported import support
+from outpace.targets.hf.supported.plainly import rounds_inputs
 from outpace.targets.hf.vision.processor import check_processor, read_processor
 
 
@@ -81,7 +82,7 @@ def load(
             return model  # It was loaded and checked here.
         report("checking the model", 0.5)
         support.check(model.model)
-        support.probe(model.model)
+        support.probe(model.model, coarse=rounds_inputs(model.model))
         return model
     loaded = _from_path(str(model), tokenizer, dtype, device, trust_remote_code, wanted, report)
     rounds = quantization == "auto" and cpu_kernels in ("auto", "tune") and not loaded.packed

@@ -64,6 +64,12 @@ def forward_mask(model: nn.Module, length: int) -> dict[str, Tensor]:
     return {"attention_mask": as_attended(seen, implementation, loaded.dtype)}
 
 
+def rounds_inputs(model: nn.Module) -> bool:
+    """Returns whether the model's passes are our own code's, and round what they multiply: then a
+    pass by transformers' code has somewhat other logits."""
+    return bool(getattr(model.forward, "rounds_inputs", False))
+
+
 def some_tokens(model: nn.Module, count: int, first: int = 3) -> list[int]:
     """Returns a text of ``count`` token ids, neighbours different."""
     loaded: Any = model
