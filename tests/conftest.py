@@ -38,9 +38,9 @@ class _Probing:
     def __getattr__(self, name: str) -> Any:
         return getattr(support, name)
 
-    def probe(self, model: nn.Module) -> None:
+    def probe(self, model: nn.Module, coarse: bool = False) -> None:
         if model not in self.passed:
-            support.probe(model)
+            support.probe(model, coarse)
             self.passed.add(model)
 
 

@@ -66,8 +66,9 @@ def speculative(
     """Returns what ``generate`` takes as ``custom_generate``.
 
     drafter: the smaller model, by path, hub name or loaded, or the method's trained head (also
-    accepted as ``model``, its name in ``speculative_config``); without one, and without a
-    ``method``, look-ups draft where that pays ("auto"); "none" decodes plainly.
+    accepted as ``model``, its name in ``speculative_config``). method: as in
+    ``speculative_config``; unset, look-ups draft where that pays, beside a drafter if there is one
+    ("auto"); "none" decodes plainly.
     num_speculative_tokens: tokens to draft per round; "auto" chooses. verify: a rule's name; unset:
     the one that suits the drafter. options: the drafter's own. The tokenizers are only needed where
     the models' vocabularies differ in size.
@@ -89,11 +90,13 @@ def speculative(
     if drafter is not None and model is not None:
         raise ConfigError("the drafter was given twice: drop 'model'.")
     drafter = model if drafter is None else drafter
-    if method is None:
-        method = "auto" if drafter is None else "draft_model"
-    config = {"method": method, "num_speculative_tokens": num_speculative_tokens, **options}
+    config = {"num_speculative_tokens": num_speculative_tokens, **options}
     if verify is not None:
         config["verify"] = verify
+    if method is None:
+        named = config if drafter is None else {**config, "model": drafter}
+        method = SpeculativeConfig.from_dict(named).method
+    config["method"] = method
     found = Speculative(config, drafter, tokenizer, drafter_tokenizer)
     found.check()
     return found
