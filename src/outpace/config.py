@@ -27,7 +27,7 @@ class SpeculativeConfig:
 
     method: a drafter's name: "auto" (the default: look-ups, and the draft model where ``model`` is
         given, as far as they pay), "draft_model" (the default where ``model`` is given with the
-        draft's length or a rule), "none" (plain decoding), "ngram", ...
+        draft's length, a rule or ``online``), "none" (plain decoding), "ngram", ...
     num_speculative_tokens: tokens (nodes) to draft per round; "auto" chooses, from 0 up, by what
         rounds take and bring.
     length: a length policy's name, or ``{"name": ..., option: ...}``: how much is drafted by
@@ -79,7 +79,7 @@ class SpeculativeConfig:
         config = _translated(config)
         common = {key: config[key] for key in COMMON if key in config}
         options = {key: value for key, value in config.items() if key not in COMMON}
-        if "method" not in common and "model" in options and not _is_open(common):
+        if "method" not in common and "model" in options and not _is_open(config):
             common["method"] = "draft_model"
         return cls(**common, options=options)
 
@@ -112,10 +112,12 @@ class SpeculativeConfig:
         return _options_of(self.length)
 
 
-def _is_open(common: Mapping[str, Any]) -> bool:
-    """Whether how much is drafted, and under which rule, is left to us."""
-    count = common.get("num_speculative_tokens", DEFAULT_TOKENS)
-    return count == DEFAULT_TOKENS and not any(common.get(key) for key in ("length", "verify"))
+def _is_open(config: Mapping[str, Any]) -> bool:
+    """Whether nothing is said of how a draft model is to draft: how much, under which rule, and
+    whether it learns from what it drafts."""
+    count = config.get("num_speculative_tokens", DEFAULT_TOKENS)
+    said = any(config.get(key) is not None for key in ("length", "verify", "online"))
+    return count == DEFAULT_TOKENS and not said
 
 
 def _name_of(entry: str | Mapping[str, Any] | None) -> str | None:

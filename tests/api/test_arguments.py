@@ -79,6 +79,7 @@ def test_with_no_method_named_look_ups_draft(
         ({"num_assistant_tokens": 3}, "draft_model"),
         ({"length": "confidence"}, "draft_model"),
         ({"verify": "block"}, "draft_model"),
+        ({"online": {}}, "draft_model"),
         ({"method": "draft_tree", "verify": "block"}, "draft_tree"),
     ],
 )
