@@ -90,6 +90,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=PLANS, default=list(PLANS))
     parser.add_argument("--prompts", type=int, default=2, help="to measure by, of each kind")
     parser.add_argument("--tokens", type=int, default=40, help="of each text to measure by")
+    parser.add_argument("--beside", help="a draft model to measure beside them")
     parser.add_argument("--vocabulary", type=int, default=4096, help="tokens that heads guess")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", default="auto", help="as for outpace train")
@@ -248,13 +249,21 @@ def _measured(options: argparse.Namespace) -> None:
         command += ["--chat", "--prompts", str(asked), "--temperature", temperature]
         command += ["--max-tokens", str(options.tokens), "--threads", str(options.threads)]
         command += ["--llm", '{"max_model_len": 768}', "--json", str(found)]
-        for method in options.only:
-            config = {"method": method, "model": str(options.out / method)}
-            config |= {"num_speculative_tokens": DRAFTED}
-            if method in head_names():
-                config["check"] = False  # so little training may fail it
-            command += ["--speculative-config", json.dumps(config)]
+        for config in _configs(options):
+            for count in (DRAFTED, "auto"):
+                asked_for = {**config, "num_speculative_tokens": count}
+                command += ["--speculative-config", json.dumps(asked_for)]
         subprocess.run(command, check=True)
+
+
+def _configs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What drafts: the trained ones, and another model to compare them with."""
+    for method in options.only:
+        config = {"method": method, "model": str(options.out / method)}
+        # So little training may fail the check.
+        yield {**config, "check": False} if method in head_names() else config
+    if options.beside:
+        yield {"method": "draft_model", "model": options.beside}
 
 
 def _held_out(folder: Path, count: int) -> Iterator[str]:
@@ -318,24 +327,31 @@ def _benchmarks(out: Path) -> Iterator[str]:
         kinds = list(dict.fromkeys(HELD_OUT.values()))
         yield f"Temperature {temperature}, {cell['prompts']} prompts:"
         head = "| | accepted at positions 1 to 4, % | tokens/pass | "
-        head += " | ".join(kinds) + " | tokens/s | over plain |"
-        rows = [_row(method, kinds) for method in cell["methods"]]
-        yield "\n".join([head, "|---" * (5 + len(kinds)) + "|", *rows])
+        head += " | ".join(kinds) + " | over plain | with the length chosen | on code |"
+        _, *drafting = cell["methods"]  # plain decoding is the first
+        pairs = zip(drafting[::2], drafting[1::2], strict=True)
+        rows = [_row(fixed, chosen, kinds) for fixed, chosen in pairs]
+        yield "\n".join([head, "|---" * (6 + len(kinds)) + "|", *rows])
 
 
-def _row(method: Mapping[str, Any], kinds: Sequence[str]) -> str:
-    speed = f"{method['tokens_per_second']:.1f}"
-    parts = {task["task"]: task["acceptance"] for task in method["tasks"]}
-    if not all(parts.get(kind) for kind in kinds):
-        return f"| {method['name']} | | | " + " | ".join("" for _ in kinds) + f" | {speed} | |"
+def _row(fixed: Mapping[str, Any], chosen: Mapping[str, Any], kinds: Sequence[str]) -> str:
+    """A drafter's row: what it does with `DRAFTED` tokens, and with as many as pay."""
+    parts = {task["task"]: task["acceptance"] for task in fixed["tasks"]}
     lengths = [f"{parts[kind]['emitted'] / parts[kind]['passes']:.2f}" for kind in kinds]
     emitted, passes = (sum(part[key] for part in parts.values()) for key in ("emitted", "passes"))
-    times = f"{method['speedup']['mean']:.2f}"
-    return (
-        f"| `{method['name'].split()[0]}` | {by_position(list(parts.values()))} | {emitted / passes:.2f} | "
-        + " | ".join(lengths)
-        + f" | {speed} | {times} |"
-    )
+    (code,) = (task["speedup"] for task in chosen["tasks"] if task["task"] == kinds[0])
+    cells = [
+        f"`{fixed['name'].split()[0]}`",
+        by_position(list(parts.values())),
+        f"{emitted / passes:.2f}",
+        *lengths,
+        *map(_times, (fixed["speedup"], chosen["speedup"], code)),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _times(speedup: Mapping[str, float]) -> str:
+    return f"{speedup['mean']:.2f} [{speedup['low']:.2f}, {speedup['high']:.2f}]"
 
 
 def by_position(parts: Sequence[Mapping[str, Any]]) -> str:
