@@ -29,14 +29,8 @@ class Traffic:
         return self.weights + batch * context * self.per_cached_token
 
 
-BYTES: dict[str | None, float] = {"int8": 1, "int4": 0.5}
-"""Of a quantised weight."""
-
-
-def traffic_of(config: Any, itemsize: int, quantization: str | None = None) -> Traffic:
+def traffic_of(config: Any, itemsize: int) -> Traffic:
     """Returns the traffic of a model with this configuration and bytes per number.
-
-    Quantised, its weights take less; the vectors that stay as they are do not count.
 
     Counted on a model without storage, so that what an engine does to its weights (packing,
     copying) does not change the bound that it is measured against.
@@ -44,7 +38,7 @@ def traffic_of(config: Any, itemsize: int, quantization: str | None = None) -> T
     text = config.get_text_config()
     with torch.device("meta"):
         model = transformers().AutoModelForCausalLM.from_config(config)
-    weights = int(_numbers(model) * BYTES.get(quantization, itemsize))
+    weights = _numbers(model) * itemsize
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return Traffic(weights, 2 * text.num_hidden_layers * heads * size * itemsize)
@@ -81,8 +75,10 @@ def drafter_traffic(llm: LLM) -> Traffic | None:
 
 
 def _traffic(loaded: Loaded) -> Traffic:
-    found = traffic_of(loaded.model.config, loaded.dtype.itemsize, loaded.quantization)
-    return replace(found, weights=pass_bytes(loaded.model)) if loaded.packed else found
+    found = traffic_of(loaded.model.config, loaded.dtype.itemsize)
+    rounded = loaded.packed or loaded.quantization is not None
+    # What rounded weights take, scales and all, is the same whatever computes with them.
+    return replace(found, weights=pass_bytes(loaded.model)) if rounded else found
 
 
 def bound_seconds(
