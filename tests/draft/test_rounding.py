@@ -21,6 +21,7 @@ from outpace.heads.attending.eagle3 import Eagle3, Eagle3Config
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import save_head
 from outpace.heads.registry import head_names
+from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.linear import NativeLinear
 from outpace.targets.cpu.weights.quantize import Int8Linear
 from outpace.targets.hf.loading.loaded import Loaded
@@ -29,8 +30,8 @@ from targets.families import CONTEXT, PROMPTS, target
 from targets.generating import greedy, ids
 
 LENGTH = 12
-IN_8_BITS = (NativeLinear, Int8Linear)
-"""With a compiler, and without one."""
+ROUNDED = (NativeLinear, Int8Linear, NativeBlockLinear)
+"""In 8 bits with a compiler and without one, in 4 bits."""
 
 
 @lru_cache
@@ -62,14 +63,17 @@ def drafter_of(llm: LLM) -> Any:
 
 
 def rounded_layers(head: nn.Module) -> list[nn.Module]:
-    return [layer for layer in head.modules() if isinstance(layer, IN_8_BITS)]
+    return [layer for layer in head.modules() if isinstance(layer, ROUNDED)]
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("method", [name for name in head_names() if name != "pass"])
-def test_each_head_in_8_bits_changes_no_text(method: str) -> None:
+def test_each_rounded_head_changes_no_text(method: str, quantization: str) -> None:
+    if quantization == "int4" and not _has_native():
+        pytest.skip("4 bits need a C++ compiler")
     given = specimen(method)
     config = {"method": method, "num_speculative_tokens": 3, **given}
-    whole, llm = decoder(narrow(), **config), decoder(narrow(), **config, quantization="int8")
+    whole, llm = decoder(narrow(), **config), decoder(narrow(), **config, quantization=quantization)
     drafter = drafter_of(llm)
     assert rounded_layers(drafter._head)
     assert drafter.weight_bytes < drafter_of(whole).weight_bytes

@@ -116,7 +116,8 @@ class Head(nn.Module, ABC):
     def dtype(self) -> torch.dtype:
         """The dtype that it computes in, which is its weights' unless these are rounded to
         integers."""
-        return some_float(self).dtype
+        held = chain(self.parameters(), self.buffers())
+        return next(tensor.dtype for tensor in held if tensor.is_floating_point())
 
     @torch.no_grad()
     def begin_from(self, shared_head: Tensor | None) -> None:
@@ -128,12 +129,6 @@ class Head(nn.Module, ABC):
 
     def start(self, shared: Shared) -> None:
         """Starts training from the target's embeddings, where that helps."""
-
-
-def some_float(module: nn.Module) -> Tensor:
-    """Returns a tensor of a module's whose dtype and device are those that it computes in."""
-    held = chain(module.parameters(), module.buffers())
-    return next(tensor for tensor in held if tensor.is_floating_point())
 
 
 class StepHead(Head):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.attending.base import Entries, Sight
-from outpace.heads.base import HeadConfig, some_float
+from outpace.heads.base import HeadConfig
 
 PLAIN_ROTARY: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -76,12 +76,16 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(wide, self.groups * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(wide, self.groups * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(self.heads * self.head_dim, size, bias=False)
+        # Of the dtype and on the device of the weights, also where these are rounded to integers.
+        self.register_buffer("nothing", torch.empty(0), persistent=False)
         self.q_norm = Norm(self.head_dim, eps=config.norm_eps) if normed else None
         self.k_norm = Norm(self.head_dim, eps=config.norm_eps) if normed else None
 
+    nothing: Tensor
+
     def begin(self, rows: int) -> Entries:
         """Returns no entries of so many rows."""
-        none = some_float(self).new_empty(rows, self.groups, 0, self.head_dim)
+        none = self.nothing.new_empty(rows, self.groups, 0, self.head_dim)
         return Entries(none, none)
 
     def entries(self, x: Tensor, positions: Tensor) -> Entries:
