@@ -11,12 +11,10 @@ from typing import Literal
 from outpace.draft.base import Setup
 from outpace.errors import ConfigError
 from outpace.heads.base import Head
+from outpace.targets.cpu.kernels import LEFT_OPEN
 from outpace.targets.cpu.native_layers.linear import lay_out_weights
 from outpace.targets.cpu.weights.layers import linear_layers
 from outpace.targets.cpu.weights.quantize import Quantization, check, pays, quantize
-
-NATIVE = ("auto", "tune")
-"""With which `cpu_kernels` "auto" rounds."""
 
 
 def rounded(head: Head, setup: Setup, *, handed_over: bool) -> Head:
@@ -27,7 +25,7 @@ def rounded(head: Head, setup: Setup, *, handed_over: bool) -> Head:
     ``UnsupportedModel`` where most of the head's weights are not in linear layers.
     """
     asked: Quantization | Literal["auto"] | None = setup.options.quantization
-    worth = not handed_over and setup.cpu_kernels in NATIVE and pays(head)
+    worth = not handed_over and setup.cpu_kernels in LEFT_OPEN and pays(head)
     rounds: Quantization | None = "int8" if worth else None
     wanted = rounds if asked == "auto" else asked
     if wanted is None:

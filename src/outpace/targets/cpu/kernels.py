@@ -32,6 +32,8 @@ ASKED = frozenset({"native", "packed", "blocked"})
 """Names of one kernel: it is used, or refused with an error, but never left out in silence."""
 NATIVE = frozenset({"auto", "tune", "native"})
 """Choices with which whole layers may be computed by our own code."""
+LEFT_OPEN = frozenset({"auto", "tune"})
+"""Choices with which it is left to us in which form a drafter holds its weights."""
 
 SMALLEST = {"native": 1 << 16, "packed": 1 << 14, "blocked": 1 << 20}
 """Elements of a weight from which on a kernel pays. A blocked product takes a few more operations

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError
-from outpace.targets.cpu.kernels import ASKED, Kernels
+from outpace.targets.cpu.kernels import ASKED, LEFT_OPEN, Kernels
 from outpace.targets.cpu.kernels import check as check_kernels
 from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.cpu.weights.quantize import Quantization, pays
@@ -85,7 +85,7 @@ def load(
         support.probe(model.model, coarse=rounds_inputs(model.model))
         return model
     loaded = _from_path(str(model), tokenizer, dtype, device, trust_remote_code, wanted, report)
-    rounds = quantization == "auto" and cpu_kernels in ("auto", "tune") and not loaded.packed
+    rounds = quantization == "auto" and cpu_kernels in LEFT_OPEN and not loaded.packed
     if rounds and pays(loaded.model):
         wanted = "int8"
     if loaded.packed and cpu_kernels in ("packed", "blocked"):
