@@ -109,3 +109,18 @@ def test_a_drafter_with_other_tokens_refuses_it() -> None:
 def test_what_is_no_number_of_tokens_is_refused(size: Any) -> None:
     with pytest.raises(ConfigError, match="draft_vocab_size must be a positive number"):
         decoder(CONFIGS["a chain"], size)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"quantization": "int8"},
+        {"draft_vocab_size": 5},
+        {"vocabulary": "text"},
+        {"trust_remote_code": True},
+        {"online": {}},
+    ],
+)
+def test_what_is_about_a_draft_model_is_refused_without_one(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"'{next(iter(option))}' is about a draft model"):
+        LLM(target("llama"), speculative_config={"method": "auto", **option})

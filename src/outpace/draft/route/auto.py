@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import flag
 from outpace.draft.base import Drafter, Pick, Rows, Setup
-from outpace.draft.models.options import AUTO, DraftModelOptions
+from outpace.draft.models.options import DraftModelOptions
 from outpace.draft.models.sight import check_wanted
 from outpace.draft.options import option
 from outpace.draft.registry import drafter_names
@@ -41,9 +41,9 @@ class AutoOptions(DraftModelOptions):
         flag("trees", self.trees, error=ConfigError)
         check_configs("auto", "lookups", self.look_ups)
         if self.model is None:
-            for name in ("tokenizer", "processor", "dtype", "device", "images"):
-                if getattr(self, name) != (AUTO if name == "images" else None):
-                    raise ConfigError(f"{name!r} is about a draft model: give 'model', too.")
+            for one in fields(DraftModelOptions):
+                if getattr(self, one.name) != one.default:
+                    raise ConfigError(f"{one.name!r} is about a draft model: give 'model', too.")
 
     @property
     def look_ups(self) -> Any:
