@@ -67,7 +67,7 @@ PLANS = {
     "eagle3": Plan(20, 2, 7e-4, {}),
     "dflash": Plan(60, 2, 7e-4, {"layers": 2}),
     "mlp_speculator": Plan(85, 2, 2e-3, {"inner_size": 512}),
-    "draft_model": Plan(14, 1, 3e-4, {"layers": 2}),
+    "draft_model": Plan(14, 2, 2e-4, {"layers": 2}),
 }
 
 
@@ -91,6 +91,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=2, help="to measure by, of each kind")
     parser.add_argument("--tokens", type=int, default=40, help="of each text to measure by")
     parser.add_argument("--beside", help="a draft model to measure beside them")
+    parser.add_argument("--start", default="pruned", help="of draft_model, as for outpace train")
+    parser.add_argument("--layers", type=int, help="that draft_model keeps of its start")
     parser.add_argument("--vocabulary", type=int, default=4096, help="tokens that heads guess")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", default="auto", help="as for outpace train")
@@ -132,10 +134,13 @@ def _trained(options: argparse.Namespace) -> None:
             batch=plan.batch,
             warmup=5,
             held_out=0.05,
-            head=_sizes(method, options.vocabulary, reads),
+            head=_sizes(method, options, reads),
+            start=options.start,
             precision=options.precision,
         )
-        run = TrainingRun(target, tokens, settings, folder, own=own, lessons=lessons)
+        run = TrainingRun(
+            target, tokens, settings, folder, own=own, lessons=lessons, preparing=_said
+        )
         if run.step >= steps:
             continue
         _play(run, method, folder, options.minutes)
@@ -151,10 +156,12 @@ def layers_read(target: Loaded) -> list[int]:
     return [2, count // 2, count - 3]
 
 
-def _sizes(method: str, vocabulary: int, reads: list[int]) -> dict[str, Any]:
+def _sizes(method: str, options: argparse.Namespace, reads: list[int]) -> dict[str, Any]:
     sizes = {"depths": DRAFTED, **PLANS[method].sizes}
     if method in head_names():
-        sizes["draft_vocab_size"] = vocabulary
+        sizes["draft_vocab_size"] = options.vocabulary
+    elif options.layers:
+        sizes["layers"] = options.layers
     return {**sizes, "reads": reads} if method == "dflash" else sizes
 
 
@@ -232,6 +239,10 @@ def _minutes(folder: Path) -> float:
 
 def _say(text: str) -> None:
     print(text, flush=True)
+
+
+def _said(step: str, done: float) -> None:
+    _say(f"{step}: {done:.0%}")
 
 
 # -- measuring -----------------------------------------------------------------------------------

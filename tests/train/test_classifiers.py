@@ -21,7 +21,7 @@ from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.measures import BalancedAccuracy
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
-from outpace.train.students.base import check_sizes, student_for
+from outpace.train.students.making import check_sizes, student_for
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, target
 from targets.generating import greedy, ids
@@ -46,6 +46,10 @@ def text() -> Tensor:
     found = LLM(target("llama"), max_num_seqs=16).generate(PROMPTS, greedy(BLOCK - 2))
     whole = [[*prompt, *out] for prompt, out in zip(PROMPTS, ids(found), strict=True)]
     return torch.tensor(whole)
+
+
+def student_of(asked: TrainSettings) -> Any:
+    return student_for(loaded(), text(), asked, Path("unused"), lambda step, done: None)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +121,7 @@ def test_a_draft_model_that_is_the_target_is_always_right(likeliest: bool, tmp_p
     sizes = {**SIZES, "judge": {"window": 2}}  # its first token is then none of the prompt's
     for method in classifier_names():
         head = {**sizes[method], "greedy": likeliest}
-        student = student_for(loaded(), text(), settings(method, folder, head=head))
+        student = student_of(settings(method, folder, head=head))
         teacher = Teacher(loaded(), student.layers, student.top)
         examples = student.read(teacher, text()[:4])
         if method == "stop_head":  # whatever it draws, its law is the target's
@@ -127,13 +131,13 @@ def test_a_draft_model_that_is_the_target_is_always_right(likeliest: bool, tmp_p
 
 
 def test_a_judge_calls_a_token_right_where_the_target_goes_on_as_before(draft: str) -> None:
-    student = student_for(loaded(), text(), settings("judge", draft, head={"window": 2}))
+    student = student_of(settings("judge", draft, head={"window": 2}))
     teacher, tokens = Teacher(loaded(), student.layers, student.top), text()[:6]
     torch.manual_seed(3)
     examples = student.read(teacher, tokens)
     places = torch.arange(2, BLOCK - 2, 4)
     torch.manual_seed(3)
-    changed = student._drafted.put_into(tokens, places)  # type: ignore[attr-defined]
+    changed = student._drafted.put_into(tokens, places)
     model: Any = target("llama")
     said, says = (model(input_ids=ids).logits.argmax(-1) for ids in (tokens, changed))
     expected = [
@@ -147,13 +151,13 @@ def test_a_judge_calls_a_token_right_where_the_target_goes_on_as_before(draft: s
 
 
 def test_a_stop_head_learns_the_chance_of_acceptance(draft: str) -> None:
-    student = student_for(loaded(), text(), settings("stop_head", draft, head={"every": 3}))
+    student = student_of(settings("stop_head", draft, head={"every": 3}))
     teacher, tokens = Teacher(loaded(), student.layers, student.top), text()[:6]
     torch.manual_seed(3)
     examples = student.read(teacher, tokens)
     places = torch.arange(3, BLOCK, 3)
     torch.manual_seed(3)
-    changed = student._drafted.put_into(tokens, places)  # type: ignore[attr-defined]
+    changed = student._drafted.put_into(tokens, places)
     small: Any = student._drafted.model._model  # type: ignore[attr-defined]
     token = changed[:, places, None]
     p, q = (

@@ -17,7 +17,7 @@ from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train.draft_model import DraftModelSizes, evenly, started
+from outpace.train.draft_model import DraftModelSizes, evenly, shortened, started
 from outpace.train.losses import LOSSES
 from outpace.train.pieces import in_pieces
 from outpace.train.run import TrainingRun
@@ -83,11 +83,12 @@ def test_all_layers_of_a_target_are_the_target(family: str) -> None:
     from outpace.targets.hf.loading.loaded import Loaded
 
     whole = Loaded(target(family), None, family)
-    same = started(whole, "pruned", DraftModelSizes(layers=2)).model
+    model = started(whole, "pruned", DraftModelSizes()).model
+    same: Any = shortened(model, [0, 1])
     tokens = torch.tensor([[3, 9, 2, 4]])
     expected = target(family)(input_ids=tokens).logits
     assert torch.allclose(same(input_ids=tokens).logits.double(), expected, atol=1e-2, rtol=1e-3)
-    short = started(whole, "pruned", DraftModelSizes(layers=1)).model
+    short: Any = shortened(model, [1])
     assert sum(p.numel() for p in short.parameters()) < sum(p.numel() for p in same.parameters())
     assert short(input_ids=tokens).logits.shape == expected.shape
 
@@ -121,7 +122,7 @@ def test_sizes_of_a_random_start() -> None:
     [
         ({"loss": "kl"}, "unknown loss 'kl'"),
         ({"head": {"layer": 1}}, "no size 'layer'"),
-        ({"start": "pruned", "head": {"layers": 9}}, "layers is 9, and the target has 2"),
+        ({"start": "pruned", "head": {"layers": 9}}, "layers is 9, and llama has 2"),
         ({"start": "pruned", "head": {"hidden_size": 8}}, "hidden_size cannot be set"),
         ({"head": {"hidden_size": 30}}, "cannot be shared evenly by 4 heads"),
         ({"head": {"depths": 30}}, "--block must be more than 30 tokens"),
@@ -180,8 +181,7 @@ def test_pieces_are_derived_as_the_whole(loss: str) -> None:
 def test_a_model_in_blocks_is_widened_to_begin_from(start: str, tmp_path: Path) -> None:
     path = write(tmp_path / "target.gguf", "qwen2", tiny("qwen2"), "Q8_0")
     blocks = load(path)
-    sizes = DraftModelSizes(layers=1) if start == "pruned" else DraftModelSizes()
-    begun = started(blocks, str(path) if start == "file" else start, sizes)
+    begun = started(blocks, str(path) if start == "file" else start, DraftModelSizes())
     layer = blocks.model.model.layers[0].mlp.down_proj
     own: Any = begun.model
     torch.testing.assert_close(own.model.layers[0].mlp.down_proj.weight, layer.weight)

@@ -224,7 +224,7 @@ class Drafter(ABC):
     riders: int = 0
     """Columns of its own that ride in the target's pass behind the root and each drafted node."""
     pass_bytes: int = 0
-    """Of weights, those that one of its passes reads."""
+    """Of weights, those that are read for one drafted level."""
     on_trial: str = ""
     """What it drafts with, for an error's sentence, if it has to show when it is loaded that this
     was made for the target; "" if not."""

@@ -105,6 +105,17 @@ class Head(nn.Module, ABC):
         """Tokens that it can guess, V'."""
         return len(self.d2t)
 
+    @property
+    def depths_at_once(self) -> int:
+        """Depths that it guesses while each of its weights is read once: more than one where each
+        depth has weights of its own, or where one pass makes them all."""
+        return 1
+
+    @property
+    def shares_output(self) -> bool:
+        """Whether the target's output matrix makes its logits."""
+        return False
+
     def own_tokens(self) -> Tensor:
         """Returns the head's own number of each of the target's tokens, ``[V]``; -1 for a token
         that it cannot guess."""

@@ -224,6 +224,11 @@ class Target(ABC):
 
     @property
     @abstractmethod
+    def head_bytes(self) -> int:
+        """Bytes of these that the logits are made with."""
+
+    @property
+    @abstractmethod
     def cache_bytes(self) -> int:
         """Bytes that the rows occupy."""
 

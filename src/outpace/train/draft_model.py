@@ -41,7 +41,7 @@ class DraftModelSizes:
     depths: int = 5
     """Tokens behind the root by which its drafts are simulated while it learns."""
     layers: int = 0
-    """Its layers; 0: a quarter of the target's."""
+    """Its layers; 0: a quarter of the target's, or all that a given model has."""
     hidden_size: int = 0
     inner_size: int = 0
     """Width of the feed-forward parts."""
@@ -76,23 +76,24 @@ class Start:
 
 
 def started(target: Loaded, start: str, sizes: DraftModelSizes) -> Start:
-    """Returns a small model to be trained for a target. start: a folder, `PRUNED` or `RANDOM`.
+    """Returns the model that a small one begins as, with all its layers. start: a folder, `PRUNED`
+    or `RANDOM`. For `PRUNED` it may be the target itself, which must not change: `shortened` makes
+    a model of some of its layers.
 
     Raises ``ConfigError`` for sizes that do not fit, and `VocabularyMismatch` for a folder whose
     model has other tokens, or only some of them.
     """
     if start == PRUNED:
-        model = _pruned(target, sizes)
-    elif start == RANDOM:
-        model = _random(target, sizes)
-    else:
-        return _given(target, start, sizes)
-    model = model.float().to(target.device).eval()
-    return Start(_to_learn(model), target.tokenizer)
+        _check_unset(sizes, "has the target's own width", *NAMES)
+        return Start(_plain(target), target.tokenizer)
+    if start == RANDOM:
+        model = _random(target, sizes).float().to(target.device)
+        return Start(_to_learn(model), target.tokenizer)
+    return _given(target, start, sizes)
 
 
 def _given(target: Loaded, folder: str, sizes: DraftModelSizes) -> Start:
-    _check_unset(sizes, "comes from a folder, which says its sizes", "layers", *NAMES)
+    _check_unset(sizes, "comes from a folder, which says its widths", *NAMES)
     found = load(folder, device=target.device, dtype=torch.float32, cpu_kernels="off")
     check_same_vocabulary(target, found)
     tokens = int(found.config.vocab_size)
@@ -105,18 +106,12 @@ def _given(target: Loaded, folder: str, sizes: DraftModelSizes) -> Start:
     return Start(_to_learn(model), found.tokenizer or target.tokenizer)
 
 
-def _pruned(target: Loaded, sizes: DraftModelSizes) -> nn.Module:
-    """Some layers of the target, evenly spaced, the first and the last among them."""
-    _check_unset(sizes, "has the target's own width", *NAMES)
-    count = int(target.config.num_hidden_layers)
-    wanted = sizes.layers or max(1, count // 4)
-    if wanted > count:
-        raise ConfigError(f"layers is {wanted}, and the target has {count}: ask for fewer.")
-    kept = evenly(count, wanted)
-    whole = _plain(target)
-    config = _shorter(whole.config, count, kept)
-    model = _made(config, "these layers of the target")
-    prefix = _name_of_layers(whole, count, target.name)
+def shortened(whole: Any, kept: Sequence[int]) -> nn.Module:
+    """Returns a model of these layers of another one, in their order, to learn."""
+    config = whole.config
+    count = int(config.get_text_config().num_hidden_layers)
+    prefix = _name_of_layers(whole, count)
+    model = _made(_shorter(config, count, kept), "these layers")
     places = {f"{prefix}.{old}.": f"{prefix}.{new}." for new, old in enumerate(kept)}
     weights = {}
     for name, value in whole.state_dict().items():
@@ -126,7 +121,7 @@ def _pruned(target: Loaded, sizes: DraftModelSizes) -> nn.Module:
         elif not name.startswith(f"{prefix}."):
             weights[name] = value
     model.load_state_dict(weights)
-    return model
+    return _to_learn(model.float().to(next(whole.parameters()).device))
 
 
 def evenly(count: int, wanted: int) -> list[int]:
@@ -199,7 +194,7 @@ def _widened(name: str) -> nn.Module:
     return read_widened(locate(name))
 
 
-def _name_of_layers(model: nn.Module, count: int, name: str) -> str:
+def _name_of_layers(model: nn.Module, count: int) -> str:
     lists = [
         found
         for found, module in model.named_modules()
@@ -207,8 +202,8 @@ def _name_of_layers(model: nn.Module, count: int, name: str) -> str:
     ]
     if len(lists) != 1:
         raise UnsupportedModel(
-            f"the layers of {name} are not in one list, so that none can be left out: begin with "
-            "a folder, or with --start random."
+            f"the layers of a {type(model).__name__} are not in one list, so that none can be left "
+            "out: begin with a folder, without layers, or with --start random."
         )
     return str(lists[0])
 

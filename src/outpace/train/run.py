@@ -24,7 +24,7 @@ from outpace.train.marks import Marks
 from outpace.train.measures import Measure
 from outpace.train.origin import origin_of
 from outpace.train.settings import TrainSettings
-from outpace.train.students.base import student_for
+from outpace.train.students.making import student_for
 from outpace.train.teacher import Teacher, answered
 
 STATE, LOG = "training.pt", "training.jsonl"
@@ -79,11 +79,13 @@ class TrainingRun:
         *,
         own: Tensor | None = None,
         lessons: Lessons | None = None,
+        preparing: Callable[[str, float], None] = lambda step, done: None,
     ) -> None:
         """tokens: blocks of text ``[N, block]``; out: the folder that the drafter is written to;
         own: ``[N, block]`` bool, which tokens the target has written itself, if that is known: a
         drafter learns to foresee these only; lessons: where what the target makes of the text is
-        kept, if it is."""
+        kept, if it is; preparing: is told what is done before the first step, and how much of
+        it."""
         if settings.block > loaded.max_length:
             raise ConfigError(
                 f"--block must be at most {loaded.max_length} tokens, the context of "
@@ -91,11 +93,11 @@ class TrainingRun:
             )
         self.settings, self.out = settings, out
         torch.manual_seed(settings.seed)
-        self._student = student_for(loaded, tokens, settings)
-        self.network = self._student.network
-        """What learns."""
+        self._student = student_for(loaded, tokens, settings, out, preparing)
         self._teacher = Teacher(loaded, self._student.layers, self._student.top, lessons)
         self._recipe = self._student.recipe(self._teacher)
+        self.network = self._student.network
+        """What learns."""
         too_few = self._student.depths + self._recipe.beyond_depths - 1
         if too_few >= settings.block:
             raise ConfigError(

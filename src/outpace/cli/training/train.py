@@ -105,7 +105,7 @@ def _settings(
 ) -> TrainSettings:
     with starting(console):
         from outpace.train.settings import TrainSettings
-        from outpace.train.students.base import check_sizes
+        from outpace.train.students.making import check_sizes
     given: dict[str, Any] = {"start": drafter.start, "loss": drafter.loss}
     named = {name: value for name, value in given.items() if value is not None}
     if named and method != "draft_model":
@@ -143,7 +143,10 @@ def _train(
     from outpace.train.run import TrainingRun
 
     tokens, own, lessons = text
-    run = TrainingRun(target, tokens, settings, drafter.out, own=own, lessons=lessons)
+    with working(console, f"preparing {settings.method}") as report:
+        run = TrainingRun(
+            target, tokens, settings, drafter.out, own=own, lessons=lessons, preparing=report
+        )
     if run.step:
         console.print(f"going on from step {run.step:,} of {settings.steps:,}")
     reached = play(console, run, flags.filled()["every"], flags.minutes, flags.patience)

@@ -112,7 +112,9 @@ class TrainedDrafter(Drafter):
         self._vocabulary = _known(head.d2t, vocabulary)
         self._plans = TreePlans(target.device)
         self.needs = Needs(states=head.layers)
-        self.weight_bytes, self.pass_bytes = weight_bytes(head), pass_bytes(head)
+        self.weight_bytes = weight_bytes(head)
+        output = target.head_bytes if head.shares_output else 0
+        self.pass_bytes = (pass_bytes(head) + output) // head.depths_at_once
 
     @classmethod
     def build(cls, setup: Setup) -> Drafter:

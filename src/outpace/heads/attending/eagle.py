@@ -63,6 +63,10 @@ class Eagle(AttendingHead):
         self.lm_head = nn.Linear(size, self.vocabulary, bias=False) if few else None
         self.embed_tokens = nn.Embedding(target.vocab_size, size) if config.own_embedding else None
 
+    @property
+    def shares_output(self) -> bool:
+        return self.lm_head is None
+
     def guide(self, states: Tensor) -> Tensor:
         return states.to(self.dtype)
 

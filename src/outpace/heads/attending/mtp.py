@@ -85,6 +85,10 @@ class Mtp(AttendingHead):
         few = bool(config.draft_vocab_size)
         self.lm_head = nn.Linear(size, self.vocabulary, bias=False) if few else None
 
+    @property
+    def shares_output(self) -> bool:
+        return self.lm_head is None
+
     def guide(self, states: Tensor) -> Tensor:
         return states.to(self.dtype)
 

@@ -23,6 +23,10 @@ class BlockHead(Head):
 
     recipe: ClassVar[str] = "block"
 
+    @property
+    def depths_at_once(self) -> int:
+        return self.config.depths
+
     @abstractmethod
     def begin(self, rows: int) -> Entries:
         """Returns no entries of so many rows."""

@@ -78,6 +78,10 @@ class DFlash(BlockHead):
     def layers(self) -> tuple[int, ...]:
         return self._reads
 
+    @property
+    def shares_output(self) -> bool:
+        return self.lm_head is None
+
     def begin(self, rows: int) -> Entries:
         return Entries.of_layers([layer.begin(rows) for layer in self._layers])
 

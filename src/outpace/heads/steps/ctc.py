@@ -53,6 +53,10 @@ class Ctc(Head):
         nn.init.normal_(self.places, std=0.02)
 
     @property
+    def depths_at_once(self) -> int:
+        return self.config.depths
+
+    @property
     def frames(self) -> int:
         """How many there are, F."""
         return len(self.places)

@@ -48,6 +48,10 @@ class Hydra(StepHead):
             nn.Linear(size, self.vocabulary, bias=False) for _ in range(config.depths)
         )
 
+    @property
+    def depths_at_once(self) -> int:
+        return self.config.depths
+
     def step(
         self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
     ) -> tuple[Tensor, Tensor]:

@@ -58,6 +58,10 @@ class MlpSpeculator(StepHead):
         for table in self.emb:
             nn.init.normal_(table.weight, std=inner**-0.5)  # type: ignore[arg-type]
 
+    @property
+    def depths_at_once(self) -> int:
+        return len(self.emb)
+
     def step(
         self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
     ) -> tuple[Tensor, Tensor]:

@@ -245,6 +245,10 @@ class HFTarget(Target):
         return self.runner.pass_bytes
 
     @property
+    def head_bytes(self) -> int:
+        return self.runner.head_bytes
+
+    @property
     def cache_bytes(self) -> int:
         return self.runner.nbytes + self._saved.nbytes
 

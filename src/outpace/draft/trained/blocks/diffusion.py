@@ -42,8 +42,7 @@ class DiffusionDrafter(TrainedDrafter):
         self.head = cast(Diffusion, self._head)
         self.longest = head.config.depths
         # A few passes make all depths: this is the share of one.
-        read = self.weight_bytes - self.head.embedding.weight.nbytes
-        self.pass_bytes = read * self.head.passes // self.longest
+        self.pass_bytes = self.pass_bytes * self.head.passes // self.longest
 
     @classmethod
     @torch.no_grad()

@@ -1,0 +1,67 @@
+"""Small language models, as they are trained: some layers of a larger one, or all of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.train.draft_model import PRUNED, RANDOM, DraftModelSizes, Start, shortened, started
+from outpace.train.losses import FORWARD_KL
+from outpace.train.marks import Recipe
+from outpace.train.pruning import Report, closest_layers, find_kept, note_kept, thinned
+from outpace.train.recipes.model import ModelRecipe
+from outpace.train.settings import TrainSettings, sizes_of
+from outpace.train.students.base import Student
+from outpace.train.teacher import Teacher
+
+
+class ModelStudent(Student):
+    """A small language model with the target's tokens."""
+
+    top = 0  # its losses look at whole laws
+
+    def __init__(
+        self, loaded: Loaded, tokens: Tensor, settings: TrainSettings, out: Path, report: Report
+    ) -> None:
+        """tokens: the text, on the last piece of which layers to keep are chosen. out: the folder
+        that says which ones a run to go on with has kept. report: is told how far the choice is."""
+        sizes = sizes_of(DraftModelSizes, settings.head)
+        self._begin(started(loaded, settings.start, sizes))
+        self._settings, self._piece, self._out, self._report = settings, tokens[-1:], out, report
+        self._name = loaded.name if settings.start == PRUNED else settings.start
+        self._wanted = 0 if settings.start == RANDOM else sizes.layers
+        if settings.start == PRUNED and not sizes.layers:
+            self._wanted = max(1, int(loaded.config.num_hidden_layers) // 4)
+        self._kept: list[int] = []
+        self.depths = sizes.depths
+
+    def recipe(self, teacher: Teacher) -> Recipe:
+        if self._wanted:
+            known = find_kept(self._out, self._settings.start, self._wanted)
+            self._kept = known or self._chosen(teacher)
+            self._begin(Start(shortened(self.network, self._kept), self._start.tokenizer))
+        return ModelRecipe(self.network, teacher, self._settings.loss, self.depths)
+
+    def save(self, out: Path) -> None:
+        self._start.save(out)
+        if self._kept:
+            note_kept(out, self._settings.start, self._kept)
+
+    def _begin(self, start: Start) -> None:
+        self._start, self.network = start, start.model
+
+    def _chosen(self, teacher: Teacher) -> list[int]:
+        """The layers with which it is close to the target from the beginning."""
+        recipe = ModelRecipe(self.network, teacher, FORWARD_KL, self.depths)
+        lesson = thinned(teacher.read(self._piece))
+        kind, mixed = teacher.device.type, self._settings.is_mixed(teacher.device)
+
+        @torch.no_grad()
+        def distance() -> float:
+            with torch.autocast(kind, torch.bfloat16, enabled=mixed):
+                return float(recipe.mark(lesson).loss)
+
+        return closest_layers(self.network, self._wanted, self._name, distance, self._report)
