@@ -2,7 +2,7 @@
 
 The question of "Decoding Speculative Decoding" (Yan et al. 2024, arXiv 2402.01528).
 
-    python docs/measure/latency_study.py train --data DATA --run RUN --steps 40   # or more; goes on where it was stopped
+    python docs/measure/latency_study.py train --data DATA --run RUN   # goes on where it was stopped
     python docs/measure/latency_study.py count --data DATA --run RUN              # acceptance: no clock
     python docs/measure/latency_study.py time --data DATA --run RUN               # on a quiet machine
 
@@ -35,12 +35,14 @@ from outpace.core.trees.tree import Tree
 from outpace.policy.lengths.constant import Constant
 from outpace.train.data import blocks, documents
 
-ROWS, BLOCK = 4, 256
+ROWS, BLOCK = 16, 256
 CUTS = {1: [0], 2: [0, 5], 3: [0, 5, 10], 4: [0, 5, 10, 15], 8: [0, 1, 5, 6, 10, 11, 15, 16]}
 """Layers of the target, by how many there are: 0, 5, 10 and 15 are those that it began with."""
 
 HEAD_DIM = 32
-LAYER_RATE, EMBEDDING_RATE, WARM_UP = 3e-3, 1e-3, 6
+LAYER_RATE, EMBEDDING_RATE, WARM_UP = 3e-3, 1e-3, 20
+REPORTED = 25
+"""Steps between two reports."""
 DRAFTED, TOKENS, TEXTS = 4, 48, 6
 
 
@@ -103,7 +105,9 @@ class Learner:
             {"params": others, "top": LAYER_RATE},
             {"params": [embedding], "top": EMBEDDING_RATE},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        )
 
     def learn(self, tokens: Tensor, p: Tensor, step: int, steps: int) -> float:
         """Takes one of ``steps`` towards the laws p ``[P, V]``; returns the mean acceptance before
@@ -112,16 +116,19 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["top"]
         embedding = self.model.get_input_embeddings().weight
-        states = self.model.model(input_ids=tokens, use_cache=False).last_hidden_state.flatten(0, 1)
-        with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            found = self.model.model(input_ids=tokens, use_cache=False).last_hidden_state
+        states = found.flatten(0, 1).float()  # [P, H]
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             q = torch.softmax(states @ embedding.T, -1)
             below = q * (q < p)  # 1 minus acceptance falls where these rise
             slope = q - p - step / steps * (below - q * below.sum(-1, keepdim=True))
             slope /= len(slope)
             accepted = float(torch.minimum(p, q).sum(-1).mean())
+            by_state, by_row = slope @ embedding, slope.T @ states
         self.optimizer.zero_grad(set_to_none=True)
-        states.backward(slope @ embedding.detach())
-        embedding.grad += slope.T @ states.detach()
+        states.backward(by_state.float())
+        embedding.grad += by_row
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         return accepted
@@ -129,12 +136,12 @@ class Learner:
 
 def train(data: Path, run: Path, steps: int) -> None:
     """Teaches all shapes at once: each step asks the target once."""
-    torch.set_float32_matmul_precision("medium")  # oneDNN's products
     run.mkdir(parents=True, exist_ok=True)
     target, tokenizer = bundled("target"), AutoTokenizer.from_pretrained(BUNDLED / "target")
     files = [data / "corpus" / "tinystories_sample.txt", data / "corpus" / "fairytales.txt"]
-    texts = blocks(documents(files, tokenizer, "target"), tokenizer, BLOCK, steps * ROWS * BLOCK)
+    texts = blocks(documents(files, tokenizer, "target"), tokenizer, BLOCK)
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0))
+    print(f"{steps * ROWS * BLOCK:,} tokens from a text of {texts.numel():,}", flush=True)
     learners = [Learner(shape, target) for shape in SHAPES]
     saved, begin = run / "state.pt", 0
     if saved.exists():
@@ -146,10 +153,10 @@ def train(data: Path, run: Path, steps: int) -> None:
     for step in range(begin, steps):
         places = torch.arange(step * ROWS, (step + 1) * ROWS) % len(order)
         tokens = texts[order[places]]
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             p = target(input_ids=tokens, use_cache=False).logits.flatten(0, 1).softmax(-1)
         accepted = [learner.learn(tokens, p, step, steps) for learner in learners]
-        if step % 10 == 9:
+        if step % REPORTED == REPORTED - 1:
             figures = ", ".join(f"{a:.3f}" for a in accepted)
             print(f"step {step + 1}: {time.process_time():.0f} s, acceptance {figures}", flush=True)
             states = [(each.model.state_dict(), each.optimizer.state_dict()) for each in learners]
@@ -288,9 +295,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=70.0, help="of taking turns")
-    parser.add_argument("--steps", type=int, default=2000, help="of training")
+    parser.add_argument("--steps", type=int, default=1000, help="of training")
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     if options.what == "train":
         train(options.data, options.run, options.steps)
     elif options.what == "count":

@@ -30,6 +30,7 @@ from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
 from outpace.train.data import cut_written
+from outpace.train.draft_model import DRAFT_MODEL, PRUNED
 from outpace.train.lessons import Lessons
 from outpace.train.origin import origin_of
 from outpace.train.run import LOG, Progress, TrainingRun
@@ -69,6 +70,8 @@ PLANS = {
     "mlp_speculator": Plan(85, 2, 2e-3, {"inner_size": 512}),
     "draft_model": Plan(14, 2, 2e-4, {"layers": 2}),
 }
+GIVEN = Plan(14, 2, 1e-5, {})
+"""For a draft model that begins as another one: it knows the language, and a high rate ruins it."""
 
 
 def main() -> None:
@@ -92,7 +95,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=40, help="of each text to measure by")
     parser.add_argument("--beside", help="a draft model to measure beside them")
     parser.add_argument("--start", default="pruned", help="of draft_model, as for outpace train")
-    parser.add_argument("--layers", type=int, help="that draft_model keeps of its start")
+    parser.add_argument("--layers", type=int, help="that draft_model keeps; unset: all of a model")
+    parser.add_argument("--quantization", help="that draft_model learns to bear, and drafts in")
     parser.add_argument("--vocabulary", type=int, default=4096, help="tokens that heads guess")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", default="auto", help="as for outpace train")
@@ -125,7 +129,7 @@ def _trained(options: argparse.Namespace) -> None:
         clock.note()
         _say(f"read {number + 1} of {len(tokens)} blocks")
     for method in options.only:
-        plan, folder = PLANS[method], options.out / method
+        plan, folder = _plan(method, options), options.out / method
         steps = round(plan.pace * options.pace * options.minutes)
         settings = TrainSettings(
             method=method,
@@ -137,6 +141,7 @@ def _trained(options: argparse.Namespace) -> None:
             head=_sizes(method, options, reads),
             start=options.start,
             precision=options.precision,
+            quantization=options.quantization if method == DRAFT_MODEL else None,
         )
         run = TrainingRun(
             target, tokens, settings, folder, own=own, lessons=lessons, preparing=_said
@@ -156,8 +161,12 @@ def layers_read(target: Loaded) -> list[int]:
     return [2, count // 2, count - 3]
 
 
+def _plan(method: str, options: argparse.Namespace) -> Plan:
+    return GIVEN if method == DRAFT_MODEL and options.start != PRUNED else PLANS[method]
+
+
 def _sizes(method: str, options: argparse.Namespace, reads: list[int]) -> dict[str, Any]:
-    sizes = {"depths": DRAFTED, **PLANS[method].sizes}
+    sizes = {"depths": DRAFTED, **_plan(method, options).sizes}
     if method in head_names():
         sizes["draft_vocab_size"] = options.vocabulary
     elif options.layers:
@@ -271,8 +280,10 @@ def _configs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """What drafts: the trained ones, and another model to compare them with."""
     for method in options.only:
         config = {"method": method, "model": str(options.out / method)}
-        # So little training may fail the check.
-        yield {**config, "check": False} if method in head_names() else config
+        if method in head_names():
+            yield {**config, "check": False}  # So little training may fail it.
+        else:
+            yield {**config, "quantization": options.quantization or "auto"}
     if options.beside:
         yield {"method": "draft_model", "model": options.beside}
 

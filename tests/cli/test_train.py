@@ -121,6 +121,10 @@ def test_a_drafter_learns_in_service(run: Run, target: Path, tmp_path: Path) -> 
         (("--online", "--start", "x", "--steps", "3"), "--steps is for training on text"),
         (("--online", "--start", "x", "--seed", "0"), "--seed is for training on text"),
         (("--online", "--start", "x", "--draft", "y"), "--draft is for training on text"),
+        (
+            ("--online", "--start", "x", "--drafter-quantization", "int4"),
+            "--drafter-quantization is for training on text",
+        ),
         (("--online", "--self-distill"), "drop --self-distill"),
         (("--online", "--start", "x", "--lessons", "y"), "--lessons is for training on text"),
         (("--self-distill", "--learner", "osd"), "--learner is about --online"),

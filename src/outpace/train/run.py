@@ -23,6 +23,7 @@ from outpace.train.lessons import Lessons
 from outpace.train.marks import Marks
 from outpace.train.measures import Measure
 from outpace.train.origin import origin_of
+from outpace.train.rounding import EVERY, RoundedWeights
 from outpace.train.settings import TrainSettings
 from outpace.train.students.making import student_for
 from outpace.train.teacher import Teacher, answered
@@ -98,6 +99,7 @@ class TrainingRun:
         self._recipe = self._student.recipe(self._teacher)
         self.network = self._student.network
         """What learns."""
+        self._rounded = RoundedWeights(self.network, settings.quantization)
         too_few = self._student.depths + self._recipe.beyond_depths - 1
         if too_few >= settings.block:
             raise ConfigError(
@@ -134,7 +136,7 @@ class TrainingRun:
         begun, losses = time.monotonic() - self._spent, []
         progress = None
         for step in range(self.step, self.settings.steps):
-            losses.append(self._learn(step))
+            losses.append(self.learn(step))
             self.step = step + 1
             ended = stop() or self.step == self.settings.steps
             if ended or self.step % every == 0:
@@ -147,7 +149,7 @@ class TrainingRun:
                 break
         return progress or self._marked(math.nan)
 
-    def _learn(self, step: int) -> float:
+    def learn(self, step: int) -> float:
         """Makes a step and returns its loss; ``ConfigError`` where it would ruin the weights."""
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * _share(step, self.settings)
@@ -155,9 +157,10 @@ class TrainingRun:
         torch.manual_seed(self.settings.seed * 1_000_003 + step)
         numbers = self._batch(step)
         own = None if self._own is None else self._own[numbers]
-        loss = self._mark(self._tokens[numbers], own).loss
         self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        with self._rounded.worn(step % EVERY == 0):
+            loss = self._mark(self._tokens[numbers], own).loss
+            loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
         if not bool(norm.isfinite()):  # one step with these, and no weight is a number any more
             raise ConfigError(
@@ -192,7 +195,9 @@ class TrainingRun:
         size, own = self.settings.batch, self._held_own
         beside = itertools.repeat(None) if own is None else torch.split(own, size)
         batches = zip(torch.split(self._held, size), beside, strict=False)
-        marks = [self._mark(tokens, written) for tokens, written in batches]
+        # A run that goes on from here later begins with the same rounded weights.
+        with self._rounded.worn(anew=True):
+            marks = [self._mark(tokens, written) for tokens, written in batches]
         hits = torch.cat([each.hits for each in marks]).float()
         if own is not None:
             begin = marks[0].first + 1  # the root of the first place

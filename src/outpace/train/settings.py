@@ -12,6 +12,7 @@ import torch
 from outpace.core.values import is_whole, shown
 from outpace.errors import ConfigError, did_you_mean
 from outpace.heads.base import config_of
+from outpace.targets.cpu.weights.quantize import QUANTIZATIONS, Quantization
 from outpace.train.losses import FORWARD_KL, find_loss
 
 Sizes = TypeVar("Sizes")
@@ -53,6 +54,9 @@ class TrainSettings:
     precision: str = AUTO
     """Of the products of a step, one of `PRECISIONS`. Weights, sums and checkpoints stay in
     float32."""
+    quantization: Quantization | None = None
+    """Of a head or a draft model: how it learns to be rounded, which it will be while it drafts.
+    What is kept are unrounded weights."""
 
     def __post_init__(self) -> None:
         for name in ("method", "start", "draft", "loss"):
@@ -74,6 +78,11 @@ class TrainSettings:
         if not isinstance(self.head, Mapping):
             raise ConfigError(f"head must be a dict of sizes, not {shown(self.head)}.")
         find_loss(self.loss)
+        if self.quantization not in (None, *QUANTIZATIONS):
+            raise ConfigError(
+                f"quantization must be {' or '.join(QUANTIZATIONS)}, or None, not "
+                f"{shown(self.quantization)}."
+            )
         if self.precision not in PRECISIONS:
             raise ConfigError(
                 f"precision must be {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}, not "

@@ -139,6 +139,14 @@ class DrafterFlags:
             "--loss", "Of draft_model: forward_kl, reverse_kl, jsd, tv or lk (acceptance).", DRAFTER
         ),
     ] = None
+    drafter_quantization: Annotated[
+        str | None,
+        _option(
+            "--drafter-quantization",
+            "int8 or int4: it learns with weights rounded so, to lose nothing when it drafts so.",
+            DRAFTER,
+        ),
+    ] = None
 
     def head(self) -> Mapping[str, int | bool]:
         """Returns the sizes; true and false are numbers, too."""

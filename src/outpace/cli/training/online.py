@@ -90,6 +90,7 @@ def _check(
     other += ["set"] if drafter.sizes else []
     other += ["loss"] if drafter.loss else []
     other += ["draft"] if drafter.draft else []
+    other += ["drafter-quantization"] if drafter.drafter_quantization else []
     other += ["tokens"] if text.tokens else []
     if other:
         raise ConfigError(

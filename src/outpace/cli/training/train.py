@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -21,6 +21,7 @@ from outpace.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from outpace.targets.cpu.weights.quantize import Quantization
     from outpace.targets.hf.loading.loaded import Loaded
     from outpace.train.lessons import Lessons
     from outpace.train.settings import TrainSettings
@@ -113,7 +114,11 @@ def _settings(
     named["draft"] = _draft(method, model, drafter)
     names = ("block", "batch", "steps", "learning_rate", "precision", "seed")
     settings = TrainSettings(
-        method=method, head=drafter.head(), **{name: run[name] for name in names}, **named
+        method=method,
+        head=drafter.head(),
+        quantization=cast("Quantization | None", drafter.drafter_quantization),
+        **{name: run[name] for name in names},
+        **named,
     )
     check_sizes(settings)
     return settings

@@ -8,7 +8,7 @@ from typing import Any
 
 from outpace.core.values import shown
 from outpace.draft.models.sight import check_wanted
-from outpace.draft.online.options import ONLINE_HELP, online_options
+from outpace.draft.online.options import ONLINE_HELP, check_learns
 from outpace.draft.options import option
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import check_model
@@ -51,10 +51,7 @@ class DraftModelOptions:
 
     def __post_init__(self) -> None:
         check_wanted(self.images)
-        if online_options(self.online) is not None and self.quantization not in (None, "auto"):
-            raise ConfigError(
-                "online and quantization exclude each other: rounded weights cannot learn."
-            )
+        check_learns(self.online, self.quantization)
         check_draft_vocab_size(self.draft_vocab_size)
         if self.online is not None and self.draft_vocab_size not in (AUTO, None):
             raise ConfigError(

@@ -79,3 +79,11 @@ def online_options(given: Any) -> OnlineOptions | None:
         if name not in names:
             raise ConfigError(f"unknown key {name!r} in 'online'{did_you_mean(name, names)}.")
     return OnlineOptions(**given)
+
+
+def check_learns(online: Any, quantization: Any) -> None:
+    """Raises ``ConfigError`` for a wrong ``online``, and for one beside rounded weights."""
+    if online_options(online) is not None and quantization not in (None, "auto"):
+        raise ConfigError(
+            "online and quantization exclude each other: rounded weights cannot learn."
+        )

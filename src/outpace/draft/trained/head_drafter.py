@@ -20,7 +20,7 @@ from outpace.core.values import flag
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.branching import DEPTH_HELP, DYNAMIC, TOP_K_HELP, growth_of, shape_of
 from outpace.draft.dynamic import Growth
-from outpace.draft.online.options import ONLINE_HELP, online_options
+from outpace.draft.online.options import ONLINE_HELP, check_learns, online_options
 from outpace.draft.options import option
 from outpace.draft.trained.rounding import rounded
 from outpace.draft.trees import TreePlans, draw_tree
@@ -58,10 +58,7 @@ class HeadOptions:
 
     def __post_init__(self) -> None:
         flag("check", self.check, error=ConfigError)
-        if online_options(self.online) is not None and self.quantization not in (None, "auto"):
-            raise ConfigError(
-                "online and quantization exclude each other: rounded weights cannot learn."
-            )
+        check_learns(self.online, self.quantization)
         if not isinstance(self.model, (str, os.PathLike, Head)):
             raise ConfigError(
                 "a trained head needs 'model': the folder that 'outpace train' wrote for this "

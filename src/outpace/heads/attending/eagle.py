@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from outpace.heads.attending.base import AttendingHead, Entries, Sight
 from outpace.heads.base import HeadConfig, Shared, TargetShape
 from outpace.heads.layers import DecoderLayer, LayerConfig
+from outpace.heads.output import TargetOutput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class EagleConfig(LayerConfig):
             raise ValueError(f"unrolled is {self.unrolled}, and not from 1 to depths")
 
 
-class Eagle(AttendingHead):
+class Eagle(TargetOutput, AttendingHead):
     """The target's embedding of a token and the state before it, joined, go through one layer.
 
     What comes out is the head's guess of the target's state at that token, and the target's own
@@ -59,13 +60,8 @@ class Eagle(AttendingHead):
         size = target.hidden_size
         self.fc = nn.Linear(2 * size, size, bias=config.fusion_bias)
         self.layer = DecoderLayer(size, config, input_norm=config.input_norm, bias=config.bias)
-        few = bool(config.draft_vocab_size)
-        self.lm_head = nn.Linear(size, self.vocabulary, bias=False) if few else None
+        self.lm_head = self.copy_of_rows()
         self.embed_tokens = nn.Embedding(target.vocab_size, size) if config.own_embedding else None
-
-    @property
-    def shares_output(self) -> bool:
-        return self.lm_head is None
 
     def guide(self, states: Tensor) -> Tensor:
         return states.to(self.dtype)
@@ -82,15 +78,12 @@ class Eagle(AttendingHead):
         return found
 
     def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
-        found: Tensor = shared.head(outputs) if self.lm_head is None else self.lm_head(outputs)
-        return found
+        return self.read_out(outputs, shared)
 
     @torch.no_grad()
     def begin_from(self, shared_head: Tensor | None) -> None:
         """The guess begins as the state before it; a copy of the target's rows stays as it is."""
+        super().begin_from(shared_head)
         size = self.target.hidden_size
         self.fc.weight.zero_()
         self.fc.weight[:, size:].copy_(torch.eye(size))
-        if self.lm_head is not None and shared_head is not None:
-            self.lm_head.weight.copy_(shared_head)
-            self.lm_head.requires_grad_(False)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from outpace.heads.attending.base import AttendingHead, Entries, Sight
 from outpace.heads.base import HeadConfig, Shared, TargetShape
 from outpace.heads.layers import DecoderLayer, LayerConfig, Norm
+from outpace.heads.output import TargetOutput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class Parts:
         return cls(enorm, hnorm, joined, DecoderLayer(size, config, normed=True), post_norm)
 
 
-class Mtp(AttendingHead):
+class Mtp(TargetOutput, AttendingHead):
     """The target's embedding of a token and the state before it, each normalised, joined, through
     one layer; the target's own output matrix makes the logits.
 
@@ -82,12 +83,7 @@ class Mtp(AttendingHead):
         self.enorm, self.hnorm, self.eh_proj = parts.enorm, parts.hnorm, parts.eh_proj
         self.block, self.post_norm = parts.block, parts.post_norm
         self._states_first = states_first
-        few = bool(config.draft_vocab_size)
-        self.lm_head = nn.Linear(size, self.vocabulary, bias=False) if few else None
-
-    @property
-    def shares_output(self) -> bool:
-        return self.lm_head is None
+        self.lm_head = self.copy_of_rows()
 
     def guide(self, states: Tensor) -> Tensor:
         return states.to(self.dtype)
@@ -104,16 +100,13 @@ class Mtp(AttendingHead):
         return self.post_norm(x), entries
 
     def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
-        found: Tensor = shared.head(outputs) if self.lm_head is None else self.lm_head(outputs)
-        return found
+        return self.read_out(outputs, shared)
 
     @torch.no_grad()
     def begin_from(self, shared_head: Tensor | None) -> None:
         """The layer begins on the state as it is; a copy of the target's rows stays as it is."""
+        super().begin_from(shared_head)
         size = self.target.hidden_size
         weight = self.eh_proj.get_parameter("weight")
         weight.zero_()
         weight[:, size:].copy_(torch.eye(size))
-        if self.lm_head is not None and shared_head is not None:
-            self.lm_head.weight.copy_(shared_head)
-            self.lm_head.requires_grad_(False)

@@ -16,6 +16,7 @@ from outpace.heads.attending.base import Entries, Sight
 from outpace.heads.base import HeadConfig, Shared, TargetShape
 from outpace.heads.blocks.base import BlockHead
 from outpace.heads.layers import DecoderLayer, LayerConfig, Norm
+from outpace.heads.output import TargetOutput
 
 DEEP = 8
 """Layers from which on a target's states are taken where the published code takes them."""
@@ -46,7 +47,7 @@ class DFlashConfig(LayerConfig):
             raise ValueError("mask_token is given, and own_mask says that it is not used")
 
 
-class DFlash(BlockHead):
+class DFlash(TargetOutput, BlockHead):
     """The target's embedding of the root and of masks go through Qwen3's layers.
 
     In each layer, keys and values of the text are those of a blend of the target's states, the same
@@ -71,16 +72,11 @@ class DFlash(BlockHead):
         )
         self.norm = Norm(size, eps=eps)
         self.mask = nn.Parameter(torch.randn(size) * size**-0.5) if config.own_mask else None
-        few = bool(config.draft_vocab_size)
-        self.lm_head = nn.Linear(size, self.vocabulary, bias=False) if few else None
+        self.lm_head = self.copy_of_rows()
 
     @property
     def layers(self) -> tuple[int, ...]:
         return self._reads
-
-    @property
-    def shares_output(self) -> bool:
-        return self.lm_head is None
 
     def begin(self, rows: int) -> Entries:
         return Entries.of_layers([layer.begin(rows) for layer in self._layers])
@@ -103,19 +99,16 @@ class DFlash(BlockHead):
         for layer, entries in zip(self._layers, text, strict=True):
             x, _ = layer(x, Sight(at.flatten(1), entries, seen))
         guessed = self.norm(x).view(rows, count, wide, -1)[:, :, 1:]
-        found: Tensor = shared.head(guessed) if self.lm_head is None else self.lm_head(guessed)
-        return found
+        return self.read_out(guessed, shared)
 
     @torch.no_grad()
     def begin_from(self, shared_head: Tensor | None) -> None:
         """The text begins as the highest of the states; a copy of the target's rows stays as it
         is."""
+        super().begin_from(shared_head)
         size = self.target.hidden_size
         self.fc.weight.zero_()
         self.fc.weight[:, -size:].copy_(torch.eye(size))
-        if self.lm_head is not None and shared_head is not None:
-            self.lm_head.weight.copy_(shared_head)
-            self.lm_head.requires_grad_(False)
 
     @property
     def first_layer(self) -> DecoderLayer:

@@ -24,6 +24,10 @@ def student_for(
     """Returns what the settings ask for; ``ConfigError`` for what cannot be made. out: the folder
     that it will be written to; report: is told of what takes minutes."""
     if settings.method in classifier_names():
+        if settings.quantization is not None:
+            raise ConfigError(
+                f"{settings.method} is never rounded: leave the drafter's quantization out."
+            )
         return classifier_student(loaded, settings)
     if settings.method == DRAFT_MODEL:
         return ModelStudent(loaded, tokens, settings, out, report)
