@@ -1,6 +1,7 @@
-"""Writes short prompts for ``outpace bench run --chat``: ``short_prompts.py MODEL DATA [kinds]``.
+"""Writes short prompts for ``outpace bench run --chat``: ``short_prompts.py MODEL DATA [kinds|ten]``.
 
-Twenty of eight tasks, or with "kinds" 25, ten about code, five about maths and ten of free text.
+Twenty of eight tasks; with "kinds" 25, ten about code, five about maths and ten of free text; with
+"ten" ten of these 25, four, two and four.
 
 Where a prompt of a thousand tokens takes as long to read as the answer takes to write, a benchmark
 of long ones says little about drafting. DATA: the folder of prompt sets, as ``--data``. MODEL: whose
@@ -57,10 +58,16 @@ def length(text):
     return len(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
 
 
-CHOSEN = KINDS if sys.argv[3:] == ["kinds"] else TASKS
+TEN = (0, 2, 6, 8, 10, 12, 15, 17, 20, 23)
+"""Numbers of those of the 25."""
+
+CHOSEN = KINDS if sys.argv[3:] in (["kinds"], ["ten"]) else TASKS
 left = {task: count for task, (_, count) in CHOSEN.items()}
+found = []
 for prompt in read_sets("humaneval,mbpp,gsm8k,mt_bench,specbench,editing,fairytaleqa", data):
     if left.get(prompt.task) and length(prompt.text) <= LONGEST:
         left[prompt.task] -= 1
-        entry = {"id": prompt.id, "task": CHOSEN[prompt.task][0], "prompt": prompt.text}
+        found.append({"id": prompt.id, "task": CHOSEN[prompt.task][0], "prompt": prompt.text})
+for number, entry in enumerate(found):
+    if number in TEN or sys.argv[3:] != ["ten"]:
         print(json.dumps(entry))

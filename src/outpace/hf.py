@@ -90,7 +90,9 @@ def speculative(
     if drafter is not None and model is not None:
         raise ConfigError("the drafter was given twice: drop 'model'.")
     drafter = model if drafter is None else drafter
-    config = {"num_speculative_tokens": num_speculative_tokens, **options}
+    config = dict(options)
+    if num_speculative_tokens != DEFAULT_TOKENS:  # transformers' name may be among the options
+        config["num_speculative_tokens"] = num_speculative_tokens
     if verify is not None:
         config["verify"] = verify
     if method is None:

@@ -25,6 +25,7 @@ from outpace.bench.run.methods import named_methods
 from outpace.bench.run.session import Engines, lineup
 from outpace.bench.synthetic.pair import Pair
 from outpace.cli.benching.bench import app
+from outpace.cli.benching.groups import DraftFlags
 from outpace.draft.registry import drafter_names
 from outpace.errors import ConfigError, OutpaceError
 from outpace.targets.hf.loading.load import load
@@ -177,6 +178,13 @@ def test_cost_prints_and_writes_its_curves(pair: Pair, tmp_path: Path) -> None:
     curves = json.loads((tmp_path / "c.json").read_text())["curves"]
     assert [[n for n, _ in curve["verify"]] for curve in curves] == [[1, 2, 3], [1, 2, 3]]
     assert [k for k, _ in curves[0]["draft"]] == [1, 2]
+
+
+def test_costs_are_those_of_the_draft_model_where_no_method_is_named() -> None:
+    (alone,) = DraftFlags(draft="small").for_costs().configs(bundled=False)
+    assert alone == {"method": "draft_model", "model": "small"}
+    (named,) = DraftFlags(draft="small", method="draft_tree").for_costs().configs(bundled=False)
+    assert named["method"] == "draft_tree"
 
 
 def test_a_missing_peer_is_named_with_its_remedy(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outpace.config import SpeculativeConfig
+from outpace.errors import ConfigError
 from outpace.hf import speculative
 from targets.families import build, target
 
@@ -77,6 +78,13 @@ def test_the_number_of_drafted_tokens_is_chosen_unless_it_is_given() -> None:
     default = inspect.signature(speculative).parameters["num_speculative_tokens"].default
     assert default == SpeculativeConfig().num_speculative_tokens == "auto"
     assert torch.equal(generated(custom=speculative(method="ngram")), generated())
+
+
+def test_names_of_transformers_are_taken_here_too() -> None:
+    given = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "heuristic"}
+    assert torch.equal(generated(custom=speculative(method="ngram", **given)), generated())
+    with pytest.raises(ConfigError, match="the same thing: give one of the two"):
+        speculative(method="ngram", num_speculative_tokens=3, **given)
 
 
 def test_caches_that_are_replaced_are_freed_at_once() -> None:

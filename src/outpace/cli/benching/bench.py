@@ -140,7 +140,9 @@ def cost(*, model: LlmFlags, drafting: DraftFlags, curves: CurveFlags) -> None:
     batches = session.numbers(curves.batch, int, "--batch")
     contexts = session.numbers(curves.context, int, "--context")
     engines = session.Engines(
-        model=model.model, configs=drafting.configs(model.bundled), options=model.arguments()
+        model=model.model,
+        configs=drafting.for_costs().configs(model.bundled),
+        options=model.arguments(),
     )
     files = OutputFiles(curves.json, curves.html, curves.png)
     files.check()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,6 +57,12 @@ class DraftFlags:
     ] = None
     draft: opt.Draft = None
     method: opt.Method = None
+
+    def for_costs(self) -> DraftFlags:
+        """Returns the flags with a draft model drafting alone where no method is named: what the
+        default would ask besides has costs of its own."""
+        alone = self.draft is not None and self.method is None
+        return replace(self, method="draft_model") if alone else self
 
     def configs(
         self, bundled: bool, count: str | None = None, verify: str | None = None
