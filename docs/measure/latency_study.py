@@ -36,12 +36,14 @@ from outpace.policy.lengths.constant import Constant
 from outpace.train.data import blocks, documents
 
 ROWS, BLOCK = 16, 256
+PIECE = 256
+"""Places whose laws are compared at once: those of all would not fit into a processor's cache."""
 CUTS = {1: [0], 2: [0, 5], 3: [0, 5, 10], 4: [0, 5, 10, 15], 8: [0, 1, 5, 6, 10, 11, 15, 16]}
 """Layers of the target, by how many there are: 0, 5, 10 and 15 are those that it began with."""
 
 HEAD_DIM = 32
 LAYER_RATE, EMBEDDING_RATE, WARM_UP = 3e-3, 1e-3, 20
-REPORTED = 25
+REPORTED = 10
 """Steps between two reports."""
 DRAFTED, TOKENS, TEXTS = 4, 48, 6
 
@@ -109,32 +111,44 @@ class Learner:
             groups, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
 
-    def learn(self, tokens: Tensor, p: Tensor, step: int, steps: int) -> float:
+    def learn(self, tokens: Tensor, p: Tensor, step: int, steps: int, mixed: bool) -> float:
         """Takes one of ``steps`` towards the laws p ``[P, V]``; returns the mean acceptance before
-        it."""
+        it. mixed: whether products are made in bfloat16."""
         rate = min(1.0, (step + 1) / WARM_UP) * max(0.03, 1 - step / steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["top"]
-        embedding = self.model.get_input_embeddings().weight
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
             found = self.model.model(input_ids=tokens, use_cache=False).last_hidden_state
-        states = found.flatten(0, 1).float()  # [P, H]
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            q = torch.softmax(states @ embedding.T, -1)
-            below = q * (q < p)  # 1 minus acceptance falls where these rise
-            slope = q - p - step / steps * (below - q * below.sum(-1, keepdim=True))
-            slope /= len(slope)
-            accepted = float(torch.minimum(p, q).sum(-1).mean())
-            by_state, by_row = slope @ embedding, slope.T @ states
+            states = found.flatten(0, 1).float()  # [P, H]
+            by_state, by_row, accepted = self._slopes(states.detach(), p, step / steps)
         self.optimizer.zero_grad(set_to_none=True)
-        states.backward(by_state.float())
-        embedding.grad += by_row
+        states.backward(by_state)
+        self.model.get_input_embeddings().weight.grad += by_row
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         return accepted
 
+    @torch.no_grad()
+    def _slopes(self, states: Tensor, p: Tensor, late: float) -> tuple[Tensor, Tensor, float]:
+        """How the loss grows with the states ``[P, H]`` and with the rows of the embedding, and the
+        mean acceptance. The loss is the divergence from p to q, and 1 minus the acceptance, which
+        counts more and more (late: from 0 to 1)."""
+        embedding = self.model.get_input_embeddings().weight
+        by_state, by_row = torch.empty_like(states), torch.zeros_like(embedding)
+        accepted = 0.0
+        for first in range(0, len(states), PIECE):
+            here = slice(first, first + PIECE)
+            q = torch.softmax((states[here] @ embedding.T).float(), -1)
+            below = torch.where(q < p[here], q, 0.0)  # the acceptance rises with these
+            accepted += float(torch.minimum(q, p[here]).sum())
+            share = below.sum(-1, keepdim=True)
+            slope = q.mul_(1 + late * share).sub_(p[here]).sub_(below.mul_(late)).div_(len(states))
+            by_state[here] = slope @ embedding
+            by_row += slope.T @ states[here]
+        return by_state, by_row, accepted / len(states)
 
-def train(data: Path, run: Path, steps: int) -> None:
+
+def train(data: Path, run: Path, steps: int, mixed: bool) -> None:
     """Teaches all shapes at once: each step asks the target once."""
     run.mkdir(parents=True, exist_ok=True)
     target, tokenizer = bundled("target"), AutoTokenizer.from_pretrained(BUNDLED / "target")
@@ -153,9 +167,9 @@ def train(data: Path, run: Path, steps: int) -> None:
     for step in range(begin, steps):
         places = torch.arange(step * ROWS, (step + 1) * ROWS) % len(order)
         tokens = texts[order[places]]
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            p = target(input_ids=tokens, use_cache=False).logits.flatten(0, 1).softmax(-1)
-        accepted = [learner.learn(tokens, p, step, steps) for learner in learners]
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            p = target(input_ids=tokens, use_cache=False).logits.flatten(0, 1).float().softmax(-1)
+        accepted = [learner.learn(tokens, p, step, steps, mixed) for learner in learners]
         if step % REPORTED == REPORTED - 1:
             figures = ", ".join(f"{a:.3f}" for a in accepted)
             print(f"step {step + 1}: {time.process_time():.0f} s, acceptance {figures}", flush=True)
@@ -297,10 +311,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=70.0, help="of taking turns")
     parser.add_argument("--steps", type=int, default=1000, help="of training")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="for products: faster with AMX, else much slower"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.what == "train":
-        train(options.data, options.run, options.steps)
+        train(options.data, options.run, options.steps, options.bfloat16)
     elif options.what == "count":
         count(options.data, options.run)
     else:
