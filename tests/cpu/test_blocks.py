@@ -99,6 +99,25 @@ def test_products_are_exact_and_a_row_keeps_its_bits(kind: str, outputs: int, bl
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("byte", [0x00, 0xFF, 0x0F, 0xF0, 0x80, 0x7F])
+@torch.inference_mode()
+def test_the_largest_sums_do_not_overflow(kind: str, byte: int) -> None:
+    """All codes at an end of their range, all activations at theirs: sums in 16 bits are exact."""
+    size = 256 if kind.endswith("K") else 32
+    weight = random_blocks(kind, 16, 2 * size)
+    raw = weight.raw.numpy().reshape(32, -1)
+    scales = {at + i for at in SCALES.get(kind, (0,)) for i in (0, 1)}
+    raw[:, [at for at in range(raw.shape[1]) if at not in scales]] = byte
+    signs = torch.ones(6, weight.inputs)
+    signs[1] = -1
+    signs[2, ::2], signs[3, 1::2], signs[4, : size // 2] = -1, -1, -1
+    signs[5] = torch.randn(weight.inputs).sign()
+    layer, dense = NativeBlockLinear(library(), weight), weight.dense().double()
+    allowed = 2e-6 * (signs.double().abs() @ dense.abs().t()) + 1e-12
+    assert bool(((layer(signs) - signs.double() @ dense.t()).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_weights_are_widened_as_the_reference_does(kind: str) -> None:
     weight = random_blocks(kind, 40, 768)

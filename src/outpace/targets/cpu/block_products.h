@@ -59,8 +59,8 @@ struct alignas(64) Rounded {
   int8_t codes[SMALL];
   float scale;      // what a code of 1 stands for
   float weighted;   // scale * sum of the codes
-  int32_t less[6];  // what is taken from sums of unsigned weights: 0, 8, 16 and 128 times the sum of
-                    // the codes, and 32 times those of the first and the second half
+  int32_t less[6];  // what is taken from sums of unsigned weights (`taken`): 0, 8, 16 and 128 times
+                    // the sum of the codes, and 32 times those of the first and the second half
 };
 
 inline int less_of(const Form &form) {
@@ -71,6 +71,16 @@ inline int less_of(const Form &form) {
   case 32: return 4;
   default: return 0;
   }
+}
+
+// What is taken from the sum of a group's first two products and from that of its last two, as sums
+// begin with it: added up, or where products are added up in 16 bits each in a half of its own.
+inline int32_t taken(int32_t first, int32_t second) {
+#if defined(DOTS_AVX512) || defined(DOTS_AVX2)
+  return int32_t(uint32_t(second) << 16 | (uint32_t(first) & 0xffff));
+#else
+  return first + second;
+#endif
 }
 
 inline ints larger(ints a, ints b) { return a > b ? a : b; }
@@ -104,11 +114,14 @@ inline void round_block(const float *x, Rounded &to) {
     auto codes = __builtin_convertvector(load<ints>(&moved) - 0x4b400000, lanes<int8_t>);
     std::memcpy(to.codes + i, &codes, sizeof codes);
   }
-  int32_t first = 0, second = 0;
-  for (int64_t i = 0; i < SMALL / 2; i++) first += to.codes[i], second += to.codes[SMALL / 2 + i];
-  int32_t sum = first + second;
+  int32_t even[2] = {}, odd[2] = {}; // of each half
+  for (int64_t i = 0; i < SMALL; i += 4)
+    for (int64_t j = 0; j < 2; j++)
+      even[i / 16] += to.codes[i + j], odd[i / 16] += to.codes[i + 2 + j];
+  const int32_t evens = even[0] + even[1], odds = odd[0] + odd[1], sum = evens + odds;
   to.weighted = to.scale * float(sum);
-  int32_t less[6] = {0, -8 * sum, -16 * sum, -128 * sum, -32 * first, -32 * second};
+  int32_t less[6] = {0, taken(-8 * evens, -8 * odds), taken(-16 * evens, -16 * odds), -128 * sum,
+                     taken(-32 * even[0], -32 * odd[0]), taken(-32 * even[1], -32 * odd[1])};
   std::memcpy(to.less, less, sizeof less);
 }
 
@@ -158,11 +171,13 @@ inline ints four(const int8_t *codes) {
 }
 
 // Sums of the products of codes of weights with activations, four to a lane, are added up here.
+// begin: with what is taken from the sum, one of `Rounded::less`, if the codes have a middle.
 #if defined(DOTS_VNNI512) || defined(DOTS_VNNI256)
 constexpr bool SIGNED = false; // whether codes of 8 bits are taken as signed, less 128
-template <int BITS> struct Dots {
+template <int BITS, bool LIFTED> struct Dots {
   ints sum;
-  void begin(int32_t from) { sum = from - ints{}; }
+  void begin() { sum = ints{}; }
+  void begin(int32_t less) { sum = less - ints{}; }
   template <int GROUP> void add(bytes weights, const int8_t *x) {
 #ifdef DOTS_VNNI512
     sum = ints(_mm512_dpbusd_epi32(__m512i(sum), __m512i(weights), __m512i(four(x))));
@@ -173,12 +188,15 @@ template <int BITS> struct Dots {
   floats floated() const { return __builtin_convertvector(sum, floats); }
 };
 #elif defined(DOTS_AVX512) || defined(DOTS_AVX2)
-// Products are added up in 16 bits first, as long as these suffice: codes of 4 bits for all 8 groups
-// (8 * 2 * 15 * 127), of 5 bits for 4, of 6 bits for 2. Codes of 8 bits would not do in pairs, unless
-// they are signed and the sign goes to the activations: 2 * 128 * 127 is below 2^15.
+// Products are added up in 16 bits first, two of a group's to a lane, as long as these suffice. Where
+// codes have a middle, that is all groups of 4 and 5 bits, and the four of 6 bits that share a scale:
+// sums that begin with what is taken, modulo 2^16, end as 8 * 32 * 127 at most. Otherwise it is all
+// groups of 4 bits (8 * 2 * 15 * 127), and four of 5 bits. Codes of 8 bits would not do in pairs,
+// unless they are signed and the sign goes to the activations: 2 * 128 * 127 is below 2^15.
 constexpr bool SIGNED = true;
-template <int BITS> struct Dots {
-  static constexpr int LONG = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
+template <int BITS, bool LIFTED> struct Dots {
+  static constexpr bool TAKEN = BITS < 8 && !LIFTED;
+  static constexpr int LONG = BITS == 4 ? 8 : BITS == 5 ? (LIFTED ? 4 : 8) : BITS == 6 ? 4 : 1;
 #ifdef DOTS_AVX512
   typedef __m512i wide;
   static wide pairs(wide a, wide b) { return _mm512_maddubs_epi16(a, b); }
@@ -205,7 +223,8 @@ template <int BITS> struct Dots {
   }
   ints sum;
   wide part;
-  void begin(int32_t from) { sum = from - ints{}; }
+  void begin() { sum = ints{}; }
+  void begin(int32_t less) { part = wide(less - ints{}); }
   template <int GROUP> void add(bytes weights, const int8_t *x) {
     wide in = wide(four(x)), w = wide(weights);
     if constexpr (BITS == 8) {
@@ -214,13 +233,13 @@ template <int BITS> struct Dots {
       w = magnitude(w);
     }
     wide products = pairs(w, in);
-    part = GROUP % LONG ? plus16(part, products) : products;
-    if constexpr (GROUP % LONG == LONG - 1) {
-      sum += ints(fours(part));
-      if (LONG != 2) settle(sum);
-    } else if (LONG != 2) {
+    part = GROUP % LONG || TAKEN ? plus16(part, products) : products;
+    if constexpr (GROUP % LONG == LONG - 1)
+      sum = TAKEN ? ints(fours(part)) : sum + ints(fours(part));
+    if constexpr (LONG == 1)
+      settle(sum);
+    else
       settle(part);
-    }
   }
   floats floated() const { return __builtin_convertvector(sum, floats); }
 };
@@ -230,9 +249,10 @@ constexpr bool SIGNED = true;
 #else
 constexpr bool SIGNED = false;
 #endif
-template <int BITS> struct Dots {
+template <int BITS, bool LIFTED> struct Dots {
   ints sum;
-  void begin(int32_t from) { sum = from - ints{}; }
+  void begin() { sum = ints{}; }
+  void begin(int32_t less) { sum = less - ints{}; }
   template <int GROUP> void add(bytes weights, const int8_t *x) {
 #ifdef DOTS_ARM
     bytes w = BITS == 8 ? weights ^ 0x80 : weights;
@@ -331,7 +351,7 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
 
   template <int... GROUP>
   inline void group(std::integer_sequence<int, GROUP...>, const uint8_t *at, const Rounded *in,
-                    Dots<BITS> (&dots)[IN][BROAD]) const {
+                    Dots<BITS, LIFTED> (&dots)[IN][BROAD]) const {
     auto add = [&](auto which) {
       constexpr int G = decltype(which)::value;
       bytes weights[BROAD];
@@ -353,9 +373,12 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
       for (int s = 0; s < BROAD; s++) each(r, s);
   }
 
-  void begin(Dots<BITS> (&dots)[IN][BROAD], const Rounded *in, int which) const {
+  void begin(Dots<BITS, LIFTED> (&dots)[IN][BROAD], const Rounded *in, int which) const {
     each([&](int r, int s) {
-      dots[r][s].begin(LIFTED || (BITS == 8 && SIGNED) ? 0 : in[r].less[which]);
+      if constexpr (LIFTED || (BITS == 8 && SIGNED))
+        dots[r][s].begin();
+      else
+        dots[r][s].begin(in[r].less[which]);
     });
   }
 
@@ -371,7 +394,7 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
     for (int64_t b = 0; b < blocks; b++, in += stride, at += BITS * VECTOR) {
       if (fresh) call_for<BITS>(codes + b * step);
       auto scale = [&](int64_t which, int s) { return at_slice(scales.scale[which], slice, s); };
-      Dots<BITS> dots[IN][BROAD];
+      Dots<BITS, LIFTED> dots[IN][BROAD];
       begin(dots, in, less);
       if constexpr (BITS == 6) {
         floats half[IN][BROAD];
