@@ -22,6 +22,7 @@ from outpace.core.proposal import Riders
 from outpace.core.trees.tree import Tree
 from outpace.targets.base import Plan, PromptInputs
 from outpace.targets.cpu import native as building
+from outpace.targets.cpu.kernels import speed_up
 from outpace.targets.cpu.library.compiler import Compiler, find_compiler
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers import stack
@@ -31,8 +32,9 @@ from outpace.targets.cpu.native_layers.blocks import (
     use_block_kernels,
 )
 from outpace.targets.cpu.native_layers.layer import use_native_layers
-from outpace.targets.cpu.native_layers.linear import share_products
+from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_layers.model import use_native_model
+from outpace.targets.cpu.some_tokens import SomeTokens
 from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks, in_blocks
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.target import HFTarget
@@ -295,6 +297,20 @@ def played(family: str, whole: bool = True) -> Any:
     return model
 
 
+def unrounded(panels: bool) -> Any:
+    """A model with float weights, in panels or in rows, that our own code computes."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, "vocab_size": 192})).eval()
+    speed_up(model, "native", smallest=1)
+    if panels:
+        lay_out_weights(model)
+    assert model.lm_head.held == ("panels" if panels else "weight")
+    share_products(model)
+    assert use_native_layers(model) == 2
+    assert use_native_model(model)
+    return model
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_models_give_the_numbers_of_widened_weights(family: str) -> None:
@@ -313,7 +329,8 @@ def test_logits_of_the_first_tokens_have_the_same_bits() -> None:
     assert runner.says_fewer
     tokens = torch.randint(0, 101, (2, 5))
     found = []
-    for options in ({}, {"say": 40}, {"say": 1000}, {"say": 40, "output_hidden_states": True}):
+    some, all_ = SomeTokens(40), SomeTokens(1000)
+    for options in ({}, {"say": some}, {"say": all_}, {"say": some, "output_hidden_states": True}):
         runner.admit(2)
         found.append(runner.forward(tokens, keep=3, **options).logits)
         runner.retain([])
@@ -322,6 +339,28 @@ def test_logits_of_the_first_tokens_have_the_same_bits() -> None:
     assert torch.equal(few[..., :40], every[..., :40])
     assert torch.equal(more, every)
     assert torch.equal(with_states, few)
+
+
+@pytest.mark.parametrize("form", ["blocks", "rows", "panels"])
+@pytest.mark.parametrize(("rows", "keep"), [(1, 1), (1, 3), (2, 1), (3, 2)])
+@torch.inference_mode()
+def test_logits_of_other_tokens_have_the_same_bits(form: str, rows: int, keep: int) -> None:
+    model = played("llama") if form == "blocks" else unrounded(form == "panels")
+    runner, others = Runner(model, rows=rows, max_length=64), (66, 67, 80, 100, 127)
+    size = model.config.vocab_size
+    tokens, found = torch.randint(0, 101, (rows, 5)), []
+    others = tuple(token for token in others if token < size)
+    for say in (None, SomeTokens(40, others), SomeTokens(40, others[1:3])):
+        runner.admit(rows)
+        found.append(runner.forward(tokens, keep=keep, say=say).logits)
+        runner.retain([])
+    every, some, fewer = found
+    assert some.shape == every.shape
+    for tokens_said, logits in ((others, some), (others[1:3], fewer)):
+        assert torch.equal(logits[..., :40], every[..., :40])
+        assert torch.equal(logits[..., list(tokens_said)], every[..., list(tokens_said)])
+        left = [token for token in range(64, size) if token not in tokens_said]
+        assert bool((logits[..., left] == -torch.inf).all())
 
 
 def test_a_drafter_of_usual_tokens_is_charged_for_what_it_reads(tmp_path: Path) -> None:

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from outpace import LLM, SamplingParams
-from outpace.draft.models.usual import RARE, RECENT, UsualTokens
+from outpace.api import BUNDLED
+from outpace.draft.models.usual import HELD, MOST, RARE, RECENT, UsualTokens, marks
 from outpace.errors import ConfigError
+from outpace.targets.cpu.some_tokens import SomeTokens
 from targets.families import VOCABULARY, drafter, target
 from targets.generating import ids
 
@@ -30,20 +33,54 @@ def decoder(config: dict[str, Any], size: Any = FEW) -> LLM:
     )
 
 
+NEVER = -torch.inf
+
+
+def test_rare_tokens_that_no_text_has_are_left_out() -> None:
+    usual, logits = UsualTokens(4), torch.arange(12.0).view(2, 1, 6)
+    usual.look_at([[1, 2, 3], [5] * 9], [True, False])
+    assert usual.needed == SomeTokens(4)
+    assert torch.equal(usual.only(logits), logits[..., :4])
+
+
+def test_a_text_keeps_the_rare_tokens_that_it_has_had() -> None:
+    usual, logits = UsualTokens(4), torch.arange(14.0).view(2, 1, 7)
+    usual.look_at([[5, 1, 2], [6, 2, 6]], [True, True])
+    assert usual.needed == SomeTokens(4, (5, 6))
+    found = usual.only(logits)[:, 0]
+    assert found[0].tolist() == [0, 1, 2, 3, NEVER, 5, NEVER]
+    assert found[1].tolist() == [7, 8, 9, 10, NEVER, NEVER, 13]
+    usual.look_at([[4, *[1] * HELD]], [True])
+    assert usual.needed == SomeTokens(4), "it is too long ago"
+
+
+def test_only_the_latest_of_very_many_rare_tokens_are_kept() -> None:
+    usual = UsualTokens(4)
+    usual.look_at([[*range(4, 4 + 2 * MOST), *[1] * RECENT]], [True])
+    assert usual.needed == SomeTokens(4, tuple(range(4 + MOST, 4 + 2 * MOST)))
+
+
 def test_a_text_with_many_rare_tokens_needs_them_all() -> None:
     usual, logits = UsualTokens(4), torch.arange(12.0).view(2, 1, 6)
     common = [5] * RARE + [1] * (RECENT - RARE)
-    usual.look_at([[5, *common], [5] * 9], [True, False])
-    assert usual.needed == 4
-    assert torch.equal(usual.only(logits), logits[..., :4])
     usual.look_at([common, [*common, *[4] * 9]], [True, True])
     assert usual.needed is None
     found = usual.only(logits)
-    assert found[0, 0].tolist() == [0, 1, 2, 3, -torch.inf, -torch.inf]
+    assert found[0, 0].tolist() == [0, 1, 2, 3, NEVER, 5]
     assert torch.equal(found[1], logits[1])
     usual.look_at([[5] * 9] * 2, [True, True])
     assert usual.needed is None
     assert torch.equal(usual.only(logits), logits)
+
+
+def test_some_tokens_are_usual_whatever_their_numbers() -> None:
+    usual = UsualTokens(4, always=[2, 5])
+    usual.look_at([[1, 2, 3]], [True])
+    assert usual.needed == SomeTokens(4, (5,))
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "target")
+    assert tokenizer.eos_token_id in marks(tokenizer)
+    assert set(tokenizer.encode("```", add_special_tokens=False)) <= set(marks(tokenizer))
+    assert marks(None) == []
 
 
 @pytest.mark.parametrize("name", CONFIGS)

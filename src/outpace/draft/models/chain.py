@@ -24,7 +24,7 @@ from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
 from outpace.draft.models.own_text import KnownTokens, OwnText
 from outpace.draft.models.sight import Sight
 from outpace.draft.models.specimen import noisy_copy
-from outpace.draft.models.usual import USUAL, UsualTokens
+from outpace.draft.models.usual import USUAL, UsualTokens, marks
 from outpace.draft.online.options import online_options
 from outpace.draft.remembered import Remembered
 from outpace.draft.vocabulary import Vocabulary
@@ -134,7 +134,8 @@ class DraftModel(Drafter):
         if size == AUTO:
             size = USUAL if self.runner.says_fewer and own >= 2 * USUAL else None
         if size is not None and shared and size < own:
-            self._usual = UsualTokens(size)
+            own_marks = [token for token in marks(self.loaded.tokenizer) if token < own]
+            self._usual = UsualTokens(size, own_marks)
             if self.runner.says_fewer:
                 self.pass_bytes -= self.runner.head_bytes * (own - size) // own
 

@@ -4,17 +4,21 @@ The last layer of a small model with a large vocabulary is a third of what it re
 A draft need not be any token: what is never drafted has probability 0 in the draft's law, and the
 text keeps the target's law. So the rare tokens are left out (FR-Spec, Zhao et al. 2025, arXiv
 2502.14856). Which ones are rare is told by their numbers: a byte-pair vocabulary lists its tokens
-in the order in which they were merged, the most frequent ones first.
+in the order in which they were merged, the most frequent ones first. But a text that has used a
+rare token uses it again, and some are not rare at all in what models write: marks of code, and of
+the end of an answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outpace.draft.vocabulary import NEVER
+from outpace.targets.cpu.some_tokens import SomeTokens
 
 USUAL = 49_152
 """Tokens that "auto" takes for the usual ones. They are 97 to 98 % of English texts and of Python
@@ -27,37 +31,77 @@ RARE = 8
 """Of these, how many may be rare ones. A text in another script has many more, and its drafts
 would be rejected where they had to be rare tokens."""
 
+HELD = 1024
+"""Tokens at the end of a text whose rare ones are drafted, too."""
+
+MOST = 128
+"""Rare tokens of a text that are, at most: the latest ones."""
+
+MARKS = "``` ```python"
+"""What answers are full of, though a vocabulary of byte pairs may list it late."""
+
 
 class UsualTokens:
-    """Which rows of a round draft usual tokens only, and what their logits are then.
+    """Which tokens the rows of a round may draft, and what their logits are then.
 
     Which they are depends on each row's own text alone, so that its draft does not depend on the
     rows beside it.
     """
 
-    def __init__(self, first: int) -> None:
-        """first: so many tokens, the first of the vocabulary, are the usual ones."""
+    def __init__(self, first: int, always: Sequence[int] = ()) -> None:
+        """first: so many tokens, the first of the vocabulary, are usual ones. always: others that
+        are."""
         self.first = first
-        self._usual: list[bool] = []  # by row
+        self._always = frozenset(token for token in always if token >= first)
+        self._others: list[frozenset[int] | None] = []  # by row; None: it may draft any token
+        self._needed: SomeTokens | None = None
+        self._allowed: Tensor | None = None
 
     def look_at(self, texts: Sequence[Sequence[int]], live: Sequence[bool]) -> None:
         """Takes up a round. texts: of each row, in the model's tokens; live: rows that draft."""
-        self._usual = [not on or self._is_usual(text) for text, on in zip(texts, live, strict=True)]
+        self._allowed = None
+        self._others = [
+            self._others_of(text) if on else frozenset()
+            for text, on in zip(texts, live, strict=True)
+        ]
+        some = [others for others in self._others if others is not None]
+        needed = SomeTokens(self.first, tuple(sorted(frozenset[int]().union(*some))))
+        self._needed = needed if len(some) == len(self._others) else None
 
-    def _is_usual(self, text: Sequence[int]) -> bool:
-        return sum(token >= self.first for token in text[-RECENT:]) <= RARE
+    def _others_of(self, text: Sequence[int]) -> frozenset[int] | None:
+        """The rare tokens that are drafted behind a text; None for all of them."""
+        if sum(token >= self.first for token in text[-RECENT:]) > RARE:
+            return None
+        had = dict.fromkeys(token for token in reversed(text[-HELD:]) if token >= self.first)
+        return self._always.union(list(had)[:MOST])
 
     @property
-    def needed(self) -> int | None:
-        """Of how many tokens logits are needed, None for all."""
-        return self.first if all(self._usual) else None
+    def needed(self) -> SomeTokens | None:
+        """The tokens of which logits are needed, None for all."""
+        return self._needed
 
     def only(self, logits: Tensor) -> Tensor:
-        """Returns logits ``[B, T, V]`` without the rare tokens of the rows that do not draft them,
-        ``[B, T, V']`` with fewer tokens where no row does."""
-        if all(self._usual):
+        """Returns logits ``[B, T, V]`` without the tokens that the rows do not draft; of the first
+        tokens only, ``[B, T, V']``, where no row drafts others."""
+        if self._needed is not None and not self._needed.others:
             return logits[..., : self.first]
-        if any(self._usual):
-            logits = logits.clone()
-            logits[torch.tensor(self._usual), :, self.first :] = NEVER
-        return logits
+        if all(others is None for others in self._others):
+            return logits
+        if self._allowed is None:
+            self._allowed = self._marked(logits)
+        return logits.masked_fill(~self._allowed, NEVER)
+
+    def _marked(self, logits: Tensor) -> Tensor:
+        """Which tokens each row may draft, ``[B, 1, V]``."""
+        allowed = torch.zeros(len(logits), 1, logits.shape[-1], dtype=torch.bool)
+        allowed[..., : self.first] = True
+        for row, others in enumerate(self._others):
+            allowed[row, 0, slice(None) if others is None else list(others)] = True
+        return allowed.to(logits.device)
+
+
+def marks(tokenizer: Any) -> list[int]:
+    """Returns tokens that are usual in answers, whatever their numbers."""
+    if tokenizer is None:
+        return []
+    return [*tokenizer.all_special_ids, *tokenizer.encode(MARKS, add_special_tokens=False)]

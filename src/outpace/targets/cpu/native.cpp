@@ -651,8 +651,9 @@ void attention_of(const Attention &job, int64_t row, int64_t group, int64_t firs
 // What follows the last layer: a norm, or none, and the logits of each row's last tokens, or none.
 struct Ending {
   const float *norm;
-  const Part *head;
-  float *logits; // [rows, keep, outputs]
+  const Part *head; // one after another: some parts of the vocabulary
+  int64_t parts;
+  float *logits; // one part's [rows, keep, outputs] after another's
   int64_t keep;
   float *states; // what each layer leaves, [tokens, hidden], if that is wanted,
   int64_t stride; // and how far the next layer's are from one layer's
@@ -815,7 +816,7 @@ struct Run {
     for (int64_t a = 0; a < pass.rows; a++)
       std::memmove(mine + a * keep * hidden, mine + ((a + 1) * pass.columns - keep) * hidden,
                    keep * hidden * sizeof(float));
-    Product job = about(mine, ending.logits, pass.rows * keep, hidden, ending.head, 1);
+    Product job = about(mine, ending.logits, pass.rows * keep, hidden, ending.head, ending.parts);
     if (job.in_blocks()) round_inputs(job, team, size);
     multiply(job, team, size);
   }
@@ -927,17 +928,18 @@ int64_t outpace_scratch(const Layer *layers, int64_t count, int threads) {
 }
 
 // x: [tokens, hidden], what comes in, and then what comes out of all layers, normalised if there is
-// a weight for that. Where there is a head, logits: [rows, keep, outputs] are written instead.
+// a weight for that. Where there is a head, of some parts, logits are written instead: of each part
+// [rows, keep, outputs].
 // states: null, or where each layer's output is written to, too, as many floats apart as stride says.
 // keys, values: each layer's cache, [heads, slots, dim].
 void outpace_layers(const Layer *layers, int64_t layer_count, const Pass *pass, float *x,
                     float *const *keys, float *const *values, const float *norm, const Part *head,
-                    float *logits, int64_t keep, float *states, int64_t stride, Parallel parallel,
-                    int (*size)(), int count) {
+                    int64_t parts, float *logits, int64_t keep, float *states, int64_t stride,
+                    Parallel parallel, int (*size)(), int count) {
   Run run{layers,        layer_count,
           *pass,         x,
           keys,          values,
-          {norm, head, logits, keep, states, stride},
+          {norm, head, parts, logits, keep, states, stride},
           {parallel, size, count}};
   run.threads.run([](void *given) { static_cast<Run *>(given)->compute(); }, &run);
 }

@@ -181,7 +181,7 @@ class Native:
         self._scratch = library.outpace_scratch
         self._scratch.argtypes, self._scratch.restype = (pointer, number, short), number
         self._layers = library.outpace_layers
-        one = (*(pointer,) * 7, number, pointer, number)
+        one = (*(pointer,) * 6, number, pointer, number, pointer, number)
         self._layers.argtypes = (pointer, number, *one, *threads)
         self._parallel = _torchs_threads()
 
@@ -252,16 +252,17 @@ class Native:
         values: Any,
         norm: int | None,
         threads: int,
-        ending: tuple[Any, int | None, int],
+        ending: tuple[Any, int, int | None, int],
         states: tuple[int | None, int],
     ) -> None:
         """Replaces x by what layers make of it, or writes the logits.
 
         layers, plan: structures as the source knows them; x: float32, contiguous; keys, values:
         arrays of pointers to each layer's cache ``[heads, slots, dim]``; norm: pointer to the
-        weight of what comes after the last layer; ending: the head, a pointer to its logits
-        ``[A, keep, V]``, keep; states: a pointer to what the first layer leaves, if that is wanted,
-        and how many floats further the next layer's is.
+        weight of what comes after the last layer; ending: the parts of the head, how many they are,
+        a pointer to their logits ``[A, keep, V]``, one part's after another's, and keep; states: a
+        pointer to what the first layer leaves, if that is wanted, and how many floats further the
+        next layer's is.
         """
         given = ctypes.byref(plan), x.data_ptr(), keys, values, norm, *ending, *states
         self._layers(layers, len(layers), *given, *self._parallel, threads)

@@ -227,8 +227,8 @@ class Runner:
 
     @property
     def says_fewer(self) -> bool:
-        """Whether the model takes ``say``: of how many tokens, the first ones, logits are needed,
-        and needs less time for few. It may give more of them."""
+        """Whether the model takes ``say``, the tokens whose logits are needed (`SomeTokens`), and
+        needs less time for few."""
         return bool(getattr(self.model.forward, "says_fewer", False))
 
     @torch.inference_mode()

@@ -7,15 +7,19 @@ and the sums within a block are exact (`block_products.h`): a row has the same b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from outpace.targets.cpu.native import BlockShape, Native, Prepared, Weight, native
-from outpace.targets.cpu.native_layers.product import NativeProduct
+from outpace.targets.cpu.native_layers.product import NativeProduct, in_panels
 from outpace.targets.cpu.opaque import opaque
 from outpace.targets.cpu.weights.blocks import BlockEmbedding, BlockLinear, Blocks
+
+WIDTH = 16
+"""Outputs of a panel, on all processors (`block_layout.h`)."""
 
 
 class NativeBlockLinear(NativeProduct):
@@ -66,6 +70,17 @@ class NativeBlockLinear(NativeProduct):
         """Returns the tensors that products read."""
         bias = None if self.bias is None else self.bias.float()
         return Weight(self.panels, None, bias, self.shape)
+
+    def some(self, outputs: Sequence[int]) -> tuple[Weight, list[int]]:
+        """Returns the panels that hold some outputs, and where in these they are."""
+        kind, count, inputs = self.shape
+        panels, where = in_panels(outputs, WIDTH)
+        matrix = self.panels.view(-(-count // WIDTH), -1)[panels].flatten()
+        bias = None
+        if self.bias is not None:
+            filled = functional.pad(self.bias.float(), (0, -count % WIDTH))
+            bias = filled.view(-1, WIDTH)[panels].flatten()
+        return Weight(matrix, None, bias, BlockShape(kind, WIDTH * len(panels), inputs)), where
 
     def dense(self, x: Tensor) -> Tensor:
         """Returns the product by torch, with activations that are not rounded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 from outpace.targets.cpu.native import Native, Prepared, Weight, in_rows, laid_out, native
-from outpace.targets.cpu.native_layers.product import NativeProduct, Together
+from outpace.targets.cpu.native_layers.product import NativeProduct, Together, in_panels
 from outpace.targets.cpu.opaque import opaque
 from outpace.targets.cpu.weights import packed
 from outpace.targets.cpu.weights.layers import matrix_of
@@ -111,6 +112,17 @@ class NativeLinear(NativeProduct):
         """Returns the tensors that products read."""
         bias = None if self.bias is None else self.bias.float()
         return Weight(self.read.t() if self._shown_t else self.read, self.scale, bias)
+
+    def some(self, outputs: Sequence[int]) -> tuple[Weight, list[int]]:
+        """Returns the weight of some outputs, of whole panels where it is held in these."""
+        matrix, scale, bias, _ = self.as_weight()
+        width = matrix.shape[2] if self.held == "panels" else 1
+        panels, where = in_panels(outputs, width)
+
+        def taken(numbers: Tensor | None) -> Tensor | None:
+            return None if numbers is None else numbers.view(-1, width)[panels].flatten()
+
+        return Weight(matrix[panels].contiguous(), taken(scale), taken(bias)), where
 
     def place(self) -> tuple[Any, str]:
         """Returns the dictionary that holds `read`, and its name there."""

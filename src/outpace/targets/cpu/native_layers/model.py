@@ -21,6 +21,7 @@ from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.layer import NativeLayer, agree, small_draft
 from outpace.targets.cpu.native_layers.rotary import Angles, Rotary
 from outpace.targets.cpu.native_layers.stack import LayerStack, PassDescriptions, eps_of, few
+from outpace.targets.cpu.some_tokens import SomeTokens
 from outpace.targets.cpu.weights.blocks import embedding_dtype
 from outpace.targets.cpu.weights.layers import hooks_of
 from outpace.targets.hf.partial.layers import Joining, changing
@@ -100,12 +101,12 @@ class NativeModel:
         output_hidden_states: bool | None = None,
         inputs_embeds: Tensor | None = None,
         joining: Joining | None = None,
-        say: int | None = None,
+        say: SomeTokens | None = None,
         **rest: Any,
     ) -> Any:
         """Returns the model's output, with logits ``[A, keep, V]``. joining: states that join
-        behind one of its first layers. say: of how many tokens, the first ones, logits are needed;
-        there may be more."""
+        behind one of its first layers. say: the tokens whose logits are needed; unset: all. Where
+        only the first ones are, ``[A, keep, V']``, with maybe more of them than asked for."""
         read = input_ids if inputs_embeds is None else inputs_embeds
         asked = rest or not use_cache or read is None or position_ids is None
         if asked or not self.takes(read, attention_mask, past_key_values):
@@ -139,7 +140,7 @@ class NativeModel:
         mask: Tensor | None,
         keep: int | Tensor,
         joining: Joining | None,
-        say: int | None,
+        say: SomeTokens | None,
     ) -> Scored:
         """Returns logits, the embeddings and what each layer leaves, with the same bits as in a
         pass that nobody asks for them."""
@@ -177,11 +178,11 @@ class NativeModel:
         mask: Tensor | None,
         keep: int | Tensor,
         states: Tensor | None = None,
-        say: int | None = None,
+        say: SomeTokens | None = None,
     ) -> Tensor:
         """Returns the logits ``[A, keep, V]`` behind a stack that ends the model. x: replaced by
         what comes behind the norm. states: ``[layers, A, T, hidden]``, filled with what each layer
-        of the stack leaves. say: of how many tokens logits are needed; unset: all."""
+        of the stack leaves. say: the tokens whose logits are needed; unset: all."""
         if isinstance(keep, int) and stack.has_head:
             return stack.logits(x, angles, cache, mask, keep or x.shape[1], states, say)
         stack.run(x, angles, cache, mask, states)

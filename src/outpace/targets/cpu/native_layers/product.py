@@ -40,6 +40,11 @@ class NativeProduct(nn.Module):
         """Returns the tensors that products read."""
         raise NotImplementedError
 
+    def some(self, outputs: Sequence[int]) -> tuple[Weight, list[int]]:
+        """Returns a copy of the weight of some outputs, maybe with others between them, and where
+        in it they are."""
+        raise NotImplementedError
+
     def dense(self, x: Tensor) -> Tensor:
         """Returns the product by torch: x ``[..., K]`` -> ``[..., N]``."""
         raise NotImplementedError
@@ -70,6 +75,17 @@ class NativeProduct(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+def in_panels(outputs: Sequence[int], width: int) -> tuple[list[int], list[int]]:
+    """Returns the panels of ``width`` outputs that some outputs lie in, and where each of these is
+    among all outputs of these panels.
+
+    >>> in_panels([5, 7, 16], 4)
+    ([1, 4], [1, 3, 4])
+    """
+    places = {panel: i for i, panel in enumerate(sorted({each // width for each in outputs}))}
+    return list(places), [width * places[each // width] + each % width for each in outputs]
 
 
 class Together:

@@ -19,6 +19,7 @@ from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.linear import FEW
 from outpace.targets.cpu.native_layers.product import NativeProduct
 from outpace.targets.cpu.native_layers.rotary import Angles
+from outpace.targets.cpu.some_tokens import SomeTokens
 from outpace.targets.cpu.weights.layers import hooks_of
 from outpace.targets.hf.slots.cache import SlotCache
 from outpace.targets.hf.slots.placement import PassSlots
@@ -82,7 +83,7 @@ class LayerStack:
         self._layers = [_Modules(layer, skipped) for layer in layers]
         self._passes = passes
         self._norm: Any = norm
-        self._head = head if takes_head(head) else None
+        self._head: Any = head if takes_head(head) else None
         rounds = any(
             isinstance(linear, NativeBlockLinear)
             for each in self._layers
@@ -104,6 +105,7 @@ class LayerStack:
         self._outside = _Hooks(layers)
         self._last_description: _StackDescription | None = None
         self._last_pointers: _CachePointers | None = None
+        self._last_others: _Others | None = None
 
     @property
     def is_watched(self) -> bool:
@@ -136,7 +138,7 @@ class LayerStack:
         """
         description = self._description()
         for given in _parts(x, angles, cache.slots, mask, states):
-            self._run(description, cache, given, (None, None, 0))
+            self._run(description, cache, given, (None, 0, None, 0))
 
     def logits(
         self,
@@ -146,19 +148,38 @@ class LayerStack:
         mask: Tensor | None,
         keep: int,
         states: Tensor | None = None,
-        say: int | None = None,
+        say: SomeTokens | None = None,
     ) -> Tensor:
         """Returns the logits of each row's last tokens, ``[A, keep, V]``, where it `has_head`.
-        states: as for `run`. say: so many tokens, the first ones; unset: all."""
+        states: as for `run`. say: as for `NativeModel`."""
         description = self._description()
         assert description.head is not None
-        head = description.head if say is None else first_outputs(description.head, say)
-        found = x.new_empty(x.shape[0], keep, head.outputs)
+        head = description.head if say is None else first_outputs(description.head, say.first)
+        others = self._others(say.others) if say is not None and say.others else None
+        heads = (Part * 1)(head) if others is None else (Part * 2)(head, others.part)
+        found = x.new_empty(x.shape[0], keep, sum(each.outputs for each in heads))
         for given in _parts(x, angles, cache.slots, mask, states):
             logits = found[given.first : given.first + len(given.x)]
-            ending = ctypes.byref(head), logits.data_ptr(), keep
-            self._run(description, cache, given, ending)
-        return found
+            self._run(description, cache, given, (heads, len(heads), logits.data_ptr(), keep))
+            if others is not None:
+                _side_by_side(logits, head.outputs)
+        return found if others is None else others.spread(found, head.outputs)
+
+    def _others(self, tokens: Sequence[int]) -> _Others:
+        """What computes the logits of some tokens; the same ones come again and again."""
+        pointer = self._head.read.data_ptr()
+        if self._last_others is None or not self._last_others.are(tokens, pointer):
+            weight, where = self._head.some(tokens)
+            self._last_others = _Others(
+                tokens=tokens,
+                pointer=pointer,
+                weight=weight,
+                part=part(weight),
+                at=torch.tensor(tokens),
+                where=torch.tensor(where),
+                size=self._head.out_features,
+            )
+        return self._last_others
 
     def _run(
         self, description: _StackDescription, cache: SlotCache, given: _Given, ending: Any
@@ -281,6 +302,41 @@ class _StackDescription:
     scratch: int  # floats per token
     pointers: list[int]  # to all weights, when they were described
     weights: list[list[Weight]]  # alive as long as the layers may be read
+
+
+@dataclass(frozen=True)
+class _Others:
+    """Tokens whose logits are computed beside those of the first ones."""
+
+    tokens: Sequence[int]
+    pointer: int  # to the weight that theirs was copied from
+    weight: Weight  # alive as long as `part` may be read
+    part: Part
+    at: Tensor  # the tokens
+    where: Tensor  # and where they are among the outputs of `part`
+    size: int  # V
+
+    def are(self, tokens: Sequence[int], pointer: int) -> bool:
+        return self.tokens == tokens and self.pointer == pointer
+
+    def spread(self, found: Tensor, first: int) -> Tensor:
+        """Returns logits ``[A, keep, V]`` from those of the first tokens and of these; all others
+        are -inf."""
+        logits = found.new_full((*found.shape[:-1], self.size), float("-inf"))
+        logits[..., :first] = found[..., :first]
+        logits[..., self.at] = found[..., first:][..., self.where]
+        return logits
+
+
+def _side_by_side(logits: Tensor, first: int) -> None:
+    """Puts what two heads wrote one after the other, ``[A, keep, first]`` and ``[A, keep, rest]``,
+    side by side, in place: ``[A, keep, first + rest]``."""
+    rows, keep, both = logits.shape
+    if rows * keep == 1:
+        return
+    flat, border = logits.view(-1).clone(), rows * keep * first
+    logits[..., :first] = flat[:border].view(rows, keep, first)
+    logits[..., first:] = flat[border:].view(rows, keep, both - first)
 
 
 @dataclass(frozen=True)
