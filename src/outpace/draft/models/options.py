@@ -40,8 +40,8 @@ class DraftModelOptions:
     draft_vocab_size: Any = option(
         AUTO,
         "How many tokens it scores, the first of its vocabulary, which are the usual ones: 'auto', "
-        "a number, or null for all. Rare ones that a text has had it scores, too; all, where a text "
-        "has many.",
+        "a number, or null for all. It also scores rare ones that a text has had; and all, where "
+        "a text has many.",
     )
     images: Any = option(
         AUTO,
