@@ -134,8 +134,8 @@ class DraftModel(Drafter):
         if size == AUTO:
             size = USUAL if self.runner.says_fewer and own >= 2 * USUAL else None
         if size is not None and shared and size < own:
-            own_marks = [token for token in marks(self.loaded.tokenizer) if token < own]
-            self._usual = UsualTokens(size, own_marks)
+            always = [token for token in marks(self.loaded.tokenizer) if token < own]
+            self._usual = UsualTokens(size, always)
             if self.runner.says_fewer:
                 self.pass_bytes -= self.runner.head_bytes * (own - size) // own
 

@@ -17,6 +17,7 @@ from outpace.targets.base import NOTHING, SubLayers
 from outpace.targets.cpu.native import LINE, Native, Part, Weight, first_outputs, part
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.linear import FEW
+from outpace.targets.cpu.native_layers.others import OtherTokens, side_by_side
 from outpace.targets.cpu.native_layers.product import NativeProduct
 from outpace.targets.cpu.native_layers.rotary import Angles
 from outpace.targets.cpu.some_tokens import SomeTokens
@@ -105,7 +106,7 @@ class LayerStack:
         self._outside = _Hooks(layers)
         self._last_description: _StackDescription | None = None
         self._last_pointers: _CachePointers | None = None
-        self._last_others: _Others | None = None
+        self._last_others: OtherTokens | None = None
 
     @property
     def is_watched(self) -> bool:
@@ -162,23 +163,13 @@ class LayerStack:
             logits = found[given.first : given.first + len(given.x)]
             self._run(description, cache, given, (heads, len(heads), logits.data_ptr(), keep))
             if others is not None:
-                _side_by_side(logits, head.outputs)
+                side_by_side(logits, head.outputs)
         return found if others is None else others.spread(found, head.outputs)
 
-    def _others(self, tokens: Sequence[int]) -> _Others:
+    def _others(self, tokens: tuple[int, ...]) -> OtherTokens:
         """What computes the logits of some tokens; the same ones come again and again."""
-        pointer = self._head.read.data_ptr()
-        if self._last_others is None or not self._last_others.are(tokens, pointer):
-            weight, where = self._head.some(tokens)
-            self._last_others = _Others(
-                tokens=tokens,
-                pointer=pointer,
-                weight=weight,
-                part=part(weight),
-                at=torch.tensor(tokens),
-                where=torch.tensor(where),
-                size=self._head.out_features,
-            )
+        if self._last_others is None or not self._last_others.are(tokens, self._head):
+            self._last_others = OtherTokens.of(tokens, self._head)
         return self._last_others
 
     def _run(
@@ -302,41 +293,6 @@ class _StackDescription:
     scratch: int  # floats per token
     pointers: list[int]  # to all weights, when they were described
     weights: list[list[Weight]]  # alive as long as the layers may be read
-
-
-@dataclass(frozen=True)
-class _Others:
-    """Tokens whose logits are computed beside those of the first ones."""
-
-    tokens: Sequence[int]
-    pointer: int  # to the weight that theirs was copied from
-    weight: Weight  # alive as long as `part` may be read
-    part: Part
-    at: Tensor  # the tokens
-    where: Tensor  # and where they are among the outputs of `part`
-    size: int  # V
-
-    def are(self, tokens: Sequence[int], pointer: int) -> bool:
-        return self.tokens == tokens and self.pointer == pointer
-
-    def spread(self, found: Tensor, first: int) -> Tensor:
-        """Returns logits ``[A, keep, V]`` from those of the first tokens and of these; all others
-        are -inf."""
-        logits = found.new_full((*found.shape[:-1], self.size), float("-inf"))
-        logits[..., :first] = found[..., :first]
-        logits[..., self.at] = found[..., first:][..., self.where]
-        return logits
-
-
-def _side_by_side(logits: Tensor, first: int) -> None:
-    """Puts what two heads wrote one after the other, ``[A, keep, first]`` and ``[A, keep, rest]``,
-    side by side, in place: ``[A, keep, first + rest]``."""
-    rows, keep, both = logits.shape
-    if rows * keep == 1:
-        return
-    flat, border = logits.view(-1).clone(), rows * keep * first
-    logits[..., :first] = flat[:border].view(rows, keep, first)
-    logits[..., first:] = flat[border:].view(rows, keep, both - first)
 
 
 @dataclass(frozen=True)
