@@ -146,12 +146,8 @@ def _trained(options: argparse.Namespace) -> None:
         run = TrainingRun(
             target, tokens, settings, folder, own=own, lessons=lessons, preparing=_said
         )
-        if run.step >= steps:
-            continue
-        _play(run, method, folder, options.minutes)
-        (folder / "weights.json").write_text(
-            json.dumps(sum(weight.numel() for weight in run.network.parameters()))
-        )
+        if run.step < steps:
+            _play(run, method, folder, options.minutes)
 
 
 def layers_read(target: Loaded) -> list[int]:
@@ -183,6 +179,8 @@ def _play(run: TrainingRun, method: str, folder: Path, minutes: float) -> None:
         clock.note()
         _say(f"{method}, step {reached.step}: {reached.sentence}")
 
+    weights = sum(weight.numel() for weight in run.network.parameters())
+    (folder / "weights.json").write_text(json.dumps(weights))  # the page wants it of a stopped run
     if left > 0:
         every = max(1, run.settings.steps // 10)
         run.play(report, every, stop=lambda: time.process_time() - begin > left)

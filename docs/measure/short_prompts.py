@@ -1,7 +1,7 @@
-"""Writes short prompts for ``outpace bench run --chat``: ``short_prompts.py MODEL DATA [kinds|ten]``.
+"""Writes short prompts for ``outpace bench run --chat``: ``short_prompts.py MODEL DATA [kinds|ten|many]``.
 
-Twenty of eight tasks; with "kinds" 25, ten about code, five about maths and ten of free text; with
-"ten" ten of these 25, four, two and four.
+Twenty of eight tasks, with "many" three times as many; with "kinds" 25, ten about code, five about
+maths and ten of free text; with "ten" ten of these 25, four, two and four.
 
 Where a prompt of a thousand tokens takes as long to read as the answer takes to write, a benchmark
 of long ones says little about drafting. DATA: the folder of prompt sets, as ``--data``. MODEL: whose
@@ -62,7 +62,8 @@ TEN = (0, 2, 6, 8, 10, 12, 15, 17, 20, 23)
 """Numbers of those of the 25."""
 
 CHOSEN = KINDS if sys.argv[3:] in (["kinds"], ["ten"]) else TASKS
-left = {task: count for task, (_, count) in CHOSEN.items()}
+TIMES = 3 if sys.argv[3:] == ["many"] else 1
+left = {task: TIMES * count for task, (_, count) in CHOSEN.items()}
 found = []
 for prompt in read_sets("humaneval,mbpp,gsm8k,mt_bench,specbench,editing,fairytaleqa", data):
     if left.get(prompt.task) and length(prompt.text) <= LONGEST:

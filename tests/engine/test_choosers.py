@@ -179,6 +179,44 @@ def test_a_drafter_is_not_shown_the_columns_of_another_one(
     assert all(shown)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_seeded_row_learns_the_same_beside_columns_that_ride(seed: int) -> None:
+    llm = decoder(method="hedge", drafters=[NGRAM, {"method": "lookahead"}])
+    drafter: Any = llm.engine.drafter
+    params = SamplingParams(temperature=0.4, seed=seed, max_tokens=30, ignore_eos=True)
+    asked, learned = [5, 6, 7] * 4, []
+
+    def note(trace: Any) -> None:
+        rows = [row for row, request in enumerate(trace.requests) if request.prompt_ids == asked]
+        learned.extend(drafter._learned.of(trace.rows, row).gains for row in rows)
+
+    with llm.engine.observing(note):
+        llm.generate([asked], params)
+        alone = list(learned)
+        learned.clear()
+        llm.generate([asked, PROMPTS[0]], [params, greedy(40)])
+    assert learned == alone
+
+
+def test_what_is_heard_of_one_row_does_not_depend_on_others() -> None:
+    """A model whose context one row has nearly filled has laws for the other row only."""
+    short = noisy_copy(target("llama"), 0.2)
+    short.config.max_position_embeddings = 48
+    llm = decoder(model=Loaded(short, None, "short", same_tokens=True))
+    drafter: Any = llm.engine.drafter
+    seen = []
+
+    def listen(rows: Rows, round: Round) -> None:
+        tokens = torch.zeros(len(rows), 3, dtype=torch.long)
+        laws = drafter.laws_of(rows, tokens)
+        told = [False] * len(rows) if laws is None else laws.sum((1, 2)).tolist()
+        seen.append([bool(each) for each in told])
+
+    drafter.observe = listen
+    llm.generate([list(range(3, 24)), [4, 5]], greedy(3, speculative="off"))
+    assert seen[0] == [False, True]
+
+
 def test_a_seeded_row_has_a_leader_of_its_own() -> None:
     llm = decoder(method="hedge", drafters=[FAR, NEAR, NGRAM])
     first = ids(llm.generate([PROMPTS[1]], SAMPLED))
@@ -245,6 +283,16 @@ def test_ucb_plays_each_drafter_and_then_the_better_one() -> None:
     assert pulls["draft_model 2"] > pulls["draft_model 1"]
 
 
+def test_ucb_counts_no_row_in_which_nobody_was_to_draft() -> None:
+    llm = decoder(method="ucb", drafters=[NEAR, NGRAM])
+    asked = [greedy(30), *[greedy(30, speculative="off")] * 2]
+    rounds = []
+    with llm.engine.observing(lambda trace: rounds.append(bool(trace.budgets[0]))):
+        llm.generate(PROMPTS[:3], asked)
+    pulls = llm.engine.drafter.pulls  # type: ignore[attr-defined]
+    assert sum(pulls.values()) == sum(rounds)
+
+
 # -- state between runs ----------------------------------------------------------------------------
 
 
@@ -262,8 +310,11 @@ def test_what_was_learned_is_kept_and_another_ones_refused(method: str, tmp_path
     values = shared.gains if method == "hedge" else shared.sums
     assert values == pytest.approx(kept["state"]["gains" if method == "hedge" else "sums"])
     assert max(values) > 0
+    renamed = {"model": Loaded(NEAR["model"], None, "another", same_tokens=True)}
     for wrong, words in (
         ({"drafters": [NEAR, NGRAM]}, "name another file"),
+        ({"drafters": [FAR, renamed]}, "draft_model 2 of another"),
+        ({"state": 5}, "must be the name of a file"),
         ({"state": str(tmp_path / "no" / "file")}, "no folder"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -321,6 +372,22 @@ def test_without_a_default_others_are_decoded_plainly() -> None:
     outputs = llm.generate(PROMPTS, greedy(LENGTH))
     assert sum(output.metrics.num_draft_tokens for output in outputs) == 0
     assert ids(outputs) == EXPECTED
+
+
+@pytest.mark.parametrize("router", [lambda prompt: 1 / 0, lambda prompt: None])
+def test_a_router_that_fails_ends_its_request_only(router: Any) -> None:
+    def routed(prompt: Any) -> Any:
+        return ("copying", 1.0) if list(prompt) == PROMPTS[0] else router(prompt)
+
+    llm = decoder(method="task", router=routed, routes={"copying": NGRAM}, default=NEAR)
+    good, bad = (llm.requests(prompt, greedy(LENGTH))[0] for prompt in PROMPTS[:2])
+    for one in (good, bad):
+        llm.engine.add(one)
+    while llm.engine.step():
+        pass
+    assert good.output_ids == EXPECTED[0]
+    assert bad.finish_reason == "error"
+    assert "the router of method 'task' failed" in str(bad.error)
 
 
 SUMS = [f"what is {a} + {b} * {c}?" for a in range(2, 8) for b, c in ((3, 4), (7, 9))]

@@ -181,6 +181,19 @@ def test_it_has_no_laws_of_the_targets_tokens(mode: str) -> None:
     assert ids(llm.generate(PROMPTS[:2], asked)) == undrafted()[:2]
 
 
+@pytest.mark.parametrize("policy", ["entropy", "risk"])
+def test_text_has_no_laws_to_end_chains_by(policy: str) -> None:
+    with pytest.raises(ConfigError, match="no chains with laws"):
+        decoder("shuffled", "text", length=policy)
+
+
+def test_a_staged_model_in_other_tokens_is_refused() -> None:
+    theirs = Loaded(helper("shuffled"), KINDS["shuffled"](), "theirs")
+    ours = Loaded(writer(), byte_level(), "ours")
+    with pytest.raises(VocabularyMismatch, match="different tokenizers"):
+        LLM(ours, speculative_config={"method": "staged", "model": theirs})
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_only_what_is_new_is_read(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     llm, fed = decoder("shuffled", mode), []

@@ -185,6 +185,41 @@ def test_mistakes_are_named(config: dict[str, Any], words: str) -> None:
         LLM(target("llama"), speculative_config={"method": "ensemble", **config})
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [({"vocabulary": "text"}, "cannot be 'text' for method 'staged'")],
+)
+def test_a_staged_model_has_the_targets_tokens(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(target("llama"), speculative_config={"method": "staged", **NEAR, **config})
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [{"method": "recycling"}, {"method": "hedge", "drafters": [NGRAM, {"method": "suffix"}]}],
+    ids=["recycling", "hedge"],
+)
+def test_a_staged_look_up_is_given_the_laws_that_it_learns_from(look_up: dict[str, Any]) -> None:
+    config = {"method": "staged", "lookup": look_up, "num_speculative_tokens": 6, **NEAR}
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
+    assert llm.engine.drafter.needs.laws
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
+
+
+@pytest.mark.parametrize("method", ["hedge", "ucb", "ensemble", "tagged", "auto"])
+def test_look_ups_that_draft_trees_need_no_rule_to_be_named(method: str) -> None:
+    both = [NGRAM, {"method": "recycling"}]
+    given = {
+        "tagged": {"routes": {"copying": NGRAM}, "default": {"method": "recycling"}},
+        "auto": {"lookups": both},
+    }.get(method, {"drafters": both})
+    llm = LLM(
+        target("llama"), speculative_config={"method": method, **given}, max_model_len=CONTEXT
+    )
+    assert llm.engine.verifier.rule.name == "match"
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
+
+
 def test_a_model_that_is_named_twice_is_there_once() -> None:
     llm = LLM(
         speculative_config={

@@ -120,10 +120,10 @@ def test_the_threshold_of_draft_exit_moves_as_in_the_paper() -> None:
 
 def test_a_chain_ends_behind_an_unlikely_token() -> None:
     of, rows = policy("confidence"), [request(), request()]
-    ends = of.terms(rows, DraftingTerms()).ends_behind
+    begin = of.terms(rows, DraftingTerms()).ends_behind
     law = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]])
-    assert ends is not None
-    assert ends(law, torch.tensor([0, 1])).tolist() == [False, True]
+    assert begin is not None
+    assert begin([4, 4])(law, torch.tensor([0, 1])).tolist() == [False, True]
 
 
 def test_a_chain_ends_before_a_law_that_knows_little() -> None:
@@ -137,15 +137,30 @@ def test_a_chain_ends_before_a_law_that_knows_little() -> None:
 def test_a_chain_ends_where_a_rejection_is_likely() -> None:
     of, row = policy("risk"), request()
     law = torch.tensor([[0.55, 0.45]])
-    ends = of.ending([row])  # type: ignore[attr-defined]
+    ends = of.ending([row])([9])  # type: ignore[attr-defined]
     # Believed to be accepted with (1 + .55) / 2: 1 - .775 ** 4 is .64, and .72 with the fifth.
     answers = [bool(ends(law, torch.tensor([0]))) for _ in range(5)]
     assert answers == [False, False, False, False, True]
     of.record([row], [Outcome(5, 5, 2, 3)], None)
     known = of.calibration(row)  # type: ignore[attr-defined]
     assert (known.tested[5], known.accepted[5]) == (3, 2)
-    ends = of.ending([row])  # type: ignore[attr-defined]
+    ends = of.ending([row])([9])  # type: ignore[attr-defined]
     assert [bool(ends(law, torch.tensor([0]))) for _ in range(4)] == [False, False, False, True]
+
+
+def test_one_drafters_chains_do_not_end_anothers() -> None:
+    """In a round in which each of two rows has its own drafter."""
+    of, rows = policy("risk"), [request(), request()]
+    begin = of.ending(rows)  # type: ignore[attr-defined]
+    likely, unlikely = torch.tensor([[0.95, 0.05]] * 2), torch.tensor([[0.05, 0.95]] * 2)
+    first = begin([4, 0])
+    assert first(unlikely, torch.tensor([0, 0])).tolist() == [False, False]
+    assert first(unlikely, torch.tensor([0, 0])).tolist() == [True, True]
+    second = begin([0, 4])
+    assert second(likely, torch.tensor([0, 0])).tolist() == [False, False]
+    of.record(rows, [Outcome(2, 2, 0, 1), Outcome(1, 1, 1, 2)], None)
+    tested = [of.calibration(rows[0]).tested[place] for place in (0, 9)]  # type: ignore[attr-defined]
+    assert tested == [1, 1]
 
 
 def test_a_chain_ends_by_the_chances_of_a_stop_head() -> None:

@@ -89,8 +89,9 @@ class SamplingParams:
     that it was drawn from. A greedy row reports the law before the argmax (temperature 1)."""
     skip_special_tokens: bool = True
     speculative: Literal["auto", "off"] | int | None = None
-    """For this request: "off" decodes plainly, K drafts exactly K, "auto" lets the engine choose.
-    Unset: as the engine was configured."""
+    """For this request: "off" decodes plainly; K drafts K tokens in each round, fewer where the
+    drafter has no more to say or a length policy ends its chains. "auto", as unset: as the engine
+    was configured."""
     tag: str | None = None
     """What the request is about, such as its task or language, for drafters that go by it (methods
     "tagged" and "task"). It changes no law."""

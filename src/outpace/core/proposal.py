@@ -164,6 +164,13 @@ class Needs:
     """A prompt's images as they were given, besides what the target's processor makes of them."""
 
 
+EndsBehind = Callable[[Tensor, Tensor], Tensor]
+"""Says behind which tokens a chain ends: from laws before any argmax ``[B, V]`` and the tokens
+``[B]`` that were drawn from them, to bool ``[B]``. It is asked once for each token, in order. The
+token stays in the draft, and what is decided follows from tokens before the end, so that each
+follows its law (proved by enumeration for every rule: "stopping" in `outpace audit law`)."""
+
+
 @dataclass(frozen=True)
 class DraftingTerms:
     """What the rule asks of the drafter, declared once."""
@@ -177,11 +184,9 @@ class DraftingTerms:
     to bool ``[B]``. Since nothing but the law decides, it does not make the law of what is drawn
     false. Unset: chains end with their budgets."""
 
-    ends_behind: Callable[[Tensor, Tensor], Tensor] | None = None
-    """End a chain behind a token that this says yes to: laws before any argmax ``[B, V]`` and the
-    tokens ``[B]`` that were drawn from them, to bool ``[B]``. The token stays in the draft, and
-    what is decided follows from tokens before the end, so that each follows its law (proved by
-    enumeration for every rule: "stopping" in `outpace audit law`)."""
+    ends_behind: Callable[[Sequence[int]], EndsBehind] | None = None
+    """Begins a drafter's chains, of which each row may have so many tokens, and returns what ends
+    them. Several drafters may draft in one round: each has its own."""
 
     goes_on: Callable[[Tensor], Tensor] | None = None
     """End a chain that this says no to, before its next token is drawn: from the drafter's last

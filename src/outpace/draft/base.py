@@ -2,6 +2,7 @@
 
 What happens to a drafter, in this order:
 
+    expect(row)             a new text is about to join the batch
     admit(rows)             new texts join the batch
     read(rows, tokens, ...) committed tokens and their hidden states, if `Drafter.needs` says so
     propose(rows, budgets)  once a round: the tokens it guesses
@@ -251,6 +252,10 @@ class Drafter(ABC):
         tests build: one that drafts something, of which some is accepted and some is not."""
         return {}
 
+    def expect(self, row: RowInfo) -> None:
+        """Is shown a text that is about to join the batch; raises ``PromptError`` where something
+        that the user has given for it fails. That ends its request, before anybody has begun it."""
+
     def admit(self, rows: Sequence[RowInfo]) -> None:
         """Begins new rows, after the present ones."""
 
@@ -271,7 +276,8 @@ class Drafter(ABC):
 
     def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
         """Returns the laws ``[B, T, V]`` that it would have drawn ``tokens`` [B, T] from, one after
-        another behind what is committed; None where it has no laws."""
+        another behind what is committed; zeros in the rows that it cannot tell of, and None where
+        there is no other row."""
         return None
 
     def origin(self) -> Origin | None:

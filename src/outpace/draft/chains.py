@@ -29,6 +29,8 @@ class Chains:
         self.counts = list(counts)
         self.tokens = rows.seeds.new_empty(len(rows), 0)  # [B, N]
         self._rows = rows
+        begin = rows.terms.ends_behind
+        self._ends_behind = None if begin is None else begin(counts)
         self._sampled = not (rows.coupled or rows.law.all_greedy)
         self._laws: list[Tensor] = []  # [B, 1, V] each, of what was sampled
         self._chosen: list[Tensor] = []  # [B, 1] bool each, beside the laws
@@ -104,9 +106,8 @@ class Chains:
 
     def _end_behind(self, soft: Tensor, token: Tensor) -> None:
         """Ends the chains for which these tokens are the last. soft: ``[B, V]``; token: ``[B]``."""
-        ends_behind = self._rows.terms.ends_behind
-        if ends_behind is not None and self.length < max(self.counts):
-            self._end(~ends_behind(soft, token))
+        if self._ends_behind is not None and self.length < max(self.counts):
+            self._end(~self._ends_behind(soft, token))
 
     def _draw(self, q: Tensor) -> Tensor:
         """Returns the next token of each chain, ``[B, 1]``, from its law ``[B, 1, V]``."""

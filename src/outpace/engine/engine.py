@@ -259,6 +259,7 @@ class Engine:
             source=request.source,
             media=request.media,
         )
+        self.drafter.expect(info)
         if source is None:
             reuse = not self.drafter.needs.states
             inputs = PromptInputs(request.began_with, reuse, request.source, request.media)

@@ -44,7 +44,10 @@ class Rehearsal:
     def begin(self) -> None:
         """Admits the rows. The target reads the text once, however many rows there are."""
         rows = range(len(self._prompts))
-        self._drafter.admit([RowInfo(row, self._prompts[row]) for row in rows])
+        for row in rows:
+            info = RowInfo(row, self._prompts[row])
+            self._drafter.expect(info)
+            self._drafter.admit([info])
         for chunk in fill(self._target, len(rows), self._prompts[0], self._layers):
             for row in rows:
                 deliver_chunk(self._drafter, replace(chunk, rows=[row]))

@@ -50,6 +50,11 @@ BEHIND = 2
 its logits are gone."""
 
 
+LISTENS = 32
+"""Tokens that must fit behind a text for `DraftModel.laws_of`: more are hardly ever committed at
+once."""
+
+
 class DraftModel(Drafter):
     """Draws each token from the model's law under the request's own options, left to right.
 
@@ -234,10 +239,11 @@ class DraftModel(Drafter):
 
     def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
         """Returns the laws before any argmax, ``[B, T, V]``, from one pass that reads what was
-        committed since, too. Rows that reach beyond the context have laws that mean nothing."""
+        committed since, too; zeros in rows that reach beyond the context."""
         count = tokens.shape[1]
         budgets = self._heard(rows, [count] * len(rows))
-        most = self.runner.max_length - count
+        # What is known of a row must not depend on how many tokens others have just got.
+        most = self.runner.max_length - max(count, LISTENS)
         live = [budget > 0 and len(self._own[row]) <= most for row, budget in enumerate(budgets)]
         if not any(live):
             return None
@@ -250,7 +256,9 @@ class DraftModel(Drafter):
         steps = torch.arange(count, device=tokens.device)
         before = (steps[:, None] > steps).expand(len(rows), -1, -1)
         branches = Branches(tokens[:, None].expand(-1, count, -1), before)
-        return rows.law.soft(logits, branches, rows.history_before())
+        laws = rows.law.soft(logits, branches, rows.history_before())
+        dead = to_device([not on for on in live], laws.device).bool()
+        return laws.masked_fill(dead[:, None, None], 0.0)
 
     def observe(self, rows: Rows, round: Round) -> None:
         # What is cached of a draft stays as far as it was accepted. The last token of a chain was

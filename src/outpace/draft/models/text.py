@@ -32,6 +32,7 @@ class TextModel(ForeignModel):
 
     def __init__(self, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight) -> None:
         super().__init__(target, drafter, runner, sight)
+        self.ends_chains = False  # there are no laws to end them by
         self.draws = frozenset({Drawn.POINT})
         own = drafter.vocabulary
         self._vocabulary = Vocabulary.shared(own, own, runner.device)

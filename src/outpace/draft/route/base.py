@@ -113,6 +113,10 @@ class Several(Drafter):
 
     # -- rows ----------------------------------------------------------------------------------
 
+    def expect(self, row: RowInfo) -> None:
+        for child in self.children:
+            child.expect(row)
+
     def admit(self, rows: Sequence[RowInfo]) -> None:
         for child in self.children:
             child.admit(rows)
@@ -256,13 +260,14 @@ def check_config(method: str, config: Any) -> SpeculativeConfig:
 
 def rule_of(configs: Sequence[Mapping[str, Any]]) -> str:
     """Returns the rule for drafters of which each may draft for a row: one that takes trees where
-    any of them makes some."""
+    any of them makes some. "match" takes whatever is drafted, and is what drafters of given trees
+    have by themselves."""
     from outpace.draft.registry import find_drafter
 
     wanted = (SpeculativeConfig.of_child(config) for config in configs)
     kinds = [(find_drafter(each.method), each) for each in wanted]
     rules = {kind.usual_rule(kind.configure(each.options)) for kind, each in kinds}
-    return "recursive" if "recursive" in rules else "token"
+    return next((rule for rule in ("recursive", "match") if rule in rules), "token")
 
 
 def build_children(setup: Setup, configs: Sequence[Mapping[str, Any]]) -> list[Drafter]:

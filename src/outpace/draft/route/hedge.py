@@ -22,7 +22,7 @@ from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
 from outpace.draft.route.joining import Node, follow
 from outpace.draft.route.learning import Learning
-from outpace.draft.route.state import numbers
+from outpace.draft.route.state import check_state, numbers
 from outpace.errors import ConfigError
 
 ALIKE = 1.02
@@ -119,6 +119,7 @@ class HedgeOptions(DraftersOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_state(self.state)
         if not (is_whole(self.every) and self.every >= 1):
             raise ConfigError(f"every must be whole, 1 or more, not {shown(self.every)}.")
         if not (is_whole(self.horizon) and 1 <= self.horizon <= 32):
@@ -302,18 +303,22 @@ class Hedge(Learning[Leader]):
             if asked is not None and played[row]:
                 found.append(self._continued(committed.of_draft(asked, row), asked, row))
             elif child.pass_bytes:
-                found.append(committed.of_laws(laws, row) if due[row] and laws is not None else [])
+                known = due[row] and laws is not None and bool(laws[row].any())
+                found.append(committed.of_laws(laws, row) if laws is not None and known else [])
             else:
-                silent = self._was_silent(number, row)
+                silent = self._was_silent(number, rows, row)
                 found.append([0.0] * len(committed.tokens[row]) if silent else [])
         return found
 
-    def _was_silent(self, number: int, row: int) -> bool:
+    def _was_silent(self, number: int, rows: Rows, row: int) -> bool:
         """Whether a child that cost no pass, and drafted nothing, was asked and had nothing to say.
         One whose columns did not ride in the round before could not say anything."""
         if not self._budgets[row]:
             return False
-        return number not in self._riding or self._chosen[row] == number
+        # Look-ahead columns never ride in a pure row, whatever those of other rows do.
+        pure = bool(rows.pure and rows.pure[row])
+        rides = self.children[number].riders or (number in self._riding and not pure)
+        return not rides or self._chosen[row] == number
 
     @staticmethod
     def _continued(chances: list[float], asked: Asked, row: int) -> list[float]:

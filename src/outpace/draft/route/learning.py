@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Generic, Self
 
 from outpace.core.proposal import Drawn, Needs
@@ -33,7 +34,8 @@ class Learning(Choosing, Generic[State]):
         super().__init__(children, names, vocabulary)
         self.needs = replace(self.needs, laws=True)
         self._learned = Learned(first)
-        self._file = None if file is None else StateFile(file, self.name, names)
+        whose = list(map(_described, names, children))
+        self._file = None if file is None else StateFile(file, self.name, whose)
         saved = None if self._file is None else self._file.load()
         if saved is not None:
             self.restore(saved)
@@ -73,3 +75,8 @@ class Learning(Choosing, Generic[State]):
         self._learned.retain(rows)
         if self._file is not None:
             self._file.save(self.to_save())
+
+
+def _described(name: str, child: Drafter) -> str:
+    """A drafter, with its model: what was learned of one says nothing of another."""
+    return name if child.loaded is None else f"{name} of {Path(child.loaded.name).name}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from outpace.core.proposal import Proposal
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.draft.models.chain import DraftModel
-from outpace.draft.models.options import DraftModelOptions
+from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
 from outpace.draft.route.base import check_config
 from outpace.draft.route.joining import eldest_chain, nodes_of
 from outpace.errors import ConfigError
@@ -36,6 +36,12 @@ class StagedOptions(DraftModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.vocabulary not in (AUTO, SAME):
+            raise ConfigError(
+                f"vocabulary cannot be {self.vocabulary!r} for method 'staged', whose look-up "
+                "guesses the draft model's own tokens: use a model with the target's tokenizer, or "
+                "method 'draft_model'."
+            )
         from outpace.draft.registry import find_drafter
 
         method = check_config("staged", self.lookup).method
@@ -59,14 +65,19 @@ class Staged(DraftModel):
 
     @classmethod
     def _built(cls, setup: Setup) -> Staged:
-        drafter = super()._built(setup)
+        same = replace(setup.options, vocabulary=SAME)
+        drafter = super()._built(replace(setup, options=same))
         assert isinstance(drafter, Staged)
         drafter.lookup = setup.child(setup.options.lookup)
+        drafter.needs = replace(drafter.needs, laws=drafter.lookup.needs.laws)
         return drafter
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
         return {**super().specimen(loaded), "lookup": {"method": "ngram", "prompt_lookup_min": 1}}
+
+    def expect(self, row: RowInfo) -> None:
+        self.lookup.expect(row)
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         super().admit(rows)

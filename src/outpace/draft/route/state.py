@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outpace.core.values import shown
 from outpace.errors import ConfigError
+
+
+def check_state(state: Any) -> None:
+    """Raises ``ConfigError`` unless the option names a file, or is unset."""
+    if not (state is None or isinstance(state, (str, os.PathLike))):
+        raise ConfigError(f"state must be the name of a file, not {shown(state)}.")
 
 
 class StateFile:

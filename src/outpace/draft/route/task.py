@@ -16,7 +16,7 @@ from outpace.draft.options import option
 from outpace.draft.route.base import build_children, names_of, specimen_configs
 from outpace.draft.route.classifier import TaskClassifier
 from outpace.draft.route.tagged import RoutesOptions, Tagged
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, PromptError
 from outpace.targets.hf.loading.loaded import Loaded
 
 
@@ -72,6 +72,7 @@ class Task(Tagged):
     ) -> None:
         super().__init__(children, names, vocabulary, tags)
         self._router, self._threshold = router, threshold
+        self._expected: dict[int, int] = {}  # by request: the number of the text that will join
 
     @classmethod
     def build(cls, setup: Setup) -> Task:
@@ -95,11 +96,29 @@ class Task(Tagged):
         routes = {"copying": ngram, "else": model}
         return {"routes": routes, "default": ngram, "router": _by_repetition}
 
+    def expect(self, row: RowInfo) -> None:
+        super().expect(row)
+        self._expected = {row.id: self._routed(row)}
+
+    def reset(self) -> None:
+        super().reset()
+        self._expected = {}
+
     def route(self, info: RowInfo) -> int:
+        return self._expected.pop(info.id)
+
+    def _routed(self, info: RowInfo) -> int:
+        """The number of a text's child. The router may be a user's own function."""
         if info.tag in self._numbers:
             return super().route(info)
-        task, chance = self._router(info.prompt)
-        return self._numbers.get(task, 0) if chance >= self._threshold else 0
+        try:
+            task, chance = self._router(info.prompt)
+            return self._numbers.get(task, 0) if chance >= self._threshold else 0
+        except Exception as error:
+            raise PromptError(
+                f"the router of method 'task' failed on this prompt: {type(error).__name__}: "
+                f"{error}."
+            ) from error
 
 
 def _reader(classifier: TaskClassifier, loaded: Loaded) -> Router:

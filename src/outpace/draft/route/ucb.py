@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from outpace.core.proposal import Proposal
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.options import option
@@ -17,7 +18,7 @@ from outpace.draft.route.base import Asked
 from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
 from outpace.draft.route.learning import Learning
-from outpace.draft.route.state import numbers
+from outpace.draft.route.state import check_state, numbers
 from outpace.errors import ConfigError
 
 
@@ -63,6 +64,7 @@ class UcbOptions(DraftersOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_state(self.state)
         if not (isinstance(self.exploration, (int, float)) and self.exploration >= 0):
             raise ConfigError(f"exploration must be at least 0, not {shown(self.exploration)}.")
 
@@ -89,6 +91,7 @@ class Ucb(Learning[Bandit]):
         def first() -> Bandit:
             return Bandit(len(children), options.exploration)
 
+        self._budgets: Sequence[int] = ()  # of the present round, as the next
         self._chosen: list[int] = []
         super().__init__(children, names, vocabulary, first, options.state)
 
@@ -104,6 +107,10 @@ class Ucb(Learning[Bandit]):
     def choice(self, rows: Rows) -> list[int]:
         self._chosen = [self._learned.of(rows, row).choice for row in range(len(rows))]
         return self._chosen
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        self._budgets = budgets
+        return super().propose(rows, budgets)
 
     def rewind(self, rows: Rows) -> None:
         super().rewind(rows)
@@ -121,6 +128,8 @@ class Ucb(Learning[Bandit]):
             return
         committed = Committed.of(rows, round)
         for row, arm in enumerate(self._chosen[: len(rows)]):
+            if not self._budgets[row]:
+                continue  # nobody was to draft here
             own = asked.get(arm)
             chances = committed.of_draft(own, row) if own is not None else [0.0]
             length = len(own.nodes[row]) if own is not None else 0

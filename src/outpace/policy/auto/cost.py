@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import median, median_low
 
 from outpace.core.stats import Seconds
@@ -264,7 +265,9 @@ class CostModel:
         was tried, and drafting must not look free.
 
         levels: passes of the drafter for each width. What was not measured is put together from
-        what so many passes, and the rest of a round with so many nodes, take.
+        what so many passes, and the rest of a round with so many nodes, take. A round that was
+        hardly ever measured counts with what the well-known ones make expect, if that is less:
+        another process may have held it up, and only what seems to pay is measured again.
 
         None until both a plain round and a drafting one have been measured, here or, for what a
         drafted token adds, at the nearest other place.
@@ -278,18 +281,17 @@ class CostModel:
         known = self._known(place)
         if known is None:
             return None
-        drafts = {cell.levels: cell.draft for cell in known.values()}
-        drafts = {level: drafts[level] for level in sorted(drafts)}
-        rests = {width: cell.total - cell.draft for width, cell in known.items()}
-        curve: list[float] = []
-        for width, level in enumerate(levels):
-            cell = known.get(width)
-            drafting = _at(drafts, level)
-            exact = cell is not None and cell.levels == level
-            seconds = cell.total if cell and exact else drafting + _at(rests, width)
-            least = known[0].total + (drafting if width else 0.0)
-            curve.append(max(seconds, least, *curve[-1:]))
-        return curve
+        trusted = {
+            width: cell for width, cell in known.items() if cell.times >= ENOUGH or not width
+        }
+        measured = _put_together(known, levels)
+        if len(trusted) > 1:
+            expected = _put_together(trusted, levels)
+            measured = [
+                seconds if width in trusted else min(seconds, expected[width])
+                for width, seconds in enumerate(measured)
+            ]
+        return list(accumulate(measured, max))
 
     def widest(self, place: Place) -> int:
         """Returns the greatest width ever measured, here or at the place that `curve` takes
@@ -307,7 +309,7 @@ class CostModel:
         cells = self._rounds(place)
         if 0 not in cells:
             return None
-        plain = _Known(0, cells[0].total, 0.0)
+        plain = _Known(0, cells[0].total, 0.0, len(cells[0].seen))
         if len(cells) == 1:
             others = [
                 (abs(other.context - place.context), other)
@@ -320,7 +322,7 @@ class CostModel:
             cells = self._rounds(min(others)[1])
         scale = plain.total / cells[0].total
         drafting = {
-            width: _Known(cell.levels, cell.total * scale, cell.draft * scale)
+            width: _Known(cell.levels, cell.total * scale, cell.draft * scale, len(cell.seen))
             for width, cell in sorted(cells.items())
             if width
         }
@@ -334,6 +336,23 @@ class _Known:
     levels: int
     total: float
     draft: float
+    times: int
+    """How often it was measured."""
+
+
+def _put_together(known: Mapping[int, _Known], levels: Sequence[int]) -> list[float]:
+    """The seconds of a round for each width, from the measured ones."""
+    drafts = {cell.levels: cell.draft for cell in known.values()}
+    drafts = {level: drafts[level] for level in sorted(drafts)}
+    rests = {width: cell.total - cell.draft for width, cell in known.items()}
+    found = []
+    for width, level in enumerate(levels):
+        cell = known.get(width)
+        drafting = _at(drafts, level)
+        exact = cell is not None and cell.levels == level
+        seconds = cell.total if cell and exact else drafting + _at(rests, width)
+        found.append(max(seconds, known[0].total + (drafting if width else 0.0)))
+    return found
 
 
 def _at(known: Mapping[int, float], width: int) -> float:

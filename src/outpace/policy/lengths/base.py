@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
-from torch import Tensor
-
-from outpace.core.proposal import DraftingTerms
+from outpace.core.proposal import DraftingTerms, EndsBehind
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import is_whole, shown
@@ -120,7 +118,7 @@ class StoppingPolicy(LengthPolicy):
         return replace(terms, ends_behind=self.ending(requests))
 
     @abstractmethod
-    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Tensor, Tensor], Tensor]:
+    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsBehind]:
         """Returns what `DraftingTerms.ends_behind` is in the coming round."""
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from outpace.core.proposal import EndsBehind
 from outpace.draft.options import option
 from outpace.policy.lengths.base import StoppingPolicy, check_number
 from outpace.policy.row import DraftingRow
@@ -38,9 +39,9 @@ class Confidence(StoppingPolicy):
     usual: ClassVar[int] = 20
     Options: ClassVar[type[Any]] = ConfidenceOptions
 
-    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Tensor, Tensor], Tensor]:
+    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsBehind]:
         threshold = self.options.threshold
-        return lambda law, token: of(law, token) < threshold
+        return lambda counts: lambda law, token: of(law, token) < threshold
 
 
 def of(law: Tensor, token: Tensor) -> Tensor:

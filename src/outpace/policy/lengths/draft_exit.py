@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
+from outpace.core.proposal import EndsBehind
 from outpace.draft.itself.exits import FIRST, PAPER, ThresholdRule
 from outpace.draft.options import option
 from outpace.policy.base import Outcome
@@ -73,9 +72,9 @@ class DraftExit(StoppingPolicy):
         """Returns the present threshold of a request."""
         return self._states.of(request).threshold
 
-    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Tensor, Tensor], Tensor]:
+    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsBehind]:
         thresholds = [self.threshold(request) for request in requests]
-        return lambda law, token: of(law, token) < law.new_tensor(thresholds)
+        return lambda counts: lambda law, token: of(law, token) < law.new_tensor(thresholds)
 
     def learn(self, request: DraftingRow, outcome: Outcome) -> None:
         old, whole = self._states.of(request), outcome.drafted >= self.count

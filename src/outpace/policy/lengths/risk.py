@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.proposal import EndsBehind
 from outpace.draft.options import option
 from outpace.policy.base import Outcome
 from outpace.policy.lengths.base import ByRequest, StoppingPolicy, check_number
@@ -79,22 +80,32 @@ class Risk(StoppingPolicy):
     def __init__(self, count: int, options: Any, invariant: bool) -> None:
         super().__init__(count, options, invariant)
         self._known = ByRequest(Calibration(), invariant, pooled=True)
-        self._drawn: list[Tensor] = []  # [B] each: the ranges of the tokens of the present draft
+        self._drawn: list[list[Tensor]] = []
+        """By row, of the chains that it drafts with in this round: each token's range, [B]."""
         self._rows: dict[DraftingRow, int] = {}
 
     def calibration(self, request: DraftingRow) -> Calibration:
         """Returns what is known for a request."""
         return self._known.of(request)
 
-    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Tensor, Tensor], Tensor]:
+    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsBehind]:
+        self._drawn = [[] for _ in requests]
+        self._rows = {request: row for row, request in enumerate(requests)}
         chances = [self.calibration(request).chances() for request in requests]
+        return lambda counts: self._watching(counts, chances)
+
+    def _watching(self, counts: Sequence[int], chances: list[list[float]]) -> EndsBehind:
+        """What ends one drafter's chains. chances: of each row and range."""
         safe: Tensor | None = None
-        self._drawn, self._rows = [], {request: row for row, request in enumerate(requests)}
+        drawn: list[Tensor] = []
+        for row, count in enumerate(counts):
+            if count:
+                self._drawn[row] = drawn
 
         def ends_behind(law: Tensor, token: Tensor) -> Tensor:
             nonlocal safe
             within = (of(law, token) * BINS).long().clamp(0, BINS - 1)  # [B]
-            self._drawn.append(within)
+            drawn.append(within)
             table = torch.tensor(chances, dtype=torch.float64, device=law.device)  # [B, BINS]
             chance = table.gather(1, within[:, None])[:, 0]
             safe = chance if safe is None else safe * chance
@@ -106,6 +117,6 @@ class Risk(StoppingPolicy):
         row = self._rows.get(request)
         if row is None:
             return
-        ranges = [int(each[row]) for each in self._drawn[: outcome.depth]]
+        ranges = [int(each[row]) for each in self._drawn[row][: outcome.depth]]
         known = self.calibration(request).with_draft(ranges, outcome.accepted)
         self._known.put(request, known)

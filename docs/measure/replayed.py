@@ -1,0 +1,224 @@
+"""What ways of drafting make of the same recorded texts, at the same prices.
+
+``replayed.py record TARGET DRAFTER PROMPTS RECORDS [TOKENS]`` writes the target's greedy texts, and
+where the drafter agrees with them. PROMPTS: JSON lines, as `short_prompts.py` writes them. RECORDS:
+JSON lines; a recording that was stopped goes on.
+
+``replayed.py play RECORDS [SEEDS]`` plays the texts again with "suffix", "draft_model" and "auto", as
+their controllers and look-ups choose at pretended prices of processors with AVX2 and with AMX, and
+prints how much faster than plain decoding each is, by task. A pretended clock has the noise that a
+machine with neighbours has, but the same texts can be played at many seeds, in seconds: what two
+ways differ by is seen here where a benchmark of an hour says nothing.
+"""
+
+import json
+import math
+import random
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from usage import usage
+
+from outpace import LLM, SamplingParams
+from outpace.core.law import History, LawMaker, RowOptions
+from outpace.core.stats import Seconds
+from outpace.draft.base import RowInfo, Rows
+from outpace.draft.lookup.suffix import SuffixDrafter, SuffixOptions
+from outpace.engine.request import Request
+from outpace.policy.auto.acceptance import PRIOR_OF_LOOK_UPS
+from outpace.policy.auto.controller import Auto
+from outpace.policy.auto.history import ALONG
+from outpace.policy.auto.ladder import Ladder
+from outpace.policy.base import Outcome, affordable
+from outpace.policy.routing import Routing
+
+usage(__doc__, needed=2)
+
+DRAFTED = 6
+
+
+def record(target: str, drafter: str, prompts: str, records: str, tokens: str = "96") -> None:
+    """Writes a line for each prompt: its task, its tokens, those of the answer, and for each of
+    these whether the drafter would have drafted it."""
+    config = {"method": "draft_model", "model": drafter, "num_speculative_tokens": DRAFTED}
+    llm = LLM(target, speculative_config=config, max_num_seqs=1, max_model_len=1024)
+    file = Path(records)
+    done = (
+        {json.loads(line)["id"] for line in file.read_text().splitlines()} if file.exists() else ()
+    )
+    params = SamplingParams(temperature=0, max_tokens=int(tokens))
+    for line in Path(prompts).read_text().splitlines():
+        asked = json.loads(line)
+        if asked["id"] in done:
+            continue
+        agreed: list[bool] = []
+
+        def note(round_, agreed=agreed):
+            # The token behind an accepted draft was not drafted, and is taken for agreed with; the
+            # one behind a rejected token is the target's own.
+            accepted, (drafted,) = len(round_.decisions[0].path), round_.proposal.counts.tolist()
+            agreed.extend([True] * accepted + [accepted == drafted])
+
+        with llm.engine.observing(note):
+            output = llm.chat([{"role": "user", "content": asked["prompt"]}], params)
+        answer = list(output.outputs[0].token_ids)
+        entry = {
+            "id": asked["id"],
+            "task": asked["task"],
+            "prompt": list(output.prompt_token_ids),
+            "answer": answer,
+            "most": params.max_tokens,
+            "ended": output.outputs[0].finish_reason == "stop",
+            "agreed": agreed[: len(answer)],
+        }
+        with file.open("a") as lines:
+            print(json.dumps(entry), file=lines, flush=True)
+
+
+# -- playing ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a round costs, in plain rounds."""
+
+    scored: dict[int, float]
+    """A pass of the target, by its tokens."""
+    drafted: float
+    """A token drafted by the model."""
+    read: float
+    """A token that the model reads before its first draft."""
+
+    def seconds(self, width: int, levels: int, unread: int) -> Seconds:
+        """Returns what a round takes."""
+        below = max(tokens for tokens in self.scored if tokens <= width + 1)
+        above = min(tokens for tokens in self.scored if tokens >= width + 1)
+        share = (width + 1 - below) / max(1, above - below)
+        score = self.scored[below] + share * (self.scored[above] - self.scored[below])
+        return Seconds(levels * self.drafted + unread * self.read, score, 0.0)
+
+
+MACHINES = {
+    "AVX2": Machine({1: 1, 2: 1.07, 4: 1.19, 8: 1.79, 17: 3.6}, drafted=0.35, read=0.04),
+    "AMX": Machine({1: 1, 2: 1.05, 4: 1.19, 8: 1.42, 17: 1.9}, drafted=0.33, read=0.012),
+}
+MODEL, LOOK_UP = "draft_model", "suffix"
+WAYS = {LOOK_UP: [LOOK_UP], MODEL: [MODEL], "auto": [LOOK_UP, MODEL]}
+VOCABULARY = 200_000  # no token's number is greater
+
+
+class Noise:
+    """The factor by which rounds take longer or shorter than they should: it drifts, and now and
+    then another process holds one up."""
+
+    def __init__(self, seed: int) -> None:
+        self._random, self._drift = random.Random(seed), 0.0
+
+    def next(self) -> float:
+        self._drift = 0.98 * self._drift + self._random.gauss(0, 0.01)
+        held_up = self._random.uniform(1.3, 3) if self._random.random() < 0.03 else 1.0
+        return held_up * math.exp(self._drift + self._random.gauss(0, 0.03))
+
+
+class Player:
+    """One way of drafting, through many texts."""
+
+    def __init__(self, drafters: list[str], machine: Machine, seed: int) -> None:
+        longest = {LOOK_UP: (SuffixDrafter.longest, PRIOR_OF_LOOK_UPS), MODEL: (10, 0.7)}
+        autos = {
+            name: Auto(Ladder.chains(longest[name][0]), invariant=True, prior=longest[name][1])
+            for name in drafters
+        }
+        self._drafters, self._machine, self._noise = drafters, machine, Noise(seed)
+        self._controller = (
+            Routing(autos, [LOOK_UP], invariant=True) if len(drafters) > 1 else autos[drafters[0]]
+        )
+        self._look_up = SuffixDrafter(SuffixOptions())
+
+    def play(self, record: dict) -> float:
+        """Returns the tokens that it makes of a text in the time of a plain round."""
+        answer = record["answer"]
+        params = SamplingParams(temperature=0).resolve({})
+        text = Request(
+            record["prompt"], RowOptions(params), 0, record["most"], (answer[-1],) * record["ended"]
+        )
+        self._look_up.admit([RowInfo(0, record["prompt"])])
+        law, seeds = LawMaker([RowOptions(params, ())], VOCABULARY), torch.zeros(1)
+        took, read = 0.0, 0
+        while not text.finished:
+            rows = Rows(History([text.prompt_ids], [text.output_ids]), law, seeds, pure=[False])
+            name, draft = self._draft(text, rows, record)
+            place = len(text.output_ids)
+            pairs = zip(draft, answer[place:], strict=False)
+            accepted = next((at for at, (a, b) in enumerate(pairs) if a != b), len(draft))
+            emitted = text.extend(answer[place : place + accepted + 1])
+            model = name == MODEL and draft
+            unread = text.length - emitted - read if model else 0
+            read = text.length if model else read
+            drafted = len(draft)
+            levels = drafted if model else 0
+            seconds = self._machine.seconds(drafted, levels, unread if unread > ALONG else 0)
+            took += seconds.total
+            noise = self._noise.next()
+            told = Seconds(seconds.draft * noise, seconds.score * noise, 0.0)
+            outcome = Outcome(drafted, drafted, accepted, emitted, method=name)
+            self._controller.record([text], [outcome], told)
+            self._look_up.observe(rows, None)
+        self._look_up.retain([])
+        return len(answer) / took
+
+    def _draft(self, text: Request, rows: Rows, record: dict) -> tuple[str, list[int]]:
+        """Who drafts in the coming round, and what."""
+        budgets = affordable([text], self._controller.budgets([text]))
+        found = []
+        if LOOK_UP in self._drafters and any(budgets):
+            proposal = self._look_up.propose(rows, budgets)
+            found = proposal.tokens[0, : proposal.counts[0]].tolist()
+        choose = self._controller.route([text])
+        if choose is None:
+            name, budget = self._drafters[0], budgets[0]
+        else:
+            (pick,) = choose({LOOK_UP: [found]}, budgets)
+            name, budget = pick.name, pick.budget
+        draft = found if name == LOOK_UP else self._by_model(text, record)
+        return name, draft[:budget]
+
+    @staticmethod
+    def _by_model(text: Request, record: dict) -> list[int]:
+        """What the model would draft, with -1 for tokens that are not the target's."""
+        place = len(text.output_ids)
+        pairs = zip(record["answer"][place:], record["agreed"][place:], strict=True)
+        return [token if agreed else -1 for token, agreed in pairs]
+
+
+def play(records: str, seeds: str = "10") -> None:
+    """Prints a table for each machine."""
+    listed = [json.loads(line) for line in Path(records).read_text().splitlines()]
+    tasks = list(dict.fromkeys(record["task"] for record in listed))
+    for named, machine in MACHINES.items():
+        logs = {way: defaultdict(list) for way in WAYS}
+        for seed in range(int(seeds)):
+            order = random.Random(seed).sample(listed, len(listed))
+            for way, drafters in WAYS.items():
+                player = Player(drafters, machine, seed)
+                for record in order:
+                    speed = math.log(player.play(record))
+                    logs[way][record["task"]].append(speed)
+                    logs[way]["all"].append(speed)
+        print(f"| {named} | " + " | ".join([*tasks, "all"]) + " |")
+        print("|---" * (2 + len(tasks)) + "|")
+        speeds = {way: {t: math.exp(fmean(logs[way][t])) for t in [*tasks, "all"]} for way in WAYS}
+        for way in WAYS:
+            print(f"| {way} | " + " | ".join(f"{x:.2f}" for x in speeds[way].values()) + " |")
+        of_best = [
+            speeds["auto"][t] / max(speeds[w][t] for w in WAYS if w != "auto")
+            for t in [*tasks, "all"]
+        ]
+        print("| auto / best | " + " | ".join(f"{x:.2f}" for x in of_best) + " |\n", flush=True)
+
+
+{"record": record, "play": play}[sys.argv[1]](*sys.argv[2:])
