@@ -20,8 +20,11 @@ class CompletionOutput:
     stop_reason: int | str | None
     logprobs: list[dict[int, Logprob]] | None
     """Per token: its own log-probability and those of the most probable ones; None if not asked."""
-    seed: int
-    """With the same seed and options the same text comes out again."""
+    seed: int | None
+    """With the same seed and options the same text comes out again. None where no seed would do
+    that: a sampled text for which none was given is drafted for as clocks and other texts suggest,
+    and that decides which random numbers it meets. With method "none", and with "verify":
+    "coupled", each text has one."""
     metrics: Metrics
     error: str | None = None
     """Why the text could not go on, with the finish reason "error"."""
@@ -36,7 +39,7 @@ class CompletionOutput:
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             logprobs=None if request.params.logprobs is None else _decoded(request),
-            seed=request.seed,
+            seed=request.seed if request.repeats else None,
             metrics=request.metrics,
             error=None if request.error is None else str(request.error),
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from outpace import LLM, SamplingParams
 from outpace.engine.request import Request
-from targets.families import PROMPTS
+from targets.families import CONTEXT, PROMPTS, drafter, target
 from targets.generating import decoder, greedy, ids
 
 LENGTH = 12
@@ -126,7 +127,7 @@ def test_several_texts_of_one_request_are_the_requests_with_their_seeds() -> Non
 
 
 def test_an_unset_seed_is_drawn_anew_and_reported() -> None:
-    llm = decoder("llama", "ngram")
+    llm = LLM(target("llama"), speculative_config={"method": "none"}, max_model_len=CONTEXT)
     options = SamplingParams(temperature=1.0, max_tokens=LENGTH)
     first, second = (llm.generate([[1, 2]], options)[0].outputs[0] for _ in range(2))
     assert first.seed != second.seed
@@ -134,3 +135,17 @@ def test_an_unset_seed_is_drawn_anew_and_reported() -> None:
         [[1, 2]], SamplingParams(temperature=1.0, max_tokens=LENGTH, seed=first.seed)
     )
     assert again[0].token_ids == first.token_ids
+
+
+@pytest.mark.parametrize("verify", ["token", "coupled"])
+def test_a_seed_is_reported_where_it_gives_the_text_again(verify: str) -> None:
+    """How much is drafted for an unseeded text follows from measured times."""
+    config = {"model": drafter("llama"), "verify": verify, "num_speculative_tokens": "auto"}
+    llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
+    options = SamplingParams(temperature=1.0, max_tokens=LENGTH, ignore_eos=True)
+    made = llm.generate([[1, 2]], options)[0].outputs[0]
+    assert (made.seed is not None) == (verify == "coupled")
+    given = llm.generate([[1, 2]], replace(options, seed=9 if made.seed is None else made.seed))
+    again = llm.generate([[1, 2]], replace(options, seed=given[0].outputs[0].seed))
+    assert again[0].token_ids == given[0].token_ids
+    assert made.seed is None or given[0].token_ids == made.token_ids

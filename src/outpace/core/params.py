@@ -72,7 +72,8 @@ class SamplingParams:
     logits_processors: Sequence[LogitsProcessor] = ()
     """Called for each drafted position with that position's own history."""
     seed: int | None = None
-    """Unset: drawn from the operating system and reported in the output."""
+    """Unset: drawn from the operating system; `CompletionOutput.seed` reports it where it gives the
+    text again."""
     max_tokens: int | None = None
     """Unset: the model's max_new_tokens, or what its max_length leaves behind the prompt, else 256;
     never past the context."""

@@ -92,6 +92,8 @@ class Engine:
         Raises ``ParamsError`` for options that leave it no token at all.
         """
         LawMaker([request.options], self.vocabulary)
+        drafts = bool(self.drafter.longest) and not self.verifier.coupled
+        request.repeats = request.seeded or request.params.greedy or not drafts
         request.id = next(self._ids)
         self.waiting.add(request)
 

@@ -55,6 +55,9 @@ class Request:
     """The samples of one prompt have the same group: the prompt is read once."""
     tag: str | None = None
     """What the request says of itself to drafters, such as its task."""
+    repeats: bool = True
+    """Whether its seed gives the text again. That of a sampled text without a seed of its own does
+    not, once what was drafted for it followed from clocks and from other texts."""
     seeded: bool = False
     """Whether the user gave a seed for a sampled text, which then has to repeat itself."""
     priority: float = 0

@@ -218,7 +218,9 @@ class Trial:
     def _seed(self, on: list[RequestOutput], off: list[RequestOutput]) -> Iterator[str]:
         # The same seed on three prompts, and again alone.
         for output in on:
-            params = self.reference.params(Case("seed", {}, "seed"), False, output.outputs[0].seed)
+            seed = output.outputs[0].seed
+            assert seed is not None  # since one was given
+            params = self.reference.params(Case("seed", {}, "seed"), False, seed)
             again = self.llm.generate([output.prompt_token_ids], params)[0]
             if again.token_ids != output.token_ids:
                 yield "the same seed gives another text alone than in a batch"
