@@ -416,6 +416,23 @@ def test_drafting_is_never_free() -> None:
     assert costs.curve(place, range(5)) == [2.0, 2.25, 2.5, 2.75, 3.0]
 
 
+def test_one_round_that_was_held_up_does_not_hide_that_wider_drafts_pay() -> None:
+    costs, place = CostModel(), Place.of(1, 10)
+    for width, seconds in {0: 1.0, 1: 1.05, 4: 1.2, 16: 1.8}.items():
+        for _ in range(3):
+            costs.add(place, width, Seconds(0, seconds, 0))
+    costs.add(place, 12, Seconds(0, 3.5, 0))
+    curve = costs.curve(place, range(17))
+    assert curve is not None
+    assert curve[12] == pytest.approx(1.6)
+    assert curve[16] == pytest.approx(1.8)
+    for _ in range(2):  # so it was not held up
+        costs.add(place, 12, Seconds(0, 3.5, 0))
+    again = costs.curve(place, range(17))
+    assert again is not None
+    assert again[12] == again[16] == pytest.approx(3.5)
+
+
 def test_the_median_forgets_a_disturbed_round() -> None:
     costs, place = CostModel(), Place.of(1, 10)
     for seconds in (1.0, 1.0, 90.0):

@@ -31,6 +31,10 @@ and of two equal choices the one that was measured luckily looks better."""
 CLOSE = 1.25
 """Where drafting promises less than this, plain rounds are measured now and then, too."""
 
+REPAID = 1.5
+"""What a drafter reads before its first draft must be repaid so many times by what it promises:
+texts end early, and of several ways the one that promises most promises too much."""
+
 PLAIN = 2
 """Plain rounds before the first draft at a batch and context: one may have been disturbed."""
 
@@ -275,7 +279,7 @@ class Auto(Controller):
         if savings is None or not unread:
             savings = [1 - plain / drafting] * len(free)
         saved: float = sum(map(mul, tokens, savings)) / plain
-        return saved > self._reading.seconds(unread)
+        return saved > REPAID * self._reading.seconds(unread)
 
     def _tokens(self, free: Sequence[DraftingRow]) -> dict[int, float]:
         """What each width is expected to bring in all free rows together."""
