@@ -129,6 +129,32 @@ def test_an_unknown_way_to_split_is_said(tmp_path: Path, caplog: pytest.LogCaptu
     assert "splits texts in its own way (own-way)" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("split", "said", "first", "begun"),
+    [
+        ("llama-bpe", None, True, True),  # as in the first files of Llama 3
+        ("tekken", None, True, True),
+        ("llama-bpe", False, True, False),
+        ("llama-bpe", None, False, False),
+        ("qwen2", None, True, False),
+        ("qwen2", True, True, True),
+    ],
+)
+def test_texts_begin_as_llamacpp_begins_them(
+    split: str, said: bool | None, first: bool, begun: bool, tmp_path: Path
+) -> None:
+    """said: what the file says of a token of beginning; first: whether it names one."""
+    beginning = TOKENS.index("<|endoftext|>")
+    values = {
+        "tokenizer.ggml.pre": split,
+        "tokenizer.ggml.add_bos_token": said,
+        "tokenizer.ggml.bos_token_id": beginning if first else None,
+    }
+    path = write(tmp_path / "model.gguf", "llama", tiny("llama"), changes=values)
+    tokenizer = read_tokenizer(str(path), trust_remote_code=False)
+    assert (tokenizer("hello").input_ids[0] == beginning) == begun
+
+
 # -- drafting ----------------------------------------------------------------------------------
 
 

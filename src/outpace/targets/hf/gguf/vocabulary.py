@@ -34,6 +34,14 @@ chat models end with others too. The list is of llama.cpp's kind."""
 END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 LIKE_GPT2 = frozenset({None, "default", "gpt-2", "gpt2", "olmo", "phi-2", "mpt"})
 """Ways to split a text before merging that are GPT-2's."""
+BEGUN = frozenset(
+    {
+        "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+        "jina-v5-nano", "tekken", "chameleon",
+    }
+)  # fmt: skip
+"""Ways to split a text whose models read a token of beginning before each text, also where the file
+does not say so: the list is llama.cpp's. The first files of Llama 3 do not say so."""
 
 SPECIAL = {
     "bos_token": "bos_token_id",
@@ -151,12 +159,22 @@ def _options(model: GGUFModel, tokens: list[str]) -> dict[str, Any]:
         for theirs, ours in renamed.items()
         if f"tokenizer.{theirs}" in model.values
     }
-    if model.values["tokenizer.ggml.model"] == "llama":
-        found.setdefault("add_bos_token", True)  # as llama.cpp does
     for name, key in SPECIAL.items():
         number = _id(model, key)
         found[name] = None if number is None else tokens[number]
+    if _is_begun(model):
+        found.setdefault("add_bos_token", True)
     return found
+
+
+def _is_begun(model: GGUFModel) -> bool:
+    """Whether a token of beginning stands before each text where the file says neither that it does
+    nor that it does not."""
+    if model.values["tokenizer.ggml.model"] == "llama":
+        return True
+    split = model.values.get("tokenizer.ggml.pre")
+    known = isinstance(split, str) and split in BEGUN
+    return known and _id(model, "bos_token_id") is not None
 
 
 def _id(model: GGUFModel, key: str) -> int | None:
