@@ -22,9 +22,11 @@ def pair_llm(
     noise: float = 0.3,
     family: str = "llama",
     drafter_context: int | None = None,
+    context: int | None = None,
     **options: Any,
 ) -> LLM:
-    """drafter_context: the greatest length that the drafter takes; unset: the target's."""
+    """drafter_context: the greatest length that the drafter takes; unset: the target's. context:
+    the greatest length of a text with its prompt; unset: as long as the target takes."""
     target = letter_model(family)
     config: dict[str, Any] = {"method": method, "num_speculative_tokens": tokens, **options}
     if method in ("draft_model", "draft_tree"):
@@ -39,6 +41,7 @@ def pair_llm(
         tokenizer=LetterTokenizer(),
         speculative_config=config,
         max_num_seqs=rows,
+        max_model_len=context,
         generation_config="none",
     )
 

@@ -42,6 +42,13 @@ def test_a_clean_engine_raises_no_alarm(setup: str) -> None:
     assert report.ok, report
 
 
+def test_texts_that_end_where_the_context_does_are_right() -> None:
+    """The prompts leave different room, and some of the texts have all that they asked for."""
+    llm = pair_llm(context=12)
+    report = audit_model(llm, AuditPlan(PROMPTS, samples=24, tokens=8, power=False), SAMPLING)
+    assert report.ok, report
+
+
 class Cautious(TokenRule):
     """Ends chains where the drafter's law has no likely token."""
 

@@ -149,7 +149,7 @@ class _Session:
         options = llm.intake.row_options(params)
         temperature = params.temperature or 1.0
         self._laws = PlainLaws(llm.engine.target, options, llm.target.vocabulary)
-        self._ending = Ending(params, llm.target.eos_ids, llm.target.vocabulary, llm.tokenizer)
+        self._endings = [self._ending(prompt) for prompt in plan.prompts]
         self.text = TextTest(plan.alpha / 2, params.max_tokens or 1, noise.tolerance / temperature)
         own = llm.engine.drafter.loaded
         self.claims = ClaimTest(plan.alpha / 2, own.max_length if own is not None else None)
@@ -170,7 +170,7 @@ class _Session:
         outputs = self._llm.generate([prompts[index] for index in which], params)
         texts: dict[int, list[list[int]]] = defaultdict(list)
         for index, output in zip(which, outputs, strict=True):
-            self._look(output.outputs[0])
+            self._look(index, output.outputs[0])
             texts[index].append(output.token_ids)
         for index, group in texts.items():
             rows = self._llm.engine.target.rows
@@ -179,8 +179,14 @@ class _Session:
                 self.text.bet_on(index, prompts[index], part, self._laws)
         self.samples += len(numbers)
 
-    def _look(self, output: CompletionOutput) -> None:
-        for breach in self._ending.breaches(output):
+    def _ending(self, prompt: Sequence[int]) -> Ending:
+        """What ends the texts of a prompt: the room that it leaves in the context, too."""
+        llm = self._llm
+        params = self._params.shortened(llm.max_model_len - len(prompt))
+        return Ending(params, llm.target.eos_ids, llm.target.vocabulary, llm.tokenizer)
+
+    def _look(self, index: int, output: CompletionOutput) -> None:
+        for breach in self._endings[index].breaches(output):
             self._breaches[breach] += 1
         self._drafted += output.metrics.num_draft_tokens
         self._accepted += output.metrics.num_accepted_tokens
