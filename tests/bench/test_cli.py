@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import MixtralConfig, MixtralForCausalLM
 from typer.testing import CliRunner, Result
 
 from outpace.api import BUNDLED
@@ -135,12 +136,27 @@ def test_several_prompt_sets_with_commas(tmp_path: Path) -> None:
     both = read_sets("builtin, editing")
     assert both == [*read_prompts("builtin"), *read_prompts("editing")]
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
-    one.write_text('{"prompt": "x"}')
+    one.write_text('{"prompt": "x"}\n{"prompt": "x", "id": "again"}')
     two.write_text('{"prompt": "y"}\n{"prompt": "x"}')
     assert [prompt.text for prompt in read_sets(f"{one},{two}")] == ["x", "y"], "each prompt once"
     odd = tmp_path / "a,b.jsonl"
-    odd.write_text('{"prompt": "x"}')
+    odd.write_text('{"prompt": "x"}\n{"prompt": "x"}')
     assert [prompt.text for prompt in read_sets(str(odd))] == ["x"]
+
+
+def test_a_mixture_of_experts_is_run_without_a_bound(pair: Pair, tmp_path: Path) -> None:
+    target = Path(shutil.copytree(pair.target, tmp_path / "target"))
+    tokens = json.loads((target / "config.json").read_text())["vocab_size"]
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
+    config = MixtralConfig(vocab_size=tokens, **sizes, **heads)
+    MixtralForCausalLM(config).save_pretrained(target)
+    wanted = ["run", "--model", str(target), "--method", "ngram", "--num-prompts", "1"]
+    done = outpace(*wanted, "--max-tokens", "4", "--json", str(tmp_path / "r.json"))
+    assert done.exit_code == 0, (done.output, done.exception)
+    report = Report.from_json((tmp_path / "r.json").read_text())
+    assert report.bandwidth is not None
+    assert [method.roof for method in report.cells[0].methods] == [None, None]
 
 
 def test_chats_are_given_through_the_template(pair: Pair, tmp_path: Path) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+import transformers
 
 from outpace import LLM
 from outpace.bench.run.contest import BatchJob
 from outpace.bench.run.memory import peak_of, read_bandwidth
 from outpace.bench.run.meter import Meter
 from outpace.bench.run.ours import Ours
-from outpace.bench.stats.roofline import bound_seconds, drafter_traffic, target_traffic
+from outpace.bench.stats.roofline import (
+    bound_seconds,
+    drafter_traffic,
+    reads_a_part,
+    target_traffic,
+)
 from outpace.bench.stats.rounds import acceptance, predicted_seconds, rounds_of, split, total_rounds
 from outpace.bench.stats.theory import Times
 from outpace.bench.synthetic.pair import Pair
@@ -84,6 +93,27 @@ def test_the_bound_counts_weights_once_and_caches_per_row(pair: Pair) -> None:
     moved = 3 * (target.weights + 200 * 1024) + 6 * (drafter.weights + 200 * 256)
     assert seconds == pytest.approx(moved / 1e6)
     assert drafter_traffic(LLM(pair.target, speculative_config={"method": "ngram"})) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "counts"),
+    [
+        ("MixtralConfig", {"num_local_experts": 4}),
+        ("DbrxConfig", {"ffn_config": {"moe_num_experts": 4, "moe_top_k": 2}}),
+        ("DeepseekV3Config", {"n_routed_experts": 4}),
+        ("GraniteMoeHybridConfig", {"num_local_experts": 0}),
+        ("LlamaConfig", {}),
+    ],
+)
+def test_a_mixture_of_experts_has_no_bound(family: str, counts: dict[str, Any]) -> None:
+    config = getattr(transformers, family)(**counts)
+    dense = SimpleNamespace(model=SimpleNamespace(config=transformers.LlamaConfig()))
+    model = SimpleNamespace(model=SimpleNamespace(config=config))
+    mixed = family not in ("LlamaConfig", "GraniteMoeHybridConfig")
+    for target, drafter in ((model, None), (model, dense), (dense, model)):
+        engine = SimpleNamespace(drafter=SimpleNamespace(loaded=drafter))
+        llm: Any = SimpleNamespace(target=target, engine=engine)
+        assert reads_a_part(llm) == mixed
 
 
 def test_the_meter_times_both_parts_and_leaves_nothing_behind(pair: Pair) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from outpace.bench.prompts import Prompt
+from outpace.bench.report.table import notes
 from outpace.bench.run.benchmark import Benchmark, BenchmarkPlan
 from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.run.schedule import Pace, run_interleaved
@@ -189,6 +190,17 @@ def test_a_benchmark_names_who_did_not_take_part() -> None:
     assert [m.name for m in four.methods] == ["plain"]
     assert four.methods[0].tokens_per_second == pytest.approx(4 * 11 / 5.0)
     assert all(len(p) <= 3 for job in takers[0].seen for p in job.prompts)
+
+
+def test_prompts_that_fill_no_batch_are_left_out_and_counted() -> None:
+    fast = Fake("plain", Clock(), 0.4)
+    plan = BenchmarkPlan(batches=(5,), max_tokens=11)
+    made = Benchmark(plan, PROMPTS, lambda text: [ord(c) for c in text], [fast], clock=Clock())
+    result = made.run()[0].result
+    assert (result.prompts, result.left_over) == (10, 2)
+    asked = [prompt for job in fast.seen[-3::2] for prompt in job.prompts]
+    assert len(set(asked)) == len(asked) == 10
+    assert list(notes(result)) == ["Prompts that fill no batch of 5, and were not run: 2."]
 
 
 def test_a_benchmark_without_a_baseline_is_refused() -> None:

@@ -55,16 +55,17 @@ def read_sets(names: str, data: str | Path | None = None) -> list[Prompt]:
     """Returns the prompts of one or several sets with commas between their names, as `read_prompts`
     does.
 
-    A prompt that an earlier set holds is left out, as Spec-Bench holds those of MT-bench: a drafter
-    that remembers texts would find the very answer.
+    A prompt that comes again, in the same set or in a later one, is left out, as Spec-Bench holds
+    those of MT-bench: a drafter that remembers texts would find the very answer.
     """
-    if _exists(Path(names)):  # a file whose name has a comma
-        return read_prompts(names, data)
-    found: list[Prompt] = []
-    for name in [name.strip() for name in names.split(",") if name.strip()] or [names]:
-        known = {prompt.text for prompt in found}
-        found += [prompt for prompt in read_prompts(name, data) if prompt.text not in known]
-    return found
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    if not listed or _exists(Path(names)):  # a file whose name has a comma
+        listed = [names]
+    found: dict[str, Prompt] = {}
+    for name in listed:
+        for prompt in read_prompts(name, data):
+            found.setdefault(prompt.text, prompt)
+    return list(found.values())
 
 
 def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
@@ -183,20 +184,21 @@ def chosen(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
 def batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
     """Returns batches of exactly ``size`` prompts, each of one task where possible.
 
-    Prompts are sorted by task; the last batch is filled up with prompts from the beginning.
+    The last prompts are left out where they do not fill a batch: a prompt that was answered already
+    would fill it, but a drafter that remembers texts would find the very answer. The others are
+    sorted by task.
 
     >>> [[p.id for p in b] for b in batches([Prompt(i, "t", "x") for i in "abc"], 2)]
-    [['a', 'b'], ['c', 'a']]
+    [['a', 'b']]
     """
     if size > len(prompts):
         raise PromptError(
             f"a batch of {size} needs at least that many prompts, not {len(prompts)}."
         )
-    tasks = list(dict.fromkeys(prompt.task for prompt in prompts))
-    sorted_by_task = sorted(prompts, key=lambda prompt: tasks.index(prompt.task))
-    found = [sorted_by_task[i : i + size] for i in range(0, len(prompts), size)]
-    found[-1] += sorted_by_task[: size - len(found[-1])]
-    return found
+    kept = prompts[: len(prompts) // size * size]
+    tasks = list(dict.fromkeys(prompt.task for prompt in kept))
+    sorted_by_task = sorted(kept, key=lambda prompt: tasks.index(prompt.task))
+    return [sorted_by_task[i : i + size] for i in range(0, len(kept), size)]
 
 
 def task_of(batch: Iterable[Prompt]) -> str:

@@ -122,6 +122,8 @@ class SettingResult:
     methods: tuple[MethodResult, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why a contestant did not take part, by its name."""
+    left_over: int = 0
+    """Prompts that were not run, since they do not fill a batch."""
     sweep: Sweep | None = None
 
 

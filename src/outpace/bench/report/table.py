@@ -81,6 +81,8 @@ def left_out(report: Report) -> list[str]:
 
 def notes(cell: SettingResult) -> Iterator[str]:
     """Yields sentences that a reader of the table must know."""
+    if cell.left_over:
+        yield f"Prompts that fill no batch of {cell.batch}, and were not run: {cell.left_over}."
     for reason in dict.fromkeys(cell.refused.values()):
         names = [name for name, why in cell.refused.items() if why == reason]
         yield f"{', '.join(names)} did not take part: {reason}."

@@ -140,6 +140,7 @@ class Benchmark:
             batch=batch,
             temperature=temperature,
             prompts=sum(map(len, prompts)),
+            left_over=len(self.prompts) - sum(map(len, prompts)),
             prompt_tokens=sum(prompt_lengths) / len(prompt_lengths),
             max_tokens=self.plan.max_tokens,
             methods=methods,
@@ -184,7 +185,7 @@ class Benchmark:
         gap = gap_of(baseline.llm.engine.target) if isinstance(baseline, Ours) else None
         if not isinstance(contestant, Ours):
             return SideMeasurements(gap=gap, peaks=peaks)
-        measured = self.bandwidth is not None
+        measured = self.bandwidth is not None and not roofline.reads_a_part(contestant.llm)
         return SideMeasurements(
             gap=gap,
             times=meter.times if meter else None,

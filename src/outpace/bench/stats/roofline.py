@@ -57,6 +57,26 @@ def _numbers(model: nn.Module) -> int:
     return int(total - embedding.weight.numel()) if separate else int(total)
 
 
+def reads_a_part(llm: LLM) -> bool:
+    """Returns whether a pass of an engine's target or drafter reads a part of the weights only:
+    that of a mixture of experts reads those experts that its tokens choose. What is known here is
+    how many weights there are, which then bounds nothing.
+    """
+    models = (llm.target, llm.engine.drafter.loaded)
+    return any(_has_experts(each.model.config.to_dict()) for each in models if each is not None)
+
+
+def _has_experts(entries: Mapping[str, Any]) -> bool:
+    """Whether a configuration, or a part of it, counts experts: each family has its own name for
+    their number, which ends with this word."""
+    for name, value in entries.items():
+        if isinstance(value, Mapping) and _has_experts(value):
+            return True
+        if str(name).endswith("experts") and type(value) is int and value > 1:
+            return True
+    return False
+
+
 def target_traffic(llm: LLM) -> Traffic:
     """Returns the traffic of an engine's target."""
     return _traffic(llm.target)
