@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError
 
 Run = Callable[..., Any]
 SHORT = ("--steps", "2", "--every", "1", "--batch", "1", "--block", "16")
@@ -68,6 +69,23 @@ def test_a_classifier_of_a_draft_models_tokens(
     assert "--draft is for judge and stop_head" in " ".join(refused.stderr.split())
     kept = run("train", "stop_head", *asked, "--lessons", str(tmp_path / "lessons"))
     assert "--lessons is for drafters" in " ".join(kept.stderr.split())
+
+
+def test_a_full_disk_ends_in_one_sentence(
+    run: Run, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object) -> None:
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr("outpace.heads.folder.save_file", full_disk)
+    text, out = tmp_path / "text.txt", tmp_path / "head"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    done = run("train", "medusa", "-m", str(target), "--data", str(text), "--out", str(out), *SHORT)
+    assert done.exit_code == 2
+    assert done.stderr.strip().endswith(
+        "outpace: a file cannot be written (No space left on device (os error 28)); make room on "
+        f"its disk, or name another folder: '{out}/model.safetensors'."
+    )
 
 
 @pytest.mark.parametrize(

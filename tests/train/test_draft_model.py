@@ -25,7 +25,7 @@ from outpace.train.settings import TrainSettings
 from targets.families import CONTEXT, build, target
 from targets.gguf.files import tiny, write
 
-from .test_run import BLOCK, DEPTHS, check_precisions, loaded, measured_length, text
+from .test_run import BLOCK, DEPTHS, check_precisions, full_disk, loaded, measured_length, text
 
 
 def settings(steps: int = 8, **more: Any) -> TrainSettings:
@@ -91,6 +91,17 @@ def test_all_layers_of_a_target_are_the_target(family: str) -> None:
     short: Any = shortened(model, [1])
     assert sum(p.numel() for p in short.parameters()) < sum(p.numel() for p in same.parameters())
     assert short(input_ids=tokens).logits.shape == expected.shape
+
+
+def test_a_full_disk_is_said_with_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = run(tmp_path, settings(1))
+    monkeypatch.setattr(trainer.network, "save_pretrained", full_disk)
+    with pytest.raises(OSError, match=r"a file cannot be written \(No space left") as found:
+        trainer.play(quiet)
+    assert found.value.filename == str(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_layers_are_taken_evenly() -> None:

@@ -10,13 +10,14 @@ import torch
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.train import lessons as kept
 from outpace.train.lessons import GREETING, SUFFIX, Lessons
 from outpace.train.origin import origin_of
 from outpace.train.run import TrainingRun
 from outpace.train.teacher import Teacher
 from targets.families import drafter
 
-from .test_run import loaded, settings, text
+from .test_run import full_disk, loaded, settings, text
 
 MUCH = 10**9
 
@@ -81,6 +82,34 @@ def test_a_folder_has_its_bounds_and_survives_damage(
     assert made == [1, 1, 1, 1]
 
 
+def test_several_processes_may_write_the_same_lesson(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one writes a file, another one writes it, too, from beginning to end."""
+    first, second = lessons(tmp_path), lessons(tmp_path)
+    own, written = kept.save_file, []
+
+    def write(values: Any, path: Path) -> None:
+        own(values, path)
+        written.append(path)
+        if len(written) == 1:
+            Teacher(loaded(), (1,), lessons=second).read(text()[:1])
+
+    monkeypatch.setattr(kept, "save_file", write)
+    Teacher(loaded(), (1,), lessons=first).read(text()[:1])
+    assert len(written) == 2
+    assert first.find(text()[0], (1,), 1) is not None
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher = Teacher(loaded(), (1,), lessons=lessons(tmp_path))
+    monkeypatch.setattr(kept, "save_file", full_disk)
+    with pytest.raises(OSError, match=r"a file cannot be written \(No space left") as found:
+        teacher.read(text()[:1])
+    assert found.value.filename.endswith(SUFFIX)
+
+
 def test_a_folder_belongs_to_one_target(tmp_path: Path) -> None:
     lessons(tmp_path)
     with pytest.raises(ConfigError, match="holds the lessons of llama"):
@@ -96,7 +125,7 @@ def test_the_text_is_read_once_however_long_a_head_learns(
     made = passes(monkeypatch)
     for method in ("medusa", "mlp_speculator"):
         asked = settings(method, 6, batch=5)
-        kept = lessons(tmp_path / "kept")
-        run = TrainingRun(loaded(), text(), asked, tmp_path / method, lessons=kept)
+        shared = lessons(tmp_path / "kept")
+        run = TrainingRun(loaded(), text(), asked, tmp_path / method, lessons=shared)
         run.play(lambda progress: None, every=3)
     assert sum(made) == len(text())

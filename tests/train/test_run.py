@@ -66,6 +66,11 @@ def settings(method: str, steps: int = 250, **more: object) -> TrainSettings:
     return TrainSettings(**{**given, **more})  # type: ignore[arg-type]
 
 
+def full_disk(*_: object) -> None:
+    """Writes as torch does where there is no room."""
+    raise RuntimeError("No space left on device")
+
+
 def run(out: Path, asked: TrainSettings, tokens: Tensor | None = None) -> TrainingRun:
     return TrainingRun(loaded(), text() if tokens is None else tokens, asked, out)
 
@@ -209,6 +214,18 @@ def test_the_best_head_is_kept(tmp_path: Path) -> None:
     lengths = [entry["acceptance_length"] for entry in read_log(tmp_path)]
     assert trainer.best == max(lengths)
     load_head(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "writer", ["outpace.heads.folder.save_file", "outpace.train.run.torch.save"]
+)
+def test_a_full_disk_is_said_with_the_file(
+    writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, full_disk)
+    with pytest.raises(OSError, match=r"a file cannot be written \(No space left") as found:
+        run(tmp_path, settings("medusa", 2)).play(lambda progress: None)
+    assert Path(found.value.filename).parent == tmp_path
 
 
 def test_a_run_that_goes_astray_is_stopped_before_its_weights_are_lost(tmp_path: Path) -> None:

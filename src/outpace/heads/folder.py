@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from outpace.errors import ModelLoadError
+from outpace.heads.saving import saving
 
 CONFIG = "config.json"
 
@@ -75,12 +76,14 @@ class Folder:
 
     def write(self, about: Mapping[str, Any], weights: Mapping[str, Tensor], file: str) -> None:
         """Writes both files, the weights first. Each is replaced at once, so that a reader never
-        finds half of one."""
+        finds half of one. Raises ``OSError`` where they cannot be written."""
         self.path.mkdir(parents=True, exist_ok=True)
         kept = {name: value.detach().contiguous() for name, value in weights.items()}
-        save_file(kept, self.path / f"{file}.part")
         text = json.dumps(about, indent=2) + "\n"
-        (self.path / f"{CONFIG}.part").write_text(text, encoding="utf-8")
+        with saving(self.path / file):
+            save_file(kept, self.path / f"{file}.part")
+        with saving(self.path / CONFIG):
+            (self.path / f"{CONFIG}.part").write_text(text, encoding="utf-8")
         for name in (file, CONFIG):
             (self.path / f"{name}.part").replace(self.path / name)
 

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from outpace.errors import ConfigError, UnsupportedModel, VocabularyMismatch
+from outpace.heads.saving import saving
 from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
@@ -64,10 +65,11 @@ class Start:
     tokenizer: Any
 
     def save(self, out: Path) -> None:
-        """Writes a Hugging Face folder. Each file is replaced at once."""
+        """Writes a Hugging Face folder. Each file is replaced at once. Raises ``OSError`` where
+        they cannot be written."""
         model: Any = self.model
         out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out, prefix=".saving-") as beside:
+        with saving(out), tempfile.TemporaryDirectory(dir=out, prefix=".saving-") as beside:
             model.save_pretrained(beside)
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(beside)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.classifiers.origin import Origin
+from outpace.heads.saving import saving
 
 HEADER, GREETING, SUFFIX = "lessons.json", "greeting.safetensors", ".lesson"
 KEPT = torch.bfloat16
@@ -106,9 +109,7 @@ class Lessons:
     def _save(self, tokens: Tensor, values: Mapping[str, Tensor]) -> None:
         path = self._path(tokens)
         before = path.stat().st_size if path.exists() else 0
-        part = path.with_suffix(".part")
-        save_file({name: value.contiguous() for name, value in values.items()}, part)
-        part.replace(path)
+        _write(path, values)
         self._bytes += path.stat().st_size - before
 
     def _path(self, tokens: Tensor) -> Path:
@@ -116,9 +117,10 @@ class Lessons:
         return self._folder / (digest.hexdigest()[:32] + SUFFIX)
 
     def _begin(self, origin: Origin) -> None:
-        save_file({"greeting": origin.greeting.contiguous().cpu()}, self._folder / GREETING)
-        header = json.dumps({"target": origin.shape.name})
-        (self._folder / HEADER).write_text(header + "\n", encoding="utf-8")
+        _write(self._folder / GREETING, {"greeting": origin.greeting.cpu()})
+        header = json.dumps({"target": origin.shape.name}) + "\n"
+        with saving(self._folder / HEADER), _beside(self._folder / HEADER) as part:
+            part.write_text(header, encoding="utf-8")
 
     def _check(self, origin: Origin) -> None:
         try:
@@ -135,6 +137,25 @@ class Lessons:
                 f"{self._folder} holds the lessons of {name}, in which other states come up than "
                 f"in {origin.shape.name} as it is loaded here: name another folder."
             )
+
+
+def _write(path: Path, values: Mapping[str, Tensor]) -> None:
+    """Writes a file of tensors; ``OSError`` where it cannot be written."""
+    with saving(path), _beside(path) as part:
+        save_file({name: value.contiguous() for name, value in values.items()}, part)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """Returns a context that yields where to write a file, which takes its place when the context
+    ends: a reader never finds half of one. The place has a name of its own, since several processes
+    may write the same file."""
+    part = path.with_name(f"{path.name}.{uuid4().hex}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _name(layer: int) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape
 from outpace.heads.classifiers.origin import Origin
+from outpace.heads.saving import saving
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.lessons import Lessons
 from outpace.train.marks import Marks
@@ -234,9 +235,10 @@ class TrainingRun:
             "network": self.network.state_dict(),
             "optimizer": self._optimizer.state_dict(),
         }
-        torch.save(state, self.out / f"{STATE}.part")
-        (self.out / f"{STATE}.part").replace(self.out / STATE)
-        with (self.out / LOG).open("a", encoding="utf-8") as log:
+        with saving(self.out / STATE):
+            torch.save(state, self.out / f"{STATE}.part")
+            (self.out / f"{STATE}.part").replace(self.out / STATE)
+        with saving(self.out / LOG), (self.out / LOG).open("a", encoding="utf-8") as log:
             log.write(json.dumps(progress.as_dict()) + "\n")
 
     def _resume(self) -> None:
