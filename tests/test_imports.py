@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify": {"core", "heads"},
     "heads": {"core"},
     "targets": {"core"},
-    "train": {"chats", "core", "heads", "targets"},
+    "train": {"chats", "core", "heads", "prompts", "targets"},
     "draft": {"config", "core", "heads", "targets", "train"},
     "policy": {"config", "core", "draft", "heads", "targets"},
     "engine": _ENGINE,

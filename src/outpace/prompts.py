@@ -140,14 +140,14 @@ def check_text(text: Any) -> None:
     check_characters(text)
 
 
-def check_characters(text: str) -> None:
-    """Raises ``PromptError`` for a text that is not Unicode."""
+def check_characters(text: str, what: str = "prompt") -> None:
+    """Raises ``PromptError`` for a text that is not Unicode; what: how the sentence calls it."""
     # Half of a surrogate pair, as broken UTF-8 in a command line becomes, stops every tokenizer.
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise PromptError(
-            f"the prompt holds a character that is not Unicode text ({text[error.start]!r} at "
+            f"the {what} holds a character that is not Unicode text ({text[error.start]!r} at "
             f"position {error.start}): give it as valid UTF-8."
         ) from error
 

@@ -107,8 +107,7 @@ def test_the_bound_counts_weights_once_and_caches_per_row(pair: Pair) -> None:
 )
 def test_a_mixture_of_experts_has_no_bound(family: str, counts: dict[str, Any]) -> None:
     config = getattr(transformers, family)(**counts)
-    dense = SimpleNamespace(model=SimpleNamespace(config=transformers.LlamaConfig()))
-    model = SimpleNamespace(model=SimpleNamespace(config=config))
+    dense, model = (SimpleNamespace(config=one) for one in (transformers.LlamaConfig(), config))
     mixed = family not in ("LlamaConfig", "GraniteMoeHybridConfig")
     for target, drafter in ((model, None), (model, dense), (dense, model)):
         engine = SimpleNamespace(drafter=SimpleNamespace(loaded=drafter))

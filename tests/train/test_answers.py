@@ -116,6 +116,10 @@ def test_prompts_that_are_missing(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "assistant", "content": "y"}]}')
     with pytest.raises(PromptError, match=r"line 1: .* begins with its answer"):
         prompts([tmp_path / "a.jsonl"], Tokens(), "a model", 3)
+    for line in (r'{"text": "a\ud800"}', r'{"prompt": "\udc00"}', r'{"messages": ["\ud800"]}'):
+        (tmp_path / "a.jsonl").write_text(line)
+        with pytest.raises(PromptError, match=r"a.jsonl, line 1: the prompt holds a character"):
+            prompts([tmp_path / "a.jsonl"], Tokens(), "a model", 3)
     (tmp_path / "b.txt").write_text("")
     with pytest.raises(PromptError, match="no prompt in there"):
         prompts([tmp_path / "b.txt"], Tokens(), "a model", 3)

@@ -50,6 +50,8 @@ def test_documents_of_text_files_and_of_json_lines(tmp_path: Path) -> None:
         ('{"messages": []}', "line 1: the conversation is empty"),
         ('{"messages": [{"content": "no role"}]}', "line 1: a chat is a list of messages"),
         ('{"messages": [{"role": "user", "content": 5}]}', "line 1: .* not 5"),
+        (r'{"text": "a\ud800"}', "line 1: the text holds a character .* at position 1"),
+        (r'{"prompt": "a", "response": "\udc00"}', "line 1: the text holds a character"),
         ('{"conversations": [{"from": ["human"], "value": "q"}]}', "line 1: a chat is a list"),
     ],
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 from outpace.chats import rendered
 from outpace.errors import ConfigError, ModelLoadError, PromptError
+from outpace.prompts import check_characters
 from outpace.train.data import Written, conversation, items, naming, plain_chat
 
 FILE = "answers.jsonl"
@@ -192,5 +193,6 @@ def _prompt(content: str | Mapping[str, Any], tokenizer: Any, name: str, length:
 
 
 def _ids(tokenizer: Any, text: str, special: bool = True) -> list[int]:
+    check_characters(text)
     found: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
     return found

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from outpace.chats import rendered, with_text
 from outpace.errors import PromptError
+from outpace.prompts import check_characters
 
 SEPARATOR = "\n<|endoftext|>\n"
 """What stands between two documents of a text file."""
@@ -32,7 +33,8 @@ def documents(paths: Sequence[Path], tokenizer: Any, name: str) -> Iterator[str]
     holds a "text", a conversation ("messages", or ShareGPT's "conversations"), or a question and
     its answer ("prompt" and "response", and the like); these two go through the chat template
     where the tokenizer has one. An answer without any text, which calls a tool, is left out. Raises
-    ``PromptError`` for a file that cannot be read, or a line that holds none of these.
+    ``PromptError`` for a file that cannot be read, or a line that holds none of these, or half of a
+    surrogate pair, which no tokenizer reads.
     """
     for item in items(paths):
         if isinstance(item.content, str):
@@ -40,6 +42,7 @@ def documents(paths: Sequence[Path], tokenizer: Any, name: str) -> Iterator[str]
         else:
             with naming(item.where):
                 text = _document(item.content, tokenizer, name)
+                check_characters(text, "text")
             yield text
 
 

@@ -62,9 +62,8 @@ def reads_a_part(llm: LLM) -> bool:
     that of a mixture of experts reads those experts that its tokens choose. What is known here is
     how many weights there are, which then bounds nothing.
     """
-    models = [each.model for each in (llm.target, llm.engine.drafter.loaded) if each is not None]
-    configs: list[Any] = [model.config for model in models]
-    return any(_has_experts(config.to_dict()) for config in configs)
+    models = (llm.target, llm.engine.drafter.loaded)
+    return any(_has_experts(each.config.to_dict()) for each in models if each is not None)
 
 
 def _has_experts(entries: Mapping[str, Any]) -> bool:
