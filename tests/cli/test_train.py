@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,51 @@ def test_a_classifier_of_a_draft_models_tokens(
     assert "--draft is for judge and stop_head" in " ".join(refused.stderr.split())
     kept = run("train", "stop_head", *asked, "--lessons", str(tmp_path / "lessons"))
     assert "--lessons is for drafters" in " ".join(kept.stderr.split())
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    """Returns what the files of a folder hold."""
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "flag"),
+    [
+        ("medusa", ("-m", "{copy}", "--out", "{copy}/."), "-m"),
+        ("draft_model", ("-m", "{target}", "--start", "{copy}", "--out", "{copy}"), "--start"),
+        ("stop_head", ("-m", "{target}", "--draft", "{copy}", "--out", "{copy}"), "--draft"),
+        (
+            "draft_model",
+            ("-m", "{target}", "--online", "--start", "{copy}", "--out", "{copy}"),
+            "--start",
+        ),
+    ],
+)
+def test_no_model_that_is_read_is_overwritten(
+    run: Run, target: Path, copy_of_target: Path, method: str, flags: tuple[str, ...], flag: str
+) -> None:
+    before = bytes_of(copy_of_target)
+    named = [one.format(target=target, copy=copy_of_target) for one in flags]
+    done = run("train", method, *named, "--data", "missing.txt")
+    assert done.exit_code == 2
+    assert f"--out is the folder of {flag}, whose model" in " ".join(done.stderr.split())
+    assert bytes_of(copy_of_target) == before
+
+
+def test_no_other_model_is_overwritten(
+    run: Run, target: Path, copy_of_target: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    asked = ("train", "medusa", "-m", str(target), "--data", "missing.txt")
+    for name in ("config.json", "model.safetensors", "model-Q4_0.gguf"):
+        out.mkdir()
+        (out / name).write_text("{}")
+        done = run(*asked, "--out", str(out))
+        assert done.exit_code == 2
+        assert f"holds a model ({name}) and no run" in " ".join(done.stderr.split())
+        (out / name).rename(out / "answers.jsonl")  # what may be there before the first report
+        assert "cannot read training file missing.txt" in run(*asked, "--out", str(out)).stderr
+        shutil.rmtree(out)
 
 
 def test_a_full_disk_ends_in_one_sentence(

@@ -15,6 +15,7 @@ from outpace.cli.loading import starting, working
 from outpace.cli.training.bar import play
 from outpace.cli.training.flags import DrafterFlags, OnlineFlags, RunFlags, TextFlags
 from outpace.cli.training.online import train_online
+from outpace.cli.training.out import check_out
 from outpace.cli.training.self_distill import GIGABYTE, written
 from outpace.errors import ConfigError
 
@@ -59,14 +60,14 @@ def train(
     console = Console(stderr=True)
     text.check(online.online)
     if online.online:
-        _check_out(console, drafter, text)
+        check_out(console, model, drafter, text)
         train_online(console, method, model, text, drafter, run, online)
         return
     if online.learner is not None:
         raise ConfigError("--learner is about --online: leave it out, or add that.")
     settings = _settings(console, method, model, drafter, run.filled())
     _check_lessons(method, text)
-    _check_out(console, drafter, text)
+    check_out(console, model, drafter, text)
     target = _target(console, model)
     tokens, own = _text(console, target, text, settings, drafter)
     _train(console, target, (tokens, own, _lessons(target, text)), settings, drafter, run)
@@ -90,15 +91,6 @@ def _lessons(target: Loaded, text: TextFlags) -> Lessons | None:
     from outpace.train.origin import origin_of
 
     return Lessons(text.lessons, origin_of(target), int(text.cache * GIGABYTE))
-
-
-def _check_out(console: Console, drafter: DrafterFlags, text: TextFlags) -> None:
-    """Raises ``ConfigError`` for a folder that cannot be written to, before hours are spent."""
-    with starting(console):
-        from outpace.bench.report.outputs import check_folder
-    check_folder("--out", drafter.out)
-    if text.lessons is not None:
-        check_folder("--lessons", text.lessons)
 
 
 def _settings(

@@ -1,0 +1,56 @@
+"""The folder that a drafter is written to: whether it can be, and whether a model would be lost."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from outpace.cli.flags.groups import ModelFlags
+from outpace.cli.loading import starting
+from outpace.cli.training.flags import DrafterFlags, TextFlags
+from outpace.errors import ConfigError
+
+CONFIG = "config.json"
+WEIGHTS = frozenset({".safetensors", ".bin", ".gguf", ".pt", ".pth"})
+"""How the names of files with weights end."""
+
+
+def check_out(console: Console, model: ModelFlags, drafter: DrafterFlags, text: TextFlags) -> None:
+    """Raises ``ConfigError`` for a folder that cannot be written to, before hours are spent, and
+    for one in which a model would be overwritten."""
+    with starting(console):
+        from outpace.bench.report.outputs import check_folder
+        from outpace.train.draft_model import PRUNED, RANDOM
+        from outpace.train.run import STATE
+    start = None if drafter.start in (PRUNED, RANDOM) else drafter.start
+    _check_apart(drafter.out, {"-m": model.model, "--start": start, "--draft": drafter.draft})
+    _check_no_model(drafter.out, STATE)
+    check_folder("--out", drafter.out)
+    if text.lessons is not None:
+        check_folder("--lessons", text.lessons)
+
+
+def _check_apart(out: Path, read: dict[str, str | None]) -> None:
+    """Raises ``ConfigError`` where a model is read from the folder. read: by flag."""
+    for flag, name in read.items():
+        if name is not None and os.path.exists(name) and out.exists() and out.samefile(name):
+            raise ConfigError(
+                f"--out is the folder of {flag}, whose model would be overwritten: name another "
+                "folder."
+            )
+
+
+def _check_no_model(out: Path, state: str) -> None:
+    """Raises ``ConfigError`` for a folder with a model in it, unless an earlier run wrote it, which
+    goes on. state: the file that every run leaves."""
+    if not out.is_dir() or (out / state).exists():
+        return
+    files = sorted(file.name for file in out.iterdir())
+    found = [name for name in files if name == CONFIG or Path(name).suffix in WEIGHTS]
+    if found:
+        raise ConfigError(
+            f"--out: {out} holds a model ({found[0]}) and no run that could go on ({state}): name "
+            "another folder, or move that model away."
+        )
