@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import SafetensorError
 
 Run = Callable[..., Any]
@@ -39,6 +40,25 @@ def test_a_head_from_a_text(run: Run, target: Path, tmp_path: Path) -> None:
     done = run("train", "medusa", "-m", str(target), "--data", str(text), "--out", out, *SHORT)
     assert done.exit_code == 0, done.stderr
     assert f"--method medusa --draft {out}" in done.stderr
+
+
+def test_the_figure_at_the_end_is_that_of_the_weights_that_are_kept(
+    run: Run, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([2.5, 1.25, 1.0])
+    monkeypatch.setattr("outpace.train.measures.AcceptanceLength.score", lambda *_: next(scores))
+    text, out = tmp_path / "text.txt", tmp_path / "head"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    asked = ("train", "medusa", "-m", str(target), "--data", str(text), "--out", str(out))
+    for _ in range(2):  # the second time there is nothing left to do
+        said = " ".join(run(*asked, *SHORT).stderr.split())
+        assert "minutes; kept is step 1: simulated acceptance length 2.50, by depth" in said
+    state = torch.load(out / "training.pt", weights_only=True)
+    del state["kept"]
+    torch.save(state, out / "training.pt")
+    scores = iter([1.0])
+    said = " ".join(run(*asked, *SHORT).stderr.split())
+    assert "minutes; kept is an earlier report of this run, with the figure 2.50" in said
 
 
 def test_the_text_is_read_once_for_several_heads(run: Run, target: Path, tmp_path: Path) -> None:

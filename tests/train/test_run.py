@@ -19,10 +19,11 @@ from outpace import LLM
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.checkpoint import load_head
+from outpace.heads.checkpoint import WEIGHTS, load_head
 from outpace.heads.registry import head_names
 from outpace.policy.lengths.constant import Constant
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.train.measures import AcceptanceLength
 from outpace.train.run import LOG, STATE, TrainingRun
 from outpace.train.settings import PRECISIONS, TrainSettings
 from targets.families import CONTEXT, VOCABULARY, target
@@ -214,6 +215,34 @@ def test_the_best_head_is_kept(tmp_path: Path) -> None:
     lengths = [entry["acceptance_length"] for entry in read_log(tmp_path)]
     assert trainer.best == max(lengths)
     load_head(tmp_path)
+
+
+def test_the_figure_of_the_kept_head_survives_a_worse_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([1.5, 2.5, 1.25, 1.0])
+    monkeypatch.setattr(AcceptanceLength, "score", lambda *_: next(scores))
+    trainer = run(tmp_path, settings("medusa", 3))
+    assert trainer.play(lambda progress: None, every=1).score == 1.25
+    head = (tmp_path / WEIGHTS).read_bytes()
+    again = run(tmp_path, settings("medusa", 4))
+    for resumed in (trainer, again):
+        assert resumed.kept is not None
+        assert (resumed.kept.step, resumed.kept.score, resumed.best) == (2, 2.5, 2.5)
+        assert resumed.kept.sentence.startswith("simulated acceptance length 2.50, by depth")
+    again.play(lambda progress: None)
+    assert again.kept == trainer.kept
+    assert (tmp_path / WEIGHTS).read_bytes() == head
+
+
+def test_a_run_of_an_older_version_goes_on_without_the_step_of_its_best(tmp_path: Path) -> None:
+    run(tmp_path, settings("medusa", 1)).play(lambda progress: None)
+    state = torch.load(tmp_path / STATE, weights_only=True)
+    del state["kept"]
+    torch.save({**state, "best": 3.5}, tmp_path / STATE)
+    again = run(tmp_path, settings("medusa", 2))
+    again.play(lambda progress: None)
+    assert (again.kept, again.best) == (None, 3.5)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,10 @@ class Progress:
     def sentence(self) -> str:
         """What a user is told of it."""
         return self.measure.sentence(self.score, self.shares)
+
+    def as_state(self) -> dict[str, Any]:
+        """Returns the fields but the measure, which follows from what is trained."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "measure"}
 
     def as_dict(self) -> dict[str, Any]:
         """Returns it as a line of the log."""
@@ -120,7 +124,12 @@ class TrainingRun:
             weight_decay=0.0,
             fused=True,  # on a CPU a single pass over the weights, where the usual code takes ten
         )
-        self.step, self.best, self._spent = 0, 0.0, 0.0
+        self.step, self._spent = 0, 0.0
+        self.best = 0.0
+        """The highest score of all reports, which is that of the weights that are kept."""
+        self.kept: Progress | None = None
+        """Where the run was with these weights; None before the first report, and where an older
+        version of outpace made it."""
         self._target = origin_of(loaded)
         self._resume()
         self._held, self._tokens = tokens.tensor_split([self._held_blocks])
@@ -219,7 +228,7 @@ class TrainingRun:
         """Writes the drafter where it is the best so far, and what is needed to go on."""
         self.out.mkdir(parents=True, exist_ok=True)
         if progress.score >= self.best:
-            self.best = progress.score
+            self.best, self.kept = progress.score, progress
             self._student.save(self.out)
         state = {
             "settings": self.settings.as_dict(),
@@ -231,6 +240,7 @@ class TrainingRun:
             },
             "step": self.step,
             "best": self.best,
+            "kept": None if self.kept is None else self.kept.as_state(),
             "seconds": self._spent,
             "network": self.network.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -257,6 +267,8 @@ class TrainingRun:
             self._optimizer.load_state_dict(state["optimizer"])
             self.step, self.best = int(state["step"]), float(state["best"])
             self._spent = float(state["seconds"])
+            if state.get("kept") is not None:
+                self.kept = Progress(measure=self._student.measure, **state["kept"])
         except ConfigError:
             raise
         except Exception as error:  # torch raises all sorts over a damaged file

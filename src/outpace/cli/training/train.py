@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from outpace.targets.cpu.weights.quantize import Quantization
     from outpace.targets.hf.loading.loaded import Loaded
     from outpace.train.lessons import Lessons
+    from outpace.train.run import TrainingRun
     from outpace.train.settings import TrainSettings
 
 
@@ -147,14 +148,19 @@ def _train(
     if run.step:
         console.print(f"going on from step {run.step:,} of {settings.steps:,}")
     reached = play(console, run, flags.filled()["every"], flags.minutes, flags.patience)
-    console.print(
-        f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; {reached.sentence}"
-    )
+    console.print(f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; {_kept(run)}")
     if lessons is not None and lessons.full:
         console.print("the lessons fill --cache: what is not among them is read again each time")
     console.print(
         f"use it: {_use(settings, drafter)}", highlight=False, markup=False, soft_wrap=True
     )
+
+
+def _kept(run: TrainingRun) -> str:
+    """Which weights are kept, with their own figure: the best need not be the last."""
+    if run.kept is not None:
+        return f"kept is step {run.kept.step:,}: {run.kept.sentence}"
+    return f"kept is an earlier report of this run, with the figure {run.best:.2f}"
 
 
 def _use(settings: TrainSettings, drafter: DrafterFlags) -> str:
