@@ -112,6 +112,16 @@ def test_other_origins_and_names_are_kept_out(llm: LLM) -> None:
     with running(llm, allowed_origins=("https://page.example",), allowed_hosts=("*",)) as url:
         _, _, headers = call(url, "/v1/models", headers={**origin, "Host": "page.example"})
         assert headers["access-control-allow-origin"] == "https://page.example"
+        assert headers["access-control-expose-headers"] == "x-request-id"
+        asked = {  # as OpenAI's package in a browser asks
+            **origin,
+            "Host": "page.example",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type,x-stainless-retry-count",
+        }
+        status, _, headers = call(url, "/v1/models", headers=asked, method="OPTIONS")
+        assert status == 200
+        assert "x-stainless-retry-count" in headers["access-control-allow-headers"]
     assert Settings(model_name="a", host="0.0.0.0").hosts == ("*",)
 
 

@@ -98,7 +98,8 @@ class Server:
                     CORSMiddleware,
                     allow_origins=list(settings.allowed_origins),
                     allow_methods=["GET", "POST"],
-                    allow_headers=["authorization", "content-type", "x-request-id"],
+                    allow_headers=["*"],  # OpenAI's package for browsers sends many of its own
+                    expose_headers=["x-request-id"],
                 )
             )
         middleware.append(
