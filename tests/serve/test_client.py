@@ -16,6 +16,7 @@ from outpace.errors import ConfigError
 from .conftest import MODEL, call, running
 
 ASKED: list[Any] = [{"role": "user", "content": "Tell me about a cat."}]
+SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +236,13 @@ def test_a_traced_stream_tells_how_every_token_came(
         ({"guided_regex": "("}, "guided_regex", 400),
         ({"response_format": {"type": "xml"}}, "response_format.type", 400),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "structured_outputs", 400),
+        ({"response_format": SCHEMA, "guided_json": {}}, "structured_outputs", 400),
+        ({"response_format": SCHEMA, "structured_outputs": {"json": {}}},
+         "structured_outputs", 400),
+        ({"guided_json": {}, "structured_outputs": {"json": {}}}, "structured_outputs", 400),
+        ({"response_format": {**SCHEMA, "type": "json_object"}}, "response_format", 400),
+        ({"response_format": {**SCHEMA, "type": "text"}}, "response_format", 400),
+        ({"outpace": {"trace": True}}, "outpace", 400),
         ({"prompt": ""}, "prompt", 400),
         ({"prompt": [1 << 40]}, "prompt", 400),
         ({"prompt": "word " * 600}, "prompt", 400),
@@ -247,7 +255,7 @@ def test_a_traced_stream_tells_how_every_token_came(
         ({"prompt": [[5], [6, "a"]]}, "prompt[1][1]", 400),
         ({"\ud800": 1}, "\\ud800", 400),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(
     address: str, body: dict[str, Any], param: str, status: int
 ) -> None:

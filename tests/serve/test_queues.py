@@ -74,10 +74,28 @@ def test_one_client_has_so_many_texts(llm: LLM) -> None:
         assert (status, answer["error"]["code"]) == (429, "too_many")
         assert headers["retry-after"] == "1"
         assert call(url, "/v1/completions", {"prompt": "a", "user": "b"})[0] == 200
-        assert call(url, "/v1/completions", {"prompt": "a", "user": "b", "n": 3})[0] == 429
+        assert call(url, "/v1/completions", {"prompt": "a", "user": "a", "n": 2})[0] == 429
         for connection in held:
             connection.close()
         wait_for(lambda: running_now(url) == 0)
         assert call(url, "/v1/completions", {"prompt": "a", "user": "a"})[0] == 200
     with pytest.raises(ConfigError, match="max_per_client must be positive"):
         Settings(model_name=MODEL, max_per_client=0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [({"max_per_client": 2}, 2), ({"max_waiting": 1}, 4), ({"max_n": 2}, 2)],
+    ids=str,
+)
+def test_more_texts_than_there_can_ever_be_are_not_told_to_come_again(
+    narrow: LLM, limit: dict[str, int], most: int
+) -> None:
+    with running(narrow, **limit) as url:
+        body = {"prompt": "a", "max_tokens": 1}
+        assert call(url, "/v1/completions", {**body, "n": most})[0] == 200
+        for more in ({"n": most + 1}, {"prompt": ["a"] * (most + 1)}):
+            status, answer, headers = call(url, "/v1/completions", {**body, **more})
+            assert (status, answer["error"]["param"]) == (400, "n")
+            assert f" {most} texts at most" in answer["error"]["message"]
+            assert "retry-after" not in headers

@@ -71,10 +71,7 @@ class Reader:
             raise ApiError(400, "best_of must equal n: texts are not ranked here.", "best_of")
         form = self._form(given)
         prompts = _prompts(given["prompt"])
-        if params.n * len(prompts) > self._settings.max_n:
-            raise ApiError(
-                400, f"one request may ask for {self._settings.max_n} texts at most.", "n"
-            )
+        self._check_count(params.n * len(prompts))
         requests = [
             one for prompt in prompts for one in self._requests(given, prompt, params, form)
         ]
@@ -166,10 +163,7 @@ class Reader:
         options.setdefault("max_tokens", tokens)
         if "logit_bias" in options:
             options["logit_bias"] = _bias(options["logit_bias"])
-        if options.get("n", 1) > self._settings.max_n:
-            raise ApiError(
-                400, f"one request may ask for {self._settings.max_n} texts at most.", "n"
-            )
+        self._check_count(options.get("n", 1))
         for name, value in options.items():
             try:
                 SamplingParams(**{name: value})
@@ -180,26 +174,28 @@ class Reader:
         except ParamsError as error:  # two options that contradict each other
             raise ApiError(400, str(error), _named(str(error), given)) from error
 
+    def _check_count(self, texts: int) -> None:
+        """Raises ``ApiError`` for more texts than one request can ever have. Those that only have
+        to wait for others are refused where they are handed over, and may come again."""
+        settings = self._settings
+        room = self._llm.engine.target.rows + settings.max_waiting
+        most = min(settings.max_n, room, settings.max_per_client or room)
+        if texts > most:
+            raise ApiError(400, f"one request may ask for {most} texts at most.", "n")
+
     def _form(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """The form that the text must have, from whichever of the three ways to say so."""
-        found: dict[str, Any] = {}
-        wanted = given.get("response_format", {})
-        if wanted.get("type") == "json_object":
-            found["json_object"] = True
-        if wanted.get("type") == "json_schema":
-            if wanted.get("json_schema") is None:
-                raise ApiError(400, "response_format.json_schema is missing.", "response_format")
-            found["json"] = wanted["json_schema"]["schema"]
         said = given.get("structured_outputs", {})
-        found |= {kind: value for kind, value in said.items() if value not in (None, False)}
+        found = _response_format(given.get("response_format", {}))
+        found += [{kind: value} for kind, value in said.items() if value not in (None, False)]
         for kind in ("json", "regex", "choice", "grammar"):
             if f"guided_{kind}" in given:
-                found[kind] = given[f"guided_{kind}"]
+                found.append({kind: given[f"guided_{kind}"]})
         if len(found) > 1:
             raise ApiError(
                 400, "a text can have one form only: give one of them.", "structured_outputs"
             )
-        return found or None
+        return found[0] if found else None
 
     def _tools(self, given: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Any]:
         """The tools that the model is told of, and how it is to choose."""
@@ -247,6 +243,9 @@ class Reader:
         stream, options = bool(given.get("stream")), given.get("stream_options", {})
         if options and not stream:
             raise ApiError(400, "stream_options needs stream.", "stream_options")
+        trace = bool(given.get("outpace", {}).get("trace"))
+        if trace and not stream:
+            raise ApiError(400, "outpace.trace needs stream.", "outpace")
         return Call(
             requests=requests,
             chat=chat,
@@ -254,7 +253,7 @@ class Reader:
             usage=bool(options.get("include_usage")),
             logprobs=logprobs,
             parses_tools=parses_tools,
-            trace=bool(given.get("outpace", {}).get("trace")),
+            trace=trace,
             texts_per_prompt=params.n,
             user=given.get("user"),
         )
@@ -265,6 +264,23 @@ def _prompts(given: Any) -> list[Any]:
     if isinstance(given, str) or isinstance(given[0], int):
         return [given]
     return list(given)
+
+
+def _response_format(wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the form that ``response_format`` demands, if it demands one."""
+    kind, described = wanted.get("type"), wanted.get("json_schema")
+    if kind == "json_schema":
+        if described is None:
+            raise ApiError(400, "response_format.json_schema is missing.", "response_format")
+        return [{"json": described["schema"]}]
+    if described is not None:
+        raise ApiError(
+            400,
+            "response_format.json_schema needs the type 'json_schema', not "
+            f"{kind!r}: change the type, or leave the schema out.",
+            "response_format",
+        )
+    return [{"json_object": True}] if kind == "json_object" else []
 
 
 def _chat_logprobs(given: Mapping[str, Any]) -> int | None:
