@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
 from outpace import LLM, RequestOutput, SamplingParams
+from outpace.engine.text import StopStrings
 from targets.generating import decoder, greedy
 
 from .texts import END, ids_of, spelled, text_decoder
@@ -157,3 +159,14 @@ def test_a_stop_string_with_several_bytes_per_character() -> None:
 
 def test_the_stop_string_of_the_prompt_does_not_count() -> None:
     assert written("abc:def", stop="go:", max_tokens=7).text == "abc:def"
+
+
+def test_what_is_safe_to_show_beside_many_stop_strings() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        strings = tuple("".join(rng.choices("ab", k=rng.randint(1, 5))) for _ in range(9))
+        text = "".join(rng.choices("abc", k=12))
+        safe = StopStrings(strings, include=False).safe(text)
+        ends = [text[begin:] for begin in range(13 - max(map(len, strings)), 12)]
+        held = [end for end in ends if any(string.startswith(end) for string in strings)]
+        assert safe == 12 - len(max(held, key=len, default=""))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 
 class StopStrings:
     """Finds the first stop string in a growing text, and what of the text is safe to show.
@@ -13,6 +15,8 @@ class StopStrings:
 
     def __init__(self, strings: tuple[str, ...], include: bool) -> None:
         self._strings = strings
+        self._sorted = sorted(strings)
+        self._longest = max((len(string) for string in strings), default=0)
         self._include = include
 
     def find(self, text: str, begin: int) -> tuple[int, str] | None:
@@ -32,8 +36,13 @@ class StopStrings:
 
     def safe(self, text: str) -> int:
         """Returns how many characters no stop string can swallow any more."""
-        longest = max((len(string) for string in self._strings), default=0)
-        for begin in range(max(0, len(text) - longest + 1), len(text)):
-            if any(string.startswith(text[begin:]) for string in self._strings):
+        for begin in range(max(0, len(text) - self._longest + 1), len(text)):
+            if self._begins_one(text[begin:]):
                 return begin
         return len(text)
+
+    def _begins_one(self, text: str) -> bool:
+        """Whether a stop string begins so. Of all strings in their order, the first that does not
+        come before the text is the only one that has to be looked at."""
+        place = bisect_left(self._sorted, text)
+        return place < len(self._sorted) and self._sorted[place].startswith(text)

@@ -14,6 +14,12 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 TOKENS: Schema = {"type": "array", "items": COUNT}
 OBJECT: Schema = {"type": "object"}
 
+# What is looked at for every token is bounded, so that one request cannot hold up all others.
+STOP: Schema = {**NAME, "maxLength": 512}
+BAD_WORD: Schema = {**NAME, "maxLength": 128}
+MOST_TOKENS = 1 << 18
+"""Tokens of the largest vocabularies: no list of different tokens is longer."""
+
 
 def _object(properties: dict[str, Schema], required: list[str] | None = None) -> Schema:
     """Returns the schema of an object with these fields and no others."""
@@ -39,14 +45,14 @@ SAMPLING: dict[str, Schema] = {
     "repetition_penalty": NUMBER,
     "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2},
     "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2},
-    "logit_bias": {"type": "object", "additionalProperties": NUMBER},
-    "allowed_token_ids": TOKENS,
-    "bad_words": _list(NAME),
+    "logit_bias": {"type": "object", "additionalProperties": NUMBER, "maxProperties": 1024},
+    "allowed_token_ids": {**TOKENS, "maxItems": MOST_TOKENS},
+    "bad_words": _list(BAD_WORD, maxItems=256),
     "seed": {"type": "integer"},
     "max_tokens": {"type": "integer", "minimum": 1},
     "min_tokens": COUNT,
-    "stop": {"anyOf": [NAME, _list(NAME)]},
-    "stop_token_ids": TOKENS,
+    "stop": {"anyOf": [STOP, _list(STOP, maxItems=64)]},
+    "stop_token_ids": {**TOKENS, "maxItems": 256},
     "include_stop_str_in_output": FLAG,
     "ignore_eos": FLAG,
     "skip_special_tokens": FLAG,

@@ -96,6 +96,8 @@ def _check_range(value: float, schema: Mapping[str, Any], path: str) -> None:
 def _check_text(value: str, schema: Mapping[str, Any], path: str) -> None:
     if len(value) < schema.get("minLength", 0):
         raise ApiError(400, f"{path} must not be empty.", path)
+    if len(value) > schema.get("maxLength", len(value)):
+        raise ApiError(400, f"{path} must have at most {schema['maxLength']} characters.", path)
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -115,6 +117,8 @@ def _check_items(value: list[Any], schema: Mapping[str, Any], path: str) -> None
 
 
 def _check_fields(value: dict[str, Any], schema: Mapping[str, Any], path: str) -> None:
+    if len(value) > schema.get("maxProperties", len(value)):
+        raise ApiError(400, f"{path} must have at most {schema['maxProperties']} entries.", path)
     inside = f"{path}." if path else ""
     known: Mapping[str, Any] = schema.get("properties", {})
     for name in schema.get("required", ()):
