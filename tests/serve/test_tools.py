@@ -93,11 +93,11 @@ def client(llm: LLM) -> Any:
     llm.tokenizer.chat_template = known
 
 
-def ask(client: openai.OpenAI, choice: Any, **more: Any) -> Any:
+def ask(client: openai.OpenAI, choice: Any, tools: Any = TOOLS, **more: Any) -> Any:
     return client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "How is the weather in Rome?"}],
-        tools=TOOLS,
+        tools=tools,
         tool_choice=choice,
         max_tokens=150,
         temperature=1.0,
@@ -116,6 +116,36 @@ def test_a_named_function_is_called(client: openai.OpenAI, speculative: Any) -> 
     assert found["city"] in ("Oslo", "Rome")
     assert found["days"] in (1, 2, 3)
     assert choice.message.content is None
+
+
+def defining(name: str, cities: list[str]) -> dict[str, Any]:
+    """Returns a function whose schema refers to its own parts, as those of nested Pydantic models
+    do."""
+    schema = {
+        "$defs": {"City": {"enum": cities}},
+        "type": "object",
+        "properties": {
+            "city": {"$ref": "#/$defs/City"},
+            "then": {"$ref": "#/properties/city"},
+        },
+        "required": ["city", "then"],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+@pytest.mark.parametrize("wanted", ["north", "south"])
+def test_a_demanded_call_keeps_to_the_definitions_of_its_own_schema(
+    client: openai.OpenAI, wanted: str
+) -> None:
+    cities = {"north": ["Oslo", "Bodo"], "south": ["Rome", "Bari"]}
+    tools = [defining(name, known) for name, known in cities.items()]
+    named = {"type": "function", "function": {"name": wanted}}
+    for choice in (named, "required"):
+        (answer,) = ask(client, choice, tools).choices
+        (call,) = answer.message.tool_calls
+        found = json.loads(call.function.arguments)
+        assert {found["city"], found["then"]} <= set(cities[call.function.name])
 
 
 def test_some_function_is_called_in_a_stream(client: openai.OpenAI) -> None:

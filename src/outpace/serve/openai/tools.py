@@ -14,6 +14,10 @@ from outpace.serve.openai.errors import ApiError
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
+_BLANKS: Mapping[str, Any] = {"x-guidance": {"whitespace_pattern": r"[\x20]?"}}
+"""Small models under a JSON grammar like to write blanks without end; the schema of a function's
+arguments may say otherwise."""
+
 
 @dataclass(frozen=True)
 class ToolCall:
@@ -163,20 +167,25 @@ def form_of(choice: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any] |
         functions = [one for one in functions if one["name"] == wanted]
         if not functions:
             raise ApiError(400, f"tool_choice names {wanted!r}, which is no tool.", "tool_choice")
-    calls = [_schema_of(function) for function in functions]
-    whole = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    body = json.dumps({**whole, "x-guidance": {"whitespace_pattern": r"[\x20]?"}})
-    lark = f'start: "{BEGIN}\\n" call "\\n{END}"\ncall: %json {body}'
-    return {"grammar": lark}
+    return {"grammar": _grammar(functions)}
 
 
-def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {
-            "name": {"const": function["name"]},
-            "arguments": function.get("parameters") or {"type": "object"},
-        },
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
+def _grammar(functions: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the grammar, in Lark's notation, of one call of any of the functions.
+
+    Each schema of arguments is a JSON document of its own there, as it was where the client wrote
+    it: what it refers to inside itself, such as "#/$defs/City", is found from its own root.
+    """
+    numbers = range(len(functions))
+    lines = [
+        f'start: "{BEGIN}\\n" call "\\n{END}"',
+        "call: " + " | ".join(f"call_{number}" for number in numbers),
+    ]
+    for number, function in zip(numbers, functions, strict=True):
+        schema = {**_BLANKS, **(function.get("parameters") or {"type": "object"})}
+        said = ["{", '"name"', ":", json.dumps(function["name"], ensure_ascii=False), ","]
+        said += ['"arguments"', ":"]
+        before = "".join(f'{json.dumps(text)} " "? ' for text in said)
+        lines.append(f'call_{number}: {before}arguments_{number} " "? "}}"')
+        lines.append(f"arguments_{number}: %json {json.dumps(schema)}")
+    return "\n".join(lines)
