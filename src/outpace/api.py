@@ -357,6 +357,7 @@ class LLM:
         streaming: bool = False,
         priority: float = 0,
         form: Mapping[str, Any] | None = None,
+        continues: bool | None = None,
     ) -> list[Request]:
         """Returns the requests for one prompt, one for each of its texts, for callers who drive
         ``engine`` themselves, as the server does: `Engine.add` queues them, `Engine.step` plays.
@@ -364,9 +365,11 @@ class LLM:
         streaming: the text is needed on the way (`Request.new_text`). priority: with the scheduling
         policy "priority", the smallest joins first. form: what the text has to look like, one of
         ``json`` (a schema), ``json_object``, ``regex``, ``choice``, ``grammar``, with its value.
+        continues: whether the text goes on from the prompt's, so that it may begin with a blank;
+        unset: behind a prompt that is a text, not behind token ids, such as those of a chat.
         """
         (params,) = arguments.paired(sampling_params, 1)
-        requests = self.intake.requests(prompt, params, streaming, priority, form)
+        requests = self.intake.requests(prompt, params, streaming, priority, form, continues)
         self.intake.check_processors([params], [requests])
         return requests
 

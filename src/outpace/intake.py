@@ -13,6 +13,7 @@ import torch
 
 from outpace import arguments, chats
 from outpace.chats import Conversation
+from outpace.core.anchors import anchor_of
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.values import number, shown
@@ -24,6 +25,7 @@ from outpace.prompts import (
     Prompt,
     check_characters,
     check_text,
+    is_text,
     processed,
     split_images,
     split_processed,
@@ -47,7 +49,8 @@ class Intake:
     """Makes requests for one loaded model, and refuses what it cannot serve.
 
     defaults: what unset options of a request mean, by the model's own generation_config.
-    max_length: tokens of a prompt and its text together.
+    max_length: tokens of a prompt and its text together. anchor: the tokenizer's
+    (`outpace.core.anchors`).
     """
 
     def __init__(self, loaded: Loaded, max_length: int, own_config: bool) -> None:
@@ -61,6 +64,7 @@ class Intake:
         self.defaults = {} if self._own is None else loaded.defaults
         arguments.check_defaults(self.defaults)
         self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
+        self.anchor = () if loaded.tokenizer is None else anchor_of(loaded.tokenizer)
         self._tokenizing = threading.Lock()  # tokenizers are not made for several threads
         reads_sources = is_encoder_decoder(loaded.model)
         self._sources = SourceReader(loaded, self.token_ids) if reads_sources else None
@@ -100,13 +104,16 @@ class Intake:
         streaming: bool = False,
         priority: float = 0,
         form: Mapping[str, Any] | None = None,
+        continues: bool | None = None,
     ) -> list[Request]:
         """Returns the ``n`` requests of one prompt. streaming: pieces of their texts are wanted
         while they grow. priority: the smallest joins the batch first, where that is the order.
-        form: what their texts have to look like (`LLM.requests`)."""
+        form, continues: what their texts have to look like, and whether they go on from the
+        prompt's (`LLM.requests`)."""
         priority = number("priority", priority, -math.inf, math.inf, closed=True)
         grammar = None if form is None else self._grammar(form, params)
         source, media = None, None
+        continues = is_text(prompt) if continues is None else continues
         if self._sources is not None:
             source, ids = self._sources(prompt)
             self._check_length(ids)
@@ -131,6 +138,8 @@ class Intake:
                 max_tokens=min(resolved.max_tokens or room, room),
                 eos_ids=self._loaded.eos_ids,
                 tokenizer=self._loaded.tokenizer,
+                anchor=self.anchor,
+                continues=continues and source is None,  # a decoder's text is one of its own
                 streaming=streaming,
                 group=group,
                 source=source,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outpace.core.anchors import decoded
 from outpace.core.stats import Metrics
 from outpace.engine.request import FinishReason, Logprob, Request
 
@@ -60,7 +61,7 @@ def _decoded(request: Request) -> list[dict[int, Logprob]]:
         return list(request.logprobs)
     return [
         {
-            token: replace(law, decoded_token=tokenizer.decode([token]))
+            token: replace(law, decoded_token=decoded(tokenizer, [token], anchor=request.anchor))
             for token, law in laws.items()
         }
         for laws in request.logprobs

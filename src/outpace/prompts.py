@@ -133,6 +133,13 @@ def _several(images: Any) -> list[Any]:
     return list(images) if isinstance(images, (list, tuple)) else [images]
 
 
+def is_text(prompt: Prompt) -> bool:
+    """Returns whether a prompt was given as a text, with or without images."""
+    if isinstance(prompt, Mapping):
+        return prompt.get("prompt_token_ids") is None and isinstance(prompt.get("prompt"), str)
+    return isinstance(prompt, str)
+
+
 def check_text(text: Any) -> None:
     """Raises ``PromptError`` for what is no text, or is not Unicode."""
     if not isinstance(text, str):

@@ -10,8 +10,10 @@ from typing import Any
 import openai
 import pytest
 
+from engine.tokenizers_made import pieces
 from outpace import LLM
 from outpace.errors import ConfigError
+from targets.families import build
 
 from .conftest import MODEL, call, running
 
@@ -214,6 +216,36 @@ def test_a_traced_stream_tells_how_every_token_came(
     for one in rounds:
         for place, node in enumerate(one["path"]):
             assert one["nodes"][node - 1]["id"] == one["tokens"][place]["id"]
+
+
+def test_tokens_of_a_text_have_the_blanks_that_they_have_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a tokenizer that drops the blank in front of whatever it decodes."""
+    tokenizer = pieces()
+    llm = LLM(
+        build("llama", vocab_size=len(tokenizer)),
+        tokenizer=tokenizer,
+        speculative_config={"method": "none"},
+    )
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    monkeypatch.setattr(llm.tokenizer, "chat_template", template, raising=False)
+    words = {text: token for text, token in tokenizer.get_vocab().items() if text[0] == "\u2581"}
+    shared = {"max_tokens": 5, "allowed_token_ids": list(words.values()), "logprobs": 1, "seed": 1}
+    trace = {"stream": True, "outpace": {"trace": True}}
+    with running(llm) as url:
+        for prompt in ("the dog", llm.prompt_ids("the dog")):
+            _, answer, _ = call(url, "/v1/completions", {"prompt": prompt, **shared})
+            (choice,) = answer["choices"]
+            assert choice["text"].startswith(" ")
+            assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+        _, events, _ = call(url, "/v1/completions", {"prompt": "the dog", **shared, **trace})
+        said = [json.loads(one[6:]) for one in events.split("\n\n") if one.startswith("data: {")]
+        rounds = [one for event in said for one in event["outpace"]["rounds"]]
+        assert [one["tokens"][0]["text"] for one in rounds] == choice["logprobs"]["tokens"]
+        chat = {**shared, "messages": [{"role": "user", "content": "the dog"}], "logprobs": True}
+        _, answer, _ = call(url, "/v1/chat/completions", chat)
+        assert answer["choices"][0]["message"]["content"] == choice["text"].removeprefix(" ")
 
 
 @pytest.mark.parametrize(

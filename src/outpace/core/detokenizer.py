@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from outpace.core.anchors import decoded
 
 UNFINISHED = "\ufffd"
 """What a tokenizer decodes the first bytes of an unfinished character to."""
@@ -15,12 +17,17 @@ class Detokenizer:
     ``text`` holds complete characters only; `finish` adds what an unfinished one decodes to.
     """
 
-    def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Any, skip_special_tokens: bool = True, behind: Sequence[int] = ()
+    ) -> None:
+        """behind: tokens that the sequence goes on from. Their text is left out."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._ids: list[int] = []
-        self._shown = 0  # tokens whose text is in `text`
-        self._context = 0  # decode from here, since a piece may depend on the one before it
+        # The tokens that were shown last: a piece may depend on the one before it.
+        self._context = list(behind)
+        self._new: list[int] = []  # tokens behind them, whose text is not in `text` yet
+        self._before = self._decode(self._context)
+        self._now = self._before  # the text of the context and the new tokens
         self.text = ""
         self.unfinished = False
         """Whether the tokens end in the middle of a character, which is not in ``text`` yet."""
@@ -31,25 +38,30 @@ class Detokenizer:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends several tokens."""
-        self._ids += tokens
-        before = self._decode(self._ids[self._context : self._shown])
-        now = self._decode(self._ids[self._context :])
-        self.unfinished = now.endswith(UNFINISHED)
-        if len(now) > len(before) and not self.unfinished:
-            self._show(now[len(before) :])
+        added = list(tokens)
+        self._new += added
+        earlier, self._now = self._now, self._decode([*self._context, *self._new])
+        self.unfinished = self._now.endswith(UNFINISHED)
+        if len(self._now) > len(self._before) and not self.unfinished:
+            self._show()
+        elif self._now == earlier and self._says_nothing(added):
+            del self._new[len(self._new) - len(added) :]
 
     def finish(self) -> None:
         """Shows what is left, however it decodes; a second time it changes nothing."""
-        if self._shown == len(self._ids):
-            return
-        before = self._decode(self._ids[self._context : self._shown])
-        now = self._decode(self._ids[self._context :])
-        self._show(now[len(before) :])
+        if self._new:
+            self._show()
 
-    def _show(self, piece: str) -> None:
-        self.text += piece
-        self._context, self._shown = self._shown, len(self._ids)
+    def _show(self) -> None:
+        self.text += self._now[len(self._before) :]
+        self._context, self._new = self._new, []
+        self._before = self._now = self._decode(self._context)
 
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip)
-        return text
+    def _says_nothing(self, tokens: Sequence[int]) -> bool:
+        """Whether tokens have no text anywhere, as special tokens that are skipped: they would only
+        make every later step longer. A blank that is dropped at the beginning of a text has one
+        where it comes twice."""
+        return self._decode([*tokens, *tokens]) == ""
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return decoded(self._tokenizer, ids, self._skip)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from outpace.core.anchors import decoded
 from outpace.core.detokenizer import Detokenizer
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
@@ -39,6 +40,10 @@ class Request:
     max_tokens: int
     eos_ids: tuple[int, ...] = ()
     tokenizer: Any = None
+    anchor: tuple[int, ...] = ()
+    """The tokenizer's anchor (`outpace.core.anchors`)."""
+    continues: bool = False
+    """Whether the text goes on from the prompt's, blanks included; else it begins anew."""
     stop_when: Callable[[list[int]], bool] | None = None
     streaming: bool = False
     output_ids: list[int] = field(default_factory=list)
@@ -194,7 +199,17 @@ class Request:
         follows = self.streaming or bool(self.params.stop_strings)
         if self.tokenizer is None or not follows:
             return None
-        return Detokenizer(self.tokenizer, self.params.skip_special_tokens)
+        return Detokenizer(self.tokenizer, self.params.skip_special_tokens, self._behind)
+
+    @property
+    def _behind(self) -> tuple[int, ...]:
+        """What the text is decoded behind."""
+        return self.anchor if self.continues else ()
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns what the text would be with these tokens, stop strings aside."""
+        skip = self.params.skip_special_tokens
+        return decoded(self.tokenizer, tokens, skip, self._behind)
 
     @property
     def text(self) -> str:
@@ -202,10 +217,7 @@ class Request:
         if self.tokenizer is None:
             return ""
         if self._text is None:
-            decoded: str = self.tokenizer.decode(
-                self.output_ids, skip_special_tokens=self.params.skip_special_tokens
-            )
-            return decoded
+            return self.decode(self.output_ids)
         if self.finished and self._cut is None:
             self._text.finish()
         return self._text.text[: self._cut]

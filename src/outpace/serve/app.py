@@ -21,6 +21,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from outpace.api import LLM
+from outpace.core.anchors import decoded
 from outpace.engine.trace import Observer
 from outpace.serve.engine_thread import EngineThread, QueueFull, ShuttingDown, TooMany
 from outpace.serve.guards import OPEN, Hosts, Keys, RequestLog, body_of, client_of, failure
@@ -206,7 +207,9 @@ class Server:
 
     def _decode(self, token: int) -> str:
         tokenizer = self._llm.tokenizer
-        return "" if tokenizer is None else str(tokenizer.decode([token]))
+        if tokenizer is None:
+            return ""
+        return decoded(tokenizer, [token], anchor=self._llm.intake.anchor)
 
     # -- everything else ---------------------------------------------------------------------------
 

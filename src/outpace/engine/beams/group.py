@@ -119,9 +119,8 @@ class Group:
 
     def _may_hold_a_stop_string(self, beam: Beam) -> bool:
         """Whether a beam's text has to be looked at token by token: that takes longer."""
-        strings, tokenizer = self.request.params.stop_strings, self.request.tokenizer
-        if not strings or tokenizer is None:
+        strings = self.request.params.stop_strings
+        if not strings or self.request.tokenizer is None:
             return False
-        skip = self.request.params.skip_special_tokens
-        text = tokenizer.decode(list(beam.output_ids), skip_special_tokens=skip)
+        text = self.request.decode(beam.output_ids)
         return any(string in text for string in strings)

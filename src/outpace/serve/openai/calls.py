@@ -222,7 +222,12 @@ class Reader:
         streaming = bool(given.get("stream"))
         try:
             return self._llm.requests(
-                prompt, params, streaming=streaming, priority=priority, form=form
+                prompt,
+                params,
+                streaming=streaming,
+                priority=priority,
+                form=form,
+                continues="messages" not in given,
             )
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None

@@ -1,0 +1,53 @@
+"""Tokens to the text that they have inside a text, not at its beginning.
+
+Tokenizers of Llama 2's kind put a blank before every text, and drop the blank at the beginning of
+whatever they decode. So the token for " cat" alone decodes to "cat". Where that is so, tokens are
+decoded behind an anchor, some tokens that are always the same, and the anchor's text is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+BLANK = "\u2581"
+"""How such tokenizers write a blank."""
+
+WORDS = ("a", "0", ".")
+"""What an anchor may say: the first of them that the tokenizer knows is taken."""
+
+
+def anchor_of(tokenizer: Any) -> tuple[int, ...]:
+    """Returns the anchor for a tokenizer; () for one that drops no blank, and for none."""
+    if not hasattr(tokenizer, "convert_ids_to_tokens"):
+        return ()
+    for word in WORDS:
+        text = f"{word} {word}"
+        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        if decoded(tokenizer, ids) == text:
+            return _dropping(tokenizer, ids, word)
+    return ()
+
+
+def _dropping(tokenizer: Any, ids: list[int], word: str) -> tuple[int, ...]:
+    """Returns the tokens of the first of two words, if the blank behind it is dropped where the
+    second word is decoded alone."""
+    for place in range(1, len(ids)):
+        marked = str(tokenizer.convert_ids_to_tokens(ids[place])).startswith(BLANK)
+        if marked and decoded(tokenizer, ids[:place]) == decoded(tokenizer, ids[place:]) == word:
+            return tuple(ids[:place])
+    return ()
+
+
+def decoded(
+    tokenizer: Any,
+    ids: Sequence[int],
+    skip_special_tokens: bool = False,
+    anchor: Sequence[int] = (),
+) -> str:
+    """Returns the text of tokens, as it is behind the anchor."""
+    text: str = tokenizer.decode([*anchor, *ids], skip_special_tokens=skip_special_tokens)
+    if not anchor:
+        return text
+    before: str = tokenizer.decode(list(anchor), skip_special_tokens=skip_special_tokens)
+    return text[len(before) :]

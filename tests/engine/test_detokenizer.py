@@ -1,0 +1,154 @@
+"""Texts of tokens as they come, whole, and one by one, for tokenizers of all kinds."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+
+from outpace import LLM, SamplingParams
+from outpace.core.anchors import anchor_of, decoded
+from outpace.core.detokenizer import UNFINISHED, Detokenizer
+from targets.families import build
+
+from .tokenizers_made import KINDS, byte_level, pieces
+
+ALL = {**KINDS, "byte_level": byte_level}
+
+
+def pushed(tokenizer: Any, ids: list[int], behind: tuple[int, ...] = ()) -> str:
+    """Returns the text of tokens that come one by one; nothing shown may be taken back."""
+    growing = Detokenizer(tokenizer, behind=behind)
+    for token in ids:
+        shown = growing.text
+        growing.push(token)
+        assert growing.text.startswith(shown)
+    growing.finish()
+    return growing.text
+
+
+def test_bytes_in_any_order_are_what_they_are_together() -> None:
+    tokenizer, rng = byte_level(), random.Random(1)
+    size = len(tokenizer)
+    broken = [token for token in range(size) if UNFINISHED in tokenizer.decode([token])]
+    for _ in range(20_000):
+        ids = [
+            rng.choice(broken) if rng.random() < 0.7 else rng.randrange(size)
+            for _ in range(rng.randint(1, 10))
+        ]
+        assert pushed(tokenizer, ids) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("anchored", [False, True])
+def test_texts_come_out_whole(kind: str, anchored: bool) -> None:
+    tokenizer = ALL[kind]()
+    behind = anchor_of(tokenizer) if anchored else ()
+    rng = random.Random(2)
+    for _ in range(300):
+        letters = rng.choices(["the", " ", "  ", "dog", "\u00e9", "\u65e5", "\U0001f642", "."], k=9)
+        ids = tokenizer("".join(letters), add_special_tokens=False).input_ids
+        ids.insert(rng.randrange(len(ids)), tokenizer.eos_token_id)
+        assert pushed(tokenizer, ids, behind) == decoded(tokenizer, ids, True, behind)
+
+
+class Counting:
+    """A tokenizer that counts the tokens that it decodes."""
+
+    def __init__(self, inside: Any) -> None:
+        self._inside = inside
+        self.tokens = 0
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        self.tokens += len(ids)
+        return str(self._inside.decode(ids, skip_special_tokens=skip_special_tokens))
+
+
+@pytest.mark.parametrize("before", ["", " ", "the dog"])
+@pytest.mark.parametrize("kind", ALL)
+def test_tokens_without_text_do_not_make_later_ones_dearer(kind: str, before: str) -> None:
+    inside = ALL[kind]()
+    counting = Counting(inside)
+    growing = Detokenizer(counting)
+    growing.extend(inside(before, add_special_tokens=False).input_ids)
+    for _ in range(1000):
+        growing.push(inside.eos_token_id)
+    assert counting.tokens < 20_000
+    growing.push(inside(" dog", add_special_tokens=False).input_ids[-1])
+
+
+# -- tokenizers that drop the blank in front of a text ---------------------------------------------
+
+
+def marked(tokenizer: Any) -> list[int]:
+    """Returns the tokens for a blank and what follows it."""
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    return [i for text, i in vocabulary.items() if text[0] in "\u2581\u0120" and len(text) > 1]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_token_alone_has_the_text_that_it_has_inside_a_text(kind: str) -> None:
+    tokenizer = ALL[kind]()
+    anchor = anchor_of(tokenizer)
+    assert bool(anchor) == (kind in ("pieces", "unigram"))
+    texts = [decoded(tokenizer, [token], anchor=anchor) for token in marked(tokenizer)]
+    assert len(texts) > 9
+    assert all(text.startswith(" ") for text in texts)
+    ids = tokenizer("the little dog", add_special_tokens=False).input_ids
+    texts = [decoded(tokenizer, [token], anchor=anchor) for token in ids]
+    assert "".join(texts).removeprefix(" ") == "the little dog"
+
+
+def test_what_is_no_tokenizer_of_transformers_has_no_anchor() -> None:
+    assert anchor_of(Counting(byte_level())) == ()
+
+
+@cache
+def writer(kind: str) -> LLM:
+    tokenizer = ALL[kind]()
+    model = build("llama", vocab_size=len(tokenizer))
+    return LLM(model, tokenizer=tokenizer, speculative_config={"method": "none"})
+
+
+def options(**more: Any) -> SamplingParams:
+    """Every token of the text has a blank in front of it."""
+    wanted = {"max_tokens": 6, "seed": 3, "temperature": 1.0, **more}
+    return SamplingParams(allowed_token_ids=marked(pieces()), **wanted)
+
+
+def test_a_text_goes_on_from_its_prompt() -> None:
+    llm = writer("pieces")
+    (output,) = llm.generate("the dog", options(logprobs=1))
+    whole = llm.tokenizer("the dog", add_special_tokens=False).input_ids + output.token_ids
+    assert output.text == llm.tokenizer.decode(whole).removeprefix("the dog")
+    assert output.text.startswith(" ")
+    assert "".join(chunk.text for chunk in llm.stream("the dog", options())) == output.text
+    assert output.logprobs is not None
+    pairs = zip(output.token_ids, output.logprobs, strict=True)
+    assert "".join(str(laws[token].decoded_token) for token, laws in pairs) == output.text
+    assert llm.generate({"prompt": "the dog"}, options())[0].text == output.text
+    (cut,) = llm.generate("the dog", options(stop=output.text[:3]))
+    assert (cut.text, cut.finish_reason) == ("", "stop")
+
+
+def test_a_text_behind_token_ids_begins_anew_unless_it_is_said_to_go_on() -> None:
+    llm = writer("pieces")
+    ids = llm.prompt_ids("the dog")
+    goes_on = llm.generate("the dog", options())[0].text
+    assert llm.generate([ids], options())[0].text == goes_on.removeprefix(" ")
+    assert "".join(chunk.text for chunk in llm.stream(ids, options())) == goes_on.removeprefix(" ")
+    for prompt, continues, text in ((ids, True, goes_on), ("the dog", False, goes_on[1:])):
+        (request,) = llm.requests(prompt, options(), continues=continues)
+        llm.engine.add(request)
+        while not request.finished:
+            llm.engine.step()
+        assert request.text == text
+
+
+def test_texts_of_other_tokenizers_are_those_of_their_tokens() -> None:
+    llm = writer("byte_level")
+    for prompt in ("the dog", llm.prompt_ids("the dog")):
+        (output,) = llm.generate([prompt], SamplingParams(max_tokens=9, seed=1, temperature=1.0))
+        assert output.text == llm.tokenizer.decode(output.token_ids, skip_special_tokens=True)
