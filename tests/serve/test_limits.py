@@ -286,6 +286,7 @@ def test_the_command_serves_and_drains_at_sigterm() -> None:
             with connection.getresponse() as answer:
                 first = answer.readline()
                 process.send_signal(signal.SIGTERM)
+                wait_for(lambda: _refuses(url))
                 events = [one for one in (first, *answer) if one.strip()]
             connection.close()
             rest = process.stderr.read()
@@ -303,6 +304,14 @@ def _answers(url: str) -> bool:
         return call(url, "/ready")[0] == 200
     except OSError:
         return False
+
+
+def _refuses(url: str) -> bool:
+    try:
+        call(url, "/ready")
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_the_name_of_the_model(url: str) -> None:

@@ -23,8 +23,9 @@ CLOSING_SECONDS = 2
 class Runner(uvicorn.Server):
     """Uvicorn, which refuses new requests as soon as it is told to stop.
 
-    Its first signal (SIGTERM, Ctrl-C) drains: open requests go on, `/ready` says no, new ones get
-    status 503. A second Ctrl-C stops at once.
+    Its first signal (SIGTERM, Ctrl-C) drains: open requests go on, and within moments uvicorn
+    closes the socket, so that new connections are refused. What comes in until then gets status
+    503. A second Ctrl-C stops at once.
     """
 
     def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
