@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,6 +36,7 @@ from outpace.targets.base import Media
 from outpace.targets.hf.generating import generation, processors
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
+from outpace.targets.hf.shared_tokenizer import SharedTokenizer
 from outpace.targets.hf.tokenizing import tokenized
 from outpace.verify.base import Rule
 
@@ -65,17 +65,16 @@ class Intake:
         arguments.check_defaults(self.defaults)
         self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
         self.anchor = () if loaded.tokenizer is None else anchor_of(loaded.tokenizer)
-        self._tokenizing = threading.Lock()  # tokenizers are not made for several threads
+        self._shared = SharedTokenizer(loaded.tokenizer)
         reads_sources = is_encoder_decoder(loaded.model)
         self._sources = SourceReader(loaded, self.token_ids) if reads_sources else None
         self.pictures = Pictures(loaded)
 
     def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns a text's token ids."""
-        tokenizer = self._needs_tokenizer("a text prompt")
+        self._needs_tokenizer("a text prompt")
         check_text(text)
-        with self._tokenizing:
-            return tokenized(tokenizer, text, add_special_tokens=add_special_tokens)
+        return self._shared.ids(text, add_special_tokens=add_special_tokens)
 
     def chat_prompt(
         self, /, messages: Conversation, files: bool = True, **for_template: Any
@@ -87,11 +86,11 @@ class Intake:
         as ``tools``.
         """
         tokenizer, given = self._needs_tokenizer("a chat"), chats.messages_of(messages)
-        with self._tokenizing:
+        with self._shared.lock:
             if self._loaded.processor is not None:
                 return self.pictures.chat(given, files, **for_template)
             text = chats.rendered(tokenizer, self._loaded.name, given, **for_template)
-            return tokenized(tokenizer, text, add_special_tokens=False)
+        return self._shared.ids(text, add_special_tokens=False)
 
     def chat_ids(self, /, messages: Conversation, **for_template: Any) -> list[int]:
         """Returns the token ids of `chat_prompt`."""
@@ -230,7 +229,7 @@ class Intake:
                 "token ids: give the text, or what the processor returns."
             )
         check_characters(text)
-        with self._tokenizing:
+        with self._shared.lock:
             return self.pictures.processed(text, images)
 
     def _check_ids(self, ids: Sequence[int]) -> None:

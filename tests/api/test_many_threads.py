@@ -3,18 +3,52 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from engine.tokenizers_made import byte_level
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
+from outpace.errors import PromptTooLong
+from outpace.targets.hf import shared_tokenizer
 from outpace.targets.hf.loading.loaded import Loaded
-from targets.families import PROMPTS, plain, target
+from outpace.targets.hf.tokenizing import tokenized
+from targets.families import PROMPTS, build, plain, target
 from targets.generating import greedy, ids
 
 THREADS, CALLS = 8, 1000
+
+
+def test_who_gives_a_long_text_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama", vocab_size=len(byte_level()))
+    llm = LLM(model, tokenizer=byte_level(), speculative_config={"method": "none"})
+    text = "the little dog " * (shared_tokenizer.LONG // 15 + 1)
+    known = tokenized(llm.tokenizer, text, add_special_tokens=False)
+    begun, going_on = threading.Event(), threading.Event()
+
+    def slow(tokenizer: Any, given: str, *, add_special_tokens: bool) -> list[int]:
+        if given == text:
+            begun.set()
+            assert going_on.wait(20)
+        return tokenized(tokenizer, given, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(shared_tokenizer, "tokenized", slow)
+    with ThreadPoolExecutor(2) as pool:
+        found, refused = pool.submit(llm.token_ids, text), pool.submit(llm.prompt_ids, text)
+        assert begun.wait(20)
+        assert llm.token_ids("the dog") == tokenized(
+            llm.tokenizer, "the dog", add_special_tokens=True
+        )
+        assert not found.done()
+        assert not refused.done()
+        going_on.set()
+        assert found.result() == known
+        with pytest.raises(PromptTooLong, match=f"has {len(known)} tokens"):
+            refused.result()
 
 
 @pytest.mark.slow

@@ -1,0 +1,48 @@
+"""A tokenizer that several threads use."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from outpace.targets.hf.tokenizing import tokenized
+
+LONG = 1 << 16
+"""Characters from which on a text is long: more can take seconds."""
+
+
+class SharedTokenizer:
+    """Makes token ids for several threads, of one text at a time, since tokenizers are not made for
+    several threads.
+
+    A text of megabytes takes many seconds, and how many tokens it has is not known before. So long
+    texts are left to a copy of the tokenizer, made when it is first needed: they keep each other
+    waiting, and nobody else. Only fast tokenizers are copied: any other keeps all threads waiting
+    while it works, as it is written in Python.
+
+    lock: is to be held by whoever uses the tokenizer in any other way.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._copied = isinstance(tokenizer, PreTrainedTokenizerFast)
+        self.lock = threading.Lock()
+        self._long_lock = threading.Lock()
+        self._copy: Any = None
+
+    def ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Returns the token ids of a text."""
+        if len(text) < LONG or not self._copied:
+            with self.lock:
+                return tokenized(self._tokenizer, text, add_special_tokens=add_special_tokens)
+        with self._long_lock:
+            return tokenized(self._own_copy(), text, add_special_tokens=add_special_tokens)
+
+    def _own_copy(self) -> Any:
+        if self._copy is None:
+            with self.lock:
+                self._copy = copy.deepcopy(self._tokenizer)
+        return self._copy
