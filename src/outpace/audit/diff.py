@@ -27,6 +27,7 @@ from outpace.audit.choice import Choice
 from outpace.audit.forced import Deviation, deviations
 from outpace.audit.listed.contract import Ending
 from outpace.audit.noise import Noise, measure, score_as_drafted
+from outpace.core.anchors import decoded
 from outpace.core.params import SamplingParams
 from outpace.errors import ConfigError
 from outpace.outputs import CompletionOutput
@@ -262,4 +263,6 @@ class _Triage:
 
     def _decode(self, token: int | None) -> str:
         tokenizer: Any = self.llm.tokenizer
-        return "" if tokenizer is None or token is None else str(tokenizer.decode([token]))
+        if tokenizer is None or token is None:
+            return ""
+        return decoded(tokenizer, [token], anchor=self.llm.intake.anchor)
