@@ -206,6 +206,14 @@ def test_a_staged_look_up_is_given_the_laws_that_it_learns_from(look_up: dict[st
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
 
 
+def test_a_model_beside_look_ups_keeps_its_rule() -> None:
+    """Of sampled drafts, "match" would accept less."""
+    for look_up in ("suffix", "recycling"):
+        config = {"method": "auto", "lookups": [{"method": look_up}], **NEAR}
+        llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
+        assert llm.engine.verifier.rule.name == "token"
+
+
 @pytest.mark.parametrize("method", ["hedge", "ucb", "ensemble", "tagged", "auto"])
 def test_look_ups_that_draft_trees_need_no_rule_to_be_named(method: str) -> None:
     both = [NGRAM, {"method": "recycling"}]

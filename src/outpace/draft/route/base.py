@@ -260,14 +260,20 @@ def check_config(method: str, config: Any) -> SpeculativeConfig:
 
 def rule_of(configs: Sequence[Mapping[str, Any]]) -> str:
     """Returns the rule for drafters of which each may draft for a row: one that takes trees where
-    any of them makes some. "match" takes whatever is drafted, and is what drafters of given trees
-    have by themselves."""
+    any of them makes some. Beside a drafter that samples, given trees are cut to chains; where all
+    drafts are given, "match" takes them all and accepts as much as any rule."""
     from outpace.draft.registry import find_drafter
 
     wanted = (SpeculativeConfig.of_child(config) for config in configs)
     kinds = [(find_drafter(each.method), each) for each in wanted]
-    rules = {kind.usual_rule(kind.configure(each.options)) for kind, each in kinds}
-    return next((rule for rule in ("recursive", "match") if rule in rules), "token")
+    rules = [kind.usual_rule(kind.configure(each.options)) for kind, each in kinds]
+    if "recursive" in rules:
+        return "recursive"
+    given = all(
+        rule == "match" or kind.draws == {Drawn.POINT}
+        for rule, (kind, _) in zip(rules, kinds, strict=True)
+    )
+    return "match" if given and "match" in rules else "token"
 
 
 def build_children(setup: Setup, configs: Sequence[Mapping[str, Any]]) -> list[Drafter]:
