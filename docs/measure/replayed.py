@@ -28,8 +28,9 @@ from outpace.core.law import History, LawMaker, RowOptions
 from outpace.core.stats import Seconds
 from outpace.draft.base import RowInfo, Rows
 from outpace.draft.lookup.suffix import SuffixDrafter, SuffixOptions
+from outpace.draft.models.chain import DraftModel
 from outpace.engine.request import Request
-from outpace.policy.auto.acceptance import PRIOR_OF_LOOK_UPS
+from outpace.policy.auto.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
 from outpace.policy.auto.controller import Auto
 from outpace.policy.auto.history import ALONG
 from outpace.policy.auto.ladder import Ladder
@@ -128,9 +129,9 @@ class Player:
     """One way of drafting, through many texts."""
 
     def __init__(self, drafters: list[str], machine: Machine, seed: int) -> None:
-        longest = {LOOK_UP: (SuffixDrafter.longest, PRIOR_OF_LOOK_UPS), MODEL: (10, 0.7)}
+        known = {LOOK_UP: (SuffixDrafter, PRIOR_OF_LOOK_UPS), MODEL: (DraftModel, PRIOR)}
         autos = {
-            name: Auto(Ladder.chains(longest[name][0]), invariant=True, prior=longest[name][1])
+            name: Auto(Ladder.chains(known[name][0].longest), invariant=True, prior=known[name][1])
             for name in drafters
         }
         self._drafters, self._machine, self._noise = drafters, machine, Noise(seed)
