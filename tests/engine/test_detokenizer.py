@@ -41,6 +41,72 @@ def test_bytes_in_any_order_are_what_they_are_together() -> None:
         assert pushed(tokenizer, ids) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("at_once", [1, 3, 20])
+def test_long_runs_of_bytes_are_what_they_are_together(at_once: int) -> None:
+    tokenizer, rng = byte_level(), random.Random(4)
+    broken = [t for t in range(len(tokenizer)) if UNFINISHED in tokenizer.decode([t])]
+    lead = tokenizer("\u65e5", add_special_tokens=False).input_ids
+    for _ in range(200):
+        ids = [token for _ in range(rng.randint(20, 60)) for token in (rng.choice(broken), *lead)]
+        ids = ids if rng.random() < 0.5 else rng.choices(broken, k=len(ids))
+        growing = Detokenizer(tokenizer)
+        for place in range(0, len(ids), at_once):
+            growing.extend(ids[place : place + at_once])
+        growing.finish()
+        assert growing.text == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("letter", ["\u00e9", "\u65e5", "\U0001f642"])
+def test_characters_come_out_wherever_their_bytes_are_cut(
+    kind: str, at_once: int, letter: str
+) -> None:
+    tokenizer = ALL[kind]()
+    ids = tokenizer(f"a {letter * 60} dog", add_special_tokens=False).input_ids
+    growing = Detokenizer(tokenizer)
+    for place in range(0, len(ids), at_once):
+        growing.extend(ids[place : place + at_once])
+        assert UNFINISHED not in growing.text
+    growing.finish()
+    assert growing.text == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+class Straddling:
+    """A tokenizer whose tokens end inside a character: most of them hold the end of one character
+    and the beginning of the next."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        begins, ends = "\u65e5".encode()[:2], "\u65e5".encode()[2:]
+        parts = (begins, ends + begins, b"\xff")
+        return b"".join(parts[i] for i in ids).decode(errors="replace")
+
+
+def test_tokens_that_all_end_inside_a_character_are_shown() -> None:
+    growing = Detokenizer(Straddling())
+    for token in [0, *[1] * 200]:
+        growing.push(token)
+    assert growing.text == "\u65e5" * len(growing.text)
+    assert len(growing.text) > 180
+    for token in [2] * 40:
+        growing.push(token)
+    growing.finish()
+    assert growing.text == Straddling().decode([0, *[1] * 200, *[2] * 40])
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "pieces"])
+def test_a_long_run_of_broken_bytes_takes_no_longer_at_its_end(kind: str) -> None:
+    inside = ALL[kind]()
+    counting = Counting(inside)
+    broken = [t for t in range(len(inside)) if UNFINISHED in inside.decode([t])]
+    growing = Detokenizer(counting)
+    for place in range(2000):
+        growing.push(broken[place % 7])
+    growing.finish()
+    assert counting.tokens < 200_000
+    assert growing.text == inside.decode([broken[place % 7] for place in range(2000)])
+
+
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("anchored", [False, True])
 def test_texts_come_out_whole(kind: str, anchored: bool) -> None:

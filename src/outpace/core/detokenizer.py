@@ -8,7 +8,14 @@ from typing import Any
 from outpace.core.anchors import decoded
 
 UNFINISHED = "\ufffd"
-"""What a tokenizer decodes the first bytes of an unfinished character to."""
+"""What a tokenizer decodes the first bytes of an unfinished character to, and bytes that belong to
+no character."""
+
+PATIENCE = 16
+"""So many tokens may wait for the end of a character, before some of them are shown."""
+
+LONGEST = 8
+"""More tokens than one character takes, which has four bytes at most."""
 
 
 class Detokenizer:
@@ -26,8 +33,8 @@ class Detokenizer:
         # The tokens that were shown last: a piece may depend on the one before it.
         self._context = list(behind)
         self._new: list[int] = []  # tokens behind them, whose text is not in `text` yet
-        self._before = self._decode(self._context)
-        self._now = self._before  # the text of the context and the new tokens
+        self._now = self._decode(self._context)  # the text of the context and the new tokens
+        self._shown = len(self._now)  # how many characters of it are not to be added to `text`
         self.text = ""
         self.unfinished = False
         """Whether the tokens end in the middle of a character, which is not in ``text`` yet."""
@@ -42,20 +49,44 @@ class Detokenizer:
         self._new += added
         earlier, self._now = self._now, self._decode([*self._context, *self._new])
         self.unfinished = self._now.endswith(UNFINISHED)
-        if len(self._now) > len(self._before) and not self.unfinished:
-            self._show()
+        if len(self._now) > self._shown and not self.unfinished:
+            self._show(len(self._new), self._now)
         elif self._now == earlier and self._says_nothing(added):
             del self._new[len(self._new) - len(added) :]
+        elif len(self._new) > PATIENCE:
+            self._show_some()
 
     def finish(self) -> None:
         """Shows what is left, however it decodes; a second time it changes nothing."""
         if self._new:
-            self._show()
+            self._show(len(self._new), self._now)
 
-    def _show(self) -> None:
-        self.text += self._now[len(self._before) :]
-        self._context, self._new = self._new, []
-        self._before = self._now = self._decode(self._context)
+    def _show(self, count: int, text: str, uncertain: int = 0) -> None:
+        """Shows the first new tokens. text: the context's and theirs, without so many characters at
+        its end that a later token may change."""
+        self.text += text[self._shown :]
+        self._context, self._new = self._new[:count], self._new[count:]
+        context = self._decode(self._context)
+        self._shown = len(context) - uncertain
+        self._now = self._decode([*self._context, *self._new]) if self._new else context
+
+    def _show_some(self) -> None:
+        """Shows what is certain of many tokens that end in the middle of a character. Without this
+        a long run of bytes that belong to no character would be decoded from its beginning at every
+        token."""
+        count = len(self._new)
+        for end in range(count - 1, count - LONGEST, -1):
+            text = self._decode([*self._context, *self._new[:end]])
+            if len(text) > self._shown and not text.endswith(UNFINISHED):
+                return self._show(end, text)
+        # No character ends between two of the last tokens. What the tokens before them decode to
+        # stays, but for the bytes at its end, which the next token may complete.
+        end = count - LONGEST
+        text = self._decode([*self._context, *self._new[:end]])
+        uncertain = 0
+        while not self._now.startswith(text[: len(text) - uncertain]):
+            uncertain += 1
+        return self._show(end, text[: len(text) - uncertain], uncertain)
 
     def _says_nothing(self, tokens: Sequence[int]) -> bool:
         """Whether tokens have no text anywhere, as special tokens that are skipped: they would only
