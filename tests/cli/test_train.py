@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError
+
+from outpace.draft.route.classifier import TaskClassifier
 
 Run = Callable[..., Any]
 SHORT = ("--steps", "2", "--every", "1", "--batch", "1", "--block", "16")
@@ -74,6 +77,85 @@ def test_the_text_is_read_once_for_several_heads(run: Run, target: Path, tmp_pat
     assert seen[0] == seen[1]
     full = run("train", "hydra", *asked, "--out", str(tmp_path / "c"), "--cache", "1e-9")
     assert "the lessons fill --cache" in full.stderr
+
+
+def two_tasks(folder: Path) -> tuple[str, ...]:
+    """Writes a text for each of two tasks, and returns the flags that name them."""
+    sums, tales = folder / "sums.jsonl", folder / "tales.txt"
+    lines = [{"prompt": f"w1 w2 w{n}", "response": "w3 w4 " * 9} for n in range(3, 9)]
+    sums.write_text("\n".join(map(json.dumps, lines)))
+    tales.write_text("\n<|endoftext|>\n".join(f"w{n} " + "w20 w21 w22 " * 9 for n in range(20, 26)))
+    return "--for", f"sums={sums}", "--for", f"tales={tales}"
+
+
+def test_a_drafter_for_each_task(run: Run, target: Path, tmp_path: Path) -> None:
+    out, png = tmp_path / "heads", tmp_path / "curves.png"
+    own = ("--self-distill", "--answer-tokens", "20")
+    asked = ("train", "medusa", "-m", str(target), *two_tasks(tmp_path), *own, *SHORT)
+    done = run(*asked, "--out", str(out), "--png", str(png))
+    assert done.exit_code == 0, done.stderr
+    assert "of 12 prompts told right" in done.stderr
+    assert f"use them: --speculative-config {out / 'routes.json'}" in done.stderr
+    for task in ("sums", "tales"):
+        assert {"config.json", "answers.jsonl"} <= {file.name for file in (out / task).iterdir()}
+    assert png.read_bytes().startswith(b"\x89PNG")
+    config = json.loads((out / "routes.json").read_text())
+    assert config["routes"]["tales"] == {"method": "medusa", "model": str(out / "tales")}
+    router = TaskClassifier.load(config["router"])
+    assert router.tasks == ("sums", "tales")
+    assert router.task_of("w24 w20 w21 w22 w20 w21")[0] == "tales"
+    for task in config["routes"].values():
+        task["check"] = False  # they have hardly learned anything
+    (out / "routes.json").write_text(json.dumps(config))
+    asked = ("generate", "w24 w20 w21", "-m", str(target), "--json", "--method")
+    plain = run(*asked, "none")
+    used = run(*asked[:-1], "--speculative-config", str(out / "routes.json"))
+    assert used.exit_code == 0, used.stderr
+    assert json.loads(used.stdout)["text"] == json.loads(plain.stdout)["text"]
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "words"),
+    [
+        ("medusa", ("--for", "sums"), "--for must be TASK=FILE"),
+        ("medusa", ("--for", "../sums=a.txt"), "its drafter's folder has its name"),
+        ("medusa", ("--for", "sums=a.txt"), "two tasks or more"),
+        ("medusa", ("--for", "a=a.txt", "--data", "b.txt"), "--for and --data exclude"),
+        ("medusa", ("--for", "a=a.txt", "--online"), "--for and --online exclude"),
+        ("judge", ("--for", "a=a.txt", "--for", "b=b.txt"), "judge is none"),
+        ("medusa", ("--for", "a=a.txt", "--for", "b=b.txt"), "cannot read training file a.txt"),
+    ],
+)
+def test_tasks_that_cannot_be_trained_for(
+    run: Run, target: Path, tmp_path: Path, method: str, flags: tuple[str, ...], words: str
+) -> None:
+    done = run("train", method, "-m", str(target), *flags, "--out", str(tmp_path / "out"))
+    assert done.exit_code == 2
+    assert words in " ".join(done.stderr.split())
+
+
+def test_curves_go_on_with_the_run(
+    run: Run, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[list[int]] = []
+
+    def draw(found: Any, measure: str) -> bytes:
+        assert measure == "acceptance_length"
+        drawn.append([report["tokens"] for report in found["medusa"]])
+        return b""
+
+    monkeypatch.setattr("outpace.bench.report.plots.training_figure", draw)
+    text, png = tmp_path / "text.txt", tmp_path / "made" / "curves.png"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    asked = ("train", "medusa", "-m", str(target), "--data", str(text), "--png", str(png))
+    asked = (*asked, "--out", str(tmp_path / "head"), *SHORT[2:], "--steps")
+    assert run(*asked, "2").exit_code == 0
+    assert drawn[-1] == [16, 32]
+    assert run(*asked, "3").exit_code == 0
+    assert drawn[-1] == [16, 32, 48]
+    refused = run(*asked[:-1], "--png", str(tmp_path))
+    assert refused.exit_code == 2
+    assert "--png: cannot write" in " ".join(refused.stderr.split())
 
 
 def test_a_classifier_of_a_draft_models_tokens(

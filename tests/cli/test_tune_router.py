@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from outpace.draft.route.classifier import TaskClassifier
 
@@ -23,6 +26,19 @@ def test_a_router_is_trained_from_files(run: Run, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert "2 tasks (maths, tales)" in result.stdout
     assert TaskClassifier.load(out).task_of("what is 3 + 9?")[0] == "maths"
+
+
+def test_what_must_be_installed_is_said(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = tmp_path / "few.txt"
+    few.write_text("one prompt\nand another")
+    monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    for asked in (("router", "--data", f"a={few}", "--data", f"b={few}"), ("layers",)):
+        result = run("tune", *asked)
+        assert result.exit_code == 2
+        assert "pip install 'outpace[tune]'" in " ".join(result.stderr.split())
 
 
 def test_mistakes_are_told_in_a_sentence(run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Imports of large and of optional packages when they are first needed."""
+"""Imports of transformers when it is first needed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
-
-from outpace.errors import ConfigError
 
 
 def transformers() -> Any:
@@ -29,11 +27,3 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
-
-
-def extra(package: str, what: str, install: str) -> Any:
-    """Returns an optional package; ``ConfigError`` with the remedy where it is missing."""
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise ConfigError(f"{what} needs {package}: pip install '{install}'.") from error

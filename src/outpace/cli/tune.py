@@ -14,6 +14,7 @@ from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import ModelFlags
 from outpace.cli.flags.prompts import read_prompts
 from outpace.cli.loading import load_llm
+from outpace.core.extras import extra
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def layers(
     """
     texts = [entry.text for file in prompts or () for entry in read_prompts(None, file)]
     _check_out(out)
+    extra("optuna", "a search for layers", "outpace[tune]")
     engine = {**model.arguments(), "speculative_config": TRIED}
     llm, _ = load_llm(model.model, engine, {}, texts=1)
 

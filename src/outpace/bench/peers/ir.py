@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outpace.bench.library import extra, transformers
+from outpace.bench.library import transformers
+from outpace.core.extras import extra
 
 INSTALL = "outpace[peers]"
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from outpace.bench.library import extra
 from outpace.bench.peers.ir import INSTALL, save_ir, save_quantised
 from outpace.bench.peers.registry import Models, drafter_of
 from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
+from outpace.core.extras import extra
 from outpace.errors import ConfigError
 
 COUNTS = (3, 5)

@@ -8,9 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from outpace.bench.library import extra
 from outpace.bench.report.results import Report
 from outpace.bench.run.costs import CostReport
+from outpace.core.extras import extra
 
 
 def require_jinja() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from outpace.bench.library import extra
 from outpace.bench.report.results import MethodResult, Report, SettingResult, Sweep
 from outpace.bench.run.costs import Curve
+from outpace.core.extras import extra
 
 _COLOURS = (
     *("#1f6f8b", "#d1495b", "#e0952b", "#4f8f6c", "#8d6a9f", "#b07d62", "#2e4057", "#c2709c"),
@@ -72,6 +72,25 @@ def load_figure(found: Mapping[str, Mapping[int, Mapping[str, float]]]) -> bytes
             axes.set_xlabel("clients")
             axes.set_ylabel(label)
             axes.set_ylim(bottom=0)
+        return _png(figure, both[0])
+
+
+def training_figure(found: Mapping[str, Sequence[Mapping[str, Any]]], measure: str) -> bytes:
+    """Returns the image of training runs: the loss and the figure on held-out text, by the tokens
+    that were learned from. found: the reports of each run, as its log holds them. measure: the
+    figure's key in there."""
+    with _settings():
+        figure, both = _figure(9.0, columns=2)
+        for index, (name, reports) in enumerate(found.items()):
+            tokens = [report["tokens"] for report in reports]
+            for axes, key in zip(both, ("loss", measure), strict=True):
+                values = [report[key] for report in reports]
+                axes.plot(tokens, values, ".-", color=_colour(index), label=name)
+        for axes, label in zip(
+            both, ("loss", f"{measure.replace('_', ' ')}, held out"), strict=True
+        ):
+            axes.set_xlabel("tokens learned from")
+            axes.set_ylabel(label)
         return _png(figure, both[0])
 
 

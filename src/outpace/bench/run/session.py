@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
@@ -274,21 +273,6 @@ def _engines_of(competing: Sequence[Contestant]) -> dict[str, LLM]:
     """Our own engines, each once, under the name of the last contestant that uses it."""
     named = {id(c.llm): (c.name, c.llm) for c in competing if isinstance(c, Ours)}
     return dict(named.values())
-
-
-def parse_config(text: str) -> dict[str, Any]:
-    """Returns a JSON object; ``ConfigError`` if it is something else.
-
-    >>> parse_config('{"method": "ngram"}')
-    {'method': 'ngram'}
-    """
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is not JSON ({error}).") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f'a JSON object such as {{"key": value}} was expected, not {text}.')
-    return found
 
 
 def numbers(text: str, kind: type, flag: str) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import typer
 
 from outpace.cli.flags import options as opt
 from outpace.cli.flags.groups import ModelFlags
-from outpace.cli.flags.speculation import speculation
+from outpace.cli.flags.speculation import parse_object, speculation
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ class LlmFlags(ModelFlags):
     ] = None
 
     def arguments(self) -> dict[str, Any]:
-        from outpace.bench.run.session import parse_config
-
-        return {**super().arguments(), **parse_config(self.llm or "{}")}
+        return {**super().arguments(), **parse_object("--llm", self.llm or "{}", ConfigError)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +66,9 @@ class DraftFlags:
         self, bundled: bool, count: str | None = None, verify: str | None = None
     ) -> tuple[dict[str, Any], ...]:
         """Returns one ``speculative_config`` for each contestant."""
-        from outpace.bench.run.session import parse_config
-
         if self.config:  # both together are refused
             speculation(self.config[0], self.draft, self.method, count, verify, bundled)
-            return tuple(parse_config(text) for text in self.config)
+            return tuple(parse_object("--speculative-config", t, ConfigError) for t in self.config)
         found = speculation(None, self.draft, self.method, count, verify, bundled)
         return () if found is None else (found,)
 

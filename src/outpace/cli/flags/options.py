@@ -153,7 +153,8 @@ SpeculativeJson = Annotated[
         "--speculative-config",
         metavar="JSON",
         help="All about speculation in one object, as in Python: "
-        '{"method": ..., "model": ..., "num_speculative_tokens": ..., "verify": ...}.',
+        '{"method": ..., "model": ..., "num_speculative_tokens": ..., "verify": ...}, or a file '
+        "(*.json) that holds it.",
         rich_help_panel=SPECULATION,
     ),
 ]

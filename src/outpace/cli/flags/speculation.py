@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+from outpace.cli.flags.prompts import text_of
 from outpace.errors import ConfigError, OutpaceError, ParamsError
 
 
@@ -67,9 +69,11 @@ def logit_bias(text: str | None) -> dict[int, float] | None:
 
 
 def parse_object(flag: str, text: str, kind: type[OutpaceError]) -> dict[str, Any]:
-    """Returns the JSON object that a flag holds; raises ``kind`` if it is something else."""
+    """Returns the JSON object that a flag holds, or that a file (``*.json``) holds whose name it
+    is; raises ``kind`` if it is something else."""
+    content = text_of(Path(text), flag) if text.endswith(".json") else text
     try:
-        found = json.loads(text)
+        found = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise kind(f"{flag} is not JSON ({error}).") from error
     if not isinstance(found, dict):

@@ -24,12 +24,18 @@ def counting(console: Console, what: str, total: int, done: int) -> Iterator[Cal
 
 
 def play(
-    console: Console, run: TrainingRun, every: int, minutes: float | None, patience: int | None
+    console: Console,
+    run: TrainingRun,
+    every: int,
+    minutes: float | None,
+    patience: int | None,
+    draw: Callable[[Reached], None],
 ) -> Reached:
     """Trains under a bar and returns where the run ended.
 
     patience: after so many reports without a higher figure than before the run ends; None: it goes
     on. every: steps between two reports. minutes: after so many the run ends, too; None: never.
+    draw: is called after each report.
     """
     scores: list[float] = []
     end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -42,6 +48,7 @@ def play(
                 f"step {reached.step:,}: loss {reached.loss:.3f}, {reached.measure.name} "
                 f"{reached.score:.2f}"
             )
+            draw(reached)
 
         def stop() -> bool:
             bar.update(task, completed=run.step)

@@ -31,6 +31,16 @@ class TextFlags:
             TEXT,
         ),
     ] = None
+    tasks: Annotated[
+        list[str] | None,
+        _option(
+            "--for",
+            "Instead of --data: the text of a task, or of a language. Once for each. A drafter is "
+            "trained for every one, and a router that tells the task of a prompt.",
+            TEXT,
+            "TASK=FILE",
+        ),
+    ] = None
     tokens: Annotated[
         int | None, _option("--tokens", "Tokens of text to use at most. Unset: all.", TEXT)
     ] = None
@@ -83,7 +93,10 @@ class TextFlags:
             raise ConfigError("--online learns from the target's own answers: drop --self-distill.")
         if online and self.lessons:
             raise ConfigError("--lessons is for training on text: leave it out with --online.")
-        if not (self.data or self.self_distill or online):
+        if self.tasks and (self.data or online):
+            other = "--data" if self.data else "--online"
+            raise ConfigError(f"--for and {other} exclude each other: leave one of them out.")
+        if not (self.data or self.tasks or self.self_distill or online):
             raise ConfigError("there is nothing to learn from: add --data FILE, or --self-distill.")
         if self.answers is not None and not (self.self_distill or online):
             raise ConfigError("--answers needs --self-distill, which writes them.")
@@ -210,6 +223,16 @@ class RunFlags:
         int | None,
         _option("--seed", "Of weights, answers and the order of the text. Unset: 0.", RUN),
     ] = None
+    png: Annotated[
+        Path | None,
+        _option(
+            "--png",
+            "Image of the curves: the loss, and the figure on text that it does not learn from. "
+            "Drawn anew at each report.",
+            RUN,
+            "FILE",
+        ),
+    ] = None
 
     def filled(self) -> dict[str, Any]:
         """Returns the flags, or the defaults where they are not given."""
@@ -221,7 +244,7 @@ class RunFlags:
                 raise ConfigError(f"--{name} must be at least 1, not {value}.")
         if self.minutes is not None and not self.minutes > 0:
             raise ConfigError(f"--minutes must be more than 0, not {self.minutes:g}.")
-        return {**DEFAULTS, "minutes": None, "patience": None, **known}
+        return {**DEFAULTS, "minutes": None, "patience": None, "png": None, **known}
 
 
 @dataclass(frozen=True, kw_only=True)

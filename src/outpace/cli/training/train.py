@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -13,10 +15,12 @@ from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import ModelFlags
 from outpace.cli.loading import starting, working
 from outpace.cli.training.bar import play
+from outpace.cli.training.curves import Curves
 from outpace.cli.training.flags import DrafterFlags, OnlineFlags, RunFlags, TextFlags
 from outpace.cli.training.online import train_online
 from outpace.cli.training.out import check_out
 from outpace.cli.training.self_distill import GIGABYTE, written
+from outpace.cli.training.tasks import files_of, one_task, train_router, write_routes
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from outpace.targets.cpu.weights.quantize import Quantization
     from outpace.targets.hf.loading.loaded import Loaded
     from outpace.train.lessons import Lessons
-    from outpace.train.run import TrainingRun
+    from outpace.train.run import Progress, TrainingRun
     from outpace.train.settings import TrainSettings
 
 
@@ -56,6 +60,8 @@ def train(
 
     `outpace train draft_model -m big-model --data prose.txt --out small --set layers=2`
 
+    `outpace train eagle3 -m big-model --for code=code.jsonl --for maths=maths.jsonl --out heads`
+
     `outpace train eagle3 -m big-model --data today.jsonl --online --start head --out newer`
     """
     console = Console(stderr=True)
@@ -66,12 +72,43 @@ def train(
         return
     if online.learner is not None:
         raise ConfigError("--learner is about --online: leave it out, or add that.")
+    files = files_of(method, text)
     settings = _settings(console, method, model, drafter, run.filled())
     _check_lessons(method, text)
+    if files:
+        _train_each(console, model, files, text, settings, drafter, run)
+        return
     check_out(console, model, drafter, text)
-    target = _target(console, model)
-    tokens, own = _text(console, target, text, settings, drafter)
-    _train(console, target, (tokens, own, _lessons(target, text)), settings, drafter, run)
+    curves = Curves(run.png)
+    _train(console, _target(console, model), text, settings, drafter, run, curves, method)
+    _say(console, f"use it: {_use(settings, drafter)}")
+
+
+def _train_each(
+    console: Console,
+    model: ModelFlags,
+    files: Mapping[str, Sequence[Path]],
+    text: TextFlags,
+    settings: TrainSettings,
+    drafter: DrafterFlags,
+    run: RunFlags,
+) -> None:
+    """Trains the router first, which takes seconds, and then a drafter for each task."""
+    own = {task: one_task(task, files, text, drafter) for task in files}
+    for texts, made in own.values():
+        check_out(console, model, made, texts)
+    curves, target = Curves(run.png), _target(console, model)
+    train_router(console, target, files, text, settings.seed, drafter.out)
+    for task, (texts, made) in own.items():
+        console.rule(task)
+        _train(console, target, texts, settings, made, run, curves, task)
+    routes = write_routes(settings.method, files, drafter.out)
+    _say(console, f"use them: --speculative-config {routes}")
+
+
+def _say(console: Console, line: str) -> None:
+    """Prints a line that may be copied: no markup, and no break."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _check_lessons(method: str, text: TextFlags) -> None:
@@ -132,28 +169,33 @@ def _draft(method: str, model: ModelFlags, drafter: DrafterFlags) -> str:
 def _train(
     console: Console,
     target: Loaded,
-    text: tuple[Tensor, Tensor | None, Lessons | None],
+    text: TextFlags,
     settings: TrainSettings,
     drafter: DrafterFlags,
     flags: RunFlags,
+    curves: Curves,
+    name: str,
 ) -> None:
-    """text: its blocks, which of the tokens are the target's own, and what it makes of them."""
-    from outpace.train.run import TrainingRun
+    """Trains one drafter. name: of its curves."""
+    from outpace.train.run import LOG, TrainingRun
 
-    tokens, own, lessons = text
+    tokens, own = _text(console, target, text, settings, drafter)
+    lessons = _lessons(target, text)
     with working(console, f"preparing {settings.method}") as report:
         run = TrainingRun(
             target, tokens, settings, drafter.out, own=own, lessons=lessons, preparing=report
         )
     if run.step:
         console.print(f"going on from step {run.step:,} of {settings.steps:,}")
-    reached = play(console, run, flags.filled()["every"], flags.minutes, flags.patience)
+
+    def draw(reached: Progress) -> None:
+        curves.draw(name, drafter.out / LOG, reached.measure)
+
+    reached = play(console, run, flags.filled()["every"], flags.minutes, flags.patience, draw)
+    draw(reached)  # also where there was nothing left to learn
     console.print(f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; {_kept(run)}")
     if lessons is not None and lessons.full:
         console.print("the lessons fill --cache: what is not among them is read again each time")
-    console.print(
-        f"use it: {_use(settings, drafter)}", highlight=False, markup=False, soft_wrap=True
-    )
 
 
 def _kept(run: TrainingRun) -> str:

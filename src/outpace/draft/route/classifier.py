@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from outpace.core.extras import extra
 from outpace.errors import ConfigError
 
 FEATURES = 1 << 14
@@ -113,9 +114,7 @@ class TaskClassifier:
 
 def _features(texts: Sequence[str]) -> Any:
     """``[texts, FEATURES]``, sparse: hashed n-grams, each text of length 1."""
-    from sklearn.feature_extraction.text import HashingVectorizer
-
-    vectorizer = HashingVectorizer(
+    vectorizer = _sklearn("feature_extraction.text").HashingVectorizer(
         analyzer="char_wb", ngram_range=LENGTHS, n_features=FEATURES, lowercase=False
     )
     ends = [t if len(t) <= 2 * LETTERS else f"{t[:LETTERS]} {t[-LETTERS:]}" for t in texts]
@@ -123,9 +122,8 @@ def _features(texts: Sequence[str]) -> Any:
 
 
 def _fit(features: Any, labels: Any, tasks: int, seed: int) -> tuple[Any, Any]:
-    from sklearn.linear_model import LogisticRegression
-
-    model = LogisticRegression(C=30.0, max_iter=1000, class_weight="balanced", random_state=seed)
+    logistic = _sklearn("linear_model").LogisticRegression
+    model = logistic(C=30.0, max_iter=1000, class_weight="balanced", random_state=seed)
     model.fit(features, labels)
     weights, biases = model.coef_, model.intercept_
     if tasks == 2:  # the scores of the second task, and none for the first
@@ -135,10 +133,8 @@ def _fit(features: Any, labels: Any, tasks: int, seed: int) -> tuple[Any, Any]:
 
 def _unseen_scores(features: Any, labels: Any, tasks: int, folds: int, seed: int) -> Any:
     """``[examples, tasks]``: the scores of each example by a fit to the others."""
-    from sklearn.model_selection import StratifiedKFold
-
     scores = np.zeros((len(labels), tasks))
-    splits = StratifiedKFold(folds, shuffle=True, random_state=seed)
+    splits = _sklearn("model_selection").StratifiedKFold(folds, shuffle=True, random_state=seed)
     for fitted, unseen in splits.split(features, labels):
         weights, biases = _fit(features[fitted], labels[fitted], tasks, seed)
         scores[unseen] = features[unseen] @ weights.T + biases
@@ -157,3 +153,7 @@ def _temperature(scores: Any, labels: Any) -> float:
         return float((total - scaled[np.arange(len(labels)), labels]).mean())
 
     return float(min(candidates, key=loss))
+
+
+def _sklearn(module: str) -> Any:
+    return extra(f"sklearn.{module}", "a router of tasks", "outpace[tune]")
