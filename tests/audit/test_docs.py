@@ -64,11 +64,11 @@ def tables() -> tuple[list[list[str]], list[list[str]]]:
     """The cells of the front page's tables: of the rules, and of what a rule may ask for."""
     lines = (PAGES / "README.md").read_text().splitlines()
     rows = [line.split("|")[1:-1] for line in lines if re.match(r"\| `", line)]
-    return [row for row in rows if len(row) == 8], [row for row in rows if len(row) == 3]
+    return [row for row in rows if len(row) == 9], [row for row in rows if len(row) == 3]
 
 
 def test_what_rules_ask_for_is_right() -> None:
-    needs, asked = tables()[1], {cells[0].strip(" `"): cells[7] for cells in tables()[0]}
+    needs, asked = tables()[1], {cells[0].strip(" `"): cells[8] for cells in tables()[0]}
     names = [field.name for field in fields(RuleNeeds)]
     assert {cells[0].strip(" `") for cells in needs} == set(names)
     for rule in _rules(None):
@@ -83,11 +83,11 @@ def test_the_list_of_rules_is_right() -> None:
     for name, rule in rules().items():
         columns = [
             rule.lossless,
-            *(kind in rule.takes for kind in (Drawn.POINT, Drawn.IID, Drawn.WITHOUT)),
+            *(kind in rule.takes for kind in Drawn),
             rule.trees,
         ]
-        assert [cell == "yes" for cell in found[name][:5]] == columns
-        listed = re.findall(r"`(\w+)`", found[name][5])
+        assert [cell == "yes" for cell in found[name][:6]] == columns
+        listed = re.findall(r"`(\w+)`", found[name][6])
         assert listed == list(rule_options(rule)), name
 
 

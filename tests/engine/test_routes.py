@@ -12,11 +12,11 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
-from outpace.core.proposal import Sampled
+from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.route.joining import Node, nodes_of
 from outpace.engine.trace import RoundTrace
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, IncompatibleRule
 from outpace.policy.auto.controller import Auto
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
@@ -101,6 +101,25 @@ def test_sampled_texts_follow_the_law(name: str) -> None:
     report = audit_model(letters(letter_configs()[name]), plan, SamplingParams(temperature=1.0))
     assert report.ok, report
     assert report.acceptance > 0.05
+
+
+def test_drafts_of_several_laws_are_taken_as_drawn() -> None:
+    """As given tokens ("match") fewer of them would be accepted."""
+    accepted = {}
+    for rule in ("recursive", "match"):
+        llm = letters({**letter_configs()["merge"], "verify": rule})
+        assert llm.engine.drafter.draws == {Drawn.SEVERAL}
+        seen: list[Proposal] = []
+        with llm.engine.observing(lambda trace, seen=seen: seen.append(trace.proposal)):
+            outputs = llm.generate([[1, 2, 3]] * 40, SamplingParams(temperature=1.0, max_tokens=24))
+        assert {Drawn.of(each) for each in seen if each.tree.size} == {Drawn.SEVERAL}
+        accepted[rule] = sum(each.metrics.num_accepted_tokens for each in outputs)
+    assert accepted["recursive"] > 1.2 * accepted["match"]
+
+
+def test_rules_for_one_law_refuse_several() -> None:
+    with pytest.raises(IncompatibleRule, match="sampled from several laws: choose another rule"):
+        letters({**letter_configs()["merge"], "verify": "kseq"})
 
 
 def test_staged_drafts_what_the_model_drafts_alone_in_fewer_passes() -> None:

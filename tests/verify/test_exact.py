@@ -1,6 +1,7 @@
 """Every lossless rule emits the target's law, and some are never worse than others."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,13 +10,20 @@ from torch import Tensor
 from outpace.audit.gate.drafting import BUILT_IN, iid
 from outpace.audit.gate.gate_trees import FAST, FULL, GateTree
 from outpace.audit.gate.law import audit_law, measure
+from outpace.audit.gate.oracle import best_acceptance, best_of_several
 from outpace.audit.gate.world import World, make_world
-from outpace.core.proposal import Drawn, Point, Proposal
+from outpace.core.proposal import Drawn, Point, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule, rules
 from representatives import representatives
 
+NAMES = {
+    Drawn.POINT: "point",
+    Drawn.IID: "iid",
+    Drawn.WITHOUT: "without",
+    Drawn.SEVERAL: "several",
+}
 LOSSLESS = [name for name, rule in rules().items() if rule.lossless]
 QUICK = [shape for shape in FAST if len(shape.parents) < 4]
 
@@ -25,8 +33,7 @@ def test_the_joint_law_is_the_targets(name: str) -> None:
     report = audit_law([name], shapes=QUICK, pairs=5, seed=1)
     assert report.passed, report.failures
     assert {row.drafted for row in report.rows} - {"stopping", "unsure", "doubting"} == {
-        {Drawn.POINT: "point", Drawn.IID: "iid", Drawn.WITHOUT: "without"}[drawn]
-        for drawn in rules()[name].takes
+        NAMES[drawn] for drawn in rules()[name].takes
     }
 
 
@@ -86,6 +93,31 @@ def test_one_token_is_the_token_rule(name: str) -> None:
 def test_on_a_chain_it_is_the_token_rule(name: str) -> None:
     this, token = pair_of(name, "token", FAST[2], "iid", seed=6)
     assert torch.allclose(this, token, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [*QUICK, FAST[-1]], ids=lambda s: s.name)
+def test_several_laws_that_are_the_same_are_one(shape: GateTree) -> None:
+    world = make_world(12, shape.vocabulary, shape.depth, seed=8)
+    drafts = iid(world, list(shape.parents))
+    assert isinstance(drafts.law, Sampled)
+    each = replace(drafts, law=replace(drafts.law, several=True))
+    one, several = (measure(make_rule("recursive"), world, d, shape) for d in (drafts, each))
+    for name in ("accepted", "one_step"):
+        assert torch.allclose(getattr(one, name), getattr(several, name), atol=1e-12)
+    assert float(several.distance.max()) < 1e-12
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+def test_the_optimum_of_several_laws_that_are_the_same_is_that_of_one(drafts: int) -> None:
+    world = make_world(40, 4, 1, seed=9)
+    p, q = world.p[:, 0], world.q[:, 0]
+    one, several = best_acceptance(p, q, drafts), best_of_several(p, torch.stack([q] * drafts))
+    assert torch.allclose(one, several, atol=1e-12)
+
+
+def test_no_exact_rule_accepts_more_of_several_laws_than_the_optimum() -> None:
+    (row,) = audit_law(["recursive"], ["several"], shapes=[FAST[3]], pairs=20, seed=3).rows
+    assert row.optimum - 0.1 < row.one_step < row.optimum
 
 
 # -- one step: the figures of the literature -----------------------------------------------------

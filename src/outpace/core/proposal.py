@@ -24,13 +24,15 @@ class Sampled:
 
     Siblings share their row of q. With replacement they are independent draws. Without, each was
     drawn from q with its elder siblings removed and the rest renormalised; q stays the law before
-    any removal. A token that was chosen and not drawn is marked in ``given``; its row of q is 1 at
-    the token.
+    any removal. With ``several`` siblings do not share a law: each is an independent draw from that
+    of another drafter, which its own row of q is. A token that was chosen and not drawn is marked
+    in ``given``; its row of q is 1 at the token.
     """
 
     q: Tensor  # [B, N, V]
     with_replacement: bool = True
     given: Tensor | None = None  # [B, N] bool
+    several: bool = False
 
 
 Law = Point | Sampled
@@ -122,13 +124,25 @@ class Drawn(Enum):
     POINT = "point"
     IID = "sampled"
     WITHOUT = "sampled without replacement"
+    SEVERAL = "sampled from several laws"
 
     @classmethod
     def of(cls, proposal: Proposal) -> Drawn:
         """Returns how the proposal's tokens were drawn."""
-        if isinstance(proposal.law, Point):
+        return cls.by(proposal.law)
+
+    @classmethod
+    def by(cls, law: Law) -> Drawn:
+        """Returns how tokens of such a law were drawn."""
+        if isinstance(law, Point):
             return cls.POINT
-        return cls.IID if proposal.law.with_replacement else cls.WITHOUT
+        if law.several:
+            return cls.SEVERAL
+        return cls.IID if law.with_replacement else cls.WITHOUT
+
+
+ONE_LAW = frozenset({Drawn.POINT, Drawn.IID, Drawn.WITHOUT})
+"""What a rule for chains takes, or one that knows siblings of one law only."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,6 +76,26 @@ def without(world: World, parents: list[int]) -> Drafts:
     return Drafts(tokens, chance, Sampled(q.flatten(0, 1), with_replacement=False))
 
 
+def several(world: World, parents: list[int]) -> Drafts:
+    """Returns all proposals, siblings drawn independently, each from a law of its own."""
+    tokens = _all_tokens(world.vocabulary, len(parents))
+    q = laws_at_parents(world, tokens, parents)  # [G, R, N, V]
+    ranks = [parents[:node].count(parent) for node, parent in enumerate(parents)]
+    every = of_siblings(q, max(ranks) + 1)
+    q = torch.stack([every[rank, :, :, node] for node, rank in enumerate(ranks)], 2)
+    drawn = q.gather(-1, tokens[None, :, :, None].expand(*q.shape[:-1], 1))[..., 0]
+    return Drafts(tokens, drawn.prod(-1), Sampled(q.flatten(0, 1), several=True))
+
+
+def of_siblings(q: Tensor, count: int) -> Tensor:
+    """Returns ``[count, ..., V]``: a law for each sibling where each has its own. That of the first
+    is q, the next have its numbers at other tokens, and the third is sure of a token."""
+    laws = [q.roll(rank, -1) for rank in range(count)]
+    if count > 2:
+        laws[2] = torch.zeros_like(q).scatter_(-1, laws[2].argmax(-1, keepdim=True), 1.0)
+    return torch.stack(laws)
+
+
 def stopping(world: World, parents: list[int]) -> Drafts:
     """Returns chains that end after their first token 0."""
     drafts = iid(world, parents)
@@ -140,6 +160,7 @@ BUILT_IN: dict[str, Drafting] = {
     "point": point,
     "iid": iid,
     "without": without,
+    "several": several,
     "stopping": stopping,
     "unsure": unsure,
     "doubting": doubting,

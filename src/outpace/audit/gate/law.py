@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from outpace.audit.gate.drafting import BUILT_IN, ENDING, Drafting, Drafts
+from outpace.audit.gate.drafting import BUILT_IN, ENDING, Drafting, Drafts, of_siblings
 from outpace.audit.gate.gate_trees import FAST, FULL, GateTree
-from outpace.audit.gate.oracle import best_acceptance, point_acceptance
+from outpace.audit.gate.oracle import best_acceptance, best_of_several, point_acceptance
 from outpace.audit.gate.world import World, make_world
 from outpace.core.proposal import Drawn, Point, Proposal, Sampled
 from outpace.core.trees.tree import Tree
@@ -120,7 +120,7 @@ def audit_law(
             drafts = way(worlds[key], list(shape.parents))
             for rule in chosen:
                 try:
-                    rule.check(_drawn(drafts), tree=not shape.is_chain)
+                    rule.check(Drawn.by(drafts.law), tree=not shape.is_chain)
                 except IncompatibleRule as error:
                     refusal = error
                     continue
@@ -204,7 +204,7 @@ class _Case:
         law, draft = drafts.law, world.q[pair[:, None], self.context[:, parents]]
         if isinstance(law, Sampled):
             q = law.q.repeat(self.sets, 1, 1).where(used[:, 1:, None], draft.roll(1, -1))
-            law = Sampled(q, law.with_replacement)
+            law = replace(law, q=q)
         tree = Tree.uniform(parents, len(tokens))
         self.proposal = Proposal(tokens, tree, self.counts, law)
         self.p = world.p[pair[:, None], seen]
@@ -257,13 +257,9 @@ class _Case:
             offered = self.drafts.tokens[:, root].expand(self.world.pairs, -1, -1)
             each = point_acceptance(p[:, None].expand(*offered.shape[:2], -1), offered)
             return each.mean(-1)
+        if law.several:
+            return best_of_several(p, of_siblings(q, len(root)))
         return best_acceptance(p, q, len(root), replacement=law.with_replacement)
-
-
-def _drawn(drafts: Drafts) -> Drawn:
-    if isinstance(drafts.law, Point):
-        return Drawn.POINT
-    return Drawn.IID if drafts.law.with_replacement else Drawn.WITHOUT
 
 
 def _ways(drafters: Iterable[str] | dict[str, Drafting] | None) -> dict[str, Drafting]:

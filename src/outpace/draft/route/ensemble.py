@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from outpace.core.proposal import Drawn, Proposal, Sampled
+from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
@@ -59,11 +59,12 @@ class Ensemble(Several):
     """Several drafters, joined in one of three ways.
 
     precedence: for each row the first drafter of the list that proposes anything: put what costs
-    nothing first. merge: one tree of all their drafts. Drafters with equal configs draw
-    independently from one law, and their chains stand side by side; of others the merged tokens are
-    given ones, since rules know independent siblings of one law only. vote: of all drafts as a trie
-    the path on which most of them agree, each drafter with the weight of what was accepted of it
-    lately; a choice among drawn tokens, so that they are given ones.
+    nothing first. merge: one tree of all their drafts. Chains that were drawn stand side by side,
+    as independent draws: from one law where the drafters have equal configs, otherwise from the law
+    of each, which is certain of a token that was given. Where nothing was drawn, or trees were, the
+    merged tokens are given ones. vote: of all drafts as a trie the path on which
+    most of them agree, each drafter with the weight of what was accepted of it lately; a choice
+    among drawn tokens, so that they are given ones.
     """
 
     name: ClassVar[str] = "ensemble"
@@ -81,13 +82,9 @@ class Ensemble(Several):
         """alike: the children draw from the same law."""
         super().__init__(children, names, vocabulary)
         self._combine = combine
-        self._independent = combine == "merge" and alike and not any(c.trees for c in children)
-        if combine == "merge":
-            self.trees = True
-        if combine == "vote":
-            self.trees = False
-        if combine != "precedence" and not self._independent:
-            self.draws = frozenset({Drawn.POINT})
+        if combine != "precedence":
+            self.trees = combine == "merge"
+            self.draws = frozenset({self._merges(alike) if self.trees else Drawn.POINT})
         self._votes: Learned[_Votes] = Learned(lambda: _Votes([0.5] * len(self.children)))
 
     @classmethod
@@ -152,6 +149,15 @@ class Ensemble(Several):
 
     # -- merge ---------------------------------------------------------------------------------
 
+    def _merges(self, alike: bool) -> Drawn:
+        """How merged tokens were drawn, unless none of them was: only chains can stand side by side
+        as independent draws."""
+        kinds = frozenset().union(*(child.draws for child in self.children))
+        drawn = [child for child in self.children if child.draws != {Drawn.POINT}]
+        if not drawn or not kinds <= {Drawn.POINT, Drawn.IID} or any(c.trees for c in drawn):
+            return Drawn.POINT
+        return Drawn.IID if alike else Drawn.SEVERAL
+
     def _merged(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         asked: list[Asked] = []
         for number in range(len(self.children)):
@@ -160,8 +166,11 @@ class Ensemble(Several):
             spent = [sum(each.counts[row] for each in asked) for row in range(len(rows))]
             shares = [-(-(b - used) // left) for b, used in zip(budgets, spent, strict=True)]
             asked.append(self.ask(number, rows, shares))
-        if self._independent and all(map(_drawn, asked)) and any(map(_size, asked)):
-            return side_by_side([a.proposal for a in asked], [a.counts for a in asked])
+        # Which of the two a row gets must not depend on what else is in the batch.
+        chosen = self.draws == {Drawn.POINT} or rows.coupled or rows.law.all_greedy
+        if not chosen and any(any(each.counts) for each in asked):
+            made, counts = [each.proposal for each in asked], [each.counts for each in asked]
+            return side_by_side(made, counts, self._vocabulary, Drawn.SEVERAL in self.draws)
         trees = [_trie([each.nodes[row] for each in asked]) for row in range(len(rows))]
         return point_trees(trees, rows.seeds.device)
 
@@ -182,14 +191,6 @@ class _Votes:
     """What a drafter's vote weighs: the share of its tokens that was accepted lately."""
 
     weights: list[float] = field(default_factory=list)
-
-
-def _size(asked: Asked) -> int:
-    return asked.proposal.tree.size
-
-
-def _drawn(asked: Asked) -> bool:
-    return not _size(asked) or isinstance(asked.proposal.law, Sampled)
 
 
 def _trie(drafts: Sequence[Sequence[Node]]) -> list[Node]:

@@ -144,10 +144,13 @@ def cut(proposal: Proposal, counts: Sequence[int]) -> Proposal:
     )
 
 
-def side_by_side(made: Sequence[Proposal], counts: Sequence[Sequence[int]]) -> Proposal:
-    """Returns chains that were drawn independently from the same law, as a tree with one fork.
+def side_by_side(
+    made: Sequence[Proposal], counts: Sequence[Sequence[int]], vocabulary: int, several: bool
+) -> Proposal:
+    """Returns chains that were drawn independently, as a tree with one fork.
 
-    counts: of each drafter, by row.
+    counts: of each drafter, by row. several: whether their laws differ; a given token has one that
+    is certain of it.
     """
     rows, device = len(made[0].counts), made[0].tokens.device
     offsets = [0]
@@ -166,6 +169,30 @@ def side_by_side(made: Sequence[Proposal], counts: Sequence[Sequence[int]]) -> P
     parents = [[*row, *range(len(row), width)] for row in parents]
     at = to_device(index, device)  # [B, N]
     tokens = torch.cat([proposal.tokens for proposal in made], 1).gather(1, at)
-    laws = torch.cat([p.law.q for p in made if isinstance(p.law, Sampled)], 1)
-    q = laws.gather(1, at[..., None].expand(-1, -1, laws.shape[-1]))
-    return Proposal(tokens, Tree(to_device(parents, device)), sizes, Sampled(q))
+    q = torch.cat([_law_of(one, vocabulary) for one in made], 1)
+    q = q.gather(1, at[..., None].expand(-1, -1, vocabulary))
+    given = torch.cat([_given(one) for one in made], 1).gather(1, at)
+    law = Sampled(q, given=given if any(map(_some_given, made)) else None, several=several)
+    return Proposal(tokens, Tree(to_device(parents, device)), sizes, law)
+
+
+def _law_of(proposal: Proposal, vocabulary: int) -> Tensor:
+    """``[B, N, V]``: what the tokens were drawn from; certain of those that were not drawn."""
+    if isinstance(proposal.law, Sampled):
+        return proposal.law.q
+    shape = (*proposal.tokens.shape, vocabulary)
+    certain = torch.zeros(shape, device=proposal.tokens.device)
+    return certain.scatter_(2, proposal.tokens[..., None], 1.0)
+
+
+def _given(proposal: Proposal) -> Tensor:
+    """``[B, N]`` bool: the tokens that were not drawn."""
+    law = proposal.law
+    if isinstance(law, Sampled) and law.given is not None:
+        return law.given
+    return torch.full_like(proposal.tokens, isinstance(law, Point), dtype=torch.bool)
+
+
+def _some_given(proposal: Proposal) -> bool:
+    law = proposal.law
+    return law.given is not None if isinstance(law, Sampled) else proposal.tree.size > 0

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Proposal, Sampled
+from outpace.core.proposal import ONE_LAW, Drawn, Proposal, Sampled
 from outpace.verify.base import Rule, at_drafted, drafted_mass, in_pieces, normalised, rows_of
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.siblings import (
@@ -38,7 +38,7 @@ class BlockRule(Rule):
 
     name: ClassVar[str] = "block"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
     trees: ClassVar[bool] = False
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:

@@ -11,11 +11,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.laws.pieces import pieces
 from outpace.core.proposal import Drawn, Proposal, Sampled
-from outpace.verify.base import Rule, at_drafted, drafted_mass, normalised, ratio, rows_of
+from outpace.verify.base import (
+    Rule,
+    at_drafted,
+    drafted_mass,
+    normalised,
+    proposed_at,
+    ratio,
+    rows_of,
+)
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.siblings import (
     as_match,
+    child,
     children_law_at,
     drawable,
     excess,
@@ -33,12 +43,14 @@ class RecursiveRule(Rule):
 
         r_0 = p,  s_0 = q
         a_i = min(1, r_{i-1}(x_i) / s_{i-1}(x_i)),  r_i = norm([r_{i-1} - s_{i-1}]_+)
-        s_i = q with replacement; q without x_1 ... x_i, renormalised, without
+        s_i = q with replacement; q without x_1 ... x_i, renormalised, without; the next sibling's
+        own law where each has one
         stop_n = (product over the path of the step to each node) (1 - a_1) ... (1 - a_k)
         next   = r_k
 
-    Exact for siblings drawn with or without replacement, in the order of their nodes, and for
-    points (where it is the match rule). On a chain it is the token rule. As implemented, r_i is
+    Exact for siblings drawn with or without replacement, in the order of their nodes, for siblings
+    drawn independently from a law each (SpecInfer's several drafters), and for points (where it is
+    the match rule). On a chain it is the token rule. Where siblings share a law, r_i is computed as
     norm([p - t_i q]_+) with t_0 = 0 and t_{i+1} = t_i + sum [p - t_i q]_+ / (q not yet removed).
     A child that q cannot produce any more (q was exhausted) is passed over.
     """
@@ -55,15 +67,19 @@ class RecursiveRule(Rule):
         step, stay = in_turn(accept, proposal)
         return reach(step, proposal.tree) * stay
 
-    def weigh(self, p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
+    def weigh(self, p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor | None]:
+        if Drawn.of(proposal) is Drawn.SEVERAL:
+            return _each_by_its_law(p, proposal), None
         return _in_order(p, proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         if as_match(proposal):
             return MatchRule().next(p, proposal, node)
         _, times = self.weighed(p, proposal)
-        t = times.gather(1, node[:, None])[:, 0]
         here = rows_of(p, node).double()
+        if times is None:
+            return _left_by_all(here, proposal, node)
+        t = times.gather(1, node[:, None])[:, 0]
         return normalised(excess(here, children_law_at(proposal, node), t), fallback=here)
 
 
@@ -102,11 +118,51 @@ def _subtract(
     assert isinstance(proposal.law, Sampled)
     fork = proposal.tree.forks[rank]
     at = (fork.row, fork.node)
-    child = proposal.tree.child[rank][at]  # [F]
+    index = proposal.tree.child[rank][at]  # [F]
     gone = None
     if not proposal.law.with_replacement:
-        gone = removed(proposal, there, fork.row, child)
-    rest, kept = left_over(p, proposal, torch.stack([*at, child]), t[at], gone)
+        gone = removed(proposal, there, fork.row, index)
+    rest, kept = left_over(p, proposal, torch.stack([*at, index]), t[at], gone)
     total[at] = rest
     if kept is not None:
         left[at] = kept
+
+
+# -- siblings with a law each ----------------------------------------------------------------------
+
+
+def _each_by_its_law(p: Tensor, proposal: Proposal) -> Tensor:
+    """Returns a ``[B, N]`` of each child. What elder siblings left of p is kept over the whole
+    vocabulary, at the nodes with several children only."""
+    assert isinstance(proposal.law, Sampled)
+    accept = ratio(at_drafted(p, proposal), drafted_mass(proposal, torch.float64))
+    if proposal.tree.width < 2:
+        return accept
+    fork = proposal.tree.forks[0]
+    for part in pieces(len(fork.row), p.shape[-1]):
+        row, node = fork.row[part], fork.node[part]
+        left = p[row, node].double()  # [F, V]
+        for rank in range(proposal.tree.width):
+            index = child(proposal, rank)[row, node]  # [F], -1 for none
+            (some,) = (index >= 0).nonzero(as_tuple=True)
+            at = row[some], index[some]
+            q = proposal.law.q[at].double()  # [F', V]
+            drawn = proposal.tokens[at][:, None]
+            accept[at] = ratio(left[some].gather(1, drawn), q.gather(1, drawn))[:, 0]
+            left[some] = _left(left[some], q)
+    return accept
+
+
+def _left_by_all(here: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
+    """Returns ``[B, V]``: what all children of a node leave of p there, ``here``."""
+    left = here
+    for rank in range(proposal.tree.width):
+        index = child(proposal, rank).gather(1, node[:, None])[:, 0]  # [B], -1 for none
+        q = proposed_at(proposal, index.clamp(min=0), here)
+        left = torch.where((index >= 0)[:, None], _left(left, q), left)
+    return left
+
+
+def _left(left: Tensor, q: Tensor) -> Tensor:
+    """norm([r - q]_+); r itself where nothing is left, which is where no sibling is refused."""
+    return normalised(left - q, fallback=left)

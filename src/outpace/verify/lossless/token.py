@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import ONE_LAW, Drawn, Proposal
 from outpace.verify.base import (
     Rule,
     at_drafted,
@@ -36,7 +36,7 @@ class TokenRule(Rule):
 
     name: ClassVar[str] = "token"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.POINT, Drawn.IID, Drawn.WITHOUT})
+    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
     trees: ClassVar[bool] = False
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:

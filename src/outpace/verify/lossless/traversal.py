@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Proposal, Sampled
+from outpace.core.proposal import ONE_LAW, Drawn, Proposal, Sampled
 from outpace.verify.base import Rule, at_drafted, drafted_mass, normalised, rows_of
 from outpace.verify.lossless.block import BlockRule
 from outpace.verify.lossless.match import MatchRule
@@ -44,7 +44,7 @@ class TraversalRule(Rule):
 
     name: ClassVar[str] = "traversal"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
     trees: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Proposal, Sampled
+from outpace.core.proposal import ONE_LAW, Drawn, Proposal, Sampled
 from outpace.errors import ConfigError
 from outpace.verify.base import Rule, at_drafted, first_failure, in_pieces, normalised, rows_of
 from outpace.verify.evidence import RuleNeeds
@@ -38,7 +38,7 @@ class ConfidenceRule(Rule):
 
     name: ClassVar[str] = "confidence"
     lossless: ClassVar[bool] = False
-    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
     trees: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

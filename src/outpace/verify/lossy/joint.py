@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import ONE_LAW, Drawn, Proposal
 from outpace.verify.base import (
     Rule,
     at_drafted,
@@ -42,7 +42,7 @@ class JointRule(Rule):
 
     name: ClassVar[str] = "joint"
     lossless: ClassVar[bool] = False
-    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
     trees: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import ONE_LAW, Drawn, Proposal
 from outpace.errors import ConfigError
 from outpace.heads.classifiers.base import Classifier, load_classifier
 from outpace.heads.classifiers.judge import Judge
@@ -112,7 +112,7 @@ class JudgeRule(Rule):
 
     name: ClassVar[str] = "judge"
     lossless: ClassVar[bool] = False
-    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
     trees: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import ONE_LAW, Drawn, Proposal
 from outpace.verify.base import Rule, at_drafted, drafted_mass, first_failure, ratio
 from outpace.verify.lossless.token import residual_next
 from outpace.verify.options import require
@@ -32,7 +32,7 @@ class LenientRule(Rule):
 
     name: ClassVar[str] = "lenient"
     lossless: ClassVar[bool] = False
-    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
     trees: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

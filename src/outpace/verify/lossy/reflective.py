@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import ONE_LAW, Drawn, Proposal
 from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.verify.base import Rule, in_pieces, normalised, of_token, rows_of
@@ -39,7 +39,7 @@ class ReflectiveRule(Rule):
 
     name: ClassVar[str] = "reflective"
     lossless: ClassVar[bool] = False
-    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
     trees: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
