@@ -263,6 +263,15 @@ def test_the_next_turn_of_a_chat_goes_on_from_the_state(family: str) -> None:
         prompts.append([*first, 60, 61] if len(prompts) == 1 else [*first, *said, 7])
 
 
+def test_a_text_behind_a_single_token_is_kept_too() -> None:
+    """Behind no token there is no state to go on from."""
+    llm = LLM(target("mamba2"), max_model_len=CONTEXT, enable_prefix_caching=True)
+    (text,) = ids(llm.generate([[3]], greedy(24)))
+    plain = decoder("mamba2")
+    for prompt in ([3], [3, *text, 7]):
+        assert ids(llm.generate([prompt], greedy(4))) == ids(plain.generate([prompt], greedy(4)))
+
+
 def test_an_interrupted_pass_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference("recurrent_gemma")
     llm = decoder("recurrent_gemma", "draft_model", 3)

@@ -334,8 +334,8 @@ class StateCache(SlotCache):
 
     def pin(self, row: int, length: int) -> None:
         """Sees to it that the states of the first ``length`` tokens of a row, once they are there,
-        stay as long as the row."""
-        self._pinned[row] = length - 1
+        stay as long as the row. Behind no token there are none."""
+        self._pinned[row] = length - 1 if length else None
 
     def reach(self, row: int, length: int) -> int:
         """Returns the greatest length up to ``length`` at which a row can go on."""
