@@ -120,7 +120,7 @@ class Speculative:
         self._tokenizers = (tokenizer, drafter_tokenizer)
         self._loaded: Loaded | None = None
         self._llm: LLM | None = None
-        self._setting: Setting | None = None  # of its model
+        self._settings: list[Setting] = []  # of the models that it was made for
 
     def check(self) -> None:
         """Raises ``ConfigError`` for options that make no sense. Nothing is loaded."""
@@ -136,6 +136,11 @@ class Speculative:
         """Whether what drafts is a language model, and not a trained head."""
         options = {one.name for one in fields(find_drafter(self._config["method"]).Options)}
         return options.issuperset(_OF_LOADING)
+
+    @property
+    def _handed_over(self) -> tuple[nn.Module, ...]:
+        """The drafter, where it came as a loaded module and stays the caller's."""
+        return (self._drafter,) if isinstance(self._drafter, nn.Module) else ()
 
     @property
     def _own_options(self) -> dict[str, Any]:
@@ -156,7 +161,7 @@ class Speculative:
     ) -> Tensor | GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput:
         """Returns what ``generate`` returns."""
         asked = arguments_of_generate()
-        streamer = streamer or asked.get("streamer")
+        streamer = asked.get("streamer") if streamer is None else streamer
         if synced_gpus or asked.get("synced_gpus") or asked.get("assistant_model") is not None:
             raise ConfigError(
                 "generate's synced_gpus and assistant_model do not go with outpace.hf.speculative: "
@@ -170,7 +175,7 @@ class Speculative:
         sources: list[Source | None] = [None] * len(prompts)
         if reads:
             sources = [*sources_of(model, len(prompts), model_kwargs, asked)]
-        with _evaluating(model):
+        with _evaluating(model, *self._handed_over):
             llm = self._engine_for(model, len(prompts))
             call = _Call(
                 generation_config, logits_processor, stopping_criteria, input_ids, prompts, sources
@@ -222,13 +227,19 @@ class Speculative:
                 max_num_seqs=rows,
                 generation_config="none",
             )
-            self._llm, self._setting = llm, Setting.of(model)
+            self._llm, self._settings = llm, self._settings_with(model)
         return llm
 
     def _suits(self, llm: LLM, model: nn.Module, rows: int) -> bool:
-        """Whether an engine was made for this model as it is now, and has room for so many rows."""
-        same = llm.target.model is model and self._setting == Setting.of(model)
+        """Whether an engine was made for this model and the drafter as they are now, and has room
+        for so many rows."""
+        same = llm.target.model is model and self._settings == self._settings_with(model)
         return same and rows <= llm.engine.target.rows
+
+    def _settings_with(self, model: nn.Module) -> list[Setting]:
+        """The settings of a target and of the draft model, where the caller can change it."""
+        drafters = self._handed_over if self._runs_a_model else ()
+        return [Setting.of(each) for each in (model, *drafters)]
 
     def _drafter_for(self, target: Loaded) -> Loaded:
         """Returns the drafter, which is loaded once; ``VocabularyMismatch`` unless its tokens are
@@ -364,10 +375,11 @@ class _Columns:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts a model into evaluation mode (no dropout), and afterwards each module back."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+def _evaluating(*models: nn.Module) -> Iterator[None]:
+    """Puts models into evaluation mode (no dropout), and afterwards each of their modules back."""
+    training = [module for model in models for module in model.modules() if module.training]
+    for model in models:
+        model.eval()
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from torch import Tensor
 from outpace.config import SpeculativeConfig
 from outpace.errors import ConfigError
 from outpace.hf import speculative
-from targets.families import build, target
+from targets.families import build, noised, target
 
 from .generating import FAMILY, NEW, ONE, PAD, Recorder, faster, generated
 
@@ -51,6 +51,18 @@ def test_training_mode_is_left_as_it_was() -> None:
     assert model.training
     assert model.model.layers[1].training
     assert not model.model.layers[0].training
+
+
+def test_a_drafter_that_is_in_training_drafts_and_stays_so() -> None:
+    small = noised(target(FAMILY), 0.1)
+    custom = speculative(small, num_speculative_tokens=3)
+    for _ in range(2):
+        small.train()
+        small.model.layers[0].eval()
+        assert torch.equal(generated(custom=custom), generated())
+        assert small.training
+        assert small.model.layers[1].training
+        assert not small.model.layers[0].training
 
 
 def test_an_interrupted_call_leaves_the_next_one_whole() -> None:
@@ -118,3 +130,12 @@ def test_a_model_may_be_changed_between_calls(change: str) -> None:
     CHANGES[change](model)
     after = model.generate(ONE, custom_generate=custom, **settings)
     assert torch.equal(after, model.generate(ONE, **settings))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_drafter_may_be_changed_between_calls(change: str) -> None:
+    small = build("mistral")
+    custom = speculative(small, num_speculative_tokens=3)
+    assert torch.equal(generated(custom=custom), generated())
+    CHANGES[change](small)
+    assert torch.equal(generated(custom=custom), generated())

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from outpace import hf
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, PromptError
 from seq2seq.models import build, drafter, target
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [3, 4, 20, 1, 1, 1], [12, 13, 12, 13, 12, 1]])
@@ -145,6 +145,29 @@ def test_padding_before_what_a_decoder_begins_with() -> None:
     expected = target("t5").generate(IDS[:2], **asked)
     custom = speculating("t5", "ngram")
     assert torch.equal(target("t5").generate(IDS[:2], custom_generate=custom, **asked), expected)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_what_is_encoded_may_come_as_a_tuple(family: str) -> None:
+    """Where no tokens come with it, BART's generate lets its first token stand for the source."""
+    model = target(family)
+    encoded = model.get_encoder()(IDS, attention_mask=MASK)[0]
+    asked: dict[str, Any] = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False}
+    asked |= {"pad_token_id": PAD, "bos_token_id": 0}
+    expected = model.generate(encoder_outputs=(encoded,), **asked)
+    custom = speculating(family, "ngram")
+    found = model.generate(encoder_outputs=(encoded,), custom_generate=custom, **asked)
+    assert torch.equal(found, expected)
+
+
+def test_a_source_of_padding_only_is_refused() -> None:
+    mask = MASK.clone()
+    mask[1] = 0
+    custom = speculating("bart", "ngram")
+    with pytest.raises(PromptError, match="row 1 of the sources"):
+        target("bart").generate(
+            IDS, attention_mask=mask, custom_generate=custom, max_new_tokens=4, pad_token_id=PAD
+        )
 
 
 def test_a_drafter_needs_more_than_what_another_encoder_made() -> None:

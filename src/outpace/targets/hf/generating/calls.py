@@ -134,7 +134,9 @@ def unpadded(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[in
     ]
     for row, prompt in enumerate(prompts):
         if not prompt:
-            raise PromptError(f"row {row} of the prompts is empty or all padding.")
+            raise PromptError(
+                f"row {row} of the prompts is empty or all padding: give it at least one token."
+            )
     return prompts
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, PromptError
 from outpace.targets.base import Source
 from outpace.targets.hf.seq2seq.audio import FEATURES
 from outpace.targets.hf.seq2seq.placing import Placing
@@ -43,13 +43,19 @@ def sources_of(
     """Returns the source of each row: the states that ``generate`` has had encoded already, and
     what they were made of, for drafters that read it themselves.
 
-    asked: the variables of the ``generate`` call.
+    asked: the variables of the ``generate`` call. Raises ``PromptError`` for a source of padding
+    only.
     """
     states: Tensor = model_kwargs["encoder_outputs"][0]
     mask = model_kwargs.get("attention_mask")
     if mask is None or mask.shape != states.shape[:2]:  # Whisper's is about samples, and not used
         mask = torch.ones(states.shape[:2], device=states.device)
     keep = mask.bool().to(states.device)
+    for row, kept in enumerate(keep.any(1).tolist()):
+        if not kept:
+            raise PromptError(
+                f"row {row} of the sources is empty or all padding: give it at least one token."
+            )
     given, name = asked.get("inputs_tensor"), asked.get("model_input_name")
     return [
         Source(
@@ -65,6 +71,8 @@ def _raw(given: Tensor, name: str | None, row: int, keep: Tensor) -> dict[str, A
     """What the encoder has read of one row, as arguments of a `Source`."""
     if name == FEATURES:
         return {"features": {FEATURES: given[row]}}
-    if name != "input_ids" or int(given[row].min()) < 0:  # generate's stand-in for no tokens
+    # Where only states were given, generate lets a stand-in come before them: tokens below 0 for
+    # a ModelOutput, one token for a tuple.
+    if name != "input_ids" or given[row].shape != keep.shape or int(given[row].min()) < 0:
         return {}
     return {"token_ids": given[row][keep.to(given.device)].tolist()}
