@@ -139,3 +139,13 @@ def test_a_drafter_may_be_changed_between_calls(change: str) -> None:
     assert torch.equal(generated(custom=custom), generated())
     CHANGES[change](small)
     assert torch.equal(generated(custom=custom), generated())
+
+
+def test_autocast_may_begin_and_end_between_calls() -> None:
+    model, custom = build(FAMILY).float(), speculative(method="ngram", num_speculative_tokens=3)
+    ids = ONE.expand(2, -1)
+    settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
+    for enabled in (True, False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            made = model.generate(ids, custom_generate=custom, **settings)
+            assert torch.equal(made, model.generate(ids, **settings))

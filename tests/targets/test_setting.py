@@ -51,6 +51,17 @@ def test_a_changed_model_is_refused_until_it_is_as_it_was(name: str) -> None:
     assert ids(llm.generate(PROMPTS, greedy(16))) == expected
 
 
+def test_autocast_is_a_part_of_the_setting() -> None:
+    model = build("llama").float()
+    llm = LLM(model, speculative_config={"method": "ngram"}, max_num_seqs=2)
+    expected = ids(llm.generate(PROMPTS, greedy(8)))
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(ConfigError, match=r"autocast was None .* torch.bfloat16 now"):
+            llm.generate(PROMPTS, greedy(8))
+        ids(LLM(model, speculative_config={"method": "ngram"}).generate(PROMPTS, greedy(8)))
+    assert ids(llm.generate(PROMPTS, greedy(8))) == expected
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_new_llm_takes_the_model_as_it_is_now(name: str) -> None:
     model = build("mistral")

@@ -13,6 +13,14 @@ from outpace.errors import ConfigError
 from outpace.targets.hf.supported.windows import NAMES
 
 
+def autocast_of(device: torch.device) -> torch.dtype | None:
+    """Returns the dtype in which ``torch.autocast`` lets models on a device compute here, None
+    outside of such a block."""
+    if not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
 @dataclass(frozen=True)
 class Setting:
     """How a model attends and computes. Its owner can change that at any time."""
@@ -24,6 +32,8 @@ class Setting:
     device: torch.device
     training: bool
     """Whether its layers drop some of what they compute at random, as they do in training."""
+    autocast: torch.dtype | None
+    """What ``torch.autocast`` makes it compute in; None outside of such a block."""
 
     @classmethod
     def of(cls, model: nn.Module) -> Setting:
@@ -37,6 +47,7 @@ class Setting:
             dtype=loaded.dtype,
             device=loaded.device,
             training=loaded.training,
+            autocast=autocast_of(loaded.device),
             **spans,
         )
 
@@ -44,7 +55,8 @@ class Setting:
         """Raises ``ConfigError`` if the model has another setting by now.
 
         Boolean masks would be added to the scores of an attention that wants numbers, old windows
-        would be used, and dropout would change scores at random: another text, and no error.
+        would be used, and dropout would change scores at random: another text, and no error. What
+        autocast has let the cache hold cannot be read in another dtype.
         """
         now = Setting.of(model)
         for name in (field.name for field in dataclasses.fields(self)):

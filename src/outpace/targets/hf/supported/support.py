@@ -34,6 +34,7 @@ from outpace.targets.hf.supported.comparing import (
 )
 from outpace.targets.hf.supported.plainly import read_plainly, reads_forward, some_tokens
 from outpace.targets.hf.supported.reasons import why_it_fails, why_other_logits
+from outpace.targets.hf.supported.setting import autocast_of
 from outpace.targets.hf.supported.windows import INDEXED, NAMES, follows, named_span, with_span
 
 MASKED = INDEXED_LAYERS | {"full_attention", "sliding_attention", "chunked_attention"}
@@ -254,7 +255,7 @@ def _spans(model: nn.Module) -> tuple[list[str], int]:
     """
     followed, longest = [], PREFIX
     # In 16 bits rounding may well decide which tokens are picked.
-    indexed = [INDEXED] if is_exact(_dtype(model)) else []
+    indexed = [INDEXED] if is_exact(_computed_in(model)) else []
     for name in (*NAMES, *indexed):
         span = named_span(model, name)
         if span is None:
@@ -282,8 +283,9 @@ def _dtype(model: nn.Module) -> torch.dtype:
 def _computed_in(model: nn.Module) -> torch.dtype:
     """The type that passes compute in: states are summed up in float32, whatever the weights."""
     loaded: Any = model
-    wide = _dtype(model) == torch.float64
-    return torch.float32 if wide and keeps_states(loaded.config) else _dtype(model)
+    dtype = autocast_of(loaded.device) or _dtype(model)
+    wide = dtype == torch.float64
+    return torch.float32 if wide and keeps_states(loaded.config) else dtype
 
 
 def _score_as_draft(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -> Tensor:
