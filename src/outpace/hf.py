@@ -77,7 +77,7 @@ def speculative(
     from torch's generator. What cannot be is refused with a ``ConfigError`` that names it. Three
     things are otherwise than in plain ``generate``:
 
-    - A cache handed over as ``past_key_values`` stays empty: the text is read into slots.
+    - A cache that is handed over stays empty: the text is read into slots.
     - transformers takes ``stop_strings`` only without a ``custom_generate`` function, from which
       it withholds the tokenizer. The same is had with
       ``stopping_criteria=[StopStringCriteria(tokenizer, strings)]``.

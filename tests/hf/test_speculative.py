@@ -317,6 +317,19 @@ def test_a_cache_that_is_handed_over_stays_empty() -> None:
         generated("one", faster(), past_key_values=cache)
 
 
+@pytest.mark.parametrize("family", ["mamba", "mamba2", "falcon_mamba"])
+def test_a_model_that_calls_its_cache_otherwise(family: str) -> None:
+    model, settings = target(family), {"max_new_tokens": 6, "do_sample": False, "pad_token_id": PAD}
+    expected = model.generate(ONE, return_dict_in_generate=True, **settings)
+    assert torch.equal(
+        model.generate(ONE, custom_generate=faster("ngram"), **settings), expected[0]
+    )
+    filled = DynamicCache(config=model.config)
+    model(ONE, cache_params=filled, use_cache=True)
+    with pytest.raises(ConfigError, match="go on from cache_params"):
+        model.generate(ONE, custom_generate=faster("ngram"), cache_params=filled, **settings)
+
+
 def test_an_unknown_option_or_method_is_refused_when_first_used() -> None:
     with pytest.raises(ConfigError, match=r"ngramm.*did you mean 'ngram'"):
         generated("one", speculative(method="ngramm"))

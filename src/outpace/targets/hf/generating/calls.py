@@ -22,7 +22,9 @@ EXACT_CACHES = {None, "dynamic", "static", "hybrid", "sliding_window"}
 """Values of ``cache_implementation`` with which the text is the same as with slots."""
 TYPES = {"token_type_ids", "mm_token_type_ids"}
 """Arguments that are all 0 where no token stands for an image."""
-UNDERSTOOD = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+CACHES = {"past_key_values", "cache_params"}
+"""What models call their cache. ``generate`` makes an empty one where the caller gives none."""
+UNDERSTOOD = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHES}
 """Arguments of the model that are read here or make no difference; all others are refused."""
 
 
@@ -123,9 +125,9 @@ def unpadded(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[in
                 f"outpace.hf.speculative cannot pass {name!r} on to the model: drop it, or drop "
                 "custom_generate."
             )
-    past = model_kwargs.get("past_key_values")
-    if past is not None and past.get_seq_length() > 0:
-        raise ConfigError("outpace.hf.speculative cannot go on from past_key_values: drop them.")
+    for name in CACHES & model_kwargs.keys():
+        if _holds_text(model_kwargs[name]):
+            raise ConfigError(f"outpace.hf.speculative cannot go on from {name}: drop them.")
     mask = model_kwargs.get("attention_mask")
     keep = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device)
     _check_positions(keep.bool(), model_kwargs.get("position_ids"))
@@ -138,6 +140,16 @@ def unpadded(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[in
                 f"row {row} of the prompts is empty or all padding: give it at least one token."
             )
     return prompts
+
+
+def _holds_text(cache: Any) -> bool:
+    """Returns whether a model has read tokens into a cache of transformers."""
+    if cache is None:
+        return False
+    try:
+        return bool(cache.get_seq_length() > 0)
+    except ValueError:  # a cache of nothing but states has no length
+        return bool(cache.has_previous_state())
 
 
 def _check_positions(keep: Tensor, positions: Tensor | None) -> None:
