@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -139,6 +140,37 @@ def test_a_drafter_may_be_changed_between_calls(change: str) -> None:
     assert torch.equal(generated(custom=custom), generated())
     CHANGES[change](small)
     assert torch.equal(generated(custom=custom), generated())
+
+
+def larger(model: Any) -> None:
+    model.resize_token_embeddings(96, mean_resizing=False)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        model.lm_head.weight.normal_(0, 0.5)
+
+
+def adapted(model: Any) -> None:
+    """Wraps a linear layer of a recurrent one, as adapters do."""
+    block = model.model.layers[0].linear_attn
+    block.out_proj = torch.nn.Sequential(block.out_proj, torch.nn.Hardswish())
+
+
+REBUILT: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "vocabulary": ("llama", larger),
+    "adapter": ("qwen3_next", adapted),
+}
+
+
+@pytest.mark.parametrize("name", REBUILT)
+def test_a_model_may_be_rebuilt_between_calls(name: str) -> None:
+    family, change = REBUILT[name]
+    model, custom = build(family), speculative(method="ngram", num_speculative_tokens=3)
+    settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
+    before = model.generate(ONE, custom_generate=custom, **settings)
+    change(model)
+    expected = model.generate(ONE, **settings)
+    assert not torch.equal(before, expected), "the change should show"
+    assert torch.equal(model.generate(ONE, custom_generate=custom, **settings), expected)
 
 
 def test_autocast_may_begin_and_end_between_calls() -> None:

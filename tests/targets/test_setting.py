@@ -51,6 +51,42 @@ def test_a_changed_model_is_refused_until_it_is_as_it_was(name: str) -> None:
     assert ids(llm.generate(PROMPTS, greedy(16))) == expected
 
 
+def adapted(model: Any) -> None:
+    """Wraps a linear layer, as adapters do."""
+    block = model.model.layers[0].linear_attn
+    block.out_proj = Adapted(block.out_proj)
+
+
+class Adapted(torch.nn.Module):
+    def __init__(self, base: torch.nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, given: Any) -> Any:
+        return self.base(given) + given.flip(-1)
+
+
+def test_other_modules_than_those_that_keep_states_are_refused() -> None:
+    model = build("qwen3_next")
+    llm = LLM(model, speculative_config={"method": "ngram"})
+    expected = ids(llm.generate(PROMPTS, greedy(8)))
+    before = model.model.layers[0].linear_attn.out_proj
+    adapted(model)
+    with pytest.raises(ConfigError, match=r"modules of the model were exchanged .* a new LLM"):
+        llm.generate(PROMPTS, greedy(8))
+    model.model.layers[0].linear_attn.out_proj = before
+    assert ids(llm.generate(PROMPTS, greedy(8))) == expected
+
+
+def test_a_larger_vocabulary_is_refused() -> None:
+    model = build("llama")
+    llm = LLM(model)
+    llm.generate(PROMPTS, greedy(2))
+    model.resize_token_embeddings(80, mean_resizing=False)
+    with pytest.raises(ConfigError, match=r"vocab_size was 64 .* is 80 now"):
+        llm.generate(PROMPTS, greedy(2))
+
+
 def test_autocast_is_a_part_of_the_setting() -> None:
     model = build("llama").float()
     llm = LLM(model, speculative_config={"method": "ngram"}, max_num_seqs=2)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from outpace.errors import ConfigError
+from outpace.targets.hf.recurrent.own_states import keeps_states
 from outpace.targets.hf.supported.windows import NAMES
 
 
@@ -34,6 +35,11 @@ class Setting:
     """Whether its layers drop some of what they compute at random, as they do in training."""
     autocast: torch.dtype | None
     """What ``torch.autocast`` makes it compute in; None outside of such a block."""
+    vocab_size: int | None
+    """Tokens that it can write."""
+    modules: tuple[int, ...]
+    """Which ones it consists of, by their ``id``; none for a model without a recurrent state, of
+    whose modules nothing is remembered from pass to pass."""
 
     @classmethod
     def of(cls, model: nn.Module) -> Setting:
@@ -48,6 +54,8 @@ class Setting:
             device=loaded.device,
             training=loaded.training,
             autocast=autocast_of(loaded.device),
+            vocab_size=getattr(config, "vocab_size", None),
+            modules=tuple(map(id, loaded.modules())) if keeps_states(loaded.config) else (),
             **spans,
         )
 
@@ -56,9 +64,16 @@ class Setting:
 
         Boolean masks would be added to the scores of an attention that wants numbers, old windows
         would be used, and dropout would change scores at random: another text, and no error. What
-        autocast has let the cache hold cannot be read in another dtype.
+        autocast has let the cache hold cannot be read in another dtype, new tokens would never be
+        written, and modules that were exchanged would read no states.
         """
         now = Setting.of(model)
+        if now.modules != self.modules:
+            raise ConfigError(
+                "modules of the model were exchanged after outpace took it over, by an adapter "
+                "maybe, and its recurrent states are kept by module: undo that, or make a new LLM "
+                "of the model as it is."
+            )
         for name in (field.name for field in dataclasses.fields(self)):
             before, after = getattr(self, name), getattr(now, name)
             if before != after:
