@@ -269,6 +269,13 @@ def pair_law(model: Any, ids: Tensor, options: dict[str, Any]) -> dict[tuple[int
     return law
 
 
+@pytest.mark.parametrize("options", [{"top_p": 0.0}, {"temperature": 1e-9}])
+def test_values_that_only_generate_takes_act_as_there(options: dict[str, Any]) -> None:
+    asked = {"do_sample": True, "top_k": 0, **options}
+    assert torch.equal(generated("one", faster(), **asked), generated("one"))
+    assert torch.equal(generated("one", **asked), generated("one"))
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from outpace.errors import ConfigError
+from outpace.core.params import SamplingParams
+from outpace.errors import ConfigError, ParamsError
 from outpace.targets.hf.generating.trials import answer, apart, described, forgets, name_of, same
 
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -99,8 +100,20 @@ def split(processors: Sequence[Processor]) -> tuple[list[Processor], dict[str, A
     options: dict[str, Any] = {}
     for kind, option, attribute in reversed(WARPERS):
         if left and type(left[-1]) is kind and _ordinary(left[-1]):
-            options[option] = getattr(left.pop(), attribute)
+            value = getattr(left[-1], attribute)
+            if _is_taken(option, value):
+                options[option] = value
+                left.pop()
     return left, options
+
+
+def _is_taken(option: str, value: Any) -> bool:
+    """Whether `SamplingParams` takes a value: ``generate`` allows a top_p of 0, for one."""
+    try:
+        SamplingParams(**{option: value})
+    except ParamsError:
+        return False
+    return True
 
 
 def _ordinary(warper: Any) -> bool:

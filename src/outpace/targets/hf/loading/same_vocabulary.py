@@ -15,8 +15,8 @@ def check_same_vocabulary(target: Loaded, drafter: Loaded) -> None:
         if ours != theirs:
             raise VocabularyMismatch(
                 f"the target has {ours} tokens and the drafter {theirs}, and without both "
-                "tokenizers nothing tells that they agree: use a drafter with the target's "
-                "vocabulary."
+                "tokenizers nothing tells that they agree: give the tokenizer of each, or use a "
+                "drafter with the target's vocabulary."
             )
         return
     ours, theirs = target.tokenizer.get_vocab(), drafter.tokenizer.get_vocab()

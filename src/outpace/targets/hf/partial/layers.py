@@ -144,7 +144,8 @@ def _part(layer: nn.Module, names: tuple[str, ...]) -> nn.Module:
         if name in names:
             return part
     raise UnsupportedModel(
-        f"{type(layer).__name__} has no part called {' or '.join(names)}: it cannot be left out."
+        f"{type(layer).__name__} has no part called {' or '.join(names)}, and nothing else in it "
+        "can be left out: leave this layer as it is, or draft by another method."
     )
 
 
