@@ -37,6 +37,39 @@ def test_the_joint_law_is_the_targets(name: str) -> None:
     }
 
 
+def down_to_the_smallest(world: World, seed: int) -> World:
+    """The world with laws whose probabilities are anything from 1 down to float32's smallest, and
+    drafters that are often right up to rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = world.p.shape
+
+    def law() -> Tensor:
+        powers = torch.tensor([0.0, 0, 0, -1, -16, -40, -44], dtype=torch.float64)
+        kind = torch.randint(len(powers), shape, generator=generator)
+        mass = 10 ** powers[kind] * torch.rand(shape, generator=generator, dtype=torch.float64)
+        mass[..., 0] += mass.sum(-1) < 1e-3
+        return mass / mass.sum(-1, keepdim=True)
+
+    p, q = law(), law()
+    near = p * (1 + 1e-15 * torch.randn(shape, generator=generator, dtype=torch.float64))
+    kind = torch.randint(4, (*shape[:2], 1), generator=generator)
+    q = torch.where(kind == 0, near / near.sum(-1, keepdim=True), q)
+    return replace(world, p=p, q=torch.where(kind == 1, p, q))
+
+
+@pytest.mark.parametrize("shape", [FAST[2], FAST[4], FAST[5]], ids=lambda s: s.name)
+def test_the_joint_law_is_the_targets_however_small_probabilities_are(shape: GateTree) -> None:
+    for seed in range(4):
+        base = make_world(10, shape.vocabulary, shape.depth, seed)
+        world = down_to_the_smallest(base, seed)
+        drafts = BUILT_IN["iid"](world, list(shape.parents))
+        for name in LOSSLESS:
+            rule = make_rule(name)
+            if Drawn.IID in rule.takes and (rule.trees or shape.is_chain):
+                found = measure(rule, world, drafts, shape)
+                assert float(found.distance.max()) < 1e-12, (name, seed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_the_whole_matrix(name: str) -> None:

@@ -74,7 +74,8 @@ def _pass(p: Tensor, q: Tensor, joint: Tensor) -> Tensor:
     """
     # S_i / a_i, which does not lose p where a_i is small
     left = excess(p.double(), q.double(), 1 / joint.clamp(min=TINY)).sum(-1) * joint
-    return torch.where((left <= 0) & (joint >= 1), 1.0, quotient(left, left + 1 - joint))
+    # The brackets matter: left + 1 would lose a small left, and leave 0 to divide by.
+    return torch.where((left <= 0) & (joint >= 1), 1.0, quotient(left, left + (1 - joint)))
 
 
 def joint_ratio(p: Tensor, proposal: Proposal) -> Tensor:

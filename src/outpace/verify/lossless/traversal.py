@@ -108,7 +108,7 @@ def _settled(p: Tensor, proposal: Proposal, there: Tensor) -> tuple[Tensor, Tens
         rest, kept = left_over(p, proposal, torch.stack([row, parent, child]), times, gone)
         share = quotient(a * rest, total)  # sum [a P - Q]_+
         # A node that cannot be rejected any more stays so, as does the root.
-        passing = torch.where(a >= 1, 1.0, quotient(share, share + 1 - a))
+        passing = torch.where(a >= 1, 1.0, quotient(share, share + (1 - a)))
         after = torch.stack([passing, times, rest, left if kept is None else kept])
         cut = (cuttable > 0) & (a > TINY)
         state[:, row, parent] = torch.where(cut, after, before)
