@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from outpace.core.rng import FEW, Role, _unit_, inverse_cdf, uniform, uniforms
+from outpace.core.rng import (
+    FEW,
+    Role,
+    _unit_,
+    inverse_cdf,
+    seeds_of_lane,
+    uniform,
+    uniforms,
+)
+from outpace.intake import SEED_STEP
 
 UNLIKELY = 1e-4
 """The keys are fixed, so each test passes always or never; a sound stream fails one in 10,000."""
@@ -51,6 +60,14 @@ def test_seeds_and_positions_broadcast() -> None:
     assert table.shape == (2, 3, 2)
     for row, column in itertools.product(range(2), range(3)):
         assert torch.equal(table[row, column], stream(row + 1, column + 10, Role.NEXT, 2))
+
+
+@pytest.mark.parametrize("seed", [0, 2**63 - 1])
+def test_no_two_texts_of_a_request_have_a_stream_in_common_in_any_lane(seed: int) -> None:
+    """Of the n texts one drafter's numbers are not another drafter's of another text."""
+    texts = [(seed + index * SEED_STEP) % 2**63 for index in range(40)]
+    streams = [seeds_of_lane(torch.tensor(texts), lane).tolist() for lane in range(5)]
+    assert len(set(itertools.chain(*streams))) == 40 * 5
 
 
 def test_asking_for_more_draws_does_not_change_the_first() -> None:

@@ -134,7 +134,8 @@ def seeds_of_lane(seeds: Tensor, lane: int) -> Tensor:
     """Returns the seeds ``[...]`` of one of several drafters that draw for the same rows.
 
     Two drafters that drew with the same seeds would draw the same numbers, and what they draft
-    would not be independent. Lane 0 has the rows' own seeds.
+    would not be independent. Lane 0 has the rows' own seeds. The seeds are hashed before the lane
+    is added: those of the n texts of one request may lie as far apart as two lanes.
 
     >>> seeds_of_lane(torch.tensor([7]), 0).tolist()
     [7]
@@ -142,7 +143,7 @@ def seeds_of_lane(seeds: Tensor, lane: int) -> Tensor:
     if lane == 0:
         return seeds
     step = (lane * _GOLDEN + (1 << 63)) % (1 << 64) - (1 << 63)  # as a signed 64-bit integer
-    return _mix(seeds + step)
+    return _mix(_mix(seeds) + step)
 
 
 def inverse_cdf(law: Tensor, u: Tensor) -> Tensor:
