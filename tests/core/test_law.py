@@ -560,3 +560,10 @@ def test_scores_that_are_no_law_are_found_from_the_law(
     logits[0, 0] = -math.inf
     logits[0, 0, place] = 1.0  # one token is enough for a law
     assert float(maker(logits, Branches.root(1), History([[1]], [[]]))[0, 0, place]) == 1.0
+
+
+def test_scores_out_of_range_are_blamed_on_the_options_that_are_on() -> None:
+    given = SamplingParams(temperature=1.0, logit_bias={1: 1e39}, presence_penalty=0.5)
+    maker = LawMaker([RowOptions(given.resolve({}))], vocabulary=3)
+    with pytest.raises(RowFault, match=r"milder values of presence_penalty=0\.5, logit_bias\."):
+        maker(torch.zeros(1, 1, 3), Branches.root(1), History([[1]], [[]]))

@@ -238,6 +238,30 @@ def test_a_judge_is_kept_in_a_file(tmp_path: Path) -> None:
             make_rule("judge", head=wrong)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"PK\x03\x04, and no archive behind it",
+        {"weight": [1.0, 2.0], "bias": 0.0},
+        {"weight": torch.ones(1, 2), "bias": 0.0},
+        {"weight": torch.ones(2), "bias": "much"},
+    ],
+    ids=["empty", "cut off", "no tensor", "two dimensions", "no number"],
+)
+def test_what_is_no_judge_is_refused_in_a_sentence(content: object, tmp_path: Path) -> None:
+    path = tmp_path / "head.pt"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    with pytest.raises(ConfigError, match="no judge head"):
+        make_rule("judge", head=path)
+
+
+def test_a_judge_of_other_hidden_states_is_refused_in_a_sentence() -> None:
+    rule = JudgeRule(head=JudgeHead(torch.ones(3))).given(Evidence(taps=torch.zeros(1, 2, 4)))
+    with pytest.raises(ConfigError, match="states of 3 numbers, and those of this target have 4"):
+        stops(rule, [[0.5, 0.5]] * 2, chain([0]))
+
+
 def test_a_judge_needs_examples_of_both_kinds() -> None:
     with pytest.raises(ConfigError, match="both right and wrong"):
         JudgeHead.fit(torch.randn(3, 2), torch.ones(3).bool())

@@ -24,6 +24,14 @@ from outpace.errors import ParamsError
 
 __all__ = ["Branches", "Contradiction", "History", "LawMaker", "RowFault", "RowOptions"]
 
+_OFF: Mapping[str, Sequence[float | None]] = {
+    "temperature": (0, 1),
+    "repetition_penalty": (None, 1),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+}
+"""Numbers that leave the scores as they are."""
+
 
 @dataclass(frozen=True, eq=False)
 class Branches:
@@ -218,8 +226,8 @@ class LawMaker:
         if highest == NEVER:
             return Contradiction(row)
         params = self.rows[row].params
-        names = ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty")
-        given = [f"{name}={value}" for name in names if (value := getattr(params, name))]
+        values = {name: getattr(params, name) for name in _OFF}
+        given = [f"{name}={value}" for name, value in values.items() if value not in _OFF[name]]
         given += [name for name in ("logit_bias", "logits_processors") if getattr(params, name)]
         return NotFinite(
             row,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import ONE_LAW, Drawn, Proposal
+from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.heads.classifiers.base import Classifier, load_classifier
 from outpace.heads.classifiers.judge import Judge
@@ -36,8 +37,20 @@ class JudgeHead:
     origin: Origin | None = None
     """The target that it was trained for, where that is known."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.weight, Tensor) or self.weight.dim() != 1:
+            raise ConfigError(
+                "the weight of a JudgeHead must be a tensor of one dimension, with a number for "
+                f"each of a target's hidden state, not {shown(self.weight)}."
+            )
+
     def score(self, embedding: Tensor) -> Tensor:
         """Returns ``[...]`` in (0, 1). embedding: ``[..., H]``."""
+        if len(self.weight) != embedding.shape[-1]:
+            raise ConfigError(
+                f"the judge reads hidden states of {len(self.weight)} numbers, and those of this "
+                f"target have {embedding.shape[-1]}: give a head for this target."
+            )
         weight = self.weight.to(embedding)
         return torch.sigmoid((embedding @ weight).double() + self.bias)
 
@@ -54,7 +67,16 @@ class JudgeHead:
         try:
             found = torch.load(path, weights_only=True)
             return cls(found["weight"], float(found["bias"]))
-        except (OSError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        # torch raises all but the first two for files that are empty, cut off or of another kind.
+        except (
+            OSError,
+            ValueError,
+            EOFError,
+            KeyError,
+            RuntimeError,
+            TypeError,
+            pickle.UnpicklingError,
+        ) as error:
             raise ConfigError(
                 f"no judge head in {path!r}: train one with 'outpace train judge'."
             ) from error
