@@ -17,7 +17,15 @@ from outpace.audit.gate.gate_trees import FAST, GateTree
 from outpace.audit.gate.world import World
 from outpace.core.proposal import Proposal, Sampled
 from outpace.core.trees.tree import Tree
-from outpace.verify.base import Rule, first_failure, of_token, ratio, rows_of
+from outpace.verify.base import (
+    Rule,
+    first_failure,
+    normalised,
+    of_token,
+    proposed_at,
+    ratio,
+    rows_of,
+)
 from outpace.verify.lossless.block import BlockRule
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.lossless.recursive import RecursiveRule
@@ -294,6 +302,22 @@ class Swapped(Broken):
         return first_failure(ratio(q, at), proposal)
 
 
+class RatioAboveOne(Broken):
+    """Takes p / q for a probability where it is above 1 too, and leaves to rejections what q lacks:
+    over all proposals the sums come out right, with negative summands that nobody can draw from."""
+
+    def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
+        at = of_token(at_parent(p, proposal.tree), proposal.tokens)
+        q = of_token(proposed_mass(proposal, p.shape[-1], p.dtype), proposal.tokens)
+        return first_failure((at / q).nan_to_num(nan=0.0), proposal)
+
+    def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
+        here, following = rows_of(p, node), node.clamp(max=proposal.tree.size - 1)
+        lacking = proposed_at(proposal, following, here) == 0
+        left = normalised(torch.where(lacking, here, 0.0), fallback=here)
+        return left.where((node < proposal.counts)[:, None], here)
+
+
 class AnySurvivor(Broken):
     """Keeps each token that passes, although one before it did not."""
 
@@ -417,5 +441,6 @@ DEFECTS: dict[str, Defect] = {
     ),
     "uniform rounded to 1/100": Defect(RoundedUniform(), drafting.iid, source="OpenVINO GenAI"),
     "ratio upside down": Defect(Swapped(), drafting.iid),
+    "ratio above 1 taken for a probability": Defect(RatioAboveOne(), drafting.iid),
     "accepted after a rejection": Defect(AnySurvivor(), drafting.iid),
 }

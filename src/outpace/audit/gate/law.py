@@ -30,6 +30,9 @@ from outpace.verify.registry import make_rule, rules
 TOLERANCE = 1e-12
 """Largest total variation from the target's law that a lossless rule may have."""
 
+ROUNDED = 1e-6
+"""By how much what a lossy rule returns may miss being a law: it may compute in float32."""
+
 
 @dataclass(frozen=True)
 class LawRow:
@@ -41,8 +44,8 @@ class LawRow:
     shape: str
     pairs: int
     worst_tv: float
-    """Largest total variation from the target's joint law, over all model pairs and draft
-    lengths."""
+    """Largest total variation from the target's joint law, over all model pairs and draft lengths;
+    infinite where `stop` or `next` returned what is no law, such as a negative probability."""
     mean_tv: float
     accepted: float
     """Mean number of accepted tokens when the whole tree is drafted."""
@@ -156,7 +159,8 @@ def audit_one(rule: Rule, world: World, drafts: Drafts, shape: GateTree, drafted
 class Measured:
     """What a rule does with each of G pairs of models, by the number of drafted nodes."""
 
-    distance: Tensor  # [counts, R or 1, G], total variation of the joint law; R proposals
+    distance: Tensor  # [counts, R or 1, G], total variation of the joint law; R proposals.
+    # Infinite where the rule returned what is no law.
     accepted: Tensor  # [counts, G], mean number of accepted tokens
     one_step: Tensor  # [counts, G], chance that a child of the root is accepted
     optimum: Tensor  # [G], the largest one_step of any rule, all nodes drafted
@@ -168,7 +172,7 @@ def measure(rule: Rule, world: World, drafts: Drafts, shape: GateTree) -> Measur
     joint = world.complete(case.emitted())  # [counts, proposals or 1, G, V^L]
     distance = (joint - world.target()).abs().sum(-1) / 2
     return Measured(
-        distance=distance.nan_to_num(nan=float("inf")),
+        distance=distance.masked_fill(case.lawless(), float("inf")),
         accepted=case.mean(case.depth),
         one_step=case.mean((case.depth > 0).double()),
         optimum=case.optimum(),
@@ -220,7 +224,23 @@ class _Case:
         self.chance = drafts.chance.expand(self.sets, -1, -1)  # [counts, G, R]
         stop = self.rule.stop(self.p, self.proposal).double()
         # A rule may answer anything for a proposal that cannot happen.
-        self.stop = torch.where(self.chance.flatten()[:, None] > 0, stop, 0.0)
+        happens = self.chance.flatten() > 0
+        self.stop = torch.where(happens[:, None], stop, 0.0)
+        self._lawless = happens & ~self._is_law(stop)  # [B]
+
+    def _is_law(self, laws: Tensor) -> Tensor:
+        """Returns ``[B]`` bool: whether these are probabilities that sum to 1. laws: ``[B, n]``.
+
+        Sums over proposals do not tell: what a rule takes off below 0 in one it may put on in
+        another, and no token can be drawn so.
+        """
+        slack = TOLERANCE if self.rule.lossless else ROUNDED
+        return (laws >= -slack).all(-1) & ((laws.sum(-1) - 1).abs() <= slack)
+
+    def lawless(self) -> Tensor:
+        """Returns ``[counts, 1, G]`` bool: where some `stop` or `next` was no law, once `emitted`
+        has asked for all of them."""
+        return self._lawless.view(self.chance.shape).any(-1)[:, None]
 
     def emitted(self) -> Tensor:
         """Returns ``[counts, R or 1, G, C V + 1]``: the probability of each emitted text, summed
@@ -238,7 +258,9 @@ class _Case:
             at = torch.full_like(self.counts, node).clamp(max=self.counts)
             law = self.rule.next(self.p, self.proposal, at).double()  # [B, V]
             weight = chance * self.stop[:, node] * (node <= self.counts)
-            law = torch.where(weight[:, None] != 0, law, 0.0)  # keeps a NaN that counts
+            asked = weight != 0
+            self._lawless |= asked & ~self._is_law(law)
+            law = torch.where(asked[:, None], law, 0.0)
             first = start + self.context[:, node] * world.vocabulary + 1
             index = first[:, None] + torch.arange(world.vocabulary)
             mass.index_add_(0, index.flatten(), (weight[:, None] * law).flatten())
