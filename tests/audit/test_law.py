@@ -8,8 +8,9 @@ import torch
 from outpace.audit.gate.drafting import BUILT_IN, ENDING
 from outpace.audit.gate.gate_trees import FAST
 from outpace.audit.gate.law import audit_law
-from outpace.audit.gate.world import KINDS, make_world
+from outpace.audit.gate.world import KINDS, make_world, with_small_numbers
 from outpace.errors import ConfigError, IncompatibleRule
+from outpace.verify.lossless import block
 from outpace.verify.lossless.token import TokenRule
 from outpace.verify.registry import rules
 
@@ -79,6 +80,21 @@ def test_a_lossy_rule_that_calls_itself_lossless_fails() -> None:
     assert not audit_law([Bold()], ["iid"], shapes=FAST[:1], pairs=10).passed
 
 
+def test_what_is_lost_in_rounding_shows_with_small_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Block verification divided by S + 1 - a, which is 0 where a is 1 and S below 1e-16."""
+
+    def careless(p: torch.Tensor, q: torch.Tensor, joint: torch.Tensor) -> torch.Tensor:
+        left = block.excess(p, q, 1 / joint.clamp(min=block.TINY)).sum(-1) * joint
+        passed = block.quotient(left, left + 1 - joint)
+        return torch.where((left <= 0) & (joint >= 1), 1.0, passed)
+
+    assert audit_law(["block"], ["iid"], shapes=FAST[1:3]).passed
+    monkeypatch.setattr(block, "_pass", careless)
+    assert not audit_law(["block"], ["iid"], shapes=FAST[1:3]).passed
+
+
 def test_nan_fails() -> None:
     class Undefined(TokenRule):
         name = "undefined"
@@ -128,6 +144,14 @@ def test_worlds_hold_the_hard_cases() -> None:
     again = make_world(2 * len(KINDS), 4, 1, seed=0)
     assert again.p.equal(p)
     assert not make_world(2 * len(KINDS), 4, 1, seed=1).p.equal(p)
+
+
+def test_small_numbers_are_laws_as_small_as_float32_has_them() -> None:
+    world = with_small_numbers(make_world(20, 4, 1, seed=0), seed=0)
+    for law in (world.p, world.q):
+        assert torch.allclose(law.sum(-1), torch.ones(1).double())
+        assert (law[law > 0] < 1e-40).any()
+    assert (world.p == world.q).all(-1).any()
 
 
 def test_what_was_not_enumerated_has_not_passed() -> None:

@@ -1,7 +1,6 @@
 """Every lossless rule emits the target's law, and some are never worse than others."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from outpace.audit.gate.drafting import BUILT_IN, iid
 from outpace.audit.gate.gate_trees import FAST, FULL, GateTree
 from outpace.audit.gate.law import audit_law, measure
 from outpace.audit.gate.oracle import best_acceptance, best_of_several
-from outpace.audit.gate.world import World, make_world
+from outpace.audit.gate.world import World, make_world, with_small_numbers
 from outpace.core.proposal import Drawn, Point, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.verify.base import Rule
@@ -37,31 +36,11 @@ def test_the_joint_law_is_the_targets(name: str) -> None:
     }
 
 
-def down_to_the_smallest(world: World, seed: int) -> World:
-    """The world with laws whose probabilities are anything from 1 down to float32's smallest, and
-    drafters that are often right up to rounding."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = world.p.shape
-
-    def law() -> Tensor:
-        powers = torch.tensor([0.0, 0, 0, -1, -16, -40, -44], dtype=torch.float64)
-        kind = torch.randint(len(powers), shape, generator=generator)
-        mass = 10 ** powers[kind] * torch.rand(shape, generator=generator, dtype=torch.float64)
-        mass[..., 0] += mass.sum(-1) < 1e-3
-        return mass / mass.sum(-1, keepdim=True)
-
-    p, q = law(), law()
-    near = p * (1 + 1e-15 * torch.randn(shape, generator=generator, dtype=torch.float64))
-    kind = torch.randint(4, (*shape[:2], 1), generator=generator)
-    q = torch.where(kind == 0, near / near.sum(-1, keepdim=True), q)
-    return replace(world, p=p, q=torch.where(kind == 1, p, q))
-
-
 @pytest.mark.parametrize("shape", [FAST[2], FAST[4], FAST[5]], ids=lambda s: s.name)
 def test_the_joint_law_is_the_targets_however_small_probabilities_are(shape: GateTree) -> None:
     for seed in range(4):
         base = make_world(10, shape.vocabulary, shape.depth, seed)
-        world = down_to_the_smallest(base, seed)
+        world = with_small_numbers(base, seed)
         drafts = BUILT_IN["iid"](world, list(shape.parents))
         for name in LOSSLESS:
             rule = make_rule(name)

@@ -18,7 +18,7 @@ from torch import Tensor
 from outpace.audit.gate.drafting import BUILT_IN, ENDING, Drafting, Drafts, of_siblings
 from outpace.audit.gate.gate_trees import FAST, FULL, GateTree
 from outpace.audit.gate.oracle import best_acceptance, best_of_several, point_acceptance
-from outpace.audit.gate.world import World, make_world
+from outpace.audit.gate.world import World, make_world, with_small_numbers
 from outpace.core.proposal import Drawn, Point, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError, IncompatibleRule, did_you_mean
@@ -45,7 +45,8 @@ class LawRow:
     pairs: int
     worst_tv: float
     """Largest total variation from the target's joint law, over all model pairs and draft lengths;
-    infinite where `stop` or `next` returned what is no law, such as a negative probability."""
+    infinite where `stop` or `next` returned what is no law, such as a negative probability. Of a
+    lossless rule also over further pairs, with probabilities as small as float32 has them."""
     mean_tv: float
     accepted: float
     """Mean number of accepted tokens when the whole tree is drafted."""
@@ -109,25 +110,32 @@ def audit_law(
     what was not enumerated has not passed.
     """
     ways, chosen = _ways(drafters), _rules(rules)
-    worlds: dict[tuple[int, int], World] = {}
+    worlds: dict[tuple[int, int], tuple[World, World]] = {}
     shapes = shapes or (FAST if fast else FULL)
     pairs = pairs or (10 if fast else 20)
     rows = []
     refusal: IncompatibleRule | None = None
     for shape in shapes:
         key = (shape.vocabulary, shape.depth)
-        worlds.setdefault(key, make_world(pairs, *key, seed=seed))
+        if key not in worlds:
+            few = make_world(max(1, pairs // 2), *key, seed=seed)
+            worlds[key] = make_world(pairs, *key, seed=seed), with_small_numbers(few, seed)
+        world, small = worlds[key]
         for name, way in ways.items():
             if way in ENDING and (not shape.is_chain or shape.depth < 2):
                 continue
-            drafts = way(worlds[key], list(shape.parents))
+            drafts, of_small = (way(each, list(shape.parents)) for each in (world, small))
             for rule in chosen:
                 try:
                     rule.check(Drawn.by(drafts.law), tree=not shape.is_chain)
                 except IncompatibleRule as error:
                     refusal = error
                     continue
-                rows.append(audit_one(rule, worlds[key], drafts, shape, name))
+                row = audit_one(rule, world, drafts, shape, name)
+                if rule.lossless:
+                    worst = float(measure(rule, small, of_small, shape).distance.max())
+                    row = replace(row, worst_tv=max(row.worst_tv, worst))
+                rows.append(row)
     if not rows:
         raise refusal or ConfigError(
             "there is nothing to enumerate: name a rule, a way of drafting and a tree. Those that "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ KINDS = (
     "flat target",
     "flat draft",
 )
+
+POWERS = (0, 0, 0, -1, -16, -40, -44)
+"""Powers of ten of the probabilities in worlds of small numbers, down to float32's smallest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +98,26 @@ def make_world(pairs: int, vocabulary: int, depth: int, seed: int, features: int
         ),
         depth=depth,
     )
+
+
+def with_small_numbers(world: World, seed: int) -> World:
+    """Returns the world with laws whose probabilities are anything from 1 down to the smallest that
+    a float32 can be; half of the drafter's are the target's, up to rounding at most."""
+    generator = torch.Generator().manual_seed(seed)
+    p, q = (_of_all_sizes(world.p.shape, generator) for _ in range(2))
+    noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+    kind = torch.randint(4, (*p.shape[:2], 1), generator=generator)
+    q = torch.where(kind == 0, _norm(p * (1 + 1e-15 * noise)), q)
+    return replace(world, p=p, q=torch.where(kind == 1, p, q))
+
+
+def _of_all_sizes(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    power = torch.tensor(POWERS)[torch.randint(len(POWERS), shape, generator=generator)]
+    mass = 10 ** power.double() * torch.rand(shape, generator=generator, dtype=torch.float64)
+    mass[..., 0] += (
+        mass.sum(-1) < 1e-3
+    )  # a law of small numbers alone would be none once normalised
+    return _norm(mass)
 
 
 def _laws(shape: tuple[int, int, int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
