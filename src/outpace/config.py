@@ -74,8 +74,11 @@ class SpeculativeConfig:
         """
         if not isinstance(config, Mapping):
             raise ConfigError(f"speculative_config must be a dict, not {shown(config)}.")
-        if not _has_text_keys(config):
-            raise ConfigError(f"the keys of speculative_config must be names, not {shown(config)}.")
+        for key in config:
+            if not isinstance(key, str):
+                raise ConfigError(
+                    f"the keys of speculative_config must be names, not {shown(key)}."
+                )
         config = _translated(config)
         common = {key: config[key] for key in COMMON if key in config}
         options = {key: value for key, value in config.items() if key not in COMMON}

@@ -40,7 +40,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quantization": False}, "quantization must be the name of a kind, or None for none"),
     ({"cpu_kernels": None}, "cpu_kernels"),
     ({"cpu_kernels": ["auto"]}, "cpu_kernels"),
-    ({"speculative_config": {1: 2}}, "the keys of speculative_config must be names"),
+    ({"speculative_config": {1: 2}}, "the keys of speculative_config must be names, not 1"),
     ({"speculative_config": {"method": "ngram", "verify": {"name": 3}}}, "verify must be"),
     (
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": "5"}},

@@ -3,6 +3,7 @@
 import dataclasses
 import doctest
 
+import numpy as np
 import pytest
 import torch
 
@@ -55,6 +56,14 @@ def test_the_defaults_are_in_range(name: str) -> None:
 def test_a_bad_option_is_named(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_rule(name, **options)
+
+
+def test_numbers_of_numpy_are_taken_like_pythons() -> None:
+    rule = make_rule("lenient", lenience=np.float32(0.5))
+    assert rule == make_rule("lenient", lenience=0.5)
+    assert make_rule("canonical", alphabet=np.int64(3)) == make_rule("canonical", alphabet=3)
+    with pytest.raises(ConfigError, match="must be a number in"):
+        make_rule("lenient", lenience=np.bool_(True))
 
 
 def test_rules_are_frozen() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from outpace.core.lazy import LazyRegistry
 from outpace.errors import ConfigError, did_you_mean
 
@@ -59,8 +61,8 @@ def find_rule(name: str) -> type[Rule]:
 def make_rule(name: str, **options: object) -> Rule:
     """Returns the rule of this name with these options.
 
-    Raises ``ConfigError``, with a suggestion, for an unknown name or option, and for a value
-    outside its range.
+    Numbers of numpy are taken like Python's. Raises ``ConfigError``, with a suggestion, for an
+    unknown name or option, and for a value outside its range.
 
     >>> make_rule("lenient", lenience=0.5)
     LenientRule(lenience=0.5)
@@ -73,7 +75,8 @@ def make_rule(name: str, **options: object) -> Rule:
         if option not in allowed:
             hint = did_you_mean(option, allowed)
             raise ConfigError(f"verify={name!r} has no option {option!r}{hint}.")
-    return kind(**options)
+    numbers = {key: value.item() for key, value in options.items() if isinstance(value, np.generic)}
+    return kind(**{**options, **numbers})
 
 
 def rule_options(rule: type[Rule]) -> dict[str, object]:
