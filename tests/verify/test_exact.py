@@ -1,6 +1,7 @@
 """Every lossless rule emits the target's law, and some are never worse than others."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch

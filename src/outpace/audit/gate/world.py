@@ -114,9 +114,8 @@ def with_small_numbers(world: World, seed: int) -> World:
 def _of_all_sizes(shape: torch.Size, generator: torch.Generator) -> Tensor:
     power = torch.tensor(POWERS)[torch.randint(len(POWERS), shape, generator=generator)]
     mass = 10 ** power.double() * torch.rand(shape, generator=generator, dtype=torch.float64)
-    mass[..., 0] += (
-        mass.sum(-1) < 1e-3
-    )  # a law of small numbers alone would be none once normalised
+    # A law of small numbers alone would have none any more once it is normalised.
+    mass[..., 0] += mass.sum(-1) < 1e-3
     return _norm(mass)
 
 
