@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
@@ -204,13 +205,15 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
         ({**about, "depths": 4}, "not those that config.json describes"),
         ({**about, "depths": 0}, "depths is 0"),
         ({**about, "target": {**about["target"], "vocab_size": 5}}, "d2t does not lead to the 5"),
+        ({**about, "target": {**about["target"], "vocab_size": None}}, "vocab_size is None"),
     ):
         (tmp_path / CONFIG).write_text(json.dumps(wrong))
         with pytest.raises(ModelLoadError, match=sentence):
             load_head(tmp_path)
-    (tmp_path / CONFIG).write_text("{")
-    with pytest.raises(ModelLoadError, match=r"cannot read .*config\.json"):
-        load_head(tmp_path)
+    for text in ("{", "[" * 100_000):
+        (tmp_path / CONFIG).write_text(text)
+        with pytest.raises(ModelLoadError, match=r"cannot read .*config\.json"):
+            load_head(tmp_path)
     (tmp_path / CONFIG).write_text(json.dumps(about))
     (tmp_path / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes()[:200])
     with pytest.raises(ModelLoadError, match="damaged"):
@@ -218,6 +221,20 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / WEIGHTS).unlink()
     with pytest.raises(ModelLoadError, match=r"has no model\.safetensors"):
         load_head(tmp_path)
+
+
+def test_weights_that_no_head_has_are_refused(tmp_path: Path) -> None:
+    save_head(head("medusa", draft_vocab_size=4), tmp_path)
+    whole = load_file(tmp_path / WEIGHTS)
+    name = "outputs.0.weight"
+    for wrong, sentence in (
+        ({"d2t": torch.tensor([0, 1, 2, 2])}, "d2t leads to the same token twice"),
+        ({name: whole[name].to(torch.float8_e4m3fn)}, "is of the type float8_e4m3fn"),
+        ({name: whole[name].to(torch.complex64)}, "is of the type complex64"),
+    ):
+        save_file({**whole, **wrong}, tmp_path / WEIGHTS)
+        with pytest.raises(ModelLoadError, match=sentence):
+            load_head(tmp_path)
 
 
 def test_entries_of_other_types_are_refused_and_whole_numbers_are_floats_too() -> None:

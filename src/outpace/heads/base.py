@@ -177,6 +177,17 @@ class ResidualBlock(nn.Module):
         return found
 
 
+def shape_of(given: Mapping[str, Any]) -> TargetShape:
+    """Returns a target's shape from the entries of a file; raises ``TypeError`` or ``ValueError``
+    where they do not fit."""
+    shape = TargetShape(**given)
+    for name in ("hidden_size", "vocab_size", "layers"):
+        size = getattr(shape, name)
+        if type(size) is not int or size < 0:
+            raise ValueError(f"the target's {name} is {size!r}")
+    return shape
+
+
 def config_of(kind: type[Sizes], given: Mapping[str, Any]) -> Sizes:
     """Returns a configuration from the entries of a file; raises ``TypeError`` or ``ValueError``
     where they do not fit. A whole number may stand where a float is wanted."""

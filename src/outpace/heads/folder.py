@@ -21,6 +21,9 @@ UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, 
 """What building a network raises where an entry of its configuration is not what it should be: a
 list in the place of a number, no entry at all, a negative size."""
 
+DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+"""Of the weights of a network, in files."""
+
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -41,7 +44,7 @@ class Folder:
             raise ModelLoadError(
                 f"{self.path} has no {CONFIG}: name a folder that 'outpace train' wrote."
             ) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelLoadError(
                 f"cannot read {file} ({first_line(error)}): train or copy the head again."
             ) from error
@@ -63,12 +66,16 @@ class Folder:
 
     def fill(self, head: Network, weights: Mapping[str, Tensor]) -> Network:
         """Returns a network with these weights, in the dtypes that they have. Raises
-        ``ModelLoadError`` where they do not fit, or are not all finite."""
+        ``ModelLoadError`` where they do not fit, are of no dtype that networks compute in, or are
+        not all finite."""
         try:
             head.load_state_dict(weights, assign=True)
         except RuntimeError as error:
             raise self.damaged(error) from error
         for name, weight in head.named_parameters():
+            if weight.dtype not in DTYPES:
+                kind = str(weight.dtype).removeprefix("torch.")
+                raise self.damaged(f"{name} is of the type {kind}, and only floats are read")
             # The smallest and the largest are found much faster than each is looked at.
             if weight.numel() and not all(bool(end.isfinite()) for end in weight.aminmax()):
                 raise self.damaged(f"{name} holds numbers that are not finite")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.base import TargetShape, config_of
+from outpace.heads.base import config_of, shape_of
 from outpace.heads.classifiers.origin import Origin
 from outpace.heads.folder import CONFIG, Folder
 from outpace.heads.registry import classifier_names, find_classifier
@@ -88,7 +88,7 @@ def _built(
     """The network that a configuration describes, with weights that are still to be filled in."""
     family = find_classifier(kind)
     with place.describing(kind):
-        shape = TargetShape(**about.pop("model"))
+        shape = shape_of(about.pop("model"))
         origin = Origin(shape, torch.empty_like(weights["greeting"]))
         network: Classifier = family(origin, config_of(family.Config, about))
     return network

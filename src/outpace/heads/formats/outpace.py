@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from outpace.heads.base import Head, TargetShape, config_of
+from outpace.heads.base import Head, config_of, shape_of
 from outpace.heads.folder import Folder
 from outpace.heads.formats.base import Content, Format
 from outpace.heads.registry import find_head, head_names
@@ -31,12 +31,14 @@ class Outpace(Format):
         given = dict(about)
         kind = find_head(given.pop(KIND))
         with folder.describing(kind.kind):
-            target = TargetShape(**given.pop("target"))
+            target = shape_of(given.pop("target"))
             head = kind(target, config_of(kind.Config, given))
         weights = folder.read_weights("model.safetensors")
         d2t = weights.get("d2t", head.d2t)
         if d2t.dtype != torch.long or bool(((d2t < 0) | (d2t >= target.vocab_size)).any()):
             raise folder.damaged(f"d2t does not lead to the {target.vocab_size} tokens")
+        if len(set(d2t.flatten().tolist())) != d2t.numel():
+            raise folder.damaged("d2t leads to the same token twice")
         return folder.fill(head, weights)
 
     @classmethod
