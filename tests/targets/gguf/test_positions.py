@@ -88,6 +88,23 @@ def test_phi_3s_factors_for_long_texts(tmp_path: Path) -> None:
     assert load(path).max_length == 64
 
 
+@pytest.mark.parametrize(
+    ("arch", "name", "reason"),
+    [
+        ("llama", "rope_factors_long", "one of the two tables that stretch positions"),
+        ("llama", "rope_factors_short", "one of the two tables that stretch positions"),
+        ("gemma3", "rope_freqs", "Gemma3ForCausalLM has no place: use"),
+    ],
+)
+def test_factors_that_would_have_no_effect_are_refused(
+    arch: str, name: str, reason: str, tmp_path: Path
+) -> None:
+    tensors = {f"{name}.weight": np.full(8, 2.0)}
+    path = write(tmp_path / "model.gguf", arch, tiny(arch), tensors=tensors)
+    with pytest.raises((ModelLoadError, UnsupportedModel), match=reason):
+        load(path)
+
+
 @pytest.mark.parametrize("arch", ["stablelm", "nemotron"])
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
 def test_heads_that_are_turned_in_part(arch: str, share: float, tmp_path: Path) -> None:
@@ -101,6 +118,8 @@ def test_heads_that_are_turned_in_part(arch: str, share: float, tmp_path: Path) 
     [
         ("llama", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, "not read here .yarn"),
         ("llama", {"rope.scaling.type": "spiral", "rope.scaling.factor": 2.0}, "here .spiral"),
+        ("llama", {"rope.scaling.type": "longrope"}, "here .longrope"),
+        ("qwen3", {"attention.causal": False}, "reads texts both ways"),
         ("qwen2", {"rope.dimension_count": 8}, "turns 8 of the 16 numbers of a head"),
         ("llama", {"attention.value_length": 8}, "keys of 16 numbers and values of 8"),
         ("llama", {"attention.head_count": [4, 2]}, "another attention.head_count in each layer"),

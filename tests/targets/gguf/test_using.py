@@ -121,6 +121,13 @@ def test_tokenizers_that_make_no_sense(values: dict[str, Any], reason: str, tmp_
         load(path)
 
 
+def test_special_tokens_that_there_are_not(tmp_path: Path) -> None:
+    names = ("bos_token_id", "eos_token_id", "padding_token_id", "unknown_token_id")
+    said = {f"tokenizer.ggml.{name}": 0xFFFFFFFF for name in names}  # as -1 is written
+    config = load(write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)).config
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, None, None)
+
+
 def test_an_unknown_way_to_split_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     said = {"tokenizer.ggml.pre": "own-way"}
     path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)

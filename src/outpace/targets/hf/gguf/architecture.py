@@ -16,6 +16,7 @@ from transformers.integrations import ggml
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.hf.gguf.file import GGUFModel
 from outpace.targets.hf.gguf.rotary import rotary_options
+from outpace.targets.hf.gguf.vocabulary import token_id
 
 TABLES: Any = ggml.GGUF_CONFIG_MAPPING
 """transformers' names for llama.cpp's values, by type of model."""
@@ -62,6 +63,11 @@ def check_architecture(model: GGUFModel) -> None:
             f"{model.path} holds a model of architecture {model.architecture[:80]!r}, and outpace "
             f"reads GGUF files of {', '.join(MODEL_TYPES)}: use the model's Hugging Face folder "
             "instead, which has a config.json and *.safetensors files."
+        )
+    if model.of_family("attention.causal") is False:
+        raise UnsupportedModel(
+            f"{model.path} holds a model that reads texts both ways (attention.causal is false), "
+            "as models of embeddings do, and that writes none: use a language model."
         )
     if model.architecture == "llama" and model.number("expert_count"):
         raise UnsupportedModel(
@@ -147,11 +153,12 @@ def _tokens(model: GGUFModel) -> dict[str, Any]:
         raise ModelLoadError(
             f"{model.path} lacks the table of its tokens (token_embd.weight): download it again."
         )
-    ids = {name: model.values.get(f"tokenizer.{key}") for key, name in TABLES["tokenizer"].items()}
     return {
         "vocab_size": table.shape[0],
         "tie_word_embeddings": "output.weight" not in model.tensors,
-        **{name: value for name, value in ids.items() if name != "unk_token_id"},
+        "bos_token_id": token_id(model, "bos_token_id"),
+        "eos_token_id": token_id(model, "eos_token_id"),
+        "pad_token_id": token_id(model, "padding_token_id"),
     }
 
 

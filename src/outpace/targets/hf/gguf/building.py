@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
-from outpace.errors import ModelLoadError
+from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.cpu.weights.blocks import BlockEmbedding, BlockLinear, Blocks
 from outpace.targets.hf.gguf.file import GGUFModel
 from outpace.targets.hf.gguf.names import arrangement_of
@@ -153,10 +153,13 @@ def _shape_rotary(model: GGUFModel, built: nn.Module) -> None:
     if factors is None:
         return
     numbers = torch.from_numpy(factors.raw.numpy().view("<f4").copy())
-    for module in built.modules():
-        rotary: Any = module
-        if not hasattr(rotary, "inv_freq"):
-            continue
+    turning: list[Any] = [module for module in built.modules() if hasattr(module, "inv_freq")]
+    if not turning:
+        raise UnsupportedModel(
+            f"{model.path} holds rotary factors (rope_freqs), for which transformers' "
+            f"{type(built).__name__} has no place: use the model's Hugging Face folder instead."
+        )
+    for rotary in turning:
         if factors.kind != "F32" or numbers.shape != rotary.inv_freq.shape:
             raise ModelLoadError(
                 f"{model.path} holds rotary factors (rope_freqs) of another number than its heads "

@@ -11,6 +11,9 @@ from outpace.targets.hf.gguf.header import Stored
 THETA = 10000.0
 """The usual base of the angles, and that of Gemma 3's windowed layers."""
 
+KINDS = (None, "linear", "yarn")
+"""Ways of stretching positions that a file may name. A file that names none means the first."""
+
 YARN = (
     "attn_factor", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow",
     "yarn_log_multiplier",
@@ -55,11 +58,14 @@ def _scaling(model: GGUFModel) -> dict[str, Any]:
     short = model.tensors.get("rope_factors_short.weight")
     if long is not None and short is not None:
         return _long_rope(model, long, short)
+    if long is not None or short is not None:
+        raise ModelLoadError(
+            f"{model.path} holds one of the two tables that stretch positions (rope_factors_long "
+            "and rope_factors_short) without the other: download it again."
+        )
     kind = model.of_family("rope.scaling.type")
     factor = model.number("rope.scaling.factor") or model.number("rope.scale_linear")
-    if kind in (None, "none") and not (kind is None and factor):
-        return {}
-    if factor is None or factor == 1:
+    if kind == "none" or (kind in KINDS and factor in (None, 1)):
         return {}
     if kind in (None, "linear"):
         return {"rope_type": "linear", "factor": float(factor)}

@@ -106,8 +106,8 @@ def generation_config_of(model: GGUFModel) -> GenerationConfig:
     config: Any = GenerationConfig
     made: GenerationConfig = config(
         eos_token_id=end_tokens(model) or None,
-        bos_token_id=_id(model, "bos_token_id"),
-        pad_token_id=_id(model, "padding_token_id"),
+        bos_token_id=token_id(model, "bos_token_id"),
+        pad_token_id=token_id(model, "padding_token_id"),
         **options,
     )
     return made
@@ -115,11 +115,12 @@ def generation_config_of(model: GGUFModel) -> GenerationConfig:
 
 def end_tokens(model: GGUFModel) -> list[int]:
     """Returns the tokens that end a text, the file's own end of text first."""
-    named = [found for key in END_IDS if (found := _id(model, key)) is not None]
+    named = [found for key in END_IDS if (found := token_id(model, key)) is not None]
     tokens, types = model.values.get("tokenizer.ggml.tokens"), _types(model)
+    texts = tokens if isinstance(tokens, list) else []
     further = [
         number
-        for number, (token, kind) in enumerate(zip(tokens or (), types, strict=False))
+        for number, (token, kind) in enumerate(zip(texts, types, strict=False))
         if kind in (CONTROL, USER_DEFINED) and token in ENDS
     ]
     return list(dict.fromkeys([*named, *further]))
@@ -160,7 +161,7 @@ def _options(model: GGUFModel, tokens: list[str]) -> dict[str, Any]:
         if f"tokenizer.{theirs}" in model.values
     }
     for name, key in SPECIAL.items():
-        number = _id(model, key)
+        number = token_id(model, key)
         found[name] = None if number is None else tokens[number]
     if _is_begun(model):
         found.setdefault("add_bos_token", True)
@@ -174,16 +175,17 @@ def _is_begun(model: GGUFModel) -> bool:
         return True
     split = model.values.get("tokenizer.ggml.pre")
     known = isinstance(split, str) and split in BEGUN
-    return known and _id(model, "bos_token_id") is not None
+    return known and token_id(model, "bos_token_id") is not None
 
 
-def _id(model: GGUFModel, key: str) -> int | None:
+def token_id(model: GGUFModel, key: str) -> int | None:
     """Returns the id of a special token, None if the file names none."""
     found = model.values.get(f"tokenizer.ggml.{key}")
     tokens = model.values.get("tokenizer.ggml.tokens")
     if found is None or found == 0xFFFFFFFF:  # -1: none
         return None
-    if not isinstance(found, int) or not 0 <= found < (len(tokens) if tokens else 1 << 31):
+    known = len(tokens) if isinstance(tokens, list) and tokens else 1 << 31
+    if not isinstance(found, int) or not 0 <= found < known:
         raise ModelLoadError(
             f"{model.path} says that its {key} is {str(found)[:20]}, which is no token: download "
             "it again."
