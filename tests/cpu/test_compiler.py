@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -136,3 +137,25 @@ def test_a_broken_compiler_is_no_compiler(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.problem is not None
     assert found.problem.endswith("--version failed: bad")
     assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
+@pytest.mark.parametrize(
+    ("does", "problem"),
+    [
+        ("exit 0", r"ended well and wrote no library$"),
+        (
+            'for output; do :; done; exec c++ -shared -x c++ /dev/null -o "$output"',
+            "shows none of its functions, as with an option -fvisibility=hidden in CXX$",
+        ),
+    ],
+)
+def test_a_compiler_that_makes_something_else_is_no_compiler(
+    does: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = 'if [ "$1" = --version ]; then exit 0; fi'
+    monkeypatch.setenv("CXX", str(script(tmp_path / "c++", f"{says}\n{does}")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = native.build.__wrapped__()
+    assert found.library is None
+    assert re.search(problem, found.problem or "")

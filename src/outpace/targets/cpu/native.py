@@ -155,8 +155,14 @@ class Native:
     """The compiled library."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ``OSError`` where the file is no such library."""
+        """Raises ``OSError`` where the file is no library, `CompilerError` where it lacks our
+        functions."""
         library = ctypes.CDLL(str(path))
+        if not hasattr(library, "outpace_kinds"):
+            raise CompilerError(
+                f"the compiled {path.name} shows none of its functions, as with an option "
+                "-fvisibility=hidden in CXX"
+            )
         pointer, number, short = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         threads = (pointer, pointer, short)
         self._kinds: int = library.outpace_kinds()

@@ -50,6 +50,8 @@ class Compiler:
         ran = _run([*self.command, str(source), "-o", str(output)], output.parent)
         if ran.returncode:
             raise CompilerError(f"{self.command[0]} failed: {_first_error(ran)}")
+        if not output.is_file():
+            raise CompilerError(f"{self.command[0]} ended well and wrote no library")
 
 
 def find_compiler() -> Compiler:
