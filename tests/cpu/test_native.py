@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from itertools import cycle
 from pathlib import Path
@@ -44,8 +45,10 @@ from outpace.targets.cpu.native_layers.linear import (
     share_products,
 )
 from outpace.targets.cpu.native_layers.model import NativeModel, use_native_model
+from outpace.targets.cpu.native_layers.product import NativeProduct
 from outpace.targets.cpu.native_layers.rotary import Rotary
 from outpace.targets.cpu.weights.narrow import narrowed
+from outpace.targets.cpu.weights.quantize import native_int4
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.slots.placement import PassSlots
@@ -179,6 +182,13 @@ def test_laid_out_a_row_keeps_its_bits_in_any_company(
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("make", [native_linear, native_int8, native_int4])
+def test_compiled_products_of_no_rows(make: Callable[[Native, Any], NativeProduct]) -> None:
+    layer = make(library(), nn.Linear(64, 48)).requires_grad_(False)
+    assert layer.compiled(torch.empty(2, 0, 64)).shape == (2, 0, 48)
+    assert layer(torch.empty(0, 64)).shape == (0, 48)
+
+
 def test_layers_of_any_size_and_order_compute_together() -> None:
     torch.manual_seed(0)
     size = library().panel

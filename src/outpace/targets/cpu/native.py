@@ -206,6 +206,8 @@ class Native:
         """
         rows = x.numel() // weights.inputs
         y = x.new_empty(rows * sum(weights.outputs))
+        if rows == 0:  # rows are shared out among tiles, of which there would be none
+            return y
         parts, threads = weights.parts, self._threads(weights.size)
         inputs, count = weights.inputs, len(weights.outputs)
         room = self._room_to_round(rows, inputs) if weights.in_blocks else None

@@ -158,7 +158,7 @@ def _product(
     library = native()
     assert library is not None, "its layers exist"
     weight = Weight(panels, None, bias, BlockShape(kind, outputs, inputs))
-    return library.products(x, Prepared([weight])).view(*x.shape[:-1], -1)
+    return library.products(x, Prepared([weight])).view(*x.shape[:-1], outputs)
 
 
 def _empty(

@@ -179,7 +179,8 @@ class NativeLinear(NativeProduct):
 def _product(x: Tensor, matrix: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
     library = native()
     assert library is not None, "its layers exist"
-    return library.products(x, Prepared([Weight(matrix, scale, bias)])).view(*x.shape[:-1], -1)
+    weight = Weight(matrix, scale, bias)
+    return library.products(x, Prepared([weight])).view(*x.shape[:-1], weight.outputs)
 
 
 def _shape(x: Tensor, matrix: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
