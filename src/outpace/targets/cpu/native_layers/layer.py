@@ -232,16 +232,26 @@ def _fits(layer: Any, linears: Sequence[Any], norms: Sequence[Any], library: Nat
     dim = getattr(attention, "head_dim", 0)
     if not dim or getattr(attention, "scaling", None) is None or None in map(eps_of, norms):
         return False
-    query, key, *_ = (linear.out_features for linear in linears)
-    wholes = dim, linears[0].in_features, linears[4].out_features
+    query, key, hidden = linears[0].out_features, linears[1].out_features, linears[0].in_features
+    inner = linears[4].out_features
+    shapes = [(linear.out_features, linear.in_features) for linear in linears]
     return (
-        all(size % library.lanes == 0 for size in wholes)
+        shapes == _llamas_shapes(query, key, hidden, inner)
+        and all(size % library.lanes == 0 for size in (dim, hidden, inner))
         and len(set(map(eps_of, norms))) == 1
         and {norm.weight.dtype for norm in norms} == {torch.float32}
-        and [len(norm.weight) for norm in norms[2:]] in ([], [dim, dim])
+        and [len(norm.weight) for norm in norms] in ([hidden] * 2, [hidden] * 2 + [dim] * 2)
+        and key % dim == 0
         and query % key == 0
         and query // key <= MOST_EACH
     )
+
+
+def _llamas_shapes(query: int, key: int, hidden: int, inner: int) -> list[tuple[int, int]]:
+    """Returns outputs and inputs of each of `PARTS` in a layer whose queries, and keys, are so wide
+    together. The library makes room for these, and for nothing wider."""
+    attention = [(query, hidden), (key, hidden), (key, hidden), (hidden, query)]
+    return [*attention, (inner, hidden), (inner, hidden), (hidden, inner)]
 
 
 def _takes(linear: Any) -> bool:
