@@ -75,7 +75,7 @@ class Folder:
         for name, weight in head.named_parameters():
             if weight.dtype not in DTYPES:
                 kind = str(weight.dtype).removeprefix("torch.")
-                raise self.damaged(f"{name} is of the type {kind}, and only floats are read")
+                raise self.damaged(f"{name} is of the type {kind}, which is not read")
             # The smallest and the largest are found much faster than each is looked at.
             if weight.numel() and not all(bool(end.isfinite()) for end in weight.aminmax()):
                 raise self.damaged(f"{name} holds numbers that are not finite")

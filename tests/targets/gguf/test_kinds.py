@@ -86,6 +86,12 @@ def test_a_product_is_that_of_the_widened_weight(
     assert torch.allclose(table(ids), blocks.dense()[ids].to(dtype) * 3)
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_no_tokens_have_no_embeddings(kind: str) -> None:
+    table = BlockEmbedding(in_blocks(torch.randn(10, 64), kind))
+    assert table(torch.empty(2, 0, dtype=torch.long)).shape == (2, 0, 64)
+
+
 def test_blocks_are_a_view_of_the_file(path: Path) -> None:
     """What is loaded takes the memory of the file, and a tied head none of its own."""
     model: Any = load(path, cpu_kernels="off").model  # ours lay weights out, and have copies

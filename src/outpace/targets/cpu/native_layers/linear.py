@@ -209,9 +209,10 @@ def native_int8(library: Native, layer: Any) -> NativeLinear:
     """Returns a layer with a plain linear one's weight as 8-bit integers, a scale per output."""
     integers, scale = to_int8(matrix_of(layer))
     weight = nn.Parameter(integers, requires_grad=False)
-    # As many bytes as an `Int8Linear` holds, which is used where there is no compiler: prices of
-    # passes, and with them seeded texts, must not depend on that.
-    loaded = integers.nbytes + scale.nbytes  # the other half of its scales and zero points
+    # An `Int8Linear`, which is used where there is no compiler, has a zero point beside each scale.
+    # As many bytes are counted here (the scales themselves are a parameter, and counted as such):
+    # prices of passes, and with them seeded texts, must not depend on a compiler.
+    loaded = integers.nbytes + scale.nbytes
     made = NativeLinear(library, weight, layer.bias, scale=scale, loaded_bytes=loaded)
     made.saved_t = type(layer) is Conv1D
     return made

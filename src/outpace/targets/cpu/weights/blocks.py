@@ -49,6 +49,8 @@ class Blocks:
     def dense(self, rows: slice | None = None) -> Tensor:
         """Returns the matrix, or some of its rows, as float32 ``[R, K]``."""
         raw = self.raw if rows is None else self.raw[rows]
+        if len(raw) == 0:  # which the library cannot give a shape to
+            return torch.empty(0, self.inputs)
         return torch.from_numpy(gguf.quants.dequantize(raw.numpy(), self._type))
 
     def rows(self, ids: Tensor) -> Blocks:
