@@ -60,7 +60,8 @@ def assert_one_sentence(result: Any, words: str) -> None:
         (["--stop-token-id", "-1"], "stop_token_ids must hold token ids"),
         (["--logit-bias", "{oops"], "--logit-bias is not JSON"),
         (["--logit-bias", "[1]"], "--logit-bias must be a JSON object"),
-        (["--logit-bias", '{"x": 1}'], "--logit-bias must name tokens by their ids"),
+        (["--logit-bias", '{"x": 1}'], 'must name tokens by their ids, such as {"50256": -100}'),
+        (["--logit-bias", '{"x": 1}'], "not by 'x'."),
         (["--logit-bias", '{"1": NaN}'], "logit_bias of token 1 must be a number"),
         (["--logit-bias", '{"1": "2"}'], "logit_bias of token 1 must be a number"),
         (["--speculative-config", "{oops"], "--speculative-config is not JSON"),
@@ -222,6 +223,16 @@ def test_remedies_are_those_of_the_command_line(
     assert_one_sentence(result, "set it aside with --generation-config none, which ignores")
     flags = ("--generation-config", "none", "--max-tokens", 1)
     assert run("generate", "w1", "-m", copy_of_target, *flags).exit_code == 0
+
+
+@pytest.mark.parametrize("method", ["medusa", "draft_tree"])
+def test_a_method_that_needs_a_drafter_names_its_flag(generate: Run, method: str) -> None:
+    assert_one_sentence(generate("w1", "--method", method), "needs --draft")
+
+
+def test_a_load_on_no_server_is_refused_before_it_is_sent(run: Run) -> None:
+    result = run("bench", "serve", "--url", "http://127.0.0.1:9", "--rate", 0.001)
+    assert_one_sentence(result, "no server answers at http://127.0.0.1:9 (Connection refused)")
 
 
 def test_every_remedy_is_one_that_the_library_tells() -> None:

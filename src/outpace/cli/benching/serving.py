@@ -171,6 +171,7 @@ def _in_turns(
     """Returns the figures of each kind of request; all kinds take turns."""
     from outpace.bench.run.serving import Turns, summary
 
+    _reach(server)
     kinds = [kind.strip() for kind in speculative.split(",")]
     runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     with Console(stderr=True).status("measuring") as status:
@@ -179,6 +180,20 @@ def _in_turns(
                 status.update(f"speculative={kind}, run {turn + 1} of {repeats}")
                 runs[kind].append(summary(run(kind), server))
     return Turns(runs)
+
+
+def _reach(server: Server) -> None:
+    """Raises ``ConfigError`` where nothing listens, before any load is sent."""
+    connection = server.connect()
+    try:
+        connection.connect()
+    except OSError as error:
+        raise ConfigError(
+            f"no server answers at {server.url} ({error.strerror or error}): start one with "
+            "'outpace serve', or give its address with --url."
+        ) from error
+    finally:
+        connection.close()
 
 
 def _show(title: str, found: Turns) -> None:

@@ -62,10 +62,13 @@ def logit_bias(text: str | None) -> dict[int, float] | None:
     if text is None:
         return None
     bias = parse_object("--logit-bias", text, ParamsError)
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except ValueError as error:
-        raise ParamsError(f"--logit-bias must name tokens by their ids: {error}.") from error
+    for token in bias:
+        if not token.strip().removeprefix("-").isdecimal():
+            raise ParamsError(
+                f'--logit-bias must name tokens by their ids, such as {{"50256": -100}}, not by '
+                f"{token!r}."
+            )
+    return {int(token): value for token, value in bias.items()}
 
 
 def parse_object(flag: str, text: str, kind: type[OutpaceError]) -> dict[str, Any]:
