@@ -35,7 +35,7 @@ class ServerFlags:
     host: Annotated[str, _option("--host", "HOST", "Listen here; 0.0.0.0: to all.")] = "127.0.0.1"
     port: Annotated[int, _option("--port", "N", "Listen at this port; 0: any free one.")] = 8000
     served_model_name: Annotated[
-        str | None, _option("--served-model-name", "NAME", "As clients call the model.")
+        str | None, _option("--served-model-name", "NAME", "Name by which clients call the model.")
     ] = None
     api_key_file: Annotated[
         Path | None,
@@ -85,7 +85,7 @@ class LimitFlags:
     ] = 600.0
     drain_seconds: Annotated[
         float,
-        _option("--drain-seconds", "S", "Time of open requests after SIGTERM.", LIMITS),
+        _option("--drain-seconds", "S", "Time that open requests have after SIGTERM.", LIMITS),
     ] = 30.0
 
 
@@ -111,9 +111,9 @@ class BatchFlags:
         _option(
             "--scheduling-policy",
             "NAME",
-            "Who waits least: fcfs (who came first), priority (the smallest number that a request "
-            "gives), fair (the client that was given the fewest tokens) or shortest (whose text is "
-            "predicted to end first, with ageing).",
+            "Which request is next: fcfs (who came first), priority (the smallest number that a "
+            "request gives), fair (the client that was given the fewest tokens) or shortest (whose "
+            "text is predicted to end first, with ageing).",
             LIMITS,
         ),
     ] = "fcfs"

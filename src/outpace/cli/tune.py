@@ -67,7 +67,7 @@ def layers(
         int, typer.Option("--at-most", min=1, help="Prompts to use of those given.")
     ] = 6,
     temperature: opt.Temperature = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
 ) -> None:
     """Find the sub-layers that a model can leave out when it drafts for itself.
 
@@ -151,7 +151,7 @@ def router(
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE", help="Where the router is written.")
     ] = Path("router.npz"),
-    seed: Annotated[int, typer.Option(help="Of the parts that it is calibrated on.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split that calibrates it.")] = 0,
 ) -> None:
     """Train a small classifier that tells the task of a prompt, for method "task".
 

@@ -85,7 +85,9 @@ def model(
         float, typer.Option(help="Share of clean runs that may raise a false alarm.")
     ] = 1e-3,
     rows: Annotated[int, typer.Option(min=1, help="Texts decoded at once.")] = 16,
-    seed: Annotated[int, typer.Option(help="Of the first text; the others count up.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the first text; the others count up from it.")
+    ] = 0,
     temperature: opt.Temperature = 1.0,
     top_p: opt.TopP = None,
     top_k: opt.TopK = None,
@@ -143,8 +145,8 @@ def diff(
         float | None,
         typer.Option(min=0, help="Rounding, in logits. Unset: measured.", show_default=False),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Of the coupled texts.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the first coupled text.")] = 0,
+    temperature: Annotated[float, typer.Option(help="Temperature of the coupled texts.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the first coupled text.")] = 0,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,

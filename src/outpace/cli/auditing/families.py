@@ -40,9 +40,9 @@ def families(
         Path | None, typer.Option(metavar="FILE", help="Write the findings as a page.")
     ] = None,
     workers: Workers = 0,
-    seconds: Annotated[float, typer.Option(min=1, help="That one family may take.")] = 300.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Time limit of one family.")] = 300.0,
     gigabytes: Annotated[
-        float, typer.Option(min=1, help="Of memory that one family may take (on Linux).")
+        float, typer.Option(min=1, help="Memory limit of one family (on Linux).")
     ] = 6.0,
 ) -> None:
     """Try a tiny random model of every family that transformers lists: is the text the plain one?

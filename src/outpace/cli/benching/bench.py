@@ -49,7 +49,7 @@ def pair_make(
     ] = "bench-200m",
     agreement: Annotated[float, typer.Option(help="Greedy agreement to reach.")] = 0.75,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
-    seed: Annotated[int, typer.Option(help="Of the weights and of the texts measured on.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the measured texts.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     sizes: ShapeFlags,
 ) -> None:

@@ -162,14 +162,14 @@ class PlanFlags:
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas.")] = "0"
     max_tokens: Annotated[int, typer.Option(help="New tokens per text, for every method.")] = 128
     max_prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Keep the last so many tokens of a prompt.")
+        int, typer.Option(min=1, help="Keep only the last N tokens of a prompt.")
     ] = 512
     repeats: Annotated[int, typer.Option(help="Runs of each prompt.")] = 1
-    warmup: Annotated[int, typer.Option(help="Untimed runs before.")] = 1
+    warmup: Annotated[int, typer.Option(help="Untimed runs before the timed ones.")] = 1
     sweep: Annotated[
         str, typer.Option(help="Also run these draft lengths, with commas, for the curve.")
     ] = ""
-    seed: Annotated[int, typer.Option(help="Of sampled texts.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of sampled texts.")] = 0
 
     def plan(self) -> BenchmarkPlan:
         """Returns the plan; ``ConfigError`` for values that cannot be run."""
@@ -219,9 +219,9 @@ class CurveFlags:
 
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,4,16"
     context: Annotated[str, typer.Option(help="Cached tokens per row, with commas.")] = "128,1024"
-    temperature: Annotated[float, typer.Option(help="Of the draft.")] = 0.0
-    longest: Annotated[int, typer.Option(help="Longest draft.")] = 16
-    repeats: Annotated[int, typer.Option(help="Samples of each; the median counts.")] = 7
+    temperature: Annotated[float, typer.Option(help="Temperature of the draft.")] = 0.0
+    longest: Annotated[int, typer.Option(help="Tokens of the longest draft.")] = 16
+    repeats: Annotated[int, typer.Option(help="Timings of each cost; their median counts.")] = 7
     json: JsonFile = None
     html: HtmlFile = None
     png: PngFolder = None

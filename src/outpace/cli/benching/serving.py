@@ -35,11 +35,9 @@ class AddressFlags:
         "http://127.0.0.1:8000"
     )
     first_seconds: Annotated[
-        float, typer.Option(help="Goodput counts texts whose first token came as soon as this,")
+        float, typer.Option(help="Goodput counts requests whose TTFT is at most this,")
     ] = 1.0
-    token_seconds: Annotated[
-        float, typer.Option(help="and whose other tokens took at most this, on average.")
-    ] = 0.1
+    token_seconds: Annotated[float, typer.Option(help="and whose TPOT is at most this.")] = 0.1
 
     def server(self) -> Server:
         from outpace.bench.run.serving import Server
@@ -60,7 +58,7 @@ class AskedFlags:
     num_requests: Annotated[int, typer.Option(min=1, help="Requests of each kind.")] = 40
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per text.")] = 64
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
-    seed: Annotated[int, typer.Option(help="Of the arrivals and of sampled texts.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of the arrivals and of sampled texts.")] = 0
 
     def texts(self) -> list[str]:
         """Returns as many prompts as there are requests."""
@@ -90,7 +88,7 @@ def serve_benchmark(
     repeats: Annotated[
         int,
         typer.Option(
-            min=1, help="Runs of each, in turns. Told: medians, and how they compare turn by turn."
+            min=1, help="Runs of each setting, in turns. The report has medians and ratios by turn."
         ),
     ] = 1,
     address: AddressFlags,

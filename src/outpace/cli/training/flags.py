@@ -66,7 +66,7 @@ class TextFlags:
         int, _option("--prompt-tokens", "Tokens of a text that are its prompt.", TEXT)
     ] = 32
     temperature: Annotated[
-        float, _option("--temperature", "Of the answers; 0 is greedy.", TEXT, "X")
+        float, _option("--temperature", "Temperature of the answers; 0: greedy.", TEXT, "X")
     ] = 0.8
     cache: Annotated[
         float,
@@ -132,8 +132,8 @@ class DrafterFlags:
         str | None,
         _option(
             "--start",
-            "Of draft_model: pruned (layers of the target), random, or a model's folder. With "
-            "--online the drafter's folder.",
+            "draft_model begins as: pruned (layers of the target), random, or a model's folder. "
+            "With --online the drafter's folder.",
             DRAFTER,
         ),
     ] = None
@@ -141,16 +141,14 @@ class DrafterFlags:
         str | None,
         _option(
             "--draft",
-            "Of judge and stop_head: the draft model whose tokens they learn to tell, its folder "
+            "For judge and stop_head: the draft model whose tokens they learn to judge, its folder "
             "or hub name. Unset: the bundled one, for the bundled target.",
             DRAFTER,
         ),
     ] = None
     loss: Annotated[
         str | None,
-        _option(
-            "--loss", "Of draft_model: forward_kl, reverse_kl, jsd, tv or lk (acceptance).", DRAFTER
-        ),
+        _option("--loss", "Loss of draft_model: forward_kl, reverse_kl, jsd, tv or lk.", DRAFTER),
     ] = None
     drafter_quantization: Annotated[
         str | None,
@@ -215,13 +213,13 @@ class RunFlags:
         str | None,
         _option(
             "--precision",
-            "Of products: float32, bfloat16, or auto (unset): bfloat16 on a GPU that has it.",
+            "Of matrix products: float32, bfloat16, or auto (default): bfloat16 on a GPU with it.",
             RUN,
         ),
     ] = None
     seed: Annotated[
         int | None,
-        _option("--seed", "Of weights, answers and the order of the text. Unset: 0.", RUN),
+        _option("--seed", "Seed of weights, answers and text order. Unset: 0.", RUN),
     ] = None
     png: Annotated[
         Path | None,
