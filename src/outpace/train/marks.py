@@ -91,7 +91,7 @@ class Sheet:
         depth = len(self._hits) + 1
         here = self._behind()
         likeliest, chances = self._lesson.top_tokens[:, here], self._lesson.top_chances[:, here]
-        loss = self._loss(logits, likeliest, chances, self._share(here))
+        loss = self._loss(logits, likeliest, chances, self._lesson.share(here))
         self._losses.append(self._decay ** (depth - 1) * loss)
         self._hits.append(self._d2t[logits.argmax(-1)] == likeliest[..., 0])
 
@@ -102,11 +102,6 @@ class Sheet:
     def marks(self) -> Marks:
         """Returns the marks for all that was noted."""
         return Marks(torch.stack(self._losses).sum(), torch.stack(self._hits, -1))
-
-    def _share(self, here: Tensor) -> Tensor | float:
-        """The share of the places at which there is something to learn."""
-        learned = self._lesson.learned
-        return 1.0 if learned is None else learned[:, here].float().mean().clamp_min(1e-9)
 
     def _loss(
         self, logits: Tensor, likeliest: Tensor, chances: Tensor, share: Tensor | float

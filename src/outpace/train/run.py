@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import time
@@ -24,6 +23,7 @@ from outpace.train.lessons import Lessons
 from outpace.train.marks import Marks
 from outpace.train.measures import Measure
 from outpace.train.origin import origin_of
+from outpace.train.ranks import Ranks
 from outpace.train.rounding import EVERY, RoundedWeights
 from outpace.train.settings import TrainSettings
 from outpace.train.students.making import student_for
@@ -85,13 +85,16 @@ class TrainingRun:
         *,
         own: Tensor | None = None,
         lessons: Lessons | None = None,
+        ranks: Ranks | None = None,
         preparing: Callable[[str, float], None] = lambda step, done: None,
     ) -> None:
         """tokens: blocks of text ``[N, block]``; out: the folder that the drafter is written to;
         own: ``[N, block]`` bool, which tokens the target has written itself, if that is known: a
         drafter learns to foresee these only; lessons: where what the target makes of the text is
-        kept, if it is; preparing: is told what is done before the first step, and how much of
-        it."""
+        kept, if it is; ranks: the processes that make each step together, where there are several;
+        preparing: is told what is done before the first step, and how much of it."""
+        self._ranks = ranks or Ranks.alone()
+        self._ranks.check(settings.batch)
         if settings.block > loaded.max_length:
             raise ConfigError(
                 f"--block must be at most {loaded.max_length} tokens, the context of "
@@ -137,6 +140,8 @@ class TrainingRun:
         self._own: Tensor | None = None
         if own is not None and self._student.drafts:
             self._held_own, self._own = own.tensor_split([self._held_blocks])
+        self._compared = False
+        self._begin_alike()
 
     def play(self, report: Report, every: int = 50, stop: Callable[[], bool] = bool) -> Progress:
         """Trains to the last step and returns where it ended; writes a checkpoint at each report.
@@ -148,10 +153,12 @@ class TrainingRun:
         for step in range(self.step, self.settings.steps):
             losses.append(self.learn(step))
             self.step = step + 1
-            ended = stop() or self.step == self.settings.steps
+            # One rank's clock may be late when another's is not yet, and none may go on alone.
+            ended = self._ranks.any(stop()) or self.step == self.settings.steps
             if ended or self.step % every == 0:
                 self._spent = time.monotonic() - begun
-                progress = self._marked(sum(losses) / len(losses))
+                self._check_alike()
+                progress = self._marked(self._ranks.mean(sum(losses) / len(losses)))
                 losses = []
                 self._keep(progress)
                 report(progress)
@@ -159,18 +166,45 @@ class TrainingRun:
                 break
         return progress or self._marked(math.nan)
 
+    def _begin_alike(self) -> None:
+        """All ranks begin with the weights of the first: what chooses a drafter's first weights may
+        come out otherwise on another device. Raises ``ConfigError`` where one has read other
+        files."""
+        if self._ranks.count == 1:
+            return
+        shapes = [(name, value.shape) for name, value in self.network.state_dict().items()]
+        known = (self.settings.as_dict(), self.step, _digest(self._text), shapes)
+        if not self._ranks.same(repr(known)):
+            raise ConfigError(
+                f"the processes do not all read the same text, and the same run in {self.out}: "
+                "give each of them the same files."
+            )
+        self._ranks.spread(self.network)
+
+    def _check_alike(self) -> None:
+        """Compares the weights of all ranks, once: the same steps leave the same weights."""
+        if not self._compared and not self._ranks.same_weights(self.network):
+            raise ConfigError(
+                f"the processes have different weights after step {self.step:,}, although they "
+                "have made the same steps: train with one process."
+            )
+        self._compared = True
+
     def learn(self, step: int) -> float:
-        """Makes a step and returns its loss; ``ConfigError`` where it would ruin the weights."""
+        """Makes a step and returns its loss, on this rank's blocks; ``ConfigError`` where it would
+        ruin the weights."""
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * _share(step, self.settings)
         # What a recipe draws (noise, places) follows from the step, also in a run that goes on.
-        torch.manual_seed(self.settings.seed * 1_000_003 + step)
+        torch.manual_seed(self._ranks.seed(self.settings.seed * 1_000_003 + step))
         numbers = self._batch(step)
-        own = None if self._own is None else self._own[numbers]
+        mine = self._ranks.share(numbers)
+        own, all_own = (None, None) if self._own is None else (self._own[mine], self._own[numbers])
         self._optimizer.zero_grad()
         with self._rounded.worn(step % EVERY == 0):
-            loss = self._mark(self._tokens[numbers], own).loss
+            loss = self._mark(self._tokens[mine], own, all_own).loss
             loss.backward()  # type: ignore[no-untyped-call]
+        self._ranks.average(self.network.parameters())
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
         if not bool(norm.isfinite()):  # one step with these, and no weight is a number any more
             raise ConfigError(
@@ -180,17 +214,20 @@ class TrainingRun:
         self._optimizer.step()
         return float(loss.detach())
 
-    def _mark(self, tokens: Tensor, own: Tensor | None = None) -> Marks:
-        """What is measured is marked in float32, in which drafters are kept."""
+    def _mark(
+        self, tokens: Tensor, own: Tensor | None = None, all_own: Tensor | None = None
+    ) -> Marks:
+        """What is measured is marked in float32, in which drafters are kept. all_own: ``own`` of
+        the blocks of all ranks."""
         lesson = self._student.read(self._teacher, tokens)
         device = self._teacher.device
         mixed = torch.is_grad_enabled() and self.settings.is_mixed(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
-            return self._recipe.mark(lesson if own is None else lesson.of(own))
+            return self._recipe.mark(lesson if own is None else lesson.of(own, all_own))
 
     def _batch(self, step: int) -> Tensor:
-        """The numbers of the blocks of a step: each pass through the text has its own order, which
-        only the seed decides, so that a resumed run reads on where it stopped."""
+        """The numbers of the blocks of a step, of all ranks: each pass through the text has its own
+        order, which only the seed decides, so that a resumed run reads on where it stopped."""
         count, size = len(self._tokens), self.settings.batch
         found = []
         for place in range(step * size, (step + 1) * size):
@@ -202,15 +239,19 @@ class TrainingRun:
     @torch.no_grad()
     def _marked(self, loss: float) -> Progress:
         torch.manual_seed(self.settings.seed)  # all reports are about the same drafts
-        size, own = self.settings.batch, self._held_own
-        beside = itertools.repeat(None) if own is None else torch.split(own, size)
-        batches = zip(torch.split(self._held, size), beside, strict=False)
+        own = self._held_own
+        size = self._ranks.part(self.settings.batch)
+        batches = torch.split(torch.arange(len(self._held)), size)
         # A run that goes on from here later begins with the same rounded weights.
         with self._rounded.worn(anew=True):
-            marks = [self._mark(tokens, written) for tokens, written in batches]
-        hits = torch.cat([each.hits for each in marks]).float()
+            marks = [
+                self._mark(self._held[numbers], None if own is None else own[numbers])
+                for numbers in self._ranks.turns(batches)
+            ]
+        hits = self._ranks.gathered(batches, [each.hits for each in marks]).float()
         if own is not None:
-            begin = marks[0].first + 1  # the root of the first place
+            # The root of the first place, also of a rank that has had no batch.
+            begin = self._ranks.largest([each.first for each in marks]) + 1
             own = answered(own)[:, begin : begin + hits.shape[1]].to(hits.device)
         return Progress(
             step=self.step,
@@ -225,10 +266,15 @@ class TrainingRun:
     # -- files ---------------------------------------------------------------------------------
 
     def _keep(self, progress: Progress) -> None:
-        """Writes the drafter where it is the best so far, and what is needed to go on."""
-        self.out.mkdir(parents=True, exist_ok=True)
-        if progress.score >= self.best:
+        """Writes the drafter where it is the best so far, and what is needed to go on. Only the
+        first rank writes; all of them know what is kept."""
+        best = progress.score >= self.best
+        if best:
             self.best, self.kept = progress.score, progress
+        if not self._ranks.first:
+            return
+        self.out.mkdir(parents=True, exist_ok=True)
+        if best:
             self._student.save(self.out)
         state = {
             "settings": self.settings.as_dict(),

@@ -15,14 +15,16 @@ from outpace.cli.training.flags import TextFlags
 if TYPE_CHECKING:
     from outpace.targets.hf.loading.loaded import Loaded
     from outpace.train.data import Written
+    from outpace.train.ranks import Ranks
 
 GIGABYTE = 10**9
 
 
 def written(
-    console: Console, target: Loaded, text: TextFlags, seed: int, out: Path
+    console: Console, target: Loaded, text: TextFlags, seed: int, out: Path, ranks: Ranks
 ) -> Iterator[Written]:
-    """Has the target write what is still missing of its answers; returns them all."""
+    """Has the target write what is still missing of its answers; returns them all. ranks: the first
+    of them writes, and the others wait and read what it has written."""
     from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
 
     asked = prompts(text.data or [], target.tokenizer, target.name, text.prompt_tokens)
@@ -34,12 +36,17 @@ def written(
         prompts=fingerprint(asked),
     )
     wanted = text.wanted(len(asked))
-    answers = Answers(out / FILE, settings, int(text.cache * GIGABYTE))
+    most_bytes = int(text.cache * GIGABYTE)
+    if not ranks.first:
+        ranks.wait()
+        return iter(Answers(out / FILE, settings, most_bytes))
+    answers = Answers(out / FILE, settings, most_bytes)
     if answers.count < wanted:
         with counting(console, "writing answers", wanted, answers.count) as report:
             answers.extend(asked, wanted, _writer(target, text), report)
     if answers.count < wanted:
         console.print(f"{answers.count:,} answers fill the cache of {text.cache:g} GB")
+    ranks.wait()
     return iter(answers)
 
 

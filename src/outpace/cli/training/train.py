@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -17,6 +16,7 @@ from outpace.cli.loading import starting, working
 from outpace.cli.training.bar import play
 from outpace.cli.training.curves import Curves
 from outpace.cli.training.flags import DrafterFlags, OnlineFlags, RunFlags, TextFlags
+from outpace.cli.training.launch import Launch
 from outpace.cli.training.online import train_online
 from outpace.cli.training.out import check_out
 from outpace.cli.training.self_distill import GIGABYTE, written
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from outpace.targets.cpu.weights.quantize import Quantization
     from outpace.targets.hf.loading.loaded import Loaded
     from outpace.train.lessons import Lessons
+    from outpace.train.ranks import Ranks
     from outpace.train.run import Progress, TrainingRun
     from outpace.train.settings import TrainSettings
 
@@ -64,8 +65,10 @@ def train(
 
     `outpace train eagle3 -m big-model --data today.jsonl --online --start head --out newer`
     """
-    console = Console(stderr=True)
+    launch = Launch.of(os.environ)
+    console = launch.console()
     text.check(online.online)
+    launch.check(method, text, online)
     if online.online:
         check_out(console, model, drafter, text)
         train_online(console, method, model, text, drafter, run, online)
@@ -75,35 +78,27 @@ def train(
     files = files_of(method, text)
     settings = _settings(console, method, model, drafter, run.filled())
     _check_lessons(method, text)
-    if files:
-        _train_each(console, model, files, text, settings, drafter, run)
-        return
-    check_out(console, model, drafter, text)
-    curves = Curves(run.png)
-    _train(console, _target(console, model), text, settings, drafter, run, curves, method)
-    _say(console, f"use it: {_use(settings, drafter)}")
-
-
-def _train_each(
-    console: Console,
-    model: ModelFlags,
-    files: Mapping[str, Sequence[Path]],
-    text: TextFlags,
-    settings: TrainSettings,
-    drafter: DrafterFlags,
-    run: RunFlags,
-) -> None:
-    """Trains the router first, which takes seconds, and then a drafter for each task."""
+    ranks = launch.ranks
+    ranks.check(settings.batch)
     own = {task: one_task(task, files, text, drafter) for task in files}
-    for texts, made in own.values():
+    for texts, made in own.values() or [(text, drafter)]:
         check_out(console, model, made, texts)
-    curves, target = Curves(run.png), _target(console, model)
-    train_router(console, target, files, text, settings.seed, drafter.out)
-    for task, (texts, made) in own.items():
-        console.rule(task)
-        _train(console, target, texts, settings, made, run, curves, task)
-    routes = write_routes(settings.method, files, drafter.out)
-    _say(console, f"use them: --speculative-config {routes}")
+    curves = Curves(run.png if ranks.first else None)
+    model = launch.placed(model)
+    with ranks.joined(model.device):
+        training = _Training(console, _target(console, model), settings, run, curves, ranks)
+        if not own:
+            training.train(text, drafter, method)
+            _say(console, f"use it: {_use(settings, drafter)}")
+            return
+        if ranks.first:  # first of all, since it takes seconds
+            train_router(console, training.target, files, text, settings.seed, drafter.out)
+        for task, (texts, made) in own.items():
+            console.rule(task)
+            training.train(texts, made, task)
+        if ranks.first:
+            routes = write_routes(method, files, drafter.out)
+            _say(console, f"use them: --speculative-config {routes}")
 
 
 def _say(console: Console, line: str) -> None:
@@ -166,36 +161,50 @@ def _draft(method: str, model: ModelFlags, drafter: DrafterFlags) -> str:
     return ""
 
 
-def _train(
-    console: Console,
-    target: Loaded,
-    text: TextFlags,
-    settings: TrainSettings,
-    drafter: DrafterFlags,
-    flags: RunFlags,
-    curves: Curves,
-    name: str,
-) -> None:
-    """Trains one drafter. name: of its curves."""
-    from outpace.train.run import LOG, TrainingRun
+@dataclass(frozen=True)
+class _Training:
+    """What the runs of one command share."""
 
-    tokens, own = _text(console, target, text, settings, drafter)
-    lessons = _lessons(target, text)
-    with working(console, f"preparing {settings.method}") as report:
-        run = TrainingRun(
-            target, tokens, settings, drafter.out, own=own, lessons=lessons, preparing=report
+    console: Console
+    target: Loaded
+    settings: TrainSettings
+    flags: RunFlags
+    curves: Curves
+    ranks: Ranks
+
+    def train(self, text: TextFlags, drafter: DrafterFlags, name: str) -> None:
+        """Trains one drafter. name: of its curves."""
+        from outpace.train.run import LOG, TrainingRun
+
+        console, settings, flags = self.console, self.settings, self.flags
+        tokens, own = _text(console, self.target, text, settings, drafter, self.ranks)
+        lessons = _lessons(self.target, text)
+        with working(console, f"preparing {settings.method}") as report:
+            run = TrainingRun(
+                self.target,
+                tokens,
+                settings,
+                drafter.out,
+                own=own,
+                lessons=lessons,
+                ranks=self.ranks,
+                preparing=report,
+            )
+        if run.step:
+            console.print(f"going on from step {run.step:,} of {settings.steps:,}")
+
+        def draw(reached: Progress) -> None:
+            self.curves.draw(name, drafter.out / LOG, reached.measure)
+
+        reached = play(console, run, flags.filled()["every"], flags.minutes, flags.patience, draw)
+        draw(reached)  # also where there was nothing left to learn
+        console.print(
+            f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; {_kept(run)}"
         )
-    if run.step:
-        console.print(f"going on from step {run.step:,} of {settings.steps:,}")
-
-    def draw(reached: Progress) -> None:
-        curves.draw(name, drafter.out / LOG, reached.measure)
-
-    reached = play(console, run, flags.filled()["every"], flags.minutes, flags.patience, draw)
-    draw(reached)  # also where there was nothing left to learn
-    console.print(f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; {_kept(run)}")
-    if lessons is not None and lessons.full:
-        console.print("the lessons fill --cache: what is not among them is read again each time")
+        if lessons is not None and lessons.full:
+            console.print(
+                "the lessons fill --cache: what is not among them is read again each time"
+            )
 
 
 def _kept(run: TrainingRun) -> str:
@@ -226,7 +235,7 @@ def _target(console: Console, model: ModelFlags) -> Loaded:
     use_threads(arguments.pop("threads", None))
     name = BUNDLED / "target" if model.model is None else model.model
     local = model.model is None or os.path.exists(model.model)
-    hide_progress_bars(downloads=local or not console.is_terminal)
+    hide_progress_bars(downloads=local or console.quiet or not console.is_terminal)
     with working(console, f"loading {model.model or 'the bundled target'}") as report:
         target = load(name, progress=report, **arguments)
     if target.tokenizer is None:
@@ -240,6 +249,7 @@ def _text(
     text: TextFlags,
     settings: TrainSettings,
     drafter: DrafterFlags,
+    ranks: Ranks,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the blocks that are learned from, and which tokens are the target's own, where that
     is known."""
@@ -249,5 +259,5 @@ def _text(
         with working(console, "reading the text"):
             found = documents(text.data or [], target.tokenizer, target.name)
             return blocks(found, target.tokenizer, settings.block, text.tokens), None
-    answers = written(console, target, text, settings.seed, drafter.out)
+    answers = written(console, target, text, settings.seed, drafter.out, ranks)
     return cut_written(answers, target.tokenizer.eos_token_id, settings.block, text.tokens)

@@ -36,12 +36,13 @@ class CtcRecipe(Recipe):
         # [B P, depths]: the text behind the roots, and what the target says there.
         text = tokens[:, 2:].unfold(1, depths, 1)[:, :places].flatten(0, 1)
         likeliest = lesson.top_tokens[:, 1:-1, 0].unfold(1, depths, 1)[:, :places].flatten(0, 1)
-        own = head.own_tokens()[text]
+        own, roots = head.own_tokens()[text], slice(1, 1 + places)
         if lesson.learned is None:
-            loss = self._loss(logits, own)
+            losses = self._losses(logits, own)
         else:
-            learned = lesson.learned[:, 1 : 1 + places].flatten()
-            loss = self._loss(logits[learned], own[learned])
+            learned = lesson.learned[:, roots].flatten()
+            losses = self._losses(logits[learned], own[learned])
+        loss = losses.sum() / lesson.count(roots)
         if torch.is_grad_enabled():
             return Marks(loss, tokens.new_empty(rows, places, 0, dtype=torch.bool))
         return Marks(loss, self._hits(logits, likeliest).view(rows, places, depths))
@@ -57,13 +58,15 @@ class CtcRecipe(Recipe):
             hits.append([tuple(wanted[:end]) in drafted for end in range(1, len(wanted) + 1)])
         return torch.tensor(hits, device=logits.device)
 
-    def _loss(self, logits: Tensor, text: Tensor) -> Tensor:
-        """Of frames ``[N, F, V' + 1]`` and the tokens ``[N, depths]`` that they should spell, up to
-        the first that the head does not know."""
+    def _losses(self, logits: Tensor, text: Tensor) -> Tensor:
+        """``[N]``, of frames ``[N, F, V' + 1]`` and the tokens ``[N, depths]`` that they should
+        spell, up to the first that the head does not know."""
+        if not len(text):
+            return logits.sum((1, 2))  # torch's own loss takes no empty batch
         known = (text >= 0).cumprod(-1).sum(-1)
         frames = torch.full_like(known, logits.shape[1])
         laws = functional.log_softmax(logits, -1).transpose(0, 1)
-        loss = functional.ctc_loss(
+        losses: Tensor = functional.ctc_loss(
             laws,
             text.clamp_min(0),
             frames,
@@ -72,4 +75,4 @@ class CtcRecipe(Recipe):
             reduction="none",
             zero_infinity=True,  # repeated tokens want more frames than there are
         )
-        return loss.mean()
+        return losses

@@ -39,7 +39,7 @@ class ModelRecipe(Recipe):
         loss, same = in_pieces(self._piece, own, theirs, AT_ONCE, self._readout.learns)
         right = torch.zeros_like(places)
         right[places] = same
-        return Marks(loss / max(1, len(own)), self._drafts(right))
+        return Marks(loss / lesson.count(), self._drafts(right))
 
     def _piece(self, own: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of the losses at some places, and where the first guess is the target's."""

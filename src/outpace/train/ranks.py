@@ -1,0 +1,256 @@
+"""The processes that train one drafter together, each on a part of the blocks of every step.
+
+This is data-parallel training: each process, a rank, holds the whole target and the whole drafter,
+and all of them make the same step of the optimizer, with gradients that are averaged over all
+blocks. DistributedDataParallel does that for a network which is called through its ``forward()``;
+recipes call a drafter's other methods, so that the gradients are averaged here, in plain sight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from outpace.errors import ConfigError, OutpaceError
+
+WAIT = timedelta(days=7)
+"""How long a rank waits for another one, at most: the first may write answers for hours. Whatever
+has started the processes ends all of them when one fails, long before."""
+BUCKET = 1 << 24
+"""Numbers that are averaged at once, if they are not of one weight: they are copied for that."""
+SEEDS_APART = 1 << 40
+"""From the seed of a rank to that of the next one: more than there are steps."""
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that train together, as one of them sees them.
+
+    With a single one nothing is sent, and every method returns what it was given.
+    """
+
+    number: int
+    """Which of them this process is, from 0 on."""
+    count: int
+
+    @classmethod
+    def alone(cls) -> Ranks:
+        """Returns the one process of a run that has no others."""
+        return cls(0, 1)
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the files and speaks to the user."""
+        return self.number == 0
+
+    @contextmanager
+    def joined(self, device: str) -> Iterator[None]:
+        """Waits for all ranks; within it they can send each other numbers.
+
+        What lies on a CPU goes through gloo, also where the networks are on a GPU: waiting there
+        keeps no GPU busy. Addresses are in the environment, as torchrun sets it. device: the name
+        of the one with the networks.
+        """
+        if self.count == 1:
+            yield
+            return
+        backend = _cuda_backend(device) if device.startswith("cuda") else "gloo"
+        with _heard():
+            distributed.init_process_group(
+                backend, rank=self.number, world_size=self.count, timeout=WAIT
+            )
+        yield
+        # Not after an error: the others are waiting elsewhere, and will not come to leave, too.
+        distributed.destroy_process_group()
+
+    # -- what is this rank's -------------------------------------------------------------------
+
+    def check(self, batch: int) -> None:
+        """Raises ``ConfigError`` for a number of blocks per step that cannot be shared out."""
+        if batch % self.count:
+            raise ConfigError(
+                "--batch is the blocks of text per step of all processes together, so it must be "
+                f"a multiple of their number: {self.count} processes cannot share {batch}."
+            )
+
+    def part(self, batch: int) -> int:
+        """Returns how many of the blocks of a step are this rank's."""
+        return batch // self.count
+
+    def share(self, numbers: Tensor) -> Tensor:
+        """Returns this rank's part of the numbers of a step's blocks, in their order."""
+        return numbers.view(self.count, -1)[self.number]
+
+    def turns(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Returns every so manyth item: together the ranks have all of them.
+
+        >>> Ranks(1, 3).turns("abcdefgh")
+        'beh'
+        """
+        return items[self.number :: self.count]
+
+    def seed(self, seed: int) -> int:
+        """Returns the seed of what this rank draws: the ranks must not put the same noise on
+        different blocks. The first one's is the given seed, as that of a process alone."""
+        return seed + self.number * SEEDS_APART
+
+    # -- what all ranks make together ----------------------------------------------------------
+
+    def average(self, weights: Iterable[Tensor]) -> None:
+        """Replaces the gradients of weights by their means over all ranks.
+
+        A weight that had no part in this rank's loss has a gradient of zeros in the mean.
+        """
+        if self.count == 1:
+            return
+        gradients = []
+        for weight in weights:
+            if weight.requires_grad:
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+                gradients.append(weight.grad)
+        for bucket in _buckets(gradients):
+            flat = torch.cat([each.flatten() for each in bucket])
+            self._summed(flat).div_(self.count)
+            pieces = torch.split(flat, [each.numel() for each in bucket])
+            for each, mean in zip(bucket, pieces, strict=True):
+                each.copy_(mean.view_as(each))
+
+    def mean(self, value: float) -> float:
+        """Returns the mean of all ranks' values."""
+        if self.count == 1:
+            return value
+        return float(self._summed(torch.tensor([value], dtype=torch.float64))) / self.count
+
+    def any(self, flag: bool) -> bool:
+        """Returns whether a flag is set on any rank."""
+        return bool(self.largest([int(flag)]))
+
+    def largest(self, values: Iterable[int]) -> int:
+        """Returns the largest of all ranks' values, which are at least 0."""
+        mine = max(values, default=0)
+        return mine if self.count == 1 else self._largest([mine])[0]
+
+    def wait(self) -> None:
+        """Returns when all ranks have come here."""
+        self.any(False)
+
+    def same(self, text: str) -> bool:
+        """Returns whether a text is the same on all ranks."""
+        if self.count == 1:
+            return True
+        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+        largest, smallest = self._largest([number, -number])
+        return largest == -smallest
+
+    def same_weights(self, network: nn.Module) -> bool:
+        """Returns whether all weights of a network are the same on all ranks, bit by bit."""
+        return self.count == 1 or self.same(_checksum(network))
+
+    @torch.no_grad()
+    def spread(self, network: nn.Module) -> None:
+        """Gives a network the weights that it has on the first rank."""
+        if self.count == 1:
+            return
+        for value in network.state_dict().values():
+            sent = value.contiguous()
+            with _heard():
+                distributed.broadcast(sent, 0)
+            value.copy_(sent)
+
+    def gathered(self, batches: Sequence[Tensor], found: Sequence[Tensor]) -> Tensor:
+        """Returns what all ranks have found, by row and in the order of the rows.
+
+        batches: the numbers of the rows of each batch, of which this rank had its `turns`; found:
+        a tensor of whole numbers or bools for each of these, ``[rows, ...]``, of one shape.
+        """
+        if self.count == 1:
+            return torch.cat([*found])
+        shape = self._largest(found[0].shape[1:] if found else [0, 0])
+        whole = torch.zeros(sum(map(len, batches)), *shape, dtype=torch.uint8)
+        for numbers, values in zip(self.turns(batches), found, strict=True):
+            whole[numbers] = values.to(whole)
+        return self._summed(whole)
+
+    def _summed(self, values: Tensor) -> Tensor:
+        with _heard():
+            distributed.all_reduce(values)
+        return values
+
+    def _largest(self, values: Sequence[int]) -> list[int]:
+        """The largest of all ranks' numbers at each place."""
+        found = torch.tensor(values, dtype=torch.int64)
+        with _heard():
+            distributed.all_reduce(found, distributed.ReduceOp.MAX)
+        return [int(each) for each in found]
+
+
+def device_of(asked: str, local: int) -> str:
+    """Returns the name of the device of the process with this number on its machine, where there
+    are several: the GPU with that number, where GPUs are asked for or found. asked: as `load`
+    takes it. Raises ``ConfigError`` where it cannot have one of its own.
+
+    Neither this nor `_cuda_backend` has been run on a GPU yet.
+    """
+    if asked.startswith("cuda:"):
+        raise ConfigError(
+            f"{asked} is one GPU for several processes, each of which needs one of its own: leave "
+            "the device out."
+        )
+    if asked not in ("auto", "cuda") or not torch.cuda.is_available():
+        return asked
+    if local >= torch.cuda.device_count():
+        raise ConfigError(
+            f"there are more processes on this machine than GPUs ({torch.cuda.device_count()}): "
+            "start one for each GPU."
+        )
+    return f"cuda:{local}"
+
+
+def _cuda_backend(device: str) -> str:
+    """Makes a GPU this process's own, and returns what sends numbers between GPUs and CPUs."""
+    torch.cuda.set_device(device)
+    return "cpu:gloo,cuda:nccl"
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Ends in one sentence where another rank is gone: it has said itself why."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OutpaceError(
+            "this process cannot reach the others that train with it, one of which may have ended "
+            f"with a message of its own ({str(error).splitlines()[0]})."
+        ) from error
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yields the tensors in groups of one type and of so many numbers at most, or of one tensor."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for each in tensors:
+        groups.setdefault(each.dtype, []).append(each)
+    for group in groups.values():
+        bucket: list[Tensor] = []
+        for each in group:
+            if bucket and sum(one.numel() for one in bucket) + each.numel() > BUCKET:
+                yield bucket
+                bucket = []
+            bucket.append(each)
+        yield bucket
+
+
+def _checksum(network: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for value in network.state_dict().values():
+        digest.update(value.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
