@@ -171,11 +171,11 @@ class Ranks:
         """Returns what all ranks have found, by row and in the order of the rows.
 
         batches: the numbers of the rows of each batch, of which this rank had its `turns`; found:
-        a tensor of whole numbers or bools for each of these, ``[rows, ...]``, of one shape.
+        for each of these ``[rows, P, D]``, bools where there are several ranks.
         """
         if self.count == 1:
             return torch.cat([*found])
-        shape = self._largest(found[0].shape[1:] if found else [0, 0])
+        shape = self._largest(found[0].shape[1:] if found else [0, 0])  # one may have no batch
         whole = torch.zeros(sum(map(len, batches)), *shape, dtype=torch.uint8)
         for numbers, values in zip(self.turns(batches), found, strict=True):
             whole[numbers] = values.to(whole)
