@@ -190,9 +190,10 @@ class RunFlags:
     """How long and how fast it learns."""
 
     steps: Annotated[int | None, _option("--steps", "Steps in all. Unset: 1000.", RUN)] = None
-    batch: Annotated[int | None, _option("--batch", "Blocks of text per step. Unset: 4.", RUN)] = (
-        None
-    )
+    batch: Annotated[
+        int | None,
+        _option("--batch", "Blocks of text per step, of all processes together. Unset: 4.", RUN),
+    ] = None
     block: Annotated[int | None, _option("--block", "Tokens of a block. Unset: 256.", RUN)] = None
     learning_rate: Annotated[
         float | None,

@@ -64,6 +64,8 @@ def train(
     `outpace train eagle3 -m big-model --for code=code.jsonl --for maths=maths.jsonl --out heads`
 
     `outpace train eagle3 -m big-model --data today.jsonl --online --start head --out newer`
+
+    `torchrun --nproc-per-node=4 -m outpace train eagle3 ...` shares it out among four GPUs.
     """
     launch = Launch.of(os.environ)
     console = launch.console()
