@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import multiprocessing, nn
+from torch import distributed, multiprocessing, nn
 
 import outpace.api
 import outpace.train.answers
@@ -92,6 +92,8 @@ def rank(number: int, folder: Path, asked: dict[str, list[str]], ports: list[int
         report["found"] = found(ranks)
     for port, (name, arguments) in zip(ports[1:], asked.items(), strict=True):
         os.environ["MASTER_PORT"] = str(port)
+        if distributed.is_initialized():  # a process that fails ends, outside of tests
+            distributed.destroy_process_group()
         if name == BROKEN and number == 0:
             outpace.train.run.torch.save = full_disk  # type: ignore[attr-defined]
         report[name] = outpace_said(arguments)

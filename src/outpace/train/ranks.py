@@ -230,7 +230,7 @@ def _heard() -> Iterator[None]:
     except RuntimeError as error:
         raise OutpaceError(
             "this process cannot reach the others that train with it, one of which may have ended "
-            f"with a message of its own ({str(error).splitlines()[0]})."
+            f"with a message of its own ({str(error).split('. ')[0]})."
         ) from error
 
 
