@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from outpace.cli.main import app
 from outpace.errors import ConfigError
 from outpace.train.ranks import BUCKET, Ranks, _buckets, device_of
 from outpace.train.run import LOG, STATE, TrainingRun
+from outpace.train.teacher import Lesson
 from train import two_ranks
 from train.test_run import loaded, settings, text
 
@@ -180,6 +182,23 @@ def test_the_parts_of_a_step_are_its_blocks_each_once() -> None:
     seeds = {Ranks(number, 3).seed(step) for number in range(3) for step in range(5)}
     assert len(seeds) == 15
     torch.manual_seed(Ranks(4095, 4096).seed((1 << 42) * 1_000_003))  # the largest that there is
+
+
+def test_a_place_counts_alike_whoever_reads_its_text() -> None:
+    tokens, none = torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 4, 0)
+    own = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]]).bool()
+    lesson = Lesson(tokens, none, none.long(), none)
+    where = torch.tensor([0, 1])
+    assert (lesson.count(), lesson.share(where)) == (8.0, 1.0)
+    for some in (replace(lesson, learned=own[:2]), lesson.of(own[:2]), lesson.of(own[:2], own[:2])):
+        learned = some.learned
+        assert learned is not None
+        assert some.count() == int(learned.sum())
+        mean = float(learned[:, :2].float().mean())
+        assert float(some.share(where)) == pytest.approx(mean, abs=1e-8)
+    # Behind 3, 2, 4 and 4 of four tokens: 6.5 for two texts; behind 1, 0, 2 and 2 of the first two.
+    shared = lesson.of(own[:2], own)
+    assert (shared.count(), float(shared.share(where))) == (6.5, 0.625)
 
 
 def test_gradients_are_averaged_in_groups_of_one_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,30 +35,33 @@ class Lesson:
     learned: Tensor | None = None
     """``[B, T]`` bool: behind which tokens the law is to be learned; None: behind all."""
     counted: Tensor | None = None
-    """``learned`` of all texts of a step, of which other processes may read some. Losses are means
-    over the places in all of them, so that each place counts alike, whichever process reads it."""
+    """``learned`` of all texts of a step, where other processes read some; None: of these. Losses
+    are means over the places in all of them: each counts alike, whichever process reads it."""
 
     def of(self, own: Tensor, all_own: Tensor | None = None) -> Lesson:
         """Returns what is to be learned of texts of which some tokens are the target's own,
         ``[B, T]`` bool: the laws that these were drawn from. A drafter never drafts the others.
         all_own: the same of all texts of a step; None: of these."""
         learned = answered(own).to(self.tokens.device)
-        counted = learned if all_own is None else answered(all_own).to(self.tokens.device)
+        counted = None if all_own is None else answered(all_own).to(self.tokens.device)
         chances = self.top_chances * learned[..., None]
         return replace(self, top_chances=chances, learned=learned, counted=counted)
 
     def share(self, where: Tensor) -> Tensor | float:
         """Returns the share of some places of all texts at which there is something to learn."""
-        if self.counted is None:
-            return 1.0
-        return self.counted[:, where].float().mean().clamp_min(1e-9)
+        counted = self._counted()
+        return 1.0 if counted is None else counted[:, where].float().mean().clamp_min(1e-9)
 
     def count(self, where: slice = slice(None)) -> float:
         """Returns at how many of some places there is something to learn, at least 1: as many as
         in as many texts as these, on average over all of them."""
-        if self.counted is None:
+        counted = self._counted()
+        if counted is None:
             return float(self.tokens[:, where].numel())
-        return max(1.0, int(self.counted[:, where].sum()) * len(self.tokens) / len(self.counted))
+        return max(1.0, int(counted[:, where].sum()) * len(self.tokens) / len(counted))
+
+    def _counted(self) -> Tensor | None:
+        return self.learned if self.counted is None else self.counted
 
 
 @dataclass(frozen=True, eq=False)
