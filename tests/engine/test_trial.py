@@ -63,3 +63,8 @@ def test_a_head_of_this_model_leaves_no_trace_of_its_trial(constant: Any, tmp_pa
     assert llm.engine.target.active == 0
     assert not llm.engine.busy
     assert llm.generate(PROMPTS, greedy(4))[0].request_id == "0"
+
+
+def test_a_rule_that_accepts_little_says_nothing_about_the_head() -> None:
+    llm = LLM(speculative_config={"method": "eagle3", "verify": "lud"})
+    assert llm.engine.verifier.rule.name == "lud"

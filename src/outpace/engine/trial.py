@@ -12,7 +12,9 @@ from typing import Any
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
+from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError
+from outpace.verify.registry import make_rule
 
 TEXTS = (
     "Once upon a time, there was a little girl who lived with her mother in a small house.",
@@ -40,11 +42,13 @@ def trial_prompts(tokenizer: Any, vocabulary: int, longest: int) -> list[list[in
 
 
 def try_out(engine: Engine, requests: Sequence[Request], what: str) -> None:
-    """Plays rounds until enough drafted tokens were accepted; nothing is left of them.
+    """Plays rounds until enough drafted tokens were those of the target; nothing is left of them.
 
-    what: the drafter, for the ``ConfigError`` that is raised where next to nothing was.
+    what: the drafter, for the ``ConfigError`` that is raised where next to none was.
     """
     accepted = drafted = 0
+    # The user's own rule may be a lossy one, which refuses or accepts for other reasons.
+    own, engine.verifier = engine.verifier, Verifier(make_rule("match"))
     try:
         for request in requests:
             engine.add(request)
@@ -53,6 +57,7 @@ def try_out(engine: Engine, requests: Sequence[Request], what: str) -> None:
             accepted = sum(request.metrics.num_accepted_tokens for request in requests)
             drafted = sum(request.metrics.num_draft_tokens for request in requests)
     finally:
+        engine.verifier = own
         for request in requests:
             if not request.finished:
                 engine.remove(request)
