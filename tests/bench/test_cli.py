@@ -14,7 +14,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 from typer.testing import CliRunner, Result
 
-from outpace.api import BUNDLED
+from outpace.api import BUNDLED, LLM
 from outpace.bench.builtin import CHATS
 from outpace.bench.peers import openvino
 from outpace.bench.peers.registry import Models, peers
@@ -23,6 +23,7 @@ from outpace.bench.report.results import Report
 from outpace.bench.report.specbench import read_answers
 from outpace.bench.run.contest import BatchJob
 from outpace.bench.run.methods import named_methods
+from outpace.bench.run.ours import Ours
 from outpace.bench.run.session import Engines, lineup
 from outpace.bench.synthetic.pair import Pair
 from outpace.cli.benching.bench import app
@@ -67,6 +68,35 @@ def test_a_run_writes_everything_it_is_asked_for(pair: Pair, tmp_path: Path) -> 
     answers = read_answers(tmp_path / "answers" / "draft_model-b1-t0.jsonl")
     assert [a.new_tokens for a in answers] == [24, 24]
     assert all(sum(a.accept_lengths) == 24 for a in answers)
+
+
+def test_texts_end_where_the_target_ends_them(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = iter([5, 1])
+    monkeypatch.setattr("outpace.bench.run.ours.Ours.length", lambda *_: next(lengths))
+    done = outpace(
+        "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--num-prompts", "2",
+        "--max-prompt-tokens", "8", "--max-tokens", "24", "--to-end",
+        "--spec-bench", str(tmp_path / "answers"),
+    )  # fmt: skip
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "at most 24 new tokens each, to the end of the text" in " ".join(done.output.split())
+    answers = read_answers(tmp_path / "answers" / "draft_model-b1-t0.jsonl")
+    assert sorted(a.new_tokens for a in answers) == [2, 5]
+
+
+def test_the_target_says_where_its_texts_end(pair: Pair) -> None:
+    model = load(pair.target).model
+    job = BatchJob(((1, 2, 3), (4, 5)), max_tokens=12, temperature=0.0)
+    whole = Ours(LLM(model), "plain", "off").run(job).texts
+    model.generation_config.eos_token_id = whole[0][6]
+    ends = [text.index(whole[0][6]) + 1 if whole[0][6] in text else 12 for text in whole]
+    assert min(ends) < 12
+    plain = Ours(LLM(model), "plain", "off")
+    assert plain.length(job) == max(ends)
+    assert plain.length(replace(job, prompts=job.prompts[:1])) == ends[0]
+    assert plain.run(job).texts == whole
 
 
 def test_several_methods_by_name_over_one_target(pair: Pair, tmp_path: Path) -> None:

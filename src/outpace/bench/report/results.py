@@ -125,6 +125,15 @@ class SettingResult:
     left_over: int = 0
     """Prompts that were not run, since they do not fill a batch."""
     sweep: Sweep | None = None
+    to_end: bool = False
+    """Whether texts ended where the target ended them, if that was before ``max_tokens``."""
+
+    @property
+    def tokens(self) -> str:
+        """How many tokens each text has, in words."""
+        if self.to_end:
+            return f"at most {self.max_tokens} new tokens each, to the end of the text"
+        return f"{self.max_tokens} new tokens each"
 
 
 @dataclass(frozen=True)

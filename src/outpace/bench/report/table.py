@@ -117,7 +117,7 @@ def title(cell: SettingResult) -> str:
     """Returns the heading of a table."""
     return (
         f"batch {cell.batch}, temperature {cell.temperature:g}: {cell.prompts} prompts, "
-        f"{cell.max_tokens} new tokens each"
+        f"{cell.tokens}"
     )
 
 

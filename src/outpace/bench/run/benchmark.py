@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from time import perf_counter
 
@@ -41,6 +41,9 @@ class BenchmarkPlan:
     batches: tuple[int, ...] = (1,)
     temperatures: tuple[float, ...] = (0.0,)
     max_tokens: int = 128
+    to_end: bool = False
+    """Whether a text ends where the target's own plain text does, if that is before
+    ``max_tokens``: what is written behind it repeats itself, and is drafted too easily."""
     max_prompt_tokens: int = 512
     pace: Pace = field(default_factory=Pace)
     seed: int = 0
@@ -113,6 +116,8 @@ class Benchmark:
     def _setting(self, batch: int, temperature: float, first: bool) -> MeasuredSetting:
         prompts = batches(self.prompts, batch)
         jobs = [self._job(of_job, temperature) for of_job in prompts]
+        if self.plan.to_end:
+            jobs = [self._ended(job) for job in jobs]
         refused = {c.name: c.refusal(batch, temperature) for c in self.contestants}
         fit = [c for c in self.contestants if refused[c.name] is None]
         peaks = warm_up(fit, jobs[0], self.plan.pace, self.tick)
@@ -143,6 +148,7 @@ class Benchmark:
             left_over=len(self.prompts) - sum(map(len, prompts)),
             prompt_tokens=sum(prompt_lengths) / len(prompt_lengths),
             max_tokens=self.plan.max_tokens,
+            to_end=self.plan.to_end,
             methods=methods,
             refused={name: reason for name, reason in refused.items() if reason is not None},
             sweep=sweep,
@@ -154,6 +160,14 @@ class Benchmark:
         if not all(rows):
             raise PromptError("a prompt is empty once it is tokenised.")
         return BatchJob(rows, self.plan.max_tokens, temperature, self.plan.seed)
+
+    def _ended(self, job: BatchJob) -> BatchJob:
+        """The job with as many tokens as plain decoding writes before the target ends its texts; of
+        a batch, those of the longest."""
+        plain = next(c for c in self.contestants if c.name == BASELINE)
+        if not isinstance(plain, Ours):
+            raise ConfigError("--to-end needs plain decoding by outpace, which tells the ends.")
+        return replace(job, max_tokens=max(2, plain.length(job)))
 
     def _ids(self, prompt: Prompt) -> list[int]:
         ids, longest = self.encode(prompt.text), self.plan.max_prompt_tokens

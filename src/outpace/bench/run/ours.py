@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +38,17 @@ class Ours(Contestant):
     def run(self, job: BatchJob) -> BatchTexts:
         if self._shared:
             self.forget_texts()
-        params = [
+        found = self.llm.generate([list(prompt) for prompt in job.prompts], self._params(job))
+        return BatchTexts([out.token_ids for out in found], [out.metrics for out in found])
+
+    def length(self, job: BatchJob) -> int:
+        """Returns how many tokens the longest text of a job has before the target ends it."""
+        params = [replace(each, ignore_eos=False) for each in self._params(job)]
+        found = self.llm.generate([list(prompt) for prompt in job.prompts], params)
+        return max(len(out.token_ids) for out in found)
+
+    def _params(self, job: BatchJob) -> list[SamplingParams]:
+        return [
             SamplingParams(
                 temperature=job.temperature,
                 max_tokens=job.max_tokens,
@@ -47,8 +58,6 @@ class Ours(Contestant):
             )
             for index in range(len(job.prompts))
         ]
-        found = self.llm.generate([list(prompt) for prompt in job.prompts], params)
-        return BatchTexts([out.token_ids for out in found], [out.metrics for out in found])
 
     @property
     def nbytes(self) -> int:

@@ -68,7 +68,8 @@ class SettingRuns:
     def context(self) -> float:
         """Mean number of cached tokens of a row, halfway through its text."""
         lengths = [len(prompt) for job in self.jobs for prompt in job.prompts]
-        return sum(lengths) / len(lengths) + self.jobs[0].max_tokens / 2
+        tokens = sum(job.max_tokens for job in self.jobs) / len(self.jobs)
+        return sum(lengths) / len(lengths) + tokens / 2
 
 
 def speedup(

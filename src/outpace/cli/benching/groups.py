@@ -161,6 +161,14 @@ class PlanFlags:
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1"
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas.")] = "0"
     max_tokens: Annotated[int, typer.Option(help="New tokens per text, for every method.")] = 128
+    to_end: Annotated[
+        bool,
+        typer.Option(
+            "--to-end",
+            help="Let a text end where the target ends it, if that is before --max-tokens; all "
+            "methods write as many tokens.",
+        ),
+    ] = False
     max_prompt_tokens: Annotated[
         int, typer.Option(min=1, help="Keep only the last N tokens of a prompt.")
     ] = 512
@@ -181,6 +189,7 @@ class PlanFlags:
             batches=numbers(self.batch, int, "--batch"),
             temperatures=numbers(self.temperature, float, "--temperature"),
             max_tokens=self.max_tokens,
+            to_end=self.to_end,
             max_prompt_tokens=self.max_prompt_tokens,
             pace=Pace(self.repeats, self.warmup),
             seed=self.seed,
