@@ -96,7 +96,7 @@ def params(options: dict[str, Any], seed: int) -> SamplingParams:
     ("family", "options"),
     representatives(
         [*(("llama", options) for options in PARAMS), ("gpt2", PARAMS[1]), ("gemma2", PARAMS[1])],
-        [("llama", PARAMS[0]), ("llama", PARAMS[2]), ("gemma2", PARAMS[1])],
+        [("llama", PARAMS[0]), ("gemma2", PARAMS[1])],
     ),
 )
 def test_recorded_texts_are_the_same(family: str, options: dict[str, Any]) -> None:

@@ -26,9 +26,12 @@ from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.measures import AcceptanceLength
 from outpace.train.run import LOG, STATE, TrainingRun
 from outpace.train.settings import PRECISIONS, TrainSettings
+from representatives import representatives
 from targets.families import CONTEXT, VOCABULARY, target
 from targets.generating import greedy, ids
 
+KINDS = ["medusa", "eagle3", "ctc", "pass", "dflash"]
+"""Heads that learn in different ways: each stands for those like it."""
 BLOCK, DEPTHS = 24, 3
 SMALL = {"mlp_speculator": {"inner_size": 64}, "dflash": {"layers": 2},
          "diffusion": {"width": 64, "context": 8},
@@ -98,7 +101,7 @@ def measured_length(llm: LLM, last: int) -> float:
     return sum(rounds) / len(rounds)
 
 
-@pytest.mark.parametrize("method", head_names())
+@pytest.mark.parametrize("method", representatives(head_names(), KINDS))
 def test_a_head_learns_and_its_simulated_acceptance_comes_true(method: str, tmp_path: Path) -> None:
     # The held-out text is learned from as well: only the simulation is looked at here.
     repeated = torch.cat([text(), text()])
@@ -129,7 +132,7 @@ def check_precisions(trainer_of: Callable[[str], TrainingRun], own: bool = True)
     assert losses["auto"] == losses["float32"], "there is no GPU in a test"
 
 
-@pytest.mark.parametrize("method", head_names())
+@pytest.mark.parametrize("method", representatives(head_names(), KINDS))
 def test_products_in_bfloat16_teach_the_same(method: str, tmp_path: Path) -> None:
     asked = settings(method, 6)
     check_precisions(
