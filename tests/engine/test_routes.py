@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -115,6 +116,23 @@ def test_drafts_of_several_laws_are_taken_as_drawn() -> None:
         assert {Drawn.of(each) for each in seen if each.tree.size} == {Drawn.SEVERAL}
         accepted[rule] = sum(each.metrics.num_accepted_tokens for each in outputs)
     assert accepted["recursive"] > 1.2 * accepted["match"]
+
+
+def test_rows_of_several_laws_stay_so_beside_others() -> None:
+    merging = letter_configs()["merge"]
+    routes = {"method": "tagged", "routes": {"both": merging}, "default": merging["drafters"][0]}
+    llm = letters({**routes, "verify": "recursive"})
+    seen: list[Proposal] = []
+    options = SamplingParams(temperature=1.0, max_tokens=12)
+    params = [replace(options, tag="both"), options] * 4
+    with llm.engine.observing(lambda trace: seen.append(trace.proposal)):
+        llm.generate([[1, 2, 3]] * 8, params)
+    forked = [each for each in seen if each.tree.width > 1]
+    assert forked
+    assert {Drawn.of(each) for each in forked} == {Drawn.SEVERAL}
+    tree = {"method": "draft_tree", **merging["drafters"][1]}
+    with pytest.raises(ConfigError, match="with replacement and another one without"):
+        letters({**routes, "default": tree})
 
 
 def test_rules_for_one_law_refuse_several() -> None:

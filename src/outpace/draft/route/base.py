@@ -73,8 +73,8 @@ class Several(Drafter):
         self.children, self.names = list(children), list(names)
         self._vocabulary = vocabulary
         kinds = frozenset().union(*(child.draws for child in children))
-        if {Drawn.IID, Drawn.WITHOUT} <= kinds:
-            if any(child.trees and Drawn.IID in child.draws for child in children):
+        if Drawn.WITHOUT in kinds and kinds & {Drawn.IID, Drawn.SEVERAL}:
+            if any(child.trees and child.draws & {Drawn.IID, Drawn.SEVERAL} for child in children):
                 raise ConfigError(
                     "one of the drafters draws siblings with replacement and another one without: "
                     "choose one of the two for all."

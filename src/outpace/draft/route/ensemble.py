@@ -62,9 +62,9 @@ class Ensemble(Several):
     nothing first. merge: one tree of all their drafts. Chains that were drawn stand side by side,
     as independent draws: from one law where the drafters have equal configs, otherwise from the law
     of each, which is certain of a token that was given. Where nothing was drawn, or trees were, the
-    merged tokens are given ones. vote: of all drafts as a trie the path on which
-    most of them agree, each drafter with the weight of what was accepted of it lately; a choice
-    among drawn tokens, so that they are given ones.
+    merged tokens are given ones. vote: of all drafts as a trie the path on which most of them
+    agree, each drafter with the weight of what was accepted of it lately; a choice among drawn
+    tokens, so that they are given ones.
     """
 
     name: ClassVar[str] = "ensemble"

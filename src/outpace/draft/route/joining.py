@@ -103,7 +103,8 @@ def row_by_row(made: Sequence[Proposal], chosen: Sequence[int], vocabulary: int)
     points = torch.tensor([isinstance(law, Point) for law in laws], device=device)
     given = (points[:, None] & proposal.valid) if any(points.tolist()) else None
     replacement = all(law.with_replacement for law in sampled)
-    return replace(proposal, law=Sampled(q, replacement, given), soft=soft)
+    several = any(law.several for law in sampled)
+    return replace(proposal, law=Sampled(q, replacement, given, several), soft=soft)
 
 
 def _padded(proposal: Proposal, row: int, width: int) -> tuple[Tensor, Tensor]:
