@@ -70,8 +70,13 @@ class UnsupportedModel(OutpaceError, ValueError):
     """A model whose cache cannot roll back or whose attention cannot take a mask."""
 
 
+_MOST_SHOWN = 64
+"""Names that a sentence lists, at most."""
+
+
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Returns ``" (did you mean 'x'?)"`` for the closest known word, else the known words.
+    """Returns ``" (did you mean 'x'?)"`` for the closest known word, else the known words; of very
+    many the closest ones.
 
     ``word`` may be anything that a caller gave in the place of a word.
 
@@ -80,8 +85,12 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     close = difflib.get_close_matches(str(word), names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
-    return f" ({hint})"
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    if len(names) > _MOST_SHOWN:
+        near = difflib.get_close_matches(str(word), names, n=5, cutoff=0)
+        return f" (choose from {len(names)}, such as {', '.join(sorted(near))})"
+    return f" (choose from {', '.join(names)})"
 
 
 Class = TypeVar("Class", bound=type)

@@ -69,6 +69,9 @@ def test_every_exception_is_of_a_listed_family() -> None:
 def test_a_family_that_nobody_lists_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"no model .* 'lama' .* mean 'llama'"):
         listed(["lama"], ["causal"])
+    with pytest.raises(ConfigError, match=r"'qqq' .*choose from \d+, such as \S+, ") as raised:
+        listed(["qqq"])
+    assert len(str(raised.value)) < 300, "a sentence, and not the list of all families"
     with pytest.raises(ConfigError, match=r"no models of kind 'text': give one of causal, "):
         listed(kinds=["text"])
 

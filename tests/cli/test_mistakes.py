@@ -52,7 +52,7 @@ def assert_one_sentence(result: Any, words: str) -> None:
         (["--repetition-penalty", "0"], "repetition_penalty must be in"),
         (["--presence-penalty", "nan"], "presence_penalty must be a number"),
         (["--frequency-penalty", "9"], "frequency_penalty must be in [-2, 2]"),
-        (["--top-k", "-2"], "top_k must be 0 (off) or positive"),
+        (["--top-k", "-2"], "top_k must be 0 or -1 (off), or positive"),
         (["--n", "0"], "n must be at least 1"),
         (["--min-tokens", "-1"], "min_tokens must be at least 0, not -1"),
         (["--seed", "9" * 30], "seed must fit"),
@@ -208,7 +208,7 @@ def test_what_only_a_loaded_model_can_tell(generate: Run) -> None:
     )
     assert_one_sentence(
         generate("w1", "--speculative-config", '{"method": "ngram", "lookup": 3}'),
-        "unknown key 'lookup' in speculative_config",
+        "unknown key 'lookup' in --speculative-config",
     )
     assert_one_sentence(generate("w1", "--dtype", "int3"), "unknown dtype 'int3'")
     assert_one_sentence(generate("w1", "--device", "abacus"), "unknown device 'abacus'")
@@ -228,6 +228,22 @@ def test_remedies_are_those_of_the_command_line(
 @pytest.mark.parametrize("method", ["medusa", "draft_tree"])
 def test_a_method_that_needs_a_drafter_names_its_flag(generate: Run, method: str) -> None:
     assert_one_sentence(generate("w1", "--method", method), "needs --draft")
+
+
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [
+        ("ensemble", "drafters"),
+        ("retrieval", "datastore"),
+        ("task", "routes"),
+        ("tagged", "routes"),
+    ],
+)
+def test_a_method_that_needs_an_option_says_where_it_is_given(
+    generate: Run, method: str, option: str
+) -> None:
+    words = f"method {method!r} needs {option!r} in --speculative-config. "
+    assert_one_sentence(generate("w1", "--method", method), words)
 
 
 def test_a_load_on_no_server_is_refused_before_it_is_sent(run: Run) -> None:

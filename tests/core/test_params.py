@@ -27,7 +27,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("temperature", "0.7", r"a number, not '0\.7'"),
     ("temperature", True, r"a number"),
     ("temperature", 1e-7, r"0 \(greedy\) or at least 1e-06"),
-    ("top_k", -2, r"0 \(off\) or positive, not -2"),
+    ("top_k", -2, r"0 or -1 \(off\), or positive, not -2"),
     ("top_k", 2.0, r"whole number, not 2\.0"),
     ("top_p", 0, r"\(0, 1\], not 0"),
     ("top_p", 1.01, r"\(0, 1\], not 1\.01"),
@@ -187,6 +187,12 @@ def test_params_are_copied_and_shown_as_any_dataclass() -> None:
     assert pickle.loads(pickle.dumps(params)) == params
     assert dataclasses.replace(params, seed=3).seed == 3
     assert list(inspect.signature(SamplingParams).parameters)[:2] == ["n", "temperature"]
+
+
+def test_equal_params_have_the_same_hash() -> None:
+    params = [SamplingParams(logit_bias={1: 2.0, 3: -1.0}, stop=["a"]) for _ in range(2)]
+    assert len({*params}) == 1
+    assert len({*params, SamplingParams(logit_bias={1: 2.0})}) == 2
 
 
 def test_options_are_given_by_name_only() -> None:

@@ -174,6 +174,18 @@ def test_four_bits_are_for_models_that_our_own_code_computes(tmp_path: Path) -> 
         load(tmp_path, quantization="int4")
 
 
+@pytest.mark.skipif(native() is None, reason="needs a C++ compiler")
+def test_weights_beyond_the_scales_of_four_bits_are_refused(
+    pair: tuple[str, str], tmp_path: Path
+) -> None:
+    model = LlamaForCausalLM.from_pretrained(pair[0], dtype=torch.float32)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = 70_000
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"a weight of 70000, and .* use 'int8'"):
+        load(tmp_path, quantization="int4")
+
+
 def test_four_bits_without_a_compiler_are_refused(
     pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

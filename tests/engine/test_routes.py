@@ -193,6 +193,24 @@ def test_rows_may_be_drafted_for_by_different_children() -> None:
     assert {"ngram", "draft_model"} in mixed
 
 
+LEARNING = {**NEAR, "online": {"every": 1}}
+EITHER = {"method": "ucb", "drafters": [NEAR, NGRAM]}
+
+
+@pytest.mark.parametrize(
+    ("child", "drawn"),
+    [(NEAR, Drawn.IID), (LEARNING, Drawn.SEVERAL), (EITHER, Drawn.SEVERAL)],
+    ids=["model", "learning", "choosing"],
+)
+def test_equal_drafters_that_go_their_own_ways_have_laws_of_their_own(
+    child: dict[str, Any], drawn: Drawn
+) -> None:
+    config = {"method": "ensemble", "drafters": [child, dict(child)], "combine": "merge"}
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2)
+    assert llm.engine.drafter.draws == {drawn}
+    llm.generate(PROMPTS[:2], replace(SAMPLED, seed=None))
+
+
 def test_the_nodes_of_a_ragged_tree() -> None:
     llm = decoder("merge")
     trees: list[Sequence[Sequence[Node]]] = []

@@ -206,6 +206,26 @@ def test_what_a_drafter_reads_first_must_pay(tokens: int, drafts: bool) -> None:
     assert (budget > 0) == drafts
 
 
+def test_beside_others_a_drafter_waits_where_texts_end_early() -> None:
+    auto = Auto(CHAINS)
+    known = Simulation(auto, flat(0.1), lambda *_: 0.9)
+    known.catching_up = 7.0  # for a prompt of eight tokens
+    known.play([request()], 60)
+    for _ in range(20):
+        short = Request([1] * 8, RowOptions(request().params), 0, 100, (9,))
+        auto.record([short], [Outcome(0, 0, 0, short.extend([9]))], None)
+
+    def drafts_behind(tokens: int, savings: list[float] | None) -> bool:
+        row = request(200)
+        row.extend([2] * tokens)
+        return auto.choose([row], [row], savings=savings)[0] > 0
+
+    assert drafts_behind(0, None), "alone it is all that there is"
+    assert not drafts_behind(0, [0.9])
+    assert not drafts_behind(8, [0.9]), "7 seconds saved, where reading 16 tokens takes 10"
+    assert drafts_behind(40, [0.9]), "36 seconds saved, where it takes 30"
+
+
 def test_requests_of_one_batch_are_chosen_for_together() -> None:
     rows = [request(), request()]
     auto = Auto(CHAINS)

@@ -125,8 +125,8 @@ def _named(name: str, data: str | Path | None) -> Path:
         raise PromptError(f"unknown prompt set {shown(name)}{did_you_mean(name, KNOWN)}.")
     if folder is None:
         raise PromptError(
-            f"prompt set {name!r} needs a folder: give --data or set {DATA}, or use 'builtin' or "
-            "'editing'."
+            f"prompt set {name!r} needs a folder: give --data or set {DATA}, or use a set that "
+            f"comes with the package: {', '.join((*BUILT_IN_SETS, *PACKAGED))}."
         )
     file = f"{NAMES[name]}.jsonl"
     below = Path(folder) / "prompts" / file

@@ -64,7 +64,7 @@ class SamplingParams:
     """Subtract from the logit of each token in the output."""
     frequency_penalty: float = 0.0
     """Subtract from a token's logit once for each time it is in the output."""
-    logit_bias: Mapping[int, float] | None = None
+    logit_bias: Mapping[int, float] | None = dataclasses.field(default=None, hash=False)
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
     """Texts that must not be generated, tokenised with and without a leading space."""
@@ -187,7 +187,7 @@ def _temperature(name: str, value: Any) -> float:
 def _top_k(name: str, value: Any) -> int:
     found = whole(name, value)
     if found < -1:
-        raise ParamsError(f"{name} must be 0 (off) or positive, not {shown(found)}.")
+        raise ParamsError(f"{name} must be 0 or -1 (off), or positive, not {shown(found)}.")
     return found
 
 

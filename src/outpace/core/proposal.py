@@ -24,9 +24,9 @@ class Sampled:
 
     Siblings share their row of q. With replacement they are independent draws. Without, each was
     drawn from q with its elder siblings removed and the rest renormalised; q stays the law before
-    any removal. With ``several`` siblings do not share a law: each is an independent draw from that
-    of another drafter, which its own row of q is. A token that was chosen and not drawn is marked
-    in ``given``; its row of q is 1 at the token.
+    any removal. With ``several`` siblings do not share a law: each is an independent draw from the
+    law of its own drafter, which is in its own row of q. A token that was chosen and not drawn is
+    marked in ``given``; its row of q is 1 at the token.
     """
 
     q: Tensor  # [B, N, V]

@@ -18,22 +18,35 @@ def option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+def needed(help: str) -> Any:
+    """Returns the field of an option without which there is no such drafter."""
+    return field(default=None, metadata={"help": help, "needed": True})
+
+
 @dataclass(frozen=True, kw_only=True)
 class NoOptions:
     """Of a drafter that has none."""
 
 
 def make_options(kind: type[Options], given: Mapping[str, Any], method: str) -> Options:
-    """Returns the options of a drafter; ``ConfigError`` for a name that it does not have.
+    """Returns the options of a drafter; ``ConfigError`` for a name that it does not have, and for
+    one that it needs and was not given.
 
     Values are checked by the dataclass itself.
     """
-    names = [one.name for one in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    options = dataclasses.fields(kind)  # type: ignore[arg-type]
+    names = [one.name for one in options]
     for name in given:
         if name not in names:
             raise ConfigError(
                 f"unknown key {name!r} in speculative_config for method {method!r}"
                 f"{did_you_mean(name, [*names, *COMMON])}."
+            )
+    for one in options:
+        if one.metadata.get("needed") and given.get(one.name) is None:
+            raise ConfigError(
+                f"method {method!r} needs {one.name!r} in speculative_config. "
+                f"{one.metadata['help']}"
             )
     return kind(**given)
 

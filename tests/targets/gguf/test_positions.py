@@ -125,6 +125,8 @@ def test_heads_that_are_turned_in_part(arch: str, share: float, tmp_path: Path) 
         ("llama", {"attention.head_count": [4, 2]}, "another attention.head_count in each layer"),
         ("llama", {"expert_count": 8}, "a Mixtral"),
         ("llama", {"expert_count": [8, 8]}, "a Mixtral"),
+        ("llama", {"attention.scale": 0.5}, "its attention.scale is 0.5, which"),
+        ("llama", {"logit_scale": 16.0}, "its logit_scale is 16, which"),
         ("falcon", {"attention.head_count_kv": 2}, "a Falcon with several key heads"),
         ("falcon", {"attention.head_count_kv": [2, 2]}, "a Falcon with several key heads"),
     ],
@@ -136,6 +138,15 @@ def test_what_is_not_read_is_refused(
     path = write(tmp_path / "model.gguf", arch, tiny(arch), changes=changes)
     with pytest.raises(UnsupportedModel, match=reason):
         load(path)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"attention.scale": 0.25}, {"attention.scale": 0.0}, {"logit_scale": 1.0}],  # 16 ** -0.5
+)
+def test_factors_that_change_nothing_are_taken(said: dict[str, Any], tmp_path: Path) -> None:
+    model, changes = tiny("llama"), {f"llama.{name}": value for name, value in said.items()}
+    assert agree(write(tmp_path / "model.gguf", "llama", model, changes=changes), model)
 
 
 @pytest.mark.parametrize(

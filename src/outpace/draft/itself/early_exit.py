@@ -13,7 +13,7 @@ from outpace.core.proposal import Proposal
 from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
 from outpace.draft.itself.partial import PartialDrafter, first_exit
-from outpace.draft.options import option
+from outpace.draft.options import needed, option
 from outpace.errors import ConfigError
 from outpace.targets.base import LowerView
 from outpace.targets.hf.loading.loaded import Loaded
@@ -23,7 +23,7 @@ from outpace.targets.hf.loading.loaded import Loaded
 class EarlyExitOptions:
     """What a user may set."""
 
-    exit_layer: Any = option(None, "How many of the first layers draft.")
+    exit_layer: Any = needed("How many of the first layers draft.")
     draft_exit: Any = option(
         None,
         "Drafting stops behind a token with a lower probability than this; 'adaptive': a threshold "

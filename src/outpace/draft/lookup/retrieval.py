@@ -18,7 +18,7 @@ from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.guesses import Guess, point_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.draft.lookup.datastore import DEPTH, Datastore, fingerprint_of
-from outpace.draft.options import option
+from outpace.draft.options import needed, option
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.supported.plainly import of_texts
@@ -34,7 +34,7 @@ REACH = 16
 class RetrievalOptions:
     """What a user may set."""
 
-    datastore: Any = option(None, "The folder that `outpace datastore build` has written.")
+    datastore: Any = needed("The folder that `outpace datastore build` has written.")
     max_token_span: int = option(16, "Tokens of the longest match.")
     min_token_span: int = option(2, "Tokens of the shortest match.")
     min_token_prob: float = option(

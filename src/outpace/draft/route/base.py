@@ -282,7 +282,8 @@ def build_children(setup: Setup, configs: Sequence[Mapping[str, Any]]) -> list[D
     for number, config in enumerate(configs):
         earlier = next((at for at in range(number) if configs[at] == config), None)
         loaded = children[earlier].loaded if earlier is not None else None
-        children.append(setup.child({**config, "model": loaded} if loaded else config))
+        again = loaded is not None and "model" in config
+        children.append(setup.child({**config, "model": loaded} if again else config))
     return children
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
-from outpace.draft.options import option
+from outpace.draft.options import needed
 from outpace.draft.route.base import Asked, Several, check_configs, specimen_configs
 from outpace.targets.hf.loading.loaded import Loaded
 
@@ -20,7 +20,7 @@ class DraftersOptions:
 
     method: ClassVar[str]
     """The method that these options are of."""
-    drafters: Any = option(None, "The drafters to choose from, each as a speculative_config.")
+    drafters: Any = needed("The drafters to choose from, each as a speculative_config.")
 
     def __post_init__(self) -> None:
         check_configs(self.method, "drafters", self.drafters, least=2)

@@ -15,7 +15,8 @@ from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
-from outpace.draft.options import option
+from outpace.draft.models.chain import DraftModel
+from outpace.draft.options import needed, option
 from outpace.draft.route.base import (
     Asked,
     Learned,
@@ -41,7 +42,7 @@ VOTE_MEMORY = 0.9
 class EnsembleOptions:
     """What a user may set."""
 
-    drafters: Any = option(None, "The drafters, in order: each as a speculative_config.")
+    drafters: Any = needed("The drafters, in order: each as a speculative_config.")
     combine: str = option(
         "precedence",
         "How: 'precedence' (the first that proposes), 'merge' (one tree of all), 'vote' (the chain "
@@ -60,10 +61,10 @@ class Ensemble(Several):
 
     precedence: for each row the first drafter of the list that proposes anything: put what costs
     nothing first. merge: one tree of all their drafts. Chains that were drawn stand side by side,
-    as independent draws: from one law where the drafters have equal configs, otherwise from the law
-    of each, which is certain of a token that was given. Where nothing was drawn, or trees were, the
-    merged tokens are given ones. vote: of all drafts as a trie the path on which most of them
-    agree, each drafter with the weight of what was accepted of it lately; a choice among drawn
+    as independent draws: from one law where the drafters are the same draft model, otherwise from
+    the law of each, which is certain of a token that was given. Where nothing was drawn, or trees
+    were, the merged tokens are given ones. vote: of all drafts as a trie the path on which most of
+    them agree, each drafter with the weight of what was accepted of it lately; a choice among drawn
     tokens, so that they are given ones.
     """
 
@@ -95,7 +96,7 @@ class Ensemble(Several):
     def build(cls, setup: Setup) -> Ensemble:
         configs = list(setup.options.drafters)
         children = build_children(setup, configs)
-        alike = all(config == configs[0] for config in configs)
+        alike = _of_one_law(configs, children)
         vocabulary = setup.loaded.vocabulary
         return cls(children, names_of(configs), vocabulary, setup.options.combine, alike)
 
@@ -166,7 +167,8 @@ class Ensemble(Several):
             spent = [sum(each.counts[row] for each in asked) for row in range(len(rows))]
             shares = [-(-(b - used) // left) for b, used in zip(budgets, spent, strict=True)]
             asked.append(self.ask(number, rows, shares))
-        # Which of the two a row gets must not depend on what else is in the batch.
+        # A sampled row must get the same whatever else is in the batch. For a greedy one, which
+        # is given tokens where all rows are greedy, both make the same text.
         chosen = self.draws == {Drawn.POINT} or rows.coupled or rows.law.all_greedy
         if not chosen and any(any(each.counts) for each in asked):
             made, counts = [each.proposal for each in asked], [each.counts for each in asked]
@@ -231,3 +233,11 @@ def heaviest(chains: Sequence[tuple[Sequence[int], float]]) -> list[int]:
             if len(chain) > len(path) and chain[len(path)] == token
         ]
         path.append(token)
+
+
+def _of_one_law(configs: Sequence[Mapping[str, Any]], children: Sequence[Drafter]) -> bool:
+    """Whether children draw behind the same text from the same law: equal draft models that learn
+    nothing. Of two that learn, or choose among others, each goes its own way."""
+    fixed = all(type(child) is DraftModel for child in children)
+    learning = any(config.get("online") is not None for config in configs)
+    return fixed and not learning and all(config == configs[0] for config in configs)

@@ -100,11 +100,23 @@ def row_by_row(made: Sequence[Proposal], chosen: Sequence[int], vocabulary: int)
         [law.q if isinstance(law, Sampled) else None for law in laws], proposal, vocabulary
     )
     assert q is not None
-    points = torch.tensor([isinstance(law, Point) for law in laws], device=device)
-    given = (points[:, None] & proposal.valid) if any(points.tolist()) else None
+    given = _given_rows(made, chosen, proposal)
     replacement = all(law.with_replacement for law in sampled)
     several = any(law.several for law in sampled)
     return replace(proposal, law=Sampled(q, replacement, given, several), soft=soft)
+
+
+def _given_rows(
+    made: Sequence[Proposal], chosen: Sequence[int], proposal: Proposal
+) -> Tensor | None:
+    """``[B, N]`` bool: the tokens of the joined proposal that were not drawn; None if all were."""
+    if not any(_some_given(made[which]) for which in chosen):
+        return None
+    marks = torch.zeros_like(proposal.tokens, dtype=torch.bool)
+    for row, which in enumerate(chosen):
+        one = _given(made[which])[row]
+        marks[row, : len(one)] = one
+    return marks & proposal.valid
 
 
 def _padded(proposal: Proposal, row: int, width: int) -> tuple[Tensor, Tensor]:
@@ -133,13 +145,16 @@ def cut(proposal: Proposal, counts: Sequence[int]) -> Proposal:
     if not width:
         return replace(Proposal.empty(len(counts), device), methods=proposal.methods)
     law, tree = proposal.law, proposal.tree
+    if isinstance(law, Sampled):
+        given = None if law.given is None else law.given[:, :width]
+        law = replace(law, q=law.q[:, :width], given=given)
     shape = (len(counts), width)
     return replace(
         proposal,
         tokens=proposal.tokens[:, :width],
         tree=Tree.chain(*shape, device) if tree.is_chain else Tree(tree.parents[:, :width]),
         counts=torch.minimum(proposal.counts, to_device(list(counts), device)),
-        law=law if isinstance(law, Point) else replace(law, q=law.q[:, :width]),
+        law=law,
         riders=None,  # which follow nodes that may be gone
         soft=None if proposal.soft is None else proposal.soft[:, :width],
     )

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from outpace.core.proposal import Drawn
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, RowInfo, Rows, Setup
-from outpace.draft.options import option
+from outpace.draft.options import needed, option
 from outpace.draft.route.base import (
     build_children,
     check_config,
@@ -30,7 +30,7 @@ from outpace.targets.hf.loading.loaded import Loaded
 class RoutesOptions:
     """What a user may set."""
 
-    routes: Any = option(None, "A drafter for each tag, as {tag: speculative_config}.")
+    routes: Any = needed("A drafter for each tag, as {tag: speculative_config}.")
     default: Any = option(None, "The drafter of all other requests, as a speculative_config.")
 
     def __post_init__(self) -> None:

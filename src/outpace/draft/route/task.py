@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, RowInfo, Setup
-from outpace.draft.options import option
+from outpace.draft.options import needed, option
 from outpace.draft.route.base import build_children, names_of, specimen_configs
 from outpace.draft.route.classifier import TaskClassifier
 from outpace.draft.route.tagged import RoutesOptions, Tagged
@@ -24,9 +24,8 @@ from outpace.targets.hf.loading.loaded import Loaded
 class TaskOptions(RoutesOptions):
     """What a user may set."""
 
-    routes: Any = option(None, "A drafter for each task of the router, {task: speculative_config}.")
-    router: Any = option(
-        None,
+    routes: Any = needed("A drafter for each task of the router, {task: speculative_config}.")
+    router: Any = needed(
         "The file that `outpace tune router` has written; in Python also a function from a "
         "prompt's token ids to a task and its probability.",
     )
@@ -34,8 +33,6 @@ class TaskOptions(RoutesOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.router is None:
-            raise ConfigError("method 'task' needs 'router': make one with `outpace tune router`.")
         if not (isinstance(self.threshold, (int, float)) and 0 <= self.threshold <= 1):
             raise ConfigError(f"threshold must be in [0, 1], not {shown(self.threshold)}.")
         if not callable(self.router):

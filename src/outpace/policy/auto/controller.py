@@ -271,15 +271,26 @@ class Auto(Controller):
         """Whether drafting repays what the drafter has to read first, before the texts end or
         drafting is given up again.
 
+        Beside other drafters it waits, too, until what it would have saved so far is as much as
+        reading costs, or a share of that where few texts end early. It is the question of whoever
+        may rent or buy, and does not know for how long: to buy when the rents come near the price
+        is never far from the best.
+
         drafting, plain: tokens per second. savings: as in `choose`.
         """
+        alone = savings is None
         unread = sum(map(self._unread, free))
         spell = self._known.spells.typical
-        tokens = [min(request.remaining, spell) for request in free]
+        ahead = [min(request.remaining, spell) for request in free]
+        behind = [min(len(request.output_ids), self._unread(request)) for request in free]
         if savings is None or not unread:
             savings = [1 - plain / drafting] * len(free)
-        saved: float = sum(map(mul, tokens, savings)) / plain
-        return saved > REPAID * self._reading.seconds(unread)
+        saved: float
+        forgone: float
+        saved, forgone = (sum(map(mul, tokens, savings)) / plain for tokens in (ahead, behind))
+        reading = self._reading.seconds(unread)
+        patience = 0.0 if alone else self._known.ends.early
+        return saved > REPAID * reading and forgone >= patience * reading
 
     def _tokens(self, free: Sequence[DraftingRow]) -> dict[int, float]:
         """What each width is expected to bring in all free rows together."""
@@ -323,6 +334,8 @@ class Auto(Controller):
             row.watch(self._known.spells, self._promising, outcome.emitted, request.finished)
             if outcome.drafted:
                 row.read = request.length
+            if request.finished:
+                self._known.ends.add(request.remaining > 0)
             row.ledger.enter(outcome.drafted, outcome.depth, outcome.emitted)
             if outcome.drafted and self._loose:
                 self._known.slimness.add(outcome.drafted, outcome.depth)

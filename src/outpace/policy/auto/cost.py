@@ -130,6 +130,22 @@ class Spells:
         return sum(self._seen) / len(self._seen)
 
 
+class Ends:
+    """How often texts end before they have to."""
+
+    def __init__(self) -> None:
+        self._seen: deque[bool] = deque([True, False], maxlen=KEPT)
+
+    def add(self, early: bool) -> None:
+        """Adds a text that has ended."""
+        self._seen.append(early)
+
+    @property
+    def early(self) -> float:
+        """The share of those that did."""
+        return sum(self._seen) / len(self._seen)
+
+
 @dataclass(frozen=True, order=True)
 class Place:
     """The batch and context of a round: rounds of one place and width take equally long."""

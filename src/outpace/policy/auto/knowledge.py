@@ -11,7 +11,7 @@ from outpace.policy.auto.acceptance import (
     Finding,
     Slimness,
 )
-from outpace.policy.auto.cost import CostModel, ReadingCost, Spells
+from outpace.policy.auto.cost import CostModel, Ends, ReadingCost, Spells
 
 
 @dataclass
@@ -22,5 +22,6 @@ class Knowledge:
     costs: CostModel = field(default_factory=CostModel)
     reading: ReadingCost = field(default_factory=ReadingCost)
     spells: Spells = field(default_factory=Spells)
+    ends: Ends = field(default_factory=Ends)
     slimness: Slimness = field(default_factory=lambda: Slimness(DRAFTER_MEMORY))
     finding: Finding = field(default_factory=lambda: Finding(REQUEST_MEMORY))

@@ -7,6 +7,7 @@ sets it where a file says nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,6 +55,10 @@ MORE = {
 }
 """Values that transformers' tables leave out."""
 
+FACTORS = ("logit_scale", "residual_scale", "embedding_scale")
+"""Factors of some families, such as Granite, that the families read here do not have: 1 changes
+nothing, 0 stands for none."""
+
 
 def check_architecture(model: GGUFModel) -> None:
     """Raises ``UnsupportedModel`` for a family that is not read, ``ModelLoadError`` for a value
@@ -78,6 +83,21 @@ def check_architecture(model: GGUFModel) -> None:
         raise UnsupportedModel(
             f"{model.path} holds a Falcon with several key heads, whose GGUF files are not read: "
             "use the model's Hugging Face folder instead."
+        )
+
+
+def _check_factors(model: GGUFModel) -> None:
+    """Raises ``UnsupportedModel`` for a factor that the layers of this family would leave out."""
+    unread = [name for name in FACTORS if model.number(name) not in (None, 0, 1)]
+    # Gemma has factors of its own, which its configuration says (`_gemma`).
+    scale = None if model.architecture.startswith("gemma") else model.number("attention.scale")
+    if scale and not math.isclose(scale, model.head_size**-0.5, rel_tol=1e-4):
+        unread.append("attention.scale")
+    if unread:
+        raise UnsupportedModel(
+            f"{model.path} says that its {unread[0]} is {model.number(unread[0]):g}, which is not "
+            f"read for models of architecture {model.architecture!r}: use the model's Hugging Face "
+            "folder instead."
         )
 
 
@@ -123,6 +143,7 @@ def _options(model: GGUFModel, model_type: str) -> dict[str, Any]:
         value = model.number(theirs)
         if value and ours in defaults:
             options[ours] = value
+    _check_factors(model)
     options |= _heads(model, defaults) | _tokens(model)
     options.pop("rope_theta", None)
     options |= rotary_options(model, defaults)
