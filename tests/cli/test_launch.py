@@ -66,6 +66,10 @@ def test_half_an_environment_is_refused(change: dict[str, str | None], sentence:
         ("draft_model", ("--online",), "share it out: start outpace train without torchrun."),
         ("judge", (), "judge weighs the tokens of a whole step"),
         ("medusa", ("--device", "cuda:0"), "cuda:0 is one GPU for several processes"),
+        ("medusa", ("--shard-target", "--quantization", "int8"), "leave one of the two out"),
+        ("draft_model", ("--shard-target",), "add --start with a folder, or --start random"),
+        ("medusa", ("--shard-target", "-m", "hub/name:file.gguf"), "name:file.gguf is a GGUF file"),
+        ("medusa", ("--shard-target", "--lessons", "{out}/lessons"), "leave it out, or start"),
     ],
 )
 def test_what_one_process_does_alone_is_refused_by_each(
@@ -77,6 +81,13 @@ def test_what_one_process_does_alone_is_refused_by_each(
     done = run("train", method, "-m", str(target), "--data", "text.txt", "--out", str(out), *named)
     assert done.exit_code == 2
     assert sentence in " ".join(done.stderr.split())
+
+
+def test_a_process_alone_has_nothing_to_split(run: Run, target: Path, tmp_path: Path) -> None:
+    asked = ("-m", str(target), "--data", "text.txt", "--out", str(tmp_path / "out"))
+    done = run("train", "medusa", *asked, "--shard-target")
+    assert done.exit_code == 2
+    assert "and this is the only one: start it with torchrun" in " ".join(done.stderr.split())
 
 
 def test_only_several_processes_have_a_device_of_their_own() -> None:

@@ -1,6 +1,7 @@
-"""Two processes that train together, for `test_ranks`: ``two_ranks.py FOLDER``, in which
-``asked.json`` holds ``{name: arguments of outpace}``. Each rank writes ``rank0.json`` or
-``rank1.json``: ``{name: [exit code, what it said]}``, and what it found of a few tensors.
+"""Two processes that train together: ``two_ranks.py FOLDER``, in which ``asked.json`` holds
+``{name: arguments of outpace}``. Each rank writes ``rank0.json`` or ``rank1.json``:
+``{name: [exit code, what it said]}``, what it found of a few tensors, and how many numbers it has
+held of targets that are split.
 
 The processes are forked here, once everything is imported: torchrun starts them in the same way as
 far as they can see, but each of them would import torch again.
@@ -19,11 +20,14 @@ from typing import Any
 
 import torch
 from torch import distributed, multiprocessing, nn
+from torch.distributed.tensor import DTensor
 
 import outpace.api
 import outpace.train.answers
 import outpace.train.run
+import outpace.train.sharded
 from outpace.cli.main import app
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.ranks import Ranks
 
 COUNT = 2
@@ -82,12 +86,28 @@ def gathered(ranks: Ranks, rows: int) -> torch.Tensor:
     return ranks.gathered(batches, mine)[:, 0]
 
 
+def noting(held: list[int]) -> None:
+    """Has noted from now on how many numbers this rank holds of each target that is split."""
+    load = outpace.train.sharded.load_sharded
+
+    def noted(*args: Any, **options: Any) -> Loaded:
+        loaded = load(*args, **options)
+        weights = [each.data for each in loaded.model.parameters()]
+        mine = [each.to_local() if isinstance(each, DTensor) else each for each in weights]
+        held.append(sum(each.numel() for each in mine))
+        return loaded
+
+    outpace.train.sharded.load_sharded = noted
+
+
 def rank(number: int, folder: Path, asked: dict[str, list[str]], ports: list[int]) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(COUNT)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(ports[0])}
     report: dict[str, Any] = {}
     ranks = Ranks(number, COUNT)
+    held: list[int] = []
+    noting(held)
     with ranks.joined("cpu"):
         report["found"] = found(ranks)
     for port, (name, arguments) in zip(ports[1:], asked.items(), strict=True):
@@ -97,6 +117,7 @@ def rank(number: int, folder: Path, asked: dict[str, list[str]], ports: list[int
         if name == BROKEN and number == 0:
             outpace.train.run.torch.save = full_disk  # type: ignore[attr-defined]
         report[name] = outpace_said(arguments)
+    report["held"] = dict(zip(asked, held, strict=False))
     (folder / f"rank{number}.json").write_text(json.dumps(report))
 
 

@@ -1,9 +1,10 @@
 """The processes that train one drafter together, each on a part of the blocks of every step.
 
-This is data-parallel training: each process, a rank, holds the whole target and the whole drafter,
-and all of them make the same step of the optimizer, with gradients that are averaged over all
-blocks. DistributedDataParallel does that for a network which is called through its ``forward()``;
-recipes call a drafter's other methods, so that the gradients are averaged here, in plain sight.
+This is data-parallel training: each process, a rank, holds the whole target (or its part of it,
+`sharded`) and the whole drafter, and all of them make the same step of the optimizer, with
+gradients that are averaged over all blocks. DistributedDataParallel does that for a network which
+is called through its ``forward()``; recipes call a drafter's other methods, so that the gradients
+are averaged here, in plain sight.
 """
 
 from __future__ import annotations
@@ -68,7 +69,13 @@ class Ranks:
             distributed.init_process_group(
                 backend, rank=self.number, world_size=self.count, timeout=WAIT
             )
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            # Where a target is split, torch itself sends numbers, in each layer.
+            if isinstance(error, distributed.DistError) or "gloo" in str(error).lower():
+                raise _unreachable(error) from error
+            raise
         # Not after an error: the others are waiting elsewhere, and will not come to leave, too.
         distributed.destroy_process_group()
 
@@ -228,10 +235,14 @@ def _heard() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise OutpaceError(
-            "this process cannot reach the others that train with it, one of which may have ended "
-            f"with a message of its own ({str(error).split('. ')[0]})."
-        ) from error
+        raise _unreachable(error) from error
+
+
+def _unreachable(error: RuntimeError) -> OutpaceError:
+    return OutpaceError(
+        "this process cannot reach the others that train with it, one of which may have ended "
+        f"with a message of its own ({str(error).split('. ')[0]})."
+    )
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

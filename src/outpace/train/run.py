@@ -244,10 +244,14 @@ class TrainingRun:
         batches = torch.split(torch.arange(len(self._held)), size)
         # A run that goes on from here later begins with the same rounded weights.
         with self._rounded.worn(anew=True):
+            turns = self._ranks.turns(batches)
             marks = [
                 self._mark(self._held[numbers], None if own is None else own[numbers])
-                for numbers in self._ranks.turns(batches)
+                for numbers in turns
             ]
+            if len(turns) * self._ranks.count < len(batches):
+                # Others have one more to read: of a target that is split, all have to make a pass.
+                self._mark(self._held[batches[0]])
         hits = self._ranks.gathered(batches, [each.hits for each in marks]).float()
         if own is not None:
             # The root of the first place, also of a rank that has had no batch.

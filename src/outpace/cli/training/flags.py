@@ -11,7 +11,7 @@ import typer
 
 from outpace.errors import ConfigError
 
-TEXT, DRAFTER, RUN, ONLINE = "Text", "Drafter", "Run", "Online"
+TEXT, DRAFTER, RUN, PROCESSES, ONLINE = "Text", "Drafter", "Run", "Processes", "Online"
 
 
 def _option(name: str, text: str, panel: str, metavar: str | None = None) -> Any:
@@ -244,6 +244,21 @@ class RunFlags:
         if self.minutes is not None and not self.minutes > 0:
             raise ConfigError(f"--minutes must be more than 0, not {self.minutes:g}.")
         return {**DEFAULTS, "minutes": None, "patience": None, "png": None, **known}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessFlags:
+    """How several processes share the work."""
+
+    shard_target: Annotated[
+        bool,
+        _option(
+            "--shard-target",
+            "Split the target's layers over the processes that torchrun has started: for a target "
+            "that a single GPU cannot hold.",
+            PROCESSES,
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from outpace.cli.flags.groups import ModelFlags
-from outpace.cli.training.flags import OnlineFlags, TextFlags
+from outpace.cli.training.flags import DrafterFlags, OnlineFlags, TextFlags
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,6 +84,29 @@ class Launch:
                     f"{reason}, so that {self.count} processes cannot share it out: {remedy}start "
                     "outpace train without torchrun."
                 )
+
+    def check_shards(self, method: str, model: ModelFlags, drafter: DrafterFlags) -> None:
+        """Raises ``ConfigError`` for a target that is not to be split, or cannot be."""
+        from outpace.targets.hf.loading.source import names_gguf
+
+        pruned = method == "draft_model" and drafter.start in (None, "pruned")
+        packed = model.model is not None and names_gguf(model.model)
+        sentences = {
+            "--shard-target splits the target over several processes, and this is the only one: "
+            "start it with torchrun --nproc-per-node=N -m outpace train, or leave it out.": (
+                self.count == 1
+            ),
+            "--shard-target splits plain numbers, and --quantization makes others of them: leave "
+            "one of the two out.": model.quantization is not None,
+            f"--shard-target splits plain numbers, and {model.model} is a GGUF file, whose weights "
+            "are in blocks: name the model's Hugging Face folder.": packed,
+            "--shard-target is for a target that one process cannot hold, and a draft_model that "
+            "begins with layers of it reads all of them in each: add --start with a folder, or "
+            "--start random.": pruned,
+        }
+        for sentence, wrong in sentences.items():
+            if wrong:
+                raise ConfigError(sentence)
 
     def placed(self, model: ModelFlags) -> ModelFlags:
         """Returns the model's flags with a GPU of this process's own, where GPUs are used."""

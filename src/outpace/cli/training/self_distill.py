@@ -11,6 +11,7 @@ from rich.console import Console
 from outpace.cli.loading import ROWS
 from outpace.cli.training.bar import counting
 from outpace.cli.training.flags import TextFlags
+from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
     from outpace.targets.hf.loading.loaded import Loaded
@@ -37,10 +38,13 @@ def written(
     )
     wanted = text.wanted(len(asked))
     most_bytes = int(text.cache * GIGABYTE)
-    if not ranks.first:
+    answers = Answers(out / FILE, settings, most_bytes) if ranks.first else None
+    missing = answers is not None and answers.count < wanted and not answers.full
+    if ranks.any(missing):
+        _check_whole(target, ranks)
+    if answers is None:
         ranks.wait()
         return iter(Answers(out / FILE, settings, most_bytes))
-    answers = Answers(out / FILE, settings, most_bytes)
     if answers.count < wanted:
         with counting(console, "writing answers", wanted, answers.count) as report:
             answers.extend(asked, wanted, _writer(target, text), report)
@@ -48,6 +52,21 @@ def written(
         console.print(f"{answers.count:,} answers fill the cache of {text.cache:g} GB")
     ranks.wait()
     return iter(answers)
+
+
+def _check_whole(target: Loaded, ranks: Ranks) -> None:
+    """Raises ``ConfigError`` on all ranks where none holds the whole target."""
+    if ranks.count == 1:
+        return
+    from outpace.train.sharded import is_sharded
+
+    if is_sharded(target):
+        raise ConfigError(
+            "with --self-distill one process writes the answers, and with --shard-target none has "
+            "the whole target: have them written before, by the same command with --steps 1 and "
+            "without --shard-target and torchrun (on a CPU if need be), or leave --self-distill "
+            "out and give the target's answers with --data."
+        )
 
 
 def _writer(target: Loaded, text: TextFlags) -> Any:

@@ -15,7 +15,13 @@ from outpace.cli.flags.groups import ModelFlags
 from outpace.cli.loading import starting, working
 from outpace.cli.training.bar import play
 from outpace.cli.training.curves import Curves
-from outpace.cli.training.flags import DrafterFlags, OnlineFlags, RunFlags, TextFlags
+from outpace.cli.training.flags import (
+    DrafterFlags,
+    OnlineFlags,
+    ProcessFlags,
+    RunFlags,
+    TextFlags,
+)
 from outpace.cli.training.launch import Launch
 from outpace.cli.training.online import train_online
 from outpace.cli.training.out import check_out
@@ -48,6 +54,7 @@ def train(
     text: TextFlags,
     drafter: DrafterFlags,
     run: RunFlags,
+    processes: ProcessFlags,
     online: OnlineFlags,
 ) -> None:
     """Train a drafter for one target, a head over its hidden states or a small model, or what
@@ -71,6 +78,8 @@ def train(
     console = launch.console()
     text.check(online.online)
     launch.check(method, text, online)
+    if processes.shard_target:
+        launch.check_shards(method, model, drafter)
     if online.online:
         check_out(console, model, drafter, text)
         train_online(console, method, model, text, drafter, run, online)
@@ -88,7 +97,8 @@ def train(
     curves = Curves(run.png if ranks.first else None)
     model = launch.placed(model)
     with ranks.joined(model.device):
-        training = _Training(console, _target(console, model), settings, run, curves, ranks)
+        target = _target(console, model, ranks if processes.shard_target else None)
+        training = _Training(console, target, settings, run, curves, ranks)
         if not own:
             training.train(text, drafter, method)
             _say(console, f"use it: {_use(settings, drafter)}")
@@ -227,7 +237,8 @@ def _use(settings: TrainSettings, drafter: DrafterFlags) -> str:
     return f"--speculative-config '{json.dumps({'model': settings.draft, key: named})}'"
 
 
-def _target(console: Console, model: ModelFlags) -> Loaded:
+def _target(console: Console, model: ModelFlags, sharing: Ranks | None) -> Loaded:
+    """sharing: the processes that it is split over, if it is."""
     with starting(console):
         from outpace.api import BUNDLED
         from outpace.errors import PromptError
@@ -239,7 +250,13 @@ def _target(console: Console, model: ModelFlags) -> Loaded:
     local = model.model is None or os.path.exists(model.model)
     hide_progress_bars(downloads=local or console.quiet or not console.is_terminal)
     with working(console, f"loading {model.model or 'the bundled target'}") as report:
-        target = load(name, progress=report, **arguments)
+        if sharing is None:
+            target = load(name, progress=report, **arguments)
+        else:
+            from outpace.train.sharded import load_sharded
+
+            del arguments["quantization"]  # nothing by now
+            target = load_sharded(str(name), sharing, progress=report, **arguments)
     if target.tokenizer is None:
         raise PromptError(f"{target.name} has no tokenizer, so no text can be read for it.")
     return target

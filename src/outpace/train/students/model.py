@@ -15,7 +15,7 @@ from outpace.train.pruning import Report, closest_layers, find_kept, note_kept, 
 from outpace.train.recipes.model import ModelRecipe
 from outpace.train.settings import TrainSettings, sizes_of
 from outpace.train.students.base import Student
-from outpace.train.teacher import Teacher
+from outpace.train.teacher import Lesson, Teacher
 
 
 class ModelStudent(Student):
@@ -40,8 +40,10 @@ class ModelStudent(Student):
 
     def recipe(self, teacher: Teacher) -> Recipe:
         if self._wanted:
+            # Read in any case: of a target that is split, all processes have to make a pass.
+            lesson = thinned(teacher.read(self._piece))
             known = find_kept(self._out, self._settings.start, self._wanted)
-            self._kept = known or self._chosen(teacher)
+            self._kept = known or self._chosen(teacher, lesson)
             self._begin(Start(shortened(self.network, self._kept), self._start.tokenizer))
         return ModelRecipe(self.network, teacher, self._settings.loss, self.depths)
 
@@ -53,10 +55,9 @@ class ModelStudent(Student):
     def _begin(self, start: Start) -> None:
         self._start, self.network = start, start.model
 
-    def _chosen(self, teacher: Teacher) -> list[int]:
+    def _chosen(self, teacher: Teacher, lesson: Lesson) -> list[int]:
         """The layers with which it is close to the target from the beginning."""
         recipe = ModelRecipe(self.network, teacher, FORWARD_KL, self.depths)
-        lesson = thinned(teacher.read(self._piece))
         kind, mixed = teacher.device.type, self._settings.is_mixed(teacher.device)
 
         @torch.no_grad()

@@ -19,12 +19,13 @@ from outpace.targets.cpu.kernels import check as check_kernels
 from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.cpu.weights.quantize import Quantization, pays
 from outpace.targets.cpu.weights.quantize import check as check_quantization
+from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.generating import generation
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import load_gguf
 from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer
 from outpace.targets.hf.loading.places import named_device, pick_device, pick_dtype
-from outpace.targets.hf.loading.prepare import Progress, prepare
+from outpace.targets.hf.loading.prepare import Progress, let_it_rescale, prepare
 from outpace.targets.hf.loading.reading import (
     attention_for,
     read_config,
@@ -84,7 +85,10 @@ def load(
         support.check(model.model)
         support.probe(model.model, coarse=rounds_inputs(model.model))
         return model
-    loaded = _from_path(str(model), tokenizer, dtype, device, trust_remote_code, wanted, report)
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    check_quantization(wanted, where, kind)
+    loaded = _from_path(str(model), tokenizer, kind, where, trust_remote_code, wanted, report)
     rounds = quantization == "auto" and cpu_kernels in LEFT_OPEN and not loaded.packed
     if rounds and pays(loaded.model):
         wanted = "int8"
@@ -97,6 +101,29 @@ def load(
     loaded = replace(loaded, quantization=wanted, cpu_kernels=cpu_kernels, processor=given)
     prepare(loaded, report)
     return loaded
+
+
+def load_plain(
+    model: str,
+    *,
+    dtype: str | torch.dtype,
+    device: str | torch.device,
+    trust_remote_code: bool,
+    progress: Progress,
+) -> Loaded:
+    """Returns a model as its files hold it, on the CPU, in the numbers that it would have on the
+    device: for whoever puts its weights there bit by bit. None of its layers is replaced.
+
+    It is checked by what it says of itself, and not tried out, which would take it whole. Raises as
+    `load` does.
+    """
+    _check_trust(trust_remote_code)
+    kind, cpu = pick_dtype(dtype, pick_device(device)), torch.device("cpu")
+    loaded = _from_path(model, None, kind, cpu, trust_remote_code, None, progress)
+    use_grouped(loaded.model)
+    support.check(loaded.model)
+    let_it_rescale(loaded.model)
+    return replace(loaded, cpu_kernels="off")
 
 
 def _with_missing(loaded: Loaded, **given: Any) -> Loaded:
@@ -196,20 +223,17 @@ def _is_gguf_name(model: object) -> bool:
 def _from_path(
     path: str,
     tokenizer: Any,
-    dtype: str | torch.dtype,
-    device: str | torch.device,
+    dtype: torch.dtype | str,
+    device: torch.device,
     trust: bool,
     quantization: Quantization | None,
     report: Progress,
 ) -> Loaded:
-    where = pick_device(device)
-    kind = pick_dtype(dtype, where)
-    check_quantization(quantization, where, kind)
     check_path(path)
     report("looking for the model", 0.0)
     source = locate(path)
     if is_gguf(Path(source)):
-        return _from_gguf(source, path, tokenizer, kind, where, quantization, report)
+        return _from_gguf(source, path, tokenizer, dtype, device, quantization, report)
     generation.check_file(source)
     config = read_config(source, path, trust)
     support.check_config(config)
@@ -217,8 +241,8 @@ def _from_path(
     known = read_tokenizer_of(source, path, trust) if tokenizer is None else tokenizer
     report("reading the weights", 0.05)
     processor = read_processor(source, path, config, trust)
-    model = read_weights(source, path, config, kind, trust)
-    return Loaded(model.to(where).eval(), known, path, processor=processor)
+    model = read_weights(source, path, config, dtype, trust)
+    return Loaded(model.to(device).eval(), known, path, processor=processor)
 
 
 def _from_gguf(

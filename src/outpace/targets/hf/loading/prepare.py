@@ -37,7 +37,7 @@ def prepare(loaded: Loaded, report: Progress) -> None:
     model, kernels = loaded.model, loaded.cpu_kernels or "off"
     use_grouped(model)
     support.check(model)
-    _let_it_rescale(model)
+    let_it_rescale(model)
     report("arranging the weights for this processor", 0.4)
     quantization = loaded.quantization
     rounded = quantization is not None and rounds_activations(model, quantization)
@@ -60,7 +60,7 @@ def prepare(loaded: Loaded, report: Progress) -> None:
     report("ready", 1.0)
 
 
-def _let_it_rescale(model: nn.Module) -> None:
+def let_it_rescale(model: nn.Module) -> None:
     """Runs a model that divides some of its weights in its first pass (RWKV): it must find them as
     they were loaded."""
     if any(hasattr(part, "layers_are_rescaled") for part in model.modules()):
