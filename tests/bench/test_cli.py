@@ -77,12 +77,12 @@ def test_texts_end_where_the_target_ends_them(
     monkeypatch.setattr("outpace.bench.run.ours.Ours.length", lambda *_: next(lengths))
     done = outpace(
         "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--num-prompts", "2",
-        "--max-prompt-tokens", "8", "--max-tokens", "24", "--to-end",
+        "--max-prompt-tokens", "8", "--max-tokens", "24", "--to-end", "--temperature", "0.8",
         "--spec-bench", str(tmp_path / "answers"),
     )  # fmt: skip
     assert done.exit_code == 0, (done.output, done.exception)
     assert "at most 24 new tokens each, to the end of the text" in " ".join(done.output.split())
-    answers = read_answers(tmp_path / "answers" / "draft_model-b1-t0.jsonl")
+    answers = read_answers(tmp_path / "answers" / "draft_model-b1-t0.8.jsonl")
     assert sorted(a.new_tokens for a in answers) == [2, 5]
 
 
@@ -97,6 +97,19 @@ def test_the_target_says_where_its_texts_end(pair: Pair) -> None:
     assert plain.length(job) == max(ends)
     assert plain.length(replace(job, prompts=job.prompts[:1])) == ends[0]
     assert plain.run(job).texts == whole
+
+
+def test_a_text_alone_ends_by_itself_and_nobody_is_told_where(pair: Pair) -> None:
+    """A controller that knew the end would leave out what cannot be repaid before it."""
+    model = load(pair.target).model
+    job = BatchJob(((1, 2, 3),), max_tokens=12, temperature=0.0)
+    (whole,) = Ours(LLM(model), "plain", "off").run(job).texts
+    model.generation_config.eos_token_id = whole[6]
+    length = whole.index(whole[6]) + 1
+    ours = Ours(LLM(model, speculative_config={"method": "ngram"}), "ngram")
+    ended = replace(job, max_tokens=length, most=12)
+    assert ours.run(ended).texts == [whole[:length]]
+    assert {params.max_tokens for params in ours._params(ended)} == {12}
 
 
 def test_several_methods_by_name_over_one_target(pair: Pair, tmp_path: Path) -> None:

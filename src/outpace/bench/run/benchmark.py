@@ -163,11 +163,13 @@ class Benchmark:
 
     def _ended(self, job: BatchJob) -> BatchJob:
         """The job with as many tokens as plain decoding writes before the target ends its texts; of
-        a batch, those of the longest."""
+        a batch, those of the longest. A greedy text alone ends by itself there."""
         plain = next(c for c in self.contestants if c.name == BASELINE)
         if not isinstance(plain, Ours):
             raise ConfigError("--to-end needs plain decoding by outpace, which tells the ends.")
-        return replace(job, max_tokens=max(2, plain.length(job)))
+        length = plain.length(job)
+        alone = len(job.prompts) == 1 and job.temperature == 0 and length > 1
+        return replace(job, max_tokens=max(2, length), most=job.max_tokens if alone else None)
 
     def _ids(self, prompt: Prompt) -> list[int]:
         ids, longest = self.encode(prompt.text), self.plan.max_prompt_tokens

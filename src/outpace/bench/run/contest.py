@@ -12,12 +12,18 @@ from outpace.core.stats import Metrics
 @dataclass(frozen=True)
 class BatchJob:
     """One batch of prompts ``[B][...]`` of token ids, each to be continued by exactly
-    ``max_tokens`` tokens."""
+    ``max_tokens`` tokens.
+
+    If the target itself ends its one text there, ``most`` is how many tokens there might have been.
+    Our own engine is told of no other number: whoever knows where a text ends drafts better than
+    in use.
+    """
 
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: int
     temperature: float
     seed: int = 0
+    most: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +43,8 @@ class Contestant(ABC):
     lossless: bool = True
     rule: str | None = None
     """Name of the verification rule, for a contestant that is outpace itself."""
+    ends_by_itself: bool = False
+    """Whether it makes of a job with ``most`` as many tokens as its text has."""
     same_text_when_sampled: bool = False
     """Whether a sampled text follows from its seed and prompt alone, whatever is drafted."""
 

@@ -16,6 +16,8 @@ Speculative = Literal["auto", "off"] | int | None
 class Ours(Contestant):
     """One `LLM` under one setting of ``SamplingParams.speculative``."""
 
+    ends_by_itself = True
+
     def __init__(
         self, llm: LLM, name: str, speculative: Speculative = None, *, shared: bool = False
     ) -> None:
@@ -51,8 +53,8 @@ class Ours(Contestant):
         return [
             SamplingParams(
                 temperature=job.temperature,
-                max_tokens=job.max_tokens,
-                ignore_eos=True,
+                max_tokens=job.most or job.max_tokens,
+                ignore_eos=job.most is None,
                 seed=job.seed + index,
                 speculative=self.speculative,
             )

@@ -104,14 +104,14 @@ def _ratios(
     jobs: Sequence[int] | None = None,
     over: str | None = None,
 ) -> list[list[float]]:
-    """Returns the ratios of neighbouring runs of each job, nothing where there are none; for the
-    arguments see `speedup`."""
+    """Returns the ratios of neighbouring runs of each job, by what they took for a token, nothing
+    where there are none; for the arguments see `speedup`."""
     other = over or runs.baseline
     if name == other:
         return []
     pairs = [
         [
-            (seconds(slow), seconds(fast))
+            (_per_token(slow, seconds), _per_token(fast, seconds))
             for slow, fast in zip(runs.of(other, job), runs.of(name, job), strict=True)
         ]
         for job in (range(len(runs.jobs)) if jobs is None else jobs)
@@ -119,6 +119,12 @@ def _ratios(
     if not pairs or min(min(pair) for of_job in pairs for pair in of_job) <= 0:
         return []
     return [[slow / fast for slow, fast in of_job] for of_job in pairs]
+
+
+def _per_token(run: TimedRun, seconds: Seconds) -> float:
+    """Seconds of a run for each of its tokens: texts that end by themselves may differ in length,
+    if a program rounds in another way."""
+    return seconds(run) / sum(map(len, run.made.texts))
 
 
 def throughput(runs: Sequence[TimedRun], skipped: int, seconds: Seconds) -> float | None:
