@@ -94,6 +94,83 @@ def test_tokens_that_all_end_inside_a_character_are_shown() -> None:
     assert growing.text == Straddling().decode([0, *[1] * 200, *[2] * 40])
 
 
+def raw_bytes(tokenizer: Any, ids: list[int]) -> bytes:
+    """Returns the bytes that tokens stand for, of a tokenizer that spells in bytes what it has no
+    token for."""
+    names = tokenizer.convert_ids_to_tokens(ids)
+    parts = [
+        bytes([int(name[3:5], 16)]) if name.startswith("<0x") else name.encode() for name in names
+    ]
+    return b"".join(parts).replace("\u2581".encode(), b" ").removeprefix(b" ")
+
+
+def assert_same_bytes(text: str, raw: bytes) -> None:
+    """Every byte is in the text once: in its character, or as U+FFFD."""
+    place = 0
+    for letter in text:
+        size = 1 if letter == UNFINISHED else len(letter.encode())
+        assert letter in (UNFINISHED, raw[place : place + size].decode(errors="replace"))
+        place += size
+    assert place == len(raw)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_runs_of_bytes_among_other_tokens_lose_and_repeat_nothing(kind: str) -> None:
+    tokenizer, rng = ALL[kind](), random.Random(7)
+    names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    spelt = {int(name[3:5], 16): token for token, name in enumerate(names) if name[:3] == "<0x"}
+    special = set(tokenizer.all_special_ids)
+    ordinary = [t for t in range(len(names)) if t not in special | set(spelt.values())]
+    broken = [t for t in ordinary if UNFINISHED in tokenizer.decode([t])]
+    letters = ["\u65e5", "\u65e5\u65e5", "\u00e9", "\U0001f642"]
+    runs = [*(letter.encode() for letter in letters), b"\xff", b"\x80", b"\xe6\x97"]
+    for _ in range(1500):
+        ids: list[int] = []
+        for _ in range(rng.randint(1, 16)):
+            if rng.random() < 0.2:
+                ids += rng.choices(ordinary, k=rng.randint(1, 3))
+            elif spelt:
+                ids += [spelt[byte] for byte in rng.choice(runs)]
+            else:
+                ids += rng.choices(broken, k=rng.randint(1, 3))
+        growing, at_once = Detokenizer(tokenizer), rng.randint(1, 20)
+        for place in range(0, len(ids), at_once):
+            shown = growing.text
+            growing.extend(ids[place : place + at_once])
+            assert growing.text.startswith(shown)
+        growing.finish()
+        if spelt:
+            assert_same_bytes(growing.text, raw_bytes(tokenizer, ids))
+            assert_same_bytes(tokenizer.decode(ids), raw_bytes(tokenizer, ids))
+        else:
+            assert growing.text == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["pieces", "unigram"])
+@pytest.mark.parametrize("at_once", [1, 5, 26])
+def test_every_broken_byte_is_shown(kind: str, at_once: int) -> None:
+    tokenizer = ALL[kind]()
+    ids = tokenizer.convert_tokens_to_ids(["<0xFF>", *["<0xFE>"] * 25])
+    growing = Detokenizer(tokenizer)
+    for place in range(0, len(ids), at_once):
+        growing.extend(ids[place : place + at_once])
+    growing.finish()
+    assert growing.text == UNFINISHED * 26 == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["pieces", "byte_level"])
+def test_a_character_that_the_prompt_begins_comes_out_once(kind: str) -> None:
+    tokenizer = ALL[kind]()
+    spelt = ["<0xE6>", "<0x97>", "<0xA5>"] if kind == "pieces" else ["\u00e6", "\u0139", "\u00a5"]
+    ids = tokenizer.convert_tokens_to_ids(spelt)
+    assert tokenizer.decode(ids) == "\u65e5"
+    dog = tokenizer(" dog", add_special_tokens=False).input_ids[-1:]
+    growing = Detokenizer(tokenizer, behind=ids[:2])
+    for token in [*ids[2:], *dog]:
+        growing.push(token)
+    assert growing.text == "\u65e5" + tokenizer.decode([*ids, *dog])[1:]
+
+
 @pytest.mark.parametrize("kind", ["byte_level", "pieces"])
 def test_a_long_run_of_broken_bytes_takes_no_longer_at_its_end(kind: str) -> None:
     inside = ALL[kind]()

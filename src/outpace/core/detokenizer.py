@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from os.path import commonprefix
 from typing import Any
 
 from outpace.core.anchors import decoded
@@ -32,9 +33,11 @@ class Detokenizer:
         self._skip = skip_special_tokens
         # The tokens that were shown last: a piece may depend on the one before it.
         self._context = list(behind)
+        self._before = self._decode(self._context)
+        """What the context decodes to, without what is not in ``text`` yet."""
         self._new: list[int] = []  # tokens behind them, whose text is not in `text` yet
-        self._now = self._decode(self._context)  # the text of the context and the new tokens
-        self._shown = len(self._now)  # how many characters of it are not to be added to `text`
+        self._now = self._before  # the text of the context and the new tokens
+        self._waiting = ""  # the text of the new tokens
         self.text = ""
         self.unfinished = False
         """Whether the tokens end in the middle of a character, which is not in ``text`` yet."""
@@ -47,10 +50,11 @@ class Detokenizer:
         """Appends several tokens."""
         added = list(tokens)
         self._new += added
-        earlier, self._now = self._now, self._decode([*self._context, *self._new])
+        earlier = self._now
+        self._read()
         self.unfinished = self._now.endswith(UNFINISHED)
-        if len(self._now) > self._shown and not self.unfinished:
-            self._show(len(self._new), self._now)
+        if self._waiting and not self.unfinished:
+            self._show(len(self._new), self._waiting)
         elif self._now == earlier and self._says_nothing(added):
             del self._new[len(self._new) - len(added) :]
         elif len(self._new) > PATIENCE:
@@ -59,34 +63,51 @@ class Detokenizer:
     def finish(self) -> None:
         """Shows what is left, however it decodes; a second time it changes nothing."""
         if self._new:
-            self._show(len(self._new), self._now)
+            self._show(len(self._new), self._waiting)
+
+    def _read(self) -> None:
+        """Decodes the new tokens."""
+        self._now = self._decode([*self._context, *self._new])
+        self._waiting = self._behind_context(self._now, self._new)
+
+    def _behind_context(self, text: str, ids: Sequence[int]) -> str:
+        """Returns the part of a text that belongs to the tokens behind the context.
+
+        Tokenizers that spell in bytes decode a run of them as a whole, and one byte that belongs to
+        no character makes U+FFFD of them all. So tokens can change what the context decodes to,
+        which was shown; they are a run of their own then.
+        """
+        if text.startswith(self._before):
+            return text[len(self._before) :]
+        if not self.text and self._before.endswith(UNFINISHED):  # they end the prompt's character
+            return text[len(commonprefix((text, self._before))) :]
+        return self._decode(ids)
 
     def _show(self, count: int, text: str, uncertain: int = 0) -> None:
-        """Shows the first new tokens. text: the context's and theirs, without so many characters at
-        its end that a later token may change."""
-        self.text += text[self._shown :]
+        """Shows the text of the first new tokens. uncertain: so many characters at its end were
+        left out, because a later token may change them."""
+        self.text += text
         self._context, self._new = self._new[:count], self._new[count:]
-        context = self._decode(self._context)
-        self._shown = len(context) - uncertain
-        self._now = self._decode([*self._context, *self._new]) if self._new else context
+        self._now = self._decode(self._context)
+        self._before = self._now[: max(len(self._now) - uncertain, 0)]
+        self._waiting = ""
+        if self._new:
+            self._read()
 
     def _show_some(self) -> None:
         """Shows what is certain of many tokens that end in the middle of a character. Without this
         a long run of bytes that belong to no character would be decoded from its beginning at every
         token."""
-        count = len(self._new)
-        for end in range(count - 1, count - LONGEST, -1):
-            text = self._decode([*self._context, *self._new[:end]])
-            if len(text) > self._shown and not text.endswith(UNFINISHED):
+        count, text = len(self._new), ""
+        for end in range(count - 1, count - LONGEST - 1, -1):
+            ids = self._new[:end]
+            text = self._behind_context(self._decode([*self._context, *ids]), ids)
+            if text and not text.endswith(UNFINISHED):
                 return self._show(end, text)
         # No character ends between two of the last tokens. What the tokens before them decode to
         # stays, but for the bytes at its end, which the next token may complete.
-        end = count - LONGEST
-        text = self._decode([*self._context, *self._new[:end]])
-        uncertain = 0
-        while not self._now.startswith(text[: len(text) - uncertain]):
-            uncertain += 1
-        return self._show(end, text[: len(text) - uncertain], uncertain)
+        kept = commonprefix((text, self._waiting))
+        return self._show(count - LONGEST, kept, len(text) - len(kept))
 
     def _says_nothing(self, tokens: Sequence[int]) -> bool:
         """Whether tokens have no text anywhere, as special tokens that are skipped: they would only
