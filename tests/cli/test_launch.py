@@ -33,7 +33,8 @@ def second(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_environment_says_which_process_it_is() -> None:
-    assert Launch.of({}) == Launch.of({**SECOND, "WORLD_SIZE": "1"}) == Launch()
+    for count in ("1", ""):
+        assert Launch.of({}) == Launch.of({**SECOND, "WORLD_SIZE": count}) == Launch()
     found = Launch.of({**SECOND, "LOCAL_RANK": "0"})
     assert found == Launch(number=1, count=2, local=0)
     assert (found.ranks.number, found.ranks.count) == (1, 2)
@@ -47,6 +48,7 @@ def test_the_environment_says_which_process_it_is() -> None:
         ({"RANK": None}, "WORLD_SIZE=2, which asks for several processes, and no RANK"),
         ({"MASTER_PORT": None}, "and no MASTER_PORT: start them with torchrun"),
         ({"LOCAL_RANK": "x"}, "unset WORLD_SIZE"),
+        ({"MASTER_PORT": "abc"}, "unset WORLD_SIZE"),
         ({"WORLD_SIZE": "many"}, "unset WORLD_SIZE"),
         ({"RANK": "2"}, "RANK=2, which is none of WORLD_SIZE=2 processes"),
     ],

@@ -114,11 +114,23 @@ def test_a_drafter_for_each_task(run: Run, target: Path, tmp_path: Path) -> None
     assert json.loads(used.stdout)["text"] == json.loads(plain.stdout)["text"]
 
 
+def test_all_texts_are_read_before_a_drafter_learns(run: Run, target: Path, tmp_path: Path) -> None:
+    sums, short = tmp_path / "sums.txt", tmp_path / "short.txt"
+    sums.write_text("\n<|endoftext|>\n".join("w3 w4 " * 20 for _ in range(4)))
+    short.write_text("w1\n<|endoftext|>\nw2")
+    texts = ("--for", f"sums={sums}", "--for", f"short={short}")
+    done = run("train", "medusa", "-m", str(target), *texts, *SHORT, "--out", str(tmp_path / "out"))
+    assert done.exit_code == 2
+    assert "less than one block" in " ".join(done.stderr.split())
+    assert not (tmp_path / "out" / "sums" / "training.jsonl").exists(), "no time was spent on it"
+
+
 @pytest.mark.parametrize(
     ("method", "flags", "words"),
     [
         ("medusa", ("--for", "sums"), "--for must be TASK=FILE"),
         ("medusa", ("--for", "../sums=a.txt"), "its drafter's folder has its name"),
+        ("medusa", ("--for", "router.npz=a.txt"), "a file beside the drafters has that name"),
         ("medusa", ("--for", "sums=a.txt"), "two tasks or more"),
         ("medusa", ("--for", "a=a.txt", "--data", "b.txt"), "--for and --data exclude"),
         ("medusa", ("--for", "a=a.txt", "--online"), "--for and --online exclude"),
@@ -151,6 +163,8 @@ def test_curves_go_on_with_the_run(
     asked = (*asked, "--out", str(tmp_path / "head"), *SHORT[2:], "--steps")
     assert run(*asked, "2").exit_code == 0
     assert drawn[-1] == [16, 32]
+    with (tmp_path / "head" / "training.jsonl").open("a") as log:
+        log.write('{"step": 3, "lo')  # and was killed
     assert run(*asked, "3").exit_code == 0
     assert drawn[-1] == [16, 32, 48]
     refused = run(*asked[:-1], "--png", str(tmp_path))

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from outpace import LLM
 from outpace.draft.route.classifier import TaskClassifier
+from outpace.errors import ConfigError
 
 Run = Callable[..., Any]
 
@@ -41,12 +43,25 @@ def test_what_must_be_installed_is_said(
         assert "pip install 'outpace[tune]'" in " ".join(result.stderr.split())
 
 
+def test_a_model_with_a_router_is_not_loaded_without_the_package(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = tmp_path / "router.npz"
+    texts = {"a": ["one fox", "two foxes"], "b": ["3 + 4", "5 + 6"]}
+    TaskClassifier.trained(texts, seed=-1).save(router)
+    routes = {task: {"method": "ngram"} for task in texts}
+    monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
+    config = {"method": "task", "router": str(router), "routes": routes}
+    with pytest.raises(ConfigError, match="a router of tasks needs scikit-learn: pip install"):
+        LLM(str(target), speculative_config=config)
+
+
 def test_mistakes_are_told_in_a_sentence(run: Run, tmp_path: Path) -> None:
     few = tmp_path / "few.txt"
     few.write_text("one prompt")
     for words, data in (
         ("TASK=FILE", ["--data", "maths"]),
-        ("two tasks or more", ["--data", f"a={few}", "--data", f"b={few}"]),
+        ("two prompts of each, and 'a' has 1.", ["--data", f"a={few}", "--data", f"b={few}"]),
         ("cannot read", ["--data", f"a={tmp_path / 'none.txt'}"]),
     ):
         result = run("tune", "router", *data)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from typer.testing import CliRunner
 
 from cli.conftest import WORDS, save_model
 from outpace.cli.main import app
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, OutpaceError
 from outpace.train.ranks import BUCKET, Ranks, _buckets, device_of
 from outpace.train.run import LOG, STATE, TrainingRun
 from outpace.train.teacher import Lesson
@@ -28,6 +30,18 @@ from train.test_run import loaded, settings, text
 
 SIZES = ("--batch", "4", "--block", "24", "--every", "2", "--set", "depths=3")
 OWN = ("--self-distill", "--answers", "12", "--answer-tokens", "40", "--prompt-tokens", "6")
+
+
+def test_processes_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setattr("outpace.train.ranks.COMING", timedelta(seconds=1))
+    alone = Ranks(0, 2).joined("cpu")
+    with pytest.raises(OutpaceError, match="not all have come: start them with torchrun"), alone:
+        raise AssertionError("one of two cannot go on")
 
 
 def asked(folder: Path, out: str, steps: int = 4) -> dict[str, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from os.path import commonprefix
 from typing import Any
 
 from outpace.core.anchors import decoded
@@ -80,7 +79,7 @@ class Detokenizer:
         if text.startswith(self._before):
             return text[len(self._before) :]
         if not self.text and self._before.endswith(UNFINISHED):  # they end the prompt's character
-            return text[len(commonprefix((text, self._before))) :]
+            return text[_same(text, self._before) :]
         return self._decode(ids)
 
     def _show(self, count: int, text: str, uncertain: int = 0) -> None:
@@ -106,8 +105,8 @@ class Detokenizer:
                 return self._show(end, text)
         # No character ends between two of the last tokens. What the tokens before them decode to
         # stays, but for the bytes at its end, which the next token may complete.
-        kept = commonprefix((text, self._waiting))
-        return self._show(count - LONGEST, kept, len(text) - len(kept))
+        kept = _same(text, self._waiting)
+        return self._show(count - LONGEST, text[:kept], len(text) - kept)
 
     def _says_nothing(self, tokens: Sequence[int]) -> bool:
         """Whether tokens have no text anywhere, as special tokens that are skipped: they would only
@@ -117,3 +116,9 @@ class Detokenizer:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return decoded(self._tokenizer, ids, self._skip)
+
+
+def _same(one: str, two: str) -> int:
+    """With how many equal characters two texts begin."""
+    pairs = enumerate(zip(one, two, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(two)))

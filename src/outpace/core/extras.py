@@ -8,10 +8,11 @@ from typing import Any
 from outpace.errors import ConfigError
 
 
-def extra(package: str, what: str, install: str) -> Any:
+def extra(package: str, what: str, install: str, called: str | None = None) -> Any:
     """Returns an optional package; ``ConfigError`` with the remedy where it is missing.
 
-    what: needs it, as a user calls that. install: what pip is asked for.
+    what: needs it, as a user calls that. install: what pip is asked for. called: the package's name
+    among its users, where it is imported by another.
 
     >>> extra("no_such_package", "a plot", "outpace[bench]")
     Traceback (most recent call last):
@@ -20,4 +21,4 @@ def extra(package: str, what: str, install: str) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
-        raise ConfigError(f"{what} needs {package}: pip install '{install}'.") from error
+        raise ConfigError(f"{what} needs {called or package}: pip install '{install}'.") from error

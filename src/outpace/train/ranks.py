@@ -14,16 +14,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.rendezvous import rendezvous
 
 from outpace.errors import ConfigError, OutpaceError
 
 WAIT = timedelta(days=7)
 """How long a rank waits for another one, at most: the first may write answers for hours. Whatever
 has started the processes ends all of them when one fails, long before."""
+COMING = timedelta(minutes=10)
+"""How long it waits for all of them to have started."""
 BUCKET = 1 << 24
 """Numbers that are averaged at once, if they are not of one weight: they are copied for that."""
 SEEDS_APART = 1 << 40
@@ -65,9 +68,10 @@ class Ranks:
             yield
             return
         backend = _cuda_backend(device) if device.startswith("cuda") else "gloo"
+        store = self._met()
         with _heard():
             distributed.init_process_group(
-                backend, rank=self.number, world_size=self.count, timeout=WAIT
+                backend, store=store, rank=self.number, world_size=self.count, timeout=WAIT
             )
         try:
             yield
@@ -78,6 +82,18 @@ class Ranks:
             raise
         # Not after an error: the others are waiting elsewhere, and will not come to leave, too.
         distributed.destroy_process_group()
+
+    def _met(self) -> Any:
+        """Returns what the ranks leave messages at, once all of them have come there."""
+        try:
+            store, _, _ = next(rendezvous("env://", self.number, self.count, timeout=COMING))
+        except RuntimeError as error:
+            raise OutpaceError(
+                f"of the {self.count} processes that are to train together not all have come: "
+                "start them with torchrun --nproc-per-node=N -m outpace train, which starts all, "
+                "or unset WORLD_SIZE for a single one."
+            ) from error
+        return store
 
     # -- what is this rank's -------------------------------------------------------------------
 

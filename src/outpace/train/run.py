@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -298,8 +299,12 @@ class TrainingRun:
         with saving(self.out / STATE):
             torch.save(state, self.out / f"{STATE}.part")
             (self.out / f"{STATE}.part").replace(self.out / STATE)
-        with saving(self.out / LOG), (self.out / LOG).open("a", encoding="utf-8") as log:
-            log.write(json.dumps(progress.as_dict()) + "\n")
+        with saving(self.out / LOG), (self.out / LOG).open("ab+") as log:
+            if log.tell():
+                log.seek(-1, os.SEEK_END)
+                if log.read() != b"\n":  # a run was killed while it wrote its last line
+                    log.write(b"\n")
+            log.write(json.dumps(progress.as_dict()).encode() + b"\n")
 
     def _resume(self) -> None:
         """Goes on where an earlier run stopped, of the same target and settings, and of the same

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,11 @@ class Curves:
     """Draws the reports of one run or of several, from the logs that they leave: those of earlier
     sittings are among them."""
 
-    def __init__(self, png: Path | None) -> None:
-        """png: the image; None: nothing is drawn. Raises ``ConfigError`` where it cannot be
-        written or drawn, before hours are spent."""
-        self._png = png
+    def __init__(self, png: Path | None, draws: bool = True) -> None:
+        """png: the image; None: nothing is drawn. draws: whether this process does; of several all
+        check. Raises ``ConfigError`` where it cannot be written or drawn, before hours are spent.
+        """
+        self._png = png if draws else None
         self._reports: dict[str, list[dict[str, Any]]] = {}
         if png is not None:
             from outpace.bench.report.outputs import check_file
@@ -32,6 +35,12 @@ class Curves:
             return
         from outpace.bench.report.plots import training_figure
 
-        lines = log.read_text(encoding="utf-8").splitlines()
-        self._reports[name] = [json.loads(line) for line in lines]
+        self._reports[name] = list(_reports(log))
         self._png.write_bytes(training_figure(self._reports, measure.key))
+
+
+def _reports(log: Path) -> Iterator[dict[str, Any]]:
+    """Yields the reports of a log, but for a line that a killed run has left unfinished."""
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(ValueError):
+            yield json.loads(line)

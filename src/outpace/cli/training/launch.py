@@ -36,18 +36,19 @@ class Launch:
         >>> Launch.of({"HOME": "/"}), Launch.of({"WORLD_SIZE": "1"})
         (Launch(number=0, count=1, local=0), Launch(number=0, count=1, local=0))
         """
-        if environment.get(COUNT, "1") == "1":
+        if environment.get(COUNT, "1") in ("", "1"):
             return cls()
         missing = [name for name in (RANK, LOCAL, *ADDRESS) if name not in environment]
-        numbers = [environment.get(name, "") for name in (RANK, COUNT, LOCAL)]
+        whole = (RANK, COUNT, LOCAL, ADDRESS[1])
+        numbers = [environment.get(name, "") for name in whole]
         if missing or not all(number.isascii() and number.isdigit() for number in numbers):
-            wrong = f"no {missing[0]}" if missing else f"{RANK}, {COUNT}, {LOCAL} {numbers}"
+            wrong = f"no {missing[0]}" if missing else f"{', '.join(whole)} {numbers}"
             raise ConfigError(
                 f"the environment has {COUNT}={environment[COUNT]}, which asks for several "
                 f"processes, and {wrong}: start them with torchrun --nproc-per-node=N -m outpace "
                 f"train, or unset {COUNT}."
             )
-        number, count, local = map(int, numbers)
+        number, count, local, _ = map(int, numbers)
         if not number < count:
             raise ConfigError(
                 f"the environment has {RANK}={number}, which is none of {COUNT}={count} processes: "

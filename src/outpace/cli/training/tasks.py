@@ -38,6 +38,8 @@ def files_of(method: str, text: TextFlags) -> dict[str, list[Path]]:
                 f"--for must be TASK=FILE, not {entry!r}: a task has letters, digits, and - + . _, "
                 "since its drafter's folder has its name."
             )
+        if task in (ROUTER, ROUTES):
+            raise ConfigError(f"--for {task}=... : a file beside the drafters has that name.")
         found.setdefault(task, []).append(Path(file))
     if len(found) == 1:
         raise ConfigError("--for needs two tasks or more: for a single one use --data.")

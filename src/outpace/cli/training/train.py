@@ -94,20 +94,22 @@ def train(
     own = {task: one_task(task, files, text, drafter) for task in files}
     for texts, made in own.values() or [(text, drafter)]:
         check_out(console, model, made, texts)
-    curves = Curves(run.png if ranks.first else None)
+    curves = Curves(run.png, draws=ranks.first)
     model = launch.placed(model)
     with ranks.joined(model.device):
         target = _target(console, model, ranks if processes.shard_target else None)
         training = _Training(console, target, settings, run, curves, ranks)
         if not own:
-            training.train(text, drafter, method)
+            training.train(training.read(text, drafter), text, drafter, method)
             _say(console, f"use it: {_use(settings, drafter)}")
             return
         if ranks.first:  # first of all, since it takes seconds
             train_router(console, training.target, files, text, settings.seed, drafter.out)
+        # All of it before the first drafter learns: a text may turn out to be none.
+        read = {task: training.read(texts, made) for task, (texts, made) in own.items()}
         for task, (texts, made) in own.items():
             console.rule(task)
-            training.train(texts, made, task)
+            training.train(read[task], texts, made, task)
         if ranks.first:
             routes = write_routes(method, files, drafter.out)
             _say(console, f"use them: --speculative-config {routes}")
@@ -184,12 +186,22 @@ class _Training:
     curves: Curves
     ranks: Ranks
 
-    def train(self, text: TextFlags, drafter: DrafterFlags, name: str) -> None:
-        """Trains one drafter. name: of its curves."""
+    def read(self, text: TextFlags, drafter: DrafterFlags) -> tuple[Tensor, Tensor | None]:
+        """Returns the text that a drafter learns from, written before if it is the target's own."""
+        return _text(self.console, self.target, text, self.settings, drafter, self.ranks)
+
+    def train(
+        self,
+        read: tuple[Tensor, Tensor | None],
+        text: TextFlags,
+        drafter: DrafterFlags,
+        name: str,
+    ) -> None:
+        """Trains one drafter on what was `read`. name: of its curves."""
         from outpace.train.run import LOG, TrainingRun
 
         console, settings, flags = self.console, self.settings, self.flags
-        tokens, own = _text(console, self.target, text, settings, drafter, self.ranks)
+        tokens, own = read
         lessons = _lessons(self.target, text)
         with working(console, f"preparing {settings.method}") as report:
             run = TrainingRun(

@@ -67,8 +67,11 @@ class TaskClassifier:
         """Returns a classifier for these example prompts of each task, calibrated on parts of them
         that it was not fitted to, where there are enough; ``ConfigError`` if there are too few."""
         tasks = tuple(texts)
-        if len(tasks) < 2 or min(map(len, texts.values())) < 2:
-            raise ConfigError("a router needs two tasks or more, and two prompts of each.")
+        short = [task for task in tasks if len(texts[task]) < 2]
+        if len(tasks) < 2 or short:
+            of = f", and {short[0]!r} has {len(texts[short[0]])}" if short else ""
+            raise ConfigError(f"a router needs two tasks or more, and two prompts of each{of}.")
+        seed %= 1 << 32  # more scikit-learn does not take
         examples = [text for each in texts.values() for text in each]
         labels = np.array([n for n, task in enumerate(tasks) for _ in texts[task]])
         features = _features(examples)
@@ -77,6 +80,11 @@ class TaskClassifier:
         scores = _unseen_scores(features, labels, len(tasks), folds, seed)
         accuracy = float((scores.argmax(1) == labels).mean())
         return cls(tasks, weights, biases, _temperature(scores, labels), accuracy)
+
+    @staticmethod
+    def check_packages() -> None:
+        """Raises ``ConfigError`` where a package is missing that telling tasks needs."""
+        _sklearn("feature_extraction.text")
 
     # -- files ---------------------------------------------------------------------------------
 
@@ -156,4 +164,4 @@ def _temperature(scores: Any, labels: Any) -> float:
 
 
 def _sklearn(module: str) -> Any:
-    return extra(f"sklearn.{module}", "a router of tasks", "outpace[tune]")
+    return extra(f"sklearn.{module}", "a router of tasks", "outpace[tune]", "scikit-learn")

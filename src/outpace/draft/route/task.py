@@ -76,6 +76,7 @@ class Task(Tagged):
         options, loaded = setup.options, setup.loaded
         router = options.router
         if not callable(router):
+            TaskClassifier.check_packages()
             router = _reader(TaskClassifier.load(router), loaded)
         configs = options.configs
         return cls(
