@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,10 +17,12 @@ from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.run.schedule import Pace, run_interleaved
 from outpace.bench.run.summary import (
     SettingRuns,
+    SideMeasurements,
     all_seconds,
     decode_seconds,
     speedup,
     speedup_by_job,
+    summarise,
     throughput,
 )
 from outpace.errors import ConfigError
@@ -156,6 +158,29 @@ def test_one_job_is_resampled_over_its_repeats() -> None:
     found = speedup(runs, "fast", all_seconds)
     assert found is not None
     assert found.count == 6
+
+
+class Hasty(Fake):
+    """Makes the few tokens of a short text together with the first one."""
+
+    def run(self, job: BatchJob) -> BatchTexts:
+        before = self._clock.now
+        made = super().run(job)
+        if job.max_tokens < 4:
+            self._clock.now = before + 1.0
+        return made
+
+
+def test_texts_of_a_round_or_two_do_not_say_how_fast_decoding_is() -> None:
+    clock = Clock()
+    listed = [replace(job, max_tokens=2 if n % 2 else 21) for n, job in enumerate(jobs())]
+    both = [Fake("plain", clock, 0.1), Hasty("fast", clock, 0.05)]
+    runs = SettingRuns(
+        "plain", [[p] for p in PROMPTS], listed, run_interleaved(both, listed, Pace(1, 0), clock)
+    )
+    found = summarise(runs, both[1], SideMeasurements(gap=None)).decode_speedup
+    assert found is not None
+    assert (found.count, round(found.mean, 6)) == (6, 2.0)
 
 
 def test_texts_of_another_length_are_refused() -> None:

@@ -62,6 +62,7 @@ def assert_one_sentence(result: Any, words: str) -> None:
         (["--logit-bias", "[1]"], "--logit-bias must be a JSON object"),
         (["--logit-bias", '{"x": 1}'], 'must name tokens by their ids, such as {"50256": -100}'),
         (["--logit-bias", '{"x": 1}'], "not by 'x'."),
+        (["--logit-bias", f'{{"{"9" * 5000}": 1}}'], "must name tokens by their ids"),
         (["--logit-bias", '{"1": NaN}'], "logit_bias of token 1 must be a number"),
         (["--logit-bias", '{"1": "2"}'], "logit_bias of token 1 must be a number"),
         (["--speculative-config", "{oops"], "--speculative-config is not JSON"),
@@ -249,6 +250,7 @@ def test_a_method_that_needs_an_option_says_where_it_is_given(
 def test_a_load_on_no_server_is_refused_before_it_is_sent(run: Run) -> None:
     result = run("bench", "serve", "--url", "http://127.0.0.1:9", "--rate", 0.001)
     assert_one_sentence(result, "no server answers at http://127.0.0.1:9 (Connection refused)")
+    assert_one_sentence(run("bench", "serve", "--url", "http://a..b:9"), "no server answers at")
 
 
 def test_every_remedy_is_one_that_the_library_tells() -> None:

@@ -181,7 +181,6 @@ def test_laid_out_a_row_keeps_its_bits_in_any_company(
         assert torch.equal(layer(x[-rows:].flip(0)), alone[-rows:].flip(0))
 
 
-@torch.inference_mode()
 @pytest.mark.parametrize("make", [native_linear, native_int8, native_int4])
 def test_compiled_products_of_no_rows(make: Callable[[Native, Any], NativeProduct]) -> None:
     layer = make(library(), nn.Linear(64, 48)).requires_grad_(False)
@@ -189,6 +188,7 @@ def test_compiled_products_of_no_rows(make: Callable[[Native, Any], NativeProduc
     assert layer(torch.empty(0, 64)).shape == (0, 48)
 
 
+@torch.inference_mode()
 def test_layers_of_any_size_and_order_compute_together() -> None:
     torch.manual_seed(0)
     size = library().panel

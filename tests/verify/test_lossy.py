@@ -246,8 +246,9 @@ def test_a_judge_is_kept_in_a_file(tmp_path: Path) -> None:
         {"weight": [1.0, 2.0], "bias": 0.0},
         {"weight": torch.ones(1, 2), "bias": 0.0},
         {"weight": torch.ones(2), "bias": "much"},
+        torch.ones(3),
     ],
-    ids=["empty", "cut off", "no tensor", "two dimensions", "no number"],
+    ids=["empty", "cut off", "no tensor", "two dimensions", "no number", "a tensor alone"],
 )
 def test_what_is_no_judge_is_refused_in_a_sentence(content: object, tmp_path: Path) -> None:
     path = tmp_path / "head.pt"

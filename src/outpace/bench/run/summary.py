@@ -24,6 +24,10 @@ from outpace.bench.stats.rounds import (
 )
 from outpace.bench.stats.theory import Times, acceptance_of
 
+LONG_ENOUGH = 8
+"""Tokens of a job that says how fast decoding is, if any job has so many: one of two or three is a
+round or two, and may take no time at all beside its prompt's pass."""
+
 Seconds = Callable[[TimedRun], float]
 """Which of a run's times is meant: `all_seconds` or `decode_seconds`."""
 
@@ -245,7 +249,9 @@ def summarise(runs: SettingRuns, contestant: Contestant, beside: SideMeasurement
     """Returns all that a report says about one contestant at one batch size and temperature."""
     name = contestant.name
     own = runs.of(name)
-    decoding = speedup(runs, name, decode_seconds)
+    least = min(LONG_ENOUGH, max(job.max_tokens for job in runs.jobs))
+    long = [number for number, job in enumerate(runs.jobs) if job.max_tokens >= least]
+    decoding = speedup(runs, name, decode_seconds, long)
     return MethodResult(
         name=name,
         what=contestant.what,

@@ -185,9 +185,10 @@ def _reach(server: Server) -> None:
     connection = server.connect()
     try:
         connection.connect()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second for what can be no name of a host
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"no server answers at {server.url} ({error.strerror or error}): start one with "
+            f"no server answers at {server.url} ({reason}): start one with "
             "'outpace serve', or give its address with --url."
         ) from error
     finally:

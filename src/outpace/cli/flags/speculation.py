@@ -9,6 +9,9 @@ from typing import Any
 from outpace.cli.flags.prompts import text_of
 from outpace.errors import ConfigError, OutpaceError, ParamsError
 
+LONGEST_ID = 18
+"""Digits of a token's id, at most."""
+
 
 def speculation(
     speculative_config: str | None,
@@ -63,10 +66,11 @@ def logit_bias(text: str | None) -> dict[int, float] | None:
         return None
     bias = parse_object("--logit-bias", text, ParamsError)
     for token in bias:
-        if not token.strip().removeprefix("-").isdecimal():
+        digits = token.strip().removeprefix("-")
+        if not (digits.isdecimal() and len(digits) <= LONGEST_ID):
             raise ParamsError(
                 f'--logit-bias must name tokens by their ids, such as {{"50256": -100}}, not by '
-                f"{token!r}."
+                f"{token[:40]!r}."
             )
     return {int(token): value for token, value in bias.items()}
 

@@ -72,7 +72,7 @@ class JudgeHead:
             OSError,
             ValueError,
             EOFError,
-            KeyError,
+            LookupError,
             RuntimeError,
             TypeError,
             pickle.UnpicklingError,
