@@ -57,6 +57,7 @@ class ModelStudent(Student):
 
     def _chosen(self, teacher: Teacher, lesson: Lesson) -> list[int]:
         """The layers with which it is close to the target from the beginning."""
+        self.network.to(teacher.device)  # a target's layers are read anew, on the CPU
         recipe = ModelRecipe(self.network, teacher, FORWARD_KL, self.depths)
         kind, mixed = teacher.device.type, self._settings.is_mixed(teacher.device)
 
