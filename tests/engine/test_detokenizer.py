@@ -101,7 +101,7 @@ def raw_bytes(tokenizer: Any, ids: list[int]) -> bytes:
     parts = [
         bytes([int(name[3:5], 16)]) if name.startswith("<0x") else name.encode() for name in names
     ]
-    return b"".join(parts).replace("\u2581".encode(), b" ").removeprefix(b" ")
+    return b"".join(parts).replace("\u2581".encode(), b" ")
 
 
 def assert_same_bytes(text: str, raw: bytes) -> None:
@@ -122,10 +122,10 @@ def test_runs_of_bytes_among_other_tokens_lose_and_repeat_nothing(kind: str) -> 
     special = set(tokenizer.all_special_ids)
     ordinary = [t for t in range(len(names)) if t not in special | set(spelt.values())]
     broken = [t for t in ordinary if UNFINISHED in tokenizer.decode([t])]
-    letters = ["\u65e5", "\u65e5\u65e5", "\u00e9", "\U0001f642"]
+    letters = ["\u65e5", "\u65e5\u65e5", "\u00e9", "\U0001f642", " "]
     runs = [*(letter.encode() for letter in letters), b"\xff", b"\x80", b"\xe6\x97"]
     for _ in range(1500):
-        ids: list[int] = []
+        ids = tokenizer.convert_tokens_to_ids(["a"])  # no blank is dropped behind it
         for _ in range(rng.randint(1, 16)):
             if rng.random() < 0.2:
                 ids += rng.choices(ordinary, k=rng.randint(1, 3))

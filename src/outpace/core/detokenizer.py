@@ -86,8 +86,12 @@ class Detokenizer:
         """Shows the text of the first new tokens. uncertain: so many characters at its end were
         left out, because a later token may change them."""
         self.text += text
+        earlier = self._context if len(self._context) <= PATIENCE else self._context[-1:]
         self._context, self._new = self._new[:count], self._new[count:]
         self._now = self._decode(self._context)
+        if not self._now:  # a blank, which is dropped at the beginning of a text
+            self._context = [*earlier, *self._context]
+            self._now = self._decode(self._context)
         self._before = self._now[: max(len(self._now) - uncertain, 0)]
         self._waiting = ""
         if self._new:
