@@ -25,6 +25,8 @@ from outpace.bench.run.summary import (
     summarise,
     throughput,
 )
+from outpace.bench.stats.theory import Times
+from outpace.core.stats import Metrics
 from outpace.errors import ConfigError
 
 PROMPTS = [Prompt(f"p{i}", f"task {i % 3}", f"text {i}") for i in range(12)]
@@ -181,6 +183,47 @@ def test_texts_of_a_round_or_two_do_not_say_how_fast_decoding_is() -> None:
     found = summarise(runs, both[1], SideMeasurements(gap=None)).decode_speedup
     assert found is not None
     assert (found.count, round(found.mean, 6)) == (6, 2.0)
+
+
+def test_a_job_that_took_no_time_beside_its_first_token_is_left_out_alone() -> None:
+    clock = Clock()
+    both = [Fake("plain", clock, 0.4), Fake("fast", clock, 0.1)]
+    runs = observed(both, clock)
+    timed = [
+        replace(run, first_seconds=run.seconds)
+        if run.job == 3 and run.contestant == "fast"
+        else run
+        for run in runs.runs
+    ]
+    spoilt = replace(runs, runs=timed)
+    found = summarise(spoilt, both[1], SideMeasurements()).decode_speedup
+    assert found is not None
+    assert (found.count, round(found.mean, 6)) == (11, 4.0)
+
+
+def test_a_prediction_goes_by_the_jobs_that_it_is_compared_with() -> None:
+    class Counted(Fake):
+        """Counts its rounds, as our own methods do."""
+
+        def run(self, job: BatchJob) -> BatchTexts:
+            made = super().run(job)
+            each, drafted = (5, 4) if self.name == "fast" and job.max_tokens > 4 else (1, 0)
+            metrics = Metrics()
+            for _ in range(-(-job.max_tokens // each)):
+                metrics.count_round(drafted, drafted, each)
+                metrics.count_positions(drafted, drafted)
+            return replace(made, metrics=[metrics])
+
+    clock = Clock()
+    listed = [replace(job, max_tokens=2 if n % 2 else 21) for n, job in enumerate(jobs())]
+    both = [Counted("plain", clock, 0.1), Counted("fast", clock, 0.05)]
+    timed = run_interleaved(both, listed, Pace(1, 0), clock)
+    runs = SettingRuns("plain", [[p] for p in PROMPTS], listed, timed)
+    beside = SideMeasurements(times=Times(draft={4: 1.0}, verify={1: 1.0, 5: 1.0}))
+    found = summarise(runs, both[1], beside).prediction
+    assert found is not None
+    # 20 plain rounds behind the first, against 5 rounds of 2 seconds without the second of one.
+    assert found.predicted == pytest.approx(20 / 9)
 
 
 def test_texts_of_another_length_are_refused() -> None:

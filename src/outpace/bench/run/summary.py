@@ -183,16 +183,36 @@ def identity(runs: SettingRuns, contestant: Contestant, gap: Gap | None) -> Iden
     return compare(names, prompts, expected, found, gap)
 
 
+def decoding_jobs(runs: SettingRuns, name: str) -> list[int]:
+    """Returns the jobs that say how fast a contestant decodes: those of `LONG_ENOUGH` tokens or
+    more where there are any, without those that took no time beside their first token."""
+    least = min(LONG_ENOUGH, max(job.max_tokens for job in runs.jobs))
+    return [
+        number
+        for number, job in enumerate(runs.jobs)
+        if job.max_tokens >= least
+        and all(
+            run.decode_seconds > 0
+            for run in (*runs.of(name, number), *runs.of(runs.baseline, number))
+        )
+    ]
+
+
 def prediction(
-    runs: SettingRuns, name: str, times: Times | None, measured: Interval | None
+    runs: SettingRuns,
+    name: str,
+    times: Times | None,
+    measured: Interval | None,
+    jobs: Sequence[int],
 ) -> Prediction | None:
-    """Returns the decode speed-up that these rounds should have had by the times of their parts."""
-    own = runs.of(name)
+    """Returns the decode speed-up that the rounds of these jobs should have had by the times of
+    their parts. measured: the one that the same jobs had."""
+    own = [run for job in jobs for run in runs.of(name, job)]
     drafting = counted(own)
     if times is None or measured is None or drafting is None:
         return None
     rounds = total_rounds(run.made.metrics for run in own)
-    plain = total_rounds(run.made.metrics for run in runs.of(runs.baseline))
+    plain = total_rounds(run.made.metrics for job in jobs for run in runs.of(runs.baseline, job))
     # The measured time of decoding leaves out a run of one token, which is one plain pass.
     first = len(own) * times.verifying(1)
     return Prediction(
@@ -249,8 +269,7 @@ def summarise(runs: SettingRuns, contestant: Contestant, beside: SideMeasurement
     """Returns all that a report says about one contestant at one batch size and temperature."""
     name = contestant.name
     own = runs.of(name)
-    least = min(LONG_ENOUGH, max(job.max_tokens for job in runs.jobs))
-    long = [number for number, job in enumerate(runs.jobs) if job.max_tokens >= least]
+    long = decoding_jobs(runs, name)
     decoding = speedup(runs, name, decode_seconds, long)
     return MethodResult(
         name=name,
@@ -274,6 +293,6 @@ def summarise(runs: SettingRuns, contestant: Contestant, beside: SideMeasurement
             for peer in beside.peers
             if (ratio := speedup(runs, name, all_seconds, over=peer)) is not None
         },
-        prediction=prediction(runs, name, beside.times, decoding),
+        prediction=prediction(runs, name, beside.times, decoding, long),
         roof=roof(runs, name, beside.bandwidth, beside.target, beside.drafter),
     )
