@@ -49,6 +49,7 @@ def test_the_environment_says_which_process_it_is() -> None:
         ({"MASTER_PORT": None}, "and no MASTER_PORT: start them with torchrun"),
         ({"LOCAL_RANK": "x"}, "unset WORLD_SIZE"),
         ({"MASTER_PORT": "abc"}, "unset WORLD_SIZE"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is no port"),
         ({"WORLD_SIZE": "many"}, "unset WORLD_SIZE"),
         ({"RANK": "2"}, "RANK=2, which is none of WORLD_SIZE=2 processes"),
     ],

@@ -114,14 +114,23 @@ def test_a_drafter_for_each_task(run: Run, target: Path, tmp_path: Path) -> None
     assert json.loads(used.stdout)["text"] == json.loads(plain.stdout)["text"]
 
 
-def test_all_texts_are_read_before_a_drafter_learns(run: Run, target: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("w1\n<|endoftext|>\nw2", "less than one block"),
+        ("w1 " * 12 + "\n<|endoftext|>\n" + "w2 " * 8, "the text of 'short' makes 1 block(s)"),
+    ],
+)
+def test_all_texts_are_read_before_a_drafter_learns(
+    run: Run, target: Path, tmp_path: Path, text: str, words: str
+) -> None:
     sums, short = tmp_path / "sums.txt", tmp_path / "short.txt"
     sums.write_text("\n<|endoftext|>\n".join("w3 w4 " * 20 for _ in range(4)))
-    short.write_text("w1\n<|endoftext|>\nw2")
+    short.write_text(text)
     texts = ("--for", f"sums={sums}", "--for", f"short={short}")
     done = run("train", "medusa", "-m", str(target), *texts, *SHORT, "--out", str(tmp_path / "out"))
     assert done.exit_code == 2
-    assert "less than one block" in " ".join(done.stderr.split())
+    assert words in " ".join(done.stderr.split())
     assert not (tmp_path / "out" / "sums" / "training.jsonl").exists(), "no time was spent on it"
 
 
@@ -164,12 +173,27 @@ def test_curves_go_on_with_the_run(
     assert run(*asked, "2").exit_code == 0
     assert drawn[-1] == [16, 32]
     with (tmp_path / "head" / "training.jsonl").open("a") as log:
-        log.write('{"step": 3, "lo')  # and was killed
+        log.write('1\n{"step": 3, "lo')  # and was killed
     assert run(*asked, "3").exit_code == 0
     assert drawn[-1] == [16, 32, 48]
     refused = run(*asked[:-1], "--png", str(tmp_path))
     assert refused.exit_code == 2
     assert "--png: cannot write" in " ".join(refused.stderr.split())
+
+
+def test_curves_that_cannot_be_drawn_end_no_training(
+    run: Run, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> bytes:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("outpace.bench.report.plots.training_figure", full)
+    text = tmp_path / "text.txt"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    asked = ("train", "medusa", "-m", str(target), "--data", str(text), *SHORT)
+    done = run(*asked, "--out", str(tmp_path / "head"), "--png", str(tmp_path / "curves.png"))
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.count("No space left") == 1, "it is said once"
 
 
 def test_a_classifier_of_a_draft_models_tokens(

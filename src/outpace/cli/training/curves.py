@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 if TYPE_CHECKING:
     from outpace.train.measures import Measure
 
@@ -16,11 +18,11 @@ class Curves:
     """Draws the reports of one run or of several, from the logs that they leave: those of earlier
     sittings are among them."""
 
-    def __init__(self, png: Path | None, draws: bool = True) -> None:
+    def __init__(self, console: Console, png: Path | None, draws: bool = True) -> None:
         """png: the image; None: nothing is drawn. draws: whether this process does; of several all
         check. Raises ``ConfigError`` where it cannot be written or drawn, before hours are spent.
         """
-        self._png = png if draws else None
+        self._console, self._png = console, png if draws else None
         self._reports: dict[str, list[dict[str, Any]]] = {}
         if png is not None:
             from outpace.bench.report.outputs import check_file
@@ -35,12 +37,19 @@ class Curves:
             return
         from outpace.bench.report.plots import training_figure
 
-        self._reports[name] = list(_reports(log))
-        self._png.write_bytes(training_figure(self._reports, measure.key))
+        try:
+            self._reports[name] = list(_reports(log, measure.key))
+            self._png.write_bytes(training_figure(self._reports, measure.key))
+        except OSError as error:  # which is no reason to end what has learned for hours
+            self._console.print(f"--png: {error}; no more curves are drawn.", markup=False)
+            self._png = None
 
 
-def _reports(log: Path) -> Iterator[dict[str, Any]]:
-    """Yields the reports of a log, but for a line that a killed run has left unfinished."""
+def _reports(log: Path, key: str) -> Iterator[dict[str, Any]]:
+    """Yields the reports of a log, but for a line that a killed run has left unfinished. key: the
+    measure that each has."""
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         with suppress(ValueError):
-            yield json.loads(line)
+            report = json.loads(line)
+            if isinstance(report, dict) and {"tokens", "loss", key} <= {*report}:
+                yield report

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from outpace.train.ranks import Ranks
 
 RANK, COUNT, LOCAL = "RANK", "WORLD_SIZE", "LOCAL_RANK"
+LAST_PORT = 65535
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 """What torchrun and `accelerate launch` tell each process that they start."""
 
@@ -48,7 +49,9 @@ class Launch:
                 f"processes, and {wrong}: start them with torchrun --nproc-per-node=N -m outpace "
                 f"train, or unset {COUNT}."
             )
-        number, count, local, _ = map(int, numbers)
+        number, count, local, port = map(int, numbers)
+        if port > LAST_PORT:
+            raise ConfigError(f"MASTER_PORT={port} is no port: the last one is {LAST_PORT}.")
         if not number < count:
             raise ConfigError(
                 f"the environment has {RANK}={number}, which is none of {COUNT}={count} processes: "

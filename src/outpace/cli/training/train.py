@@ -94,7 +94,7 @@ def train(
     own = {task: one_task(task, files, text, drafter) for task in files}
     for texts, made in own.values() or [(text, drafter)]:
         check_out(console, model, made, texts)
-    curves = Curves(run.png, draws=ranks.first)
+    curves = Curves(console, run.png, draws=ranks.first)
     model = launch.placed(model)
     with ranks.joined(model.device):
         target = _target(console, model, ranks if processes.shard_target else None)
@@ -107,6 +107,8 @@ def train(
             train_router(console, training.target, files, text, settings.seed, drafter.out)
         # All of it before the first drafter learns: a text may turn out to be none.
         read = {task: training.read(texts, made) for task, (texts, made) in own.items()}
+        for task, (blocks, _) in read.items():
+            _check_blocks(task, len(blocks), settings.block)
         for task, (texts, made) in own.items():
             console.rule(task)
             training.train(read[task], texts, made, task)
@@ -118,6 +120,15 @@ def train(
 def _say(console: Console, line: str) -> None:
     """Prints a line that may be copied: no markup, and no break."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _check_blocks(task: str, count: int, block: int) -> None:
+    """Raises ``ConfigError`` where a task has no block besides the one that is held out."""
+    if count < 2:
+        raise ConfigError(
+            f"the text of {task!r} makes {count} block(s) of {block} tokens, and one is held out: "
+            "give more of it, or a smaller --block."
+        )
 
 
 def _check_lessons(method: str, text: TextFlags) -> None:

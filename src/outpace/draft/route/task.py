@@ -115,7 +115,7 @@ class Task(Tagged):
         except Exception as error:
             raise PromptError(
                 f"the router of method 'task' failed on this prompt: {type(error).__name__}: "
-                f"{error}."
+                f"{str(error).rstrip('.')}."
             ) from error
 
 
