@@ -117,8 +117,8 @@ def test_a_drafter_for_each_task(run: Run, target: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("w1\n<|endoftext|>\nw2", "less than one block"),
-        ("w1 " * 12 + "\n<|endoftext|>\n" + "w2 " * 8, "the text of 'short' makes 1 block(s)"),
+        ("w1\n<|endoftext|>\nw2", "--for short: the training text has"),
+        ("w1 " * 12 + "\n<|endoftext|>\n" + "w2 " * 8, "--for short: 1 block(s) of text are"),
     ],
 )
 def test_all_texts_are_read_before_a_drafter_learns(

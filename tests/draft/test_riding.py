@@ -37,7 +37,7 @@ def play(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral", "bloom", "falcon-alibi"])
 def test_guesses_are_what_the_columns_say_in_a_plain_pass(
     method: str, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +65,20 @@ def test_guesses_are_what_the_columns_say_in_a_plain_pass(
     params = [SAMPLED, greedy(5), greedy(12), SAMPLED]
     llm.generate(PROMPTS, params)
     assert checked > 12
+
+
+@pytest.mark.parametrize("family", ["llama", "bloom", "falcon-alibi"])
+def test_texts_that_are_read_together_are_read_as_each_is_alone(family: str) -> None:
+    model = target(family)
+    teacher = Teacher(Loaded(model, None, family), ())
+    head = decoder("pass", model).engine.drafter.head
+    texts = torch.tensor([[1, 2, 3, 4], [9, 8, 7, 6], [5, 5, 2, 1]])
+    riders = head.riders(torch.tensor([1, 3]), 4, 1)
+    together = head.riders(torch.tensor([1, 3]), 4, len(texts))
+    with torch.no_grad():
+        found = teacher.carry(texts, together)
+        alone = [teacher.carry(text[None], riders)[0] for text in texts]
+    assert torch.allclose(found, torch.stack(alone), atol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)

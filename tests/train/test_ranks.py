@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -65,26 +62,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes have left: a drafter for each of `asked`, and what they have said."""
     made = tmp_path_factory.mktemp("ranks")
     save_model(made / "target", WORDS, seed=0)
-    drawn = torch.randint(20, (1800,), generator=torch.Generator().manual_seed(0)).tolist()
-    texts = [" ".join(f"w{each}" for each in drawn[at : at + 60]) for at in range(0, 1800, 60)]
-    (made / "text.txt").write_text("\n<|endoftext|>\n".join(texts))
+    two_ranks.write_text(made / "text.txt")
     commands = asked(made, "two")
     odd = [*commands["medusa"][:-2], "--batch", "3", "--out", str(made / "odd")]
     broken = [*commands["medusa"][:-2], "--out", str(made / "broken")]
     commands |= {"odd": odd, two_ranks.BROKEN: broken}
-    (made / "asked.json").write_text(json.dumps(commands))
-    subprocess.run(
-        [sys.executable, two_ranks.__file__, str(made)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        check=True,
-        timeout=170,
-    )
+    two_ranks.run_both(made, commands)
     return made
-
-
-def said(folder: Path, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"rank{rank}.json").read_text())
-    return found
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -116,10 +100,10 @@ def test_two_processes_make_the_drafter_that_one_makes(method: str, folder: Path
 
 def test_the_first_process_speaks_and_writes_for_all(folder: Path) -> None:
     for method, arguments in asked(folder, "two").items():
-        code, words = said(folder, 0)[method]
+        code, words = two_ranks.said_by(0, folder)[method]
         assert code == 0, words
         assert words.count("acceptance length") == 3  # two reports, and what is kept
-        assert said(folder, 1)[method] == [0, ""]
+        assert two_ranks.said_by(1, folder)[method] == [0, ""]
         out = Path(arguments[-1])
         names = {file.name for file in out.iterdir()}
         assert {"config.json", "model.safetensors", LOG, STATE} <= names
@@ -140,22 +124,22 @@ def test_a_run_of_two_processes_goes_on_with_one(folder: Path, tmp_path: Path) -
 
 def test_blocks_that_cannot_be_shared_out_are_refused_by_all(folder: Path) -> None:
     for rank in range(two_ranks.COUNT):
-        code, words = said(folder, rank)["odd"]
+        code, words = two_ranks.said_by(rank, folder)["odd"]
         assert code == 2
         assert "2 processes cannot share 3." in " ".join(words.split())
     assert not (folder / "odd").exists()
 
 
 def test_a_process_that_fails_ends_the_others(folder: Path) -> None:
-    code, words = said(folder, 0)[two_ranks.BROKEN]
+    code, words = two_ranks.said_by(0, folder)[two_ranks.BROKEN]
     assert (code, "No space left" in words) == (2, True)
-    code, words = said(folder, 1)[two_ranks.BROKEN]
+    code, words = two_ranks.said_by(1, folder)[two_ranks.BROKEN]
     assert (code, "cannot reach the others that train with it" in words) == (2, True)
 
 
 def test_what_is_found_is_found_by_all(folder: Path) -> None:
-    found = said(folder, 0)["found"]
-    assert found == said(folder, 1)["found"]
+    found = two_ranks.said_by(0, folder)["found"]
+    assert found == two_ranks.said_by(1, folder)["found"]
     assert found == {
         "gradients": [[0.5] * 6, [2.5]],
         "mean": 0.5,

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("sharded")
     save_model(made / "target", WORDS, seed=0)
     save_tied(made / "target", made / "tied")
-    drawn = torch.randint(20, (1800,), generator=torch.Generator().manual_seed(0)).tolist()
-    texts = [" ".join(f"w{each}" for each in drawn[at : at + 60]) for at in range(0, 1800, 60)]
-    (made / "text.txt").write_text("\n<|endoftext|>\n".join(texts))
+    two_ranks.write_text(made / "text.txt")
     with pytest.MonkeyPatch.context() as patch:
         # What is split are plain layers: our own would round otherwise.
         patch.setattr(load, "__kwdefaults__", {**(load.__kwdefaults__ or {}), "cpu_kernels": "off"})
@@ -73,26 +67,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     broken = [*commands["medusa"][:-1], str(made / "broken")]
     commands |= {"unwritten": unwritten, two_ranks.BROKEN: broken}
     sharded = {name: [*flags, "--shard-target"] for name, flags in commands.items()}
-    (made / "asked.json").write_text(json.dumps(sharded))
-    subprocess.run(
-        [sys.executable, two_ranks.__file__, str(made)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        check=True,
-        timeout=170,
-    )
+    two_ranks.run_both(made, sharded)
     return made
-
-
-def said(folder: Path, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"rank{rank}.json").read_text())
-    return found
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_target_that_is_split_teaches_what_a_whole_one_teaches(method: str, folder: Path) -> None:
     """Also where a process has no held-out block to read, and some tokens are not learned from."""
-    assert said(folder, 0)[method][0] == 0, said(folder, 0)[method][1]
-    assert said(folder, 1)[method] == [0, ""]
+    assert two_ranks.said_by(0, folder)[method][0] == 0, two_ranks.said_by(0, folder)[method][1]
+    assert two_ranks.said_by(1, folder)[method] == [0, ""]
     mine, theirs = (
         load_file(folder / out / method / "model.safetensors") for out in ("one", "two")
     )
@@ -108,7 +91,7 @@ def test_each_process_holds_half_of_the_layers_and_the_whole_of_what_is_read_bes
     beside = 2 * model.lm_head.weight.numel()
     split = sum(weight.numel() for weight in model.parameters()) - beside
     for rank in range(two_ranks.COUNT):
-        held = said(folder, rank)["held"]
+        held = two_ranks.said_by(rank, folder)["held"]
         assert held == {
             "medusa": beside + split // 2,
             "pass": beside // 2 + split // 2,
@@ -120,16 +103,16 @@ def test_each_process_holds_half_of_the_layers_and_the_whole_of_what_is_read_bes
 
 def test_answers_are_written_by_a_target_that_is_whole(folder: Path) -> None:
     for rank in range(two_ranks.COUNT):
-        code, words = said(folder, rank)["unwritten"]
+        code, words = two_ranks.said_by(rank, folder)["unwritten"]
         assert code == 2
         assert "with --shard-target none has the whole target" in " ".join(words.split())
 
 
 def test_a_process_that_fails_ends_the_others(folder: Path) -> None:
     """Also those that wait for it within the target."""
-    code, words = said(folder, 0)[two_ranks.BROKEN]
+    code, words = two_ranks.said_by(0, folder)[two_ranks.BROKEN]
     assert (code, "No space left" in words) == (2, True)
-    code, words = said(folder, 1)[two_ranks.BROKEN]
+    code, words = two_ranks.said_by(1, folder)[two_ranks.BROKEN]
     assert (code, "cannot reach the others that train with it" in words) == (2, True)
 
 

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import socket
+import subprocess
 import sys
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -31,8 +32,35 @@ from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.ranks import Ranks
 
 COUNT = 2
+WORDS, EACH = 1800, 60
+"""Words that are learned from, and those of each text."""
 BROKEN = "broken"
 """The last of what is asked: the first rank's disk is full."""
+
+
+def write_text(file: Path) -> None:
+    """Writes texts of random words."""
+    drawn = torch.randint(20, (WORDS,), generator=torch.Generator().manual_seed(0)).tolist()
+    words = [f"w{number}" for number in drawn]
+    texts = [" ".join(words[at : at + EACH]) for at in range(0, WORDS, EACH)]
+    file.write_text("\n<|endoftext|>\n".join(texts))
+
+
+def run_both(folder: Path, commands: dict[str, list[str]]) -> None:
+    """Runs the commands in two processes together, and returns when both have ended."""
+    (folder / "asked.json").write_text(json.dumps(commands))
+    subprocess.run(
+        [sys.executable, __file__, str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        check=True,
+        timeout=170,
+    )
+
+
+def said_by(rank: int, folder: Path) -> dict[str, Any]:
+    """Returns what a rank has written."""
+    found: dict[str, Any] = json.loads((folder / f"rank{rank}.json").read_text())
+    return found
 
 
 def free_port() -> int:

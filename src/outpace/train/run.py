@@ -114,13 +114,7 @@ class TrainingRun:
             raise ConfigError(
                 f"--block must be more than {too_few} tokens for {settings.method} of these sizes."
             )
-        held = max(1, int(len(tokens) * settings.held_out))
-        if len(tokens) <= held:
-            raise ConfigError(
-                f"{len(tokens)} block(s) of text are too few, one of which is held out: give more "
-                "text, or a smaller --block."
-            )
-        self._text, self._held_blocks = tokens, held
+        self._text, self._held_blocks = tokens, held_out(len(tokens), settings)
         self._optimizer = torch.optim.AdamW(
             self.network.parameters(),
             lr=settings.learning_rate,
@@ -351,6 +345,17 @@ class TrainingRun:
                 f"{self.out} holds a run with another {' and '.join(sorted(other))}: name "
                 "another folder, or delete this one to begin anew."
             )
+
+
+def held_out(blocks: int, settings: TrainSettings) -> int:
+    """Returns how many blocks of a text are not learned from; ``ConfigError`` if that is all."""
+    held = max(1, int(blocks * settings.held_out))
+    if blocks <= held:
+        raise ConfigError(
+            f"{blocks} block(s) of text are too few, one of which is held out: give more text, or "
+            "a smaller --block."
+        )
+    return held
 
 
 def _digest(tokens: Tensor) -> str:

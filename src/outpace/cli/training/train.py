@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -27,7 +28,7 @@ from outpace.cli.training.online import train_online
 from outpace.cli.training.out import check_out
 from outpace.cli.training.self_distill import GIGABYTE, written
 from outpace.cli.training.tasks import files_of, one_task, train_router, write_routes
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, OutpaceError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,13 +106,7 @@ def train(
             return
         if ranks.first:  # first of all, since it takes seconds
             train_router(console, training.target, files, text, settings.seed, drafter.out)
-        # All of it before the first drafter learns: a text may turn out to be none.
-        read = {task: training.read(texts, made) for task, (texts, made) in own.items()}
-        for task, (blocks, _) in read.items():
-            _check_blocks(task, len(blocks), settings.block)
-        for task, (texts, made) in own.items():
-            console.rule(task)
-            training.train(read[task], texts, made, task)
+        training.train_each(own)
         if ranks.first:
             routes = write_routes(method, files, drafter.out)
             _say(console, f"use them: --speculative-config {routes}")
@@ -120,15 +115,6 @@ def train(
 def _say(console: Console, line: str) -> None:
     """Prints a line that may be copied: no markup, and no break."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _check_blocks(task: str, count: int, block: int) -> None:
-    """Raises ``ConfigError`` where a task has no block besides the one that is held out."""
-    if count < 2:
-        raise ConfigError(
-            f"the text of {task!r} makes {count} block(s) of {block} tokens, and one is held out: "
-            "give more of it, or a smaller --block."
-        )
 
 
 def _check_lessons(method: str, text: TextFlags) -> None:
@@ -199,7 +185,24 @@ class _Training:
 
     def read(self, text: TextFlags, drafter: DrafterFlags) -> tuple[Tensor, Tensor | None]:
         """Returns the text that a drafter learns from, written before if it is the target's own."""
-        return _text(self.console, self.target, text, self.settings, drafter, self.ranks)
+        from outpace.train.run import held_out
+
+        found = _text(self.console, self.target, text, self.settings, drafter, self.ranks)
+        held_out(len(found[0]), self.settings)
+        return found
+
+    def train_each(self, tasks: Mapping[str, tuple[TextFlags, DrafterFlags]]) -> None:
+        """Trains the drafters of all tasks, whose texts are read before the first one learns: one
+        may turn out to be none."""
+        read = {}
+        for task, (text, drafter) in tasks.items():
+            try:
+                read[task] = self.read(text, drafter)
+            except OutpaceError as error:
+                raise ConfigError(f"--for {task}: {error}") from error
+        for task, (text, drafter) in tasks.items():
+            self.console.rule(task)
+            self.train(read[task], text, drafter, task)
 
     def train(
         self,

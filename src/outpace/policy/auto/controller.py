@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import fsum
 from operator import mul
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -285,9 +286,7 @@ class Auto(Controller):
         behind = [min(len(request.output_ids), self._unread(request)) for request in free]
         if savings is None or not unread:
             savings = [1 - plain / drafting] * len(free)
-        saved: float
-        forgone: float
-        saved, forgone = (sum(map(mul, tokens, savings)) / plain for tokens in (ahead, behind))
+        saved, forgone = (fsum(map(mul, tokens, savings)) / plain for tokens in (ahead, behind))
         reading = self._reading.seconds(unread)
         patience = 0.0 if alone else self._known.ends.early
         return saved > REPAID * reading and forgone >= patience * reading

@@ -131,7 +131,7 @@ class Spells:
 
 
 class Ends:
-    """How often texts end before they have to."""
+    """How often texts end before they have to, by the latest ones."""
 
     def __init__(self) -> None:
         self._seen: deque[bool] = deque([True, False], maxlen=KEPT)

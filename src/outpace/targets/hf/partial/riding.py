@@ -16,6 +16,7 @@ from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.hf.partial.layers import Joining, changing
 from outpace.targets.hf.recurrent.own_states import keeps_states
 from outpace.targets.hf.slots.masks import MaskMaker, tree_layout
+from outpace.targets.hf.telling.telling import Telling
 from outpace.targets.hf.turns import TURNS
 
 
@@ -70,7 +71,7 @@ class Carriage:
                 "that ride in its passes: use a head that is a network of its own, such as medusa."
             )
         self._model = loaded
-        self._mask = MaskMaker(model, max_length)
+        self._mask, self._telling = MaskMaker(model, max_length), Telling(model)
         self._last = max_length - 1
 
     def __call__(self, tokens: Tensor, riders: Riders) -> Tensor:
@@ -88,6 +89,7 @@ class Carriage:
         with (
             TURNS.of(self._model),
             frozen(self._model),
+            self._telling.told(layout.of_rows(rows)),
             boarding(self._model, tokens, length, riders) as (columns, options),
         ):
             output = self._model(

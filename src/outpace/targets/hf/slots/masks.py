@@ -31,6 +31,11 @@ class Layout:
     seen: Tensor  # [A, T, S] bool
     slot_positions: Tensor  # [A, S]; meaningful only for slots that are seen
 
+    def of_rows(self, count: int) -> Layout:
+        """Returns the layout of so many rows that are all like the only one of this."""
+        parts = (self.positions, self.seen, self.slot_positions)
+        return Layout(*(part.expand(count, *part.shape[1:]) for part in parts))
+
     def within(self, window: int) -> Tensor:
         """Returns ``seen`` restricted to a sliding window, measured in positions, not in slots."""
         distance = self.positions[:, :, None] - self.slot_positions[:, None, :]
