@@ -17,6 +17,7 @@ from outpace.bench.run.ours import Ours
 from outpace.bench.stats.roofline import (
     bound_seconds,
     drafter_traffic,
+    has_one_price,
     reads_a_part,
     target_traffic,
 )
@@ -93,6 +94,24 @@ def test_the_bound_counts_weights_once_and_caches_per_row(pair: Pair) -> None:
     moved = 3 * (target.weights + 200 * 1024) + 6 * (drafter.weights + 200 * 256)
     assert seconds == pytest.approx(moved / 1e6)
     assert drafter_traffic(LLM(pair.target, speculative_config={"method": "ngram"})) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "one"),
+    [
+        ({"num_speculative_tokens": 3}, True),
+        ({"method": "auto"}, False),
+        ({"method": "ensemble", "drafters": [{}, {}]}, True),
+        ({"method": "ensemble", "drafters": [{}, {"method": "ngram"}]}, False),
+    ],
+)
+def test_drafters_of_several_prices_have_no_one_price(
+    pair: Pair, config: dict[str, Any], one: bool
+) -> None:
+    named = {"model": pair.drafter}
+    inner = [{**named, **each} if not each else each for each in config.get("drafters", [])]
+    given = {**config, "drafters": inner} if inner else {**named, **config}
+    assert has_one_price(LLM(pair.target, speculative_config=given)) == one
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from outpace import __version__
 from outpace.cli.remedies import for_command_line
@@ -68,6 +68,18 @@ class Verbs(TyperGroup):
             raise typer.Exit(2) from error
 
 
+class Verb(TyperCommand):
+    """A verb without verbs of its own. Words that are left over are mostly a text without quotes."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, args)
+        if ctx.args and not ctx.resilient_parsing:
+            hint = ": put quotes around a text of several words" if "prompt" in ctx.params else ""
+            ctx.fail(f"Unexpected {' '.join(ctx.args)!r}{hint}.")
+        return rest
+
+
 def _discard_output() -> None:
     """Lets Python end without trying once more to write what could not be written."""
     with suppress(OSError, ValueError):
@@ -96,7 +108,7 @@ def _command(name: str, parent: Any) -> Any:
     verb = getattr(import_module(module), attribute)
     if not isinstance(verb, typer.Typer):
         function, verb = verb, typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        verb.command(name)(function)
+        verb.command(name, cls=Verb)(function)
     command = typer.main.get_command(verb)
     command.name = name
     _tidy(command, parent)

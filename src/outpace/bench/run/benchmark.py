@@ -201,10 +201,12 @@ class Benchmark:
         gap = gap_of(baseline.llm.engine.target) if isinstance(baseline, Ours) else None
         if not isinstance(contestant, Ours):
             return SideMeasurements(gap=gap, peaks=peaks)
-        measured = self.bandwidth is not None and not roofline.reads_a_part(contestant.llm)
+        one_price = contestant.plain or roofline.has_one_price(contestant.llm)
+        whole = one_price and not roofline.reads_a_part(contestant.llm)
+        measured = self.bandwidth is not None and whole
         return SideMeasurements(
             gap=gap,
-            times=meter.times if meter else None,
+            times=meter.times if meter and one_price else None,
             bandwidth=self.bandwidth,
             target=roofline.target_traffic(contestant.llm) if measured else None,
             drafter=roofline.drafter_traffic(contestant.llm) if measured else None,

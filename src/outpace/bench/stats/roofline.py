@@ -11,6 +11,7 @@ from torch import nn
 
 from outpace.api import LLM
 from outpace.bench.library import transformers
+from outpace.draft.route.base import Several
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.weights import pass_bytes
 
@@ -75,6 +76,16 @@ def _has_experts(entries: Mapping[str, Any]) -> bool:
         if str(name).endswith("experts") and type(value) is int and value > 1:
             return True
     return False
+
+
+def has_one_price(llm: LLM) -> bool:
+    """Returns whether drafts of one length always cost the same. They do not where some of an
+    engine's drafters read weights and others none, and one of them drafts: the number of drafted
+    tokens then says neither how long drafting took nor what was read."""
+    drafter = llm.engine.drafter
+    if not isinstance(drafter, Several):
+        return True
+    return len({child.pass_bytes for child in drafter.children}) == 1
 
 
 def target_traffic(llm: LLM) -> Traffic:

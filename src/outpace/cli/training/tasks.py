@@ -39,7 +39,9 @@ def files_of(method: str, text: TextFlags) -> dict[str, list[Path]]:
                 "since its drafter's folder has its name."
             )
         if task in (ROUTER, ROUTES):
-            raise ConfigError(f"--for {task}=... : a file beside the drafters has that name.")
+            raise ConfigError(
+                f"--for {task}=...: a file beside the drafters has that name: choose another."
+            )
         found.setdefault(task, []).append(Path(file))
     if len(found) == 1:
         raise ConfigError("--for needs two tasks or more: for a single one use --data.")
