@@ -109,7 +109,7 @@ def test_drafters_of_several_prices_have_no_one_price(
     pair: Pair, config: dict[str, Any], one: bool
 ) -> None:
     named = {"model": pair.drafter}
-    inner = [{**named, **each} if not each else each for each in config.get("drafters", [])]
+    inner = [each if each else named for each in config.get("drafters", [])]
     given = {**config, "drafters": inner} if inner else {**named, **config}
     assert has_one_price(LLM(pair.target, speculative_config=given)) == one
 

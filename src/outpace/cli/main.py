@@ -69,7 +69,7 @@ class Verbs(TyperGroup):
 
 
 class Verb(TyperCommand):
-    """A verb without verbs of its own. Words that are left over are mostly a text without quotes."""
+    """A verb without verbs of its own. Words left over are mostly a text without quotes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_extra_args = True
