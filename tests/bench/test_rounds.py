@@ -10,6 +10,8 @@ import torch
 import transformers
 
 from outpace import LLM
+from outpace.bench.prompts import Prompt
+from outpace.bench.run.benchmark import Benchmark, BenchmarkPlan
 from outpace.bench.run.contest import BatchJob
 from outpace.bench.run.memory import peak_of, read_bandwidth
 from outpace.bench.run.meter import Meter
@@ -99,19 +101,31 @@ def test_the_bound_counts_weights_once_and_caches_per_row(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("config", "one"),
     [
-        ({"num_speculative_tokens": 3}, True),
+        ({"method": "draft_model"}, True),
         ({"method": "auto"}, False),
         ({"method": "ensemble", "drafters": [{}, {}]}, True),
         ({"method": "ensemble", "drafters": [{}, {"method": "ngram"}]}, False),
     ],
 )
-def test_drafters_of_several_prices_have_no_one_price(
+def test_drafters_of_several_prices_have_no_prediction_and_no_bound(
     pair: Pair, config: dict[str, Any], one: bool
 ) -> None:
     named = {"model": pair.drafter}
-    inner = [each if each else named for each in config.get("drafters", [])]
+    inner = [each or named for each in config.get("drafters", [])]
     given = {**config, "drafters": inner} if inner else {**named, **config}
-    assert has_one_price(LLM(pair.target, speculative_config=given)) == one
+    llm = LLM(pair.target, speculative_config={**given, "num_speculative_tokens": 2})
+    assert has_one_price(llm) == one
+    plan = BenchmarkPlan(temperatures=(0.0,), max_tokens=32, sweep=(2,))
+    takers = [Ours(llm, "plain", "off"), Ours(llm, "drafted")]
+    texts = [Prompt("a", "t", "one"), Prompt("b", "t", "two")]
+    made = Benchmark(plan, texts, lambda text: list(text.encode()), takers, bandwidth=1e9)
+    found = made.run()[0].result
+    plain, drafted = found.methods
+    assert plain.roof is not None
+    assert (drafted.prediction is not None, drafted.roof is not None) == (one, one)
+    assert found.sweep is not None
+    assert all((point.predicted is not None) == one for point in found.sweep.points)
+    assert found.sweep.points
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,6 @@ def test_a_text_without_quotes_is_told_of_them(run: Run) -> None:
     assert "Unexpected 'upon a time': put quotes around a text of several words." in said
 
 
-def test_an_argument_too_many_is_named(run: Run) -> None:
-    result = run("serve", "model", "other")
-    assert result.exit_code == 2
-    assert "Unexpected 'model other'." in result.stderr
-
-
 @pytest.mark.parametrize("arguments", ["['--version']", "['--help']", "['audit', '--help']"])
 def test_help_does_not_load_torch(arguments: str) -> None:
     script = f"""

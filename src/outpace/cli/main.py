@@ -69,14 +69,15 @@ class Verbs(TyperGroup):
 
 
 class Verb(TyperCommand):
-    """A verb without verbs of its own. Words left over are mostly a text without quotes."""
+    """A verb without verbs of its own. Of one that takes a prompt, words that are left over are
+    most likely the rest of a text without quotes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.allow_extra_args = True
+        ctx.allow_extra_args = any(param.name == "prompt" for param in self.params)
         rest = super().parse_args(ctx, args)
         if ctx.args and not ctx.resilient_parsing:
-            hint = ": put quotes around a text of several words" if "prompt" in ctx.params else ""
-            ctx.fail(f"Unexpected {' '.join(ctx.args)!r}{hint}.")
+            words = " ".join(ctx.args)
+            ctx.fail(f"Unexpected {words!r}: put quotes around a text of several words.")
         return rest
 
 

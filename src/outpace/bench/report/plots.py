@@ -188,10 +188,11 @@ def _speedup_by_length(sweep: Sweep, colours: Colours) -> bytes:
         ks, means, yerr=errors, fmt="o", color=colours[sweep.method], capsize=3,
         label=f"{sweep.method}, measured",
     )  # fmt: skip
-    predicted = [p.predicted for p in sweep.points]
-    axes.plot(ks, predicted, "--", color="#555555", label="predicted from its parts' times")
-    theory = [p.theory for p in sweep.points]
-    axes.plot(ks, theory, "-", color="#aaaaaa", label=f"theory, alpha = {sweep.alpha:.2f}")
+    predicted = [p.predicted for p in sweep.points if p.predicted is not None]
+    theory = [p.theory for p in sweep.points if p.theory is not None]
+    if predicted and theory:
+        axes.plot(ks, predicted, "--", color="#555555", label="predicted from its parts' times")
+        axes.plot(ks, theory, "-", color="#aaaaaa", label=f"theory, alpha = {sweep.alpha:.2f}")
     axes.axhline(1.0, color="black", linewidth=0.8)
     # The wide interval of a noisy run may leave the frame, so that it does not flatten the curves.
     axes.set_ylim(0, 1.4 * max([1.0, *means, *predicted, *theory]))

@@ -94,10 +94,11 @@ class SweepPoint:
     k: int
     speedup: Interval
     """Measured."""
-    predicted: float
-    """From the times of the parts and the measured tokens per round."""
-    theory: float
-    """From the times of the parts, as if acceptances were independent."""
+    predicted: float | None
+    """From the times of the parts and the measured tokens per round; None where the times of a
+    draft depend on who drafts."""
+    theory: float | None
+    """The same, as if acceptances were independent."""
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,8 @@ class Benchmark:
         peaks = warm_up(fit, jobs[0], self.plan.pace, self.tick)
         engines = [c for c in fit if isinstance(c, Ours) and not c.plain]
         context = round(SettingRuns(BASELINE, prompts, jobs, []).context)
-        meters = {c.name: Meter(c.llm, batch, context, temperature) for c in engines}
+        priced = [c for c in engines if roofline.has_one_price(c.llm)]
+        meters = {c.name: Meter(c.llm, batch, context, temperature) for c in priced}
         lengths = {c.name: self._lengths(c, jobs[0]) for c in engines}
         # Before anything is timed: a rule whose divergence is unknown cannot be reported.
         divergences = {c.name: _divergence(c, jobs) for c in engines if not c.lossless}
@@ -201,12 +202,12 @@ class Benchmark:
         gap = gap_of(baseline.llm.engine.target) if isinstance(baseline, Ours) else None
         if not isinstance(contestant, Ours):
             return SideMeasurements(gap=gap, peaks=peaks)
-        one_price = contestant.plain or roofline.has_one_price(contestant.llm)
-        whole = one_price and not roofline.reads_a_part(contestant.llm)
+        known = contestant.plain or meter is not None
+        whole = known and not roofline.reads_a_part(contestant.llm)
         measured = self.bandwidth is not None and whole
         return SideMeasurements(
             gap=gap,
-            times=meter.times if meter and one_price else None,
+            times=meter.times if meter else None,
             bandwidth=self.bandwidth,
             target=roofline.target_traffic(contestant.llm) if measured else None,
             drafter=roofline.drafter_traffic(contestant.llm) if measured else None,
@@ -225,8 +226,9 @@ class Benchmark:
         once = Pace(1, 0)
         timed = run_interleaved([plain, *fixed.values()], runs.jobs, once, self.clock, self.tick)
         swept = SettingRuns(BASELINE, runs.prompts, runs.jobs, timed)
-        meter = meters[engine.name]
-        meter.sample(self.plan.sweep, {1, *(k + 1 for k in self.plan.sweep)}, repeats=5)
+        meter = meters.get(engine.name)
+        if meter:
+            meter.sample(self.plan.sweep, {1, *(k + 1 for k in self.plan.sweep)}, repeats=5)
         drafted = counted([run for run in timed if run.contestant != BASELINE])
         if drafted is None:
             return None
@@ -239,8 +241,8 @@ class Benchmark:
                 continue
             # The prediction takes the tokens per round that this draft length had; the theory
             # those that it would have if acceptances were independent.
-            theory = speedup_from_times(alpha, k, meter.times)
-            predicted = theory * own.length / expected_tokens(alpha, k)
+            theory = speedup_from_times(alpha, k, meter.times) if meter else None
+            predicted = theory * own.length / expected_tokens(alpha, k) if theory else None
             points.append(SweepPoint(k, ratio, predicted, theory))
         return Sweep(engine.name, alpha, tuple(points))
 

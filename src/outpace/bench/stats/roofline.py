@@ -79,9 +79,9 @@ def _has_experts(entries: Mapping[str, Any]) -> bool:
 
 
 def has_one_price(llm: LLM) -> bool:
-    """Returns whether drafts of one length always cost the same. They do not where some of an
-    engine's drafters read weights and others none, and one of them drafts: the number of drafted
-    tokens then says neither how long drafting took nor what was read."""
+    """Returns whether drafts of one length always cost the same. Of several drafters that read
+    more weights or less, or none, the number of drafted tokens does not say who drafted them, and
+    so neither how long that took nor what was read."""
     drafter = llm.engine.drafter
     if not isinstance(drafter, Several):
         return True
