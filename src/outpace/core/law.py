@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outpace.core.faults import Contradiction, NotFinite, RowFault
 from outpace.core.laws.constraints import Constraints, History, RowOptions
+from outpace.core.laws.highest import highest
 from outpace.core.laws.pieces import LARGEST, pieces
 from outpace.core.laws.token_counts import TokenCounts
 from outpace.core.laws.truncation import NEVER, keep_min_p, keep_top_k, keep_top_p, keep_typical
@@ -124,12 +125,12 @@ class LawMaker:
         """Returns ``[B, M]``, the token of each node's law where all rows are greedy."""
         self._begin()
         if self._leaves_scores_alone and self._is_small(logits):
-            values, indices = self._cut(logits).max(-1)
-            self._check(values, logits, branches)
-            return indices
-        found = [scores.max(-1) for scores in self._adjusted(logits, branches, history)]
-        self._check(_joined([each.values for each in found]), logits, branches)
-        return _joined([each.indices for each in found])
+            values, tokens = highest(self._cut(logits))
+        else:
+            found = [highest(scores) for scores in self._adjusted(logits, branches, history)]
+            values, tokens = (_joined(list(each)) for each in zip(*found, strict=True))
+        self._check(values, logits, branches)
+        return tokens
 
     def reported(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
         """Returns ``[B, M, V]`` log-probabilities to report, those of the `soft` laws."""
@@ -186,24 +187,24 @@ class LawMaker:
         self._unread = []
         self._dead_ends = {}
 
-    def _check(self, highest: Tensor, logits: Tensor, branches: Branches) -> bool:
+    def _check(self, peaks: Tensor, logits: Tensor, branches: Branches) -> bool:
         """Raises the fault of a row whose committed text has no law; returns whether drafted nodes
         may have none.
 
-        highest: ``[B, M]``, the highest score of each node. It is a finite number where there is a
+        peaks: ``[B, M]``, the highest score of each node. It is a finite number where there is a
         law, since it is not a number where any score is not.
         """
         if not self._waits:
-            self._unread.append((highest, logits, branches))
+            self._unread.append((peaks, logits, branches))
             return True
-        if math.isfinite(float(highest if highest.numel() == 1 else highest.sum())):
+        if math.isfinite(float(peaks if peaks.numel() == 1 else peaks.sum())):
             return False
-        self._find_faults(highest, logits, branches)
+        self._find_faults(peaks, logits, branches)
         return True
 
-    def _find_faults(self, highest: Tensor, logits: Tensor, branches: Branches) -> None:
-        for row, node in (~highest.isfinite()).nonzero().tolist():
-            fault = self._fault(row, float(highest[row, node]), logits[row, node])
+    def _find_faults(self, peaks: Tensor, logits: Tensor, branches: Branches) -> None:
+        for row, node in (~peaks.isfinite()).nonzero().tolist():
+            fault = self._fault(row, float(peaks[row, node]), logits[row, node])
             if not bool(branches.valid[row, node].any()):
                 self._at_root(fault)
             self._dead_ends.setdefault(row, {}).setdefault(node, fault)
@@ -214,7 +215,7 @@ class LawMaker:
             raise fault
         self._silent.add(fault.row)
 
-    def _fault(self, row: int, highest: float, logits: Tensor) -> RowFault:
+    def _fault(self, row: int, peak: float, logits: Tensor) -> RowFault:
         """Why a node has no law. logits: ``[V']``, what the model made of it."""
         top = float(logits[: self.vocabulary].amax())
         if not math.isfinite(top):
@@ -223,7 +224,7 @@ class LawMaker:
                 f"the model's scores of the next token are not finite numbers (the highest is "
                 f"{top}): its weights are damaged, or its dtype overflows; try dtype='float32'.",
             )
-        if highest == NEVER:
+        if peak == NEVER:
             return Contradiction(row)
         params = self.rows[row].params
         values = {name: getattr(params, name) for name in _OFF}
@@ -353,10 +354,10 @@ class LawMaker:
         rows, nodes = logits.shape[:2]
         if self._leaves_scores_alone and self._is_small(logits):
             return self._checked(*law_of(self._cut(logits)), logits, branches)
-        made, highest, begin = None, [], 0
+        made, peaks, begin = None, [], 0
         for scores in self._adjusted(logits, branches, history):
             law, top = law_of(scores)
-            highest.append(top)
+            peaks.append(top)
             end = begin + law.shape[1]
             if end - begin == nodes:
                 made = law
@@ -366,7 +367,7 @@ class LawMaker:
             made[:, begin:end] = law
             begin = end
         assert made is not None
-        return self._checked(made, _joined(highest), logits, branches)
+        return self._checked(made, _joined(peaks), logits, branches)
 
     def _checked(self, made: Tensor, peaks: Tensor, logits: Tensor, branches: Branches) -> Tensor:
         """The laws ``made`` [B, M, V], even ones at drafted nodes that have none.
@@ -380,13 +381,13 @@ class LawMaker:
 
     def _law(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         if self.all_greedy:
-            found = scores.max(-1, keepdim=True)
-            return _one_hot(scores, found.indices), found.values[..., 0]
-        law, highest = self._soft(scores)
+            peaks, best = highest(scores)
+            return _one_hot(scores, best[..., None]), peaks
+        law, peaks = self._soft(scores)
         if self.any_greedy:
-            best = _one_hot(scores, scores.argmax(-1, keepdim=True))
-            law = torch.where(self._greedy[:, None, None], best, law)
-        return law, highest
+            certain = _one_hot(scores, highest(scores)[1][..., None])
+            law = torch.where(self._greedy[:, None, None], certain, law)
+        return law, peaks
 
     def _soft(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         if self._temperature is not None:
@@ -395,7 +396,7 @@ class LawMaker:
             law = scores.softmax(-1)
             # Where a score is not finite, softmax makes every probability NaN: one of them tells.
             return law, law[..., 0].clone()  # not a view, which would keep the law alive
-        highest = scores.amax(-1)
+        peaks = scores.amax(-1)
         if self._top_k is not None:
             scores = keep_top_k(scores, self._top_k, self._largest_k, self._waits)
         if self._top_p is not None:
@@ -404,7 +405,7 @@ class LawMaker:
             scores = keep_min_p(scores, self._min_p)
         if self._typical_p is not None:
             scores = keep_typical(scores, self._typical_p)
-        return scores.softmax(-1), highest
+        return scores.softmax(-1), peaks
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -117,6 +117,8 @@ class Siblings:
         logits, branches: of the W nodes that have them as children.
         """
         rows = self._rows
+        if rows.law.all_greedy and level.most == 1:
+            return rows.law.best(logits, branches, rows.history)[:, level.drawn], None
         if rows.law.all_greedy:
             scores = rows.law.adjusted(logits, branches, rows.history)
             return scores.topk(level.most, -1).indices.flatten(1)[:, level.drawn], None
