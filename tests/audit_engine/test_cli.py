@@ -128,5 +128,11 @@ def test_mistakes_are_named(pair: Path, tmp_path: Path) -> None:
 def test_a_line_without_a_prompt_is_told(line: str, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(line)
-    with pytest.raises(PromptError, match=r"is not JSON|in every line"):
+    with pytest.raises(PromptError, match=r"line 1 is not JSON|line 1 has no"):
         prompts_in(str(file))
+
+
+def test_a_json_file_may_be_an_array(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.json"
+    file.write_text('[{"prompt": "a"},\n {"prompt_token_ids": [3]}]')
+    assert prompts_in(str(file)) == ["a", [3]]

@@ -76,6 +76,12 @@ def test_what_is_missing_or_broken_is_said(tmp_path: Path, monkeypatch: pytest.M
         read_prompts(str(tmp_path / "e.jsonl"))
 
 
+def test_a_json_file_may_be_an_array(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text('[{"prompt": "one"},\n {"prompt": "two", "task": "m"}]')
+    assert read_prompts(str(path)) == [Prompt("p/1", "p", "one"), Prompt("p/2", "m", "two")]
+
+
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
 def test_a_line_ends_at_a_line_break_only(separator: str, tmp_path: Path) -> None:
     text = f"one{separator}two"
@@ -97,7 +103,7 @@ def test_a_line_ends_at_a_line_break_only(separator: str, tmp_path: Path) -> Non
         (b'{"question_id": 1, "turns": "Hello"}', "line 1 is no prompt"),
         (b'{"prompt": "a"}\n"prompt"', "line 2 is no prompt"),
         (rb'{"prompt": "\ud800"}', "line 1: character 0 of the prompt is half of a surrogate"),
-        (b"[" * 10**5, "line 1 is no prompt"),
+        (b"[" * 10**5, "line 1 is not JSON"),
     ],
 )
 def test_what_is_no_text_is_said_with_its_place(data: bytes, message: str, tmp_path: Path) -> None:

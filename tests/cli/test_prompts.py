@@ -55,6 +55,11 @@ def test_a_jsonl_file_has_one_prompt_per_line_and_ids(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "a\\n", "id": 7, "task": "x"}\n\n{"prompt": "b\u2028c"}\n', "utf-8")
     assert read_prompts(None, file) == [Entry("a\n", 7), Entry("b\u2028c")]
+    whole = file.rename(tmp_path / "prompts.json")
+    assert read_prompts(None, whole) == [Entry("a\n", 7), Entry("b\u2028c")]
+    whole.write_text('[{"prompt": "a"},\n{"prompt": 3}]')
+    with pytest.raises(PromptError, match=r'prompts\.json, entry 2 has no "prompt" text'):
+        read_prompts(None, whole)
 
 
 @pytest.mark.parametrize(

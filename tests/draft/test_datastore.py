@@ -150,7 +150,8 @@ def words(found: list[int]) -> str:
     return str(word_tokenizer().decode(found))
 
 
-def test_records_of_all_kinds_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a.jsonl", "lines.json", "array.json"])
+def test_records_of_all_kinds_are_read(name: str, tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "w3"}, {"role": "system", "content": "w4"}]
     shared = [{"from": "human", "value": "w5"}]
     records: list[Any] = [
@@ -161,14 +162,16 @@ def test_records_of_all_kinds_are_read(tmp_path: Path) -> None:
         {"prompt": "w10", "completion": "w11"},
         {"instruction": "w12"},
         {"messages": [{"role": "odd", "content": "w13"}]},  # the template refuses it
+        {"instruction": "w14", "input": "w15"},
     ]
-    file = tmp_path / "a.jsonl"
-    file.write_text("\n\n".join(map(json.dumps, records)) + "\n")
+    file = tmp_path / name
+    lines = "\n\n".join(map(json.dumps, records)) + "\n"
+    file.write_text(json.dumps(records, indent=1) if name == "array.json" else lines)
     found = [words(ids) for ids in tokenised([file], word_tokenizer())]
     assert found[:4] == ["w6 w7", "w8", "user w3 system w4", "user w5"]
     assert found[4].startswith("user w10")
     assert found[4].endswith("w11")
-    assert found[5:] == ["w12", "w13"]
+    assert found[5:] == ["w12", "w13", "w14 w15"]
     plain = [words(ids) for ids in tokenised([file], word_tokenizer(template=None))]
     assert plain[2:5] == ["w3 w4", "w5", "w10 w11"]
 
@@ -189,7 +192,8 @@ def test_a_text_file_is_read_in_blocks_of_whole_lines(
     ("name", "data", "said"),
     [("a.jsonl", b"{", "line 1 is not JSON"), ("a.jsonl", b'{"text": "a"}\n[1]', "line 2 holds no"),
      ("a.jsonl", b'{"messages": [{"role": "user"}]}', "holds no text"), ("a.txt", b"\xff", "UTF-8"),
-     ("a.jsonl", b"\xff\xfe", "UTF-8")],
+     ("a.jsonl", b"\xff\xfe", "UTF-8"), ("a.json", b"[1", "a.json is not JSON"),
+     ("a.json", b'["a", 1]', "a.json, entry 2 holds no text")],
 )  # fmt: skip
 def test_unreadable_files_are_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(data)

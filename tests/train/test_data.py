@@ -34,17 +34,35 @@ def test_documents_of_text_files_and_of_json_lines(tmp_path: Path) -> None:
         {"text": "plain"},
         {"prompt": "ask", "response": "answer"},
         {"instruction": "do", "context": "with", "response": "done"},
+        {"instruction": "do", "input": "", "output": "done"},
+        {"instruction": "do", "input": "with", "output": "done"},
         {"messages": [{"role": "user", "content": "hi"}]},
         {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
     ]
     found = read(tmp_path / "b.jsonl", "\n".join(map(json.dumps, lines)))
-    assert found == ["plain", "ask\n\nanswer", "do\nwith\n\ndone", "hi", "q\n\na"]
+    dolly, alpaca = "do\nwith\n\ndone", ["do\n\ndone", "do\nwith\n\ndone"]
+    assert found == ["plain", "ask\n\nanswer", dolly, *alpaca, "hi", "q\n\na"]
+
+
+def test_a_json_file_is_records_and_no_text(tmp_path: Path) -> None:
+    assert read(tmp_path / "a.json", '[{"text": "a"},\n {"text": "b"}]') == ["a", "b"]
+    with pytest.raises(PromptError, match=r"a\.json, entry 2: .* needs 'text'"):
+        read(tmp_path / "a.json", '[{"text": "a"}, {"x": 1}]')
+
+
+@pytest.mark.parametrize("name", ["system", "chatgpt", "bing", "bard", "user", "assistant"])
+def test_the_names_of_roles_in_sharegpt(name: str, tmp_path: Path) -> None:
+    turns = [{"from": name, "value": "a"}, {"from": "human", "value": "b"}]
+    (tmp_path / "a.json").write_text(json.dumps([{"conversations": turns}]))
+    role = name if name in ("system", "user") else "assistant"
+    (found,) = documents([tmp_path / "a.json"], Templated(), "a model")
+    assert found == f"<{role}>a<user>b<assistant>"
 
 
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("{", "line 1 is no JSON"),
+        ("{", "line 1 is not JSON"),
         ("[1]", "is no JSON object"),
         ('{"x": 1}', "line 1: .* needs 'text'"),
         ('{"messages": []}', "line 1: the conversation is empty"),

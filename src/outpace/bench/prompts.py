@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 from outpace.bench.builtin import BUILT_IN, CHATS
 from outpace.core.values import shown
 from outpace.errors import PromptError, did_you_mean
+from outpace.records import Record, records
 
 DATA = "OUTPACE_DATA"
 """Environment variable with the folder that named sets are read from."""
@@ -40,6 +40,9 @@ NAMES = {
 
 KNOWN = (*BUILT_IN_SETS, *PACKAGED, *NAMES)
 """The names of all sets."""
+
+FORM = '{"prompt": ...}'
+"""Of a record, as errors say it."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,9 @@ def read_sets(names: str, data: str | Path | None = None) -> list[Prompt]:
 
 
 def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
-    """Returns the prompts of a .jsonl file, of a named set in the data folder, or of a set that
-    comes with the package: "builtin", texts to continue; "chat", questions for instruct models;
-    "editing", changes to make in given code.
+    """Returns the prompts of a .jsonl or .json file, of a named set in the data folder, or of a set
+    that comes with the package: "builtin", texts to continue; "chat", questions for instruct
+    models; "editing", changes to make in given code.
 
     data: the folder of the named sets; unset: the one that the variable OUTPACE_DATA names.
     Raises ``PromptError`` for a file or a set that is missing, unreadable or empty.
@@ -83,12 +86,12 @@ def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
         path = _named(name, data)
     if not _exists(path):
         raise PromptError(
-            f"no prompt file {shown(str(path))}: name a .jsonl file, or one of {_known()}."
+            f"no prompt file {shown(str(path))}: name a .jsonl or .json file, or one of {_known()}."
         )
-    entries = [_entry(path, number, line) for number, line in _lines(path)]
+    entries = [_entry(path, record) for record in records(_lines(path), path, FORM)]
     found = [prompt for prompt in entries if prompt.text]
     if not found:
-        raise PromptError(f'{path} holds no prompt: give one {{"prompt": "..."}} per line.')
+        raise PromptError(f"{path} holds no prompt: give one {FORM} per line.")
     return found
 
 
@@ -99,8 +102,8 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _lines(path: Path) -> list[tuple[int, str]]:
-    """Returns the lines that are not blank, with their numbers from 1.
+def _lines(path: Path) -> list[str]:
+    """Returns the lines of a file.
 
     Lines end at line breaks only. JSON may hold other separators of Unicode in its strings (such
     as U+2028), at which `str.splitlines` would split it.
@@ -114,7 +117,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
             f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} at offset "
             f"{error.start} cannot be read; save it as UTF-8."
         ) from error
-    return [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return text.split("\n")
 
 
 def _named(name: str, data: str | Path | None) -> Path:
@@ -137,30 +140,29 @@ def _known() -> str:
     return ", ".join(KNOWN)
 
 
-def _entry(path: Path, number: int, line: str) -> Prompt:
+def _entry(path: Path, record: Record) -> Prompt:
     try:
-        found = json.loads(line)
-        if not isinstance(found, dict):
-            raise TypeError(f"a JSON object was expected, not {found!r}")
-        prompt = prompt_of(found, f"{path.stem}/{number}", path.stem)
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        if not isinstance(record.value, dict):
+            raise TypeError(f"a JSON object was expected, not {record.value!r}")
+        prompt = prompt_of(record.value, f"{path.stem}/{record.number}", path.stem)
+    except (KeyError, TypeError, IndexError) as error:
         raise PromptError(
-            f"{path}, line {number} is no prompt: it needs 'prompt', or 'question_id' and 'turns'."
+            f"{record.where} is no prompt: it needs 'prompt', or 'question_id' and 'turns'."
         ) from error
     if not isinstance(prompt.text, str):
-        raise PromptError(f"{path}, line {number}: the prompt must be text, not {prompt.text!r}.")
+        raise PromptError(f"{record.where}: the prompt must be text, not {prompt.text!r}.")
     try:
         prompt.text.encode()
     except UnicodeEncodeError as error:
         raise PromptError(
-            f"{path}, line {number}: character {error.start} of the prompt is half of a surrogate "
+            f"{record.where}: character {error.start} of the prompt is half of a surrogate "
             "pair, which no text holds; remove it."
         ) from error
     return prompt
 
 
 def prompt_of(entry: dict[str, Any], default_id: str, default_task: str) -> Prompt:
-    """Returns the prompt of one line: ours (``prompt``) or Spec-Bench's (``turns``)."""
+    """Returns the prompt of one record: ours (``prompt``) or Spec-Bench's (``turns``)."""
     if "prompt" in entry:
         return Prompt(
             str(entry.get("id", default_id)), str(entry.get("task", default_task)), entry["prompt"]

@@ -25,8 +25,8 @@ Files = Annotated[
     list[Path],
     typer.Argument(
         metavar="FILES...",
-        help='Texts, or *.jsonl with a "text", a "prompt" with a "completion", or a chat in '
-        '"messages" per line.',
+        help='Texts, or *.jsonl or *.json whose records have a "text", a "prompt" with a '
+        '"completion", or a chat in "messages".',
         show_default=False,
     ),
 ]
@@ -109,7 +109,7 @@ def _check(files: list[Path], out: Path) -> None:
     for file in files:
         if not file.is_file():
             what = "is a folder" if file.is_dir() else "does not exist"
-            raise ConfigError(f"{str(file)!r} {what}: name text or .jsonl files.")
+            raise ConfigError(f"{str(file)!r} {what}: name text or JSON files.")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError(f"--out {str(out)!r} exists already: name a new or an empty folder.")
 

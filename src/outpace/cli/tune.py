@@ -16,6 +16,7 @@ from outpace.cli.flags.prompts import read_prompts
 from outpace.cli.loading import load_llm
 from outpace.core.extras import extra
 from outpace.errors import ConfigError
+from outpace.records import holds_records
 
 if TYPE_CHECKING:
     from outpace.draft.itself.chosen import ChosenLayers
@@ -47,8 +48,8 @@ def layers(
         typer.Option(
             "--prompts",
             metavar="FILE",
-            help="Texts of the kind that will be continued: a text file, or *.jsonl with "
-            '{"prompt": ...} per line. May be given several times. Unset: a few built in.',
+            help="Texts of the kind that will be continued: a text file, or *.jsonl or *.json with "
+            '{"prompt": ...} records. May be given several times. Unset: a few built in.',
         ),
     ] = None,
     out: Annotated[
@@ -144,8 +145,8 @@ def router(
         typer.Option(
             "--data",
             metavar="TASK=FILE",
-            help="Example prompts of a task: a text file with one per line, or *.jsonl with "
-            '{"prompt": ...} per line. Once for each task.',
+            help="Example prompts of a task: a text file with one per line, or *.jsonl or *.json "
+            'with {"prompt": ...} records. Once for each task.',
         ),
     ],
     out: Annotated[
@@ -187,6 +188,6 @@ def _check_out(out: Path) -> None:
 
 def _texts(file: Path) -> list[str]:
     entries = [entry.text for entry in read_prompts(None, file)]
-    if file.suffix == ".jsonl":
+    if holds_records(file):
         return entries
     return [line for text in entries for line in text.splitlines() if line.strip()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,26 +14,27 @@ from torch import Tensor
 from outpace.chats import rendered, with_text
 from outpace.errors import PromptError
 from outpace.prompts import check_characters
+from outpace.records import ROLES, Record, holds_records, question, records
 
 SEPARATOR = "\n<|endoftext|>\n"
 """What stands between two documents of a text file."""
 
 PAIRS = (("prompt", "response"), ("prompt", "completion"), ("instruction", "response"),
-         ("question", "answer"), ("prompt", "reference"))  # fmt: skip
-"""Names under which a JSON line holds a question and its answer."""
+         ("instruction", "output"), ("question", "answer"), ("prompt", "reference"))  # fmt: skip
+"""Names under which a record holds a question and its answer."""
 
 CHATS = ("messages", "conversations", "conversation")
 
 
 def documents(paths: Sequence[Path], tokenizer: Any, name: str) -> Iterator[str]:
-    """Yields the documents of text and JSON-lines files; name: the model's, for errors.
+    """Yields the documents of text and JSON files; name: the model's, for errors.
 
-    A text file holds one document, or several with lines ``<|endoftext|>`` in between. A JSON line
-    holds a "text", a conversation ("messages", or ShareGPT's "conversations"), or a question and
-    its answer ("prompt" and "response", and the like); these two go through the chat template
-    where the tokenizer has one. An answer without any text, which calls a tool, is left out. Raises
-    ``PromptError`` for a file that cannot be read, or a line that holds none of these, or half of a
-    surrogate pair, which no tokenizer reads.
+    A text file holds one document, or several with lines ``<|endoftext|>`` in between. A record of
+    a JSON file (`outpace.records`) holds a "text", a conversation ("messages", or ShareGPT's
+    "conversations"), or a question and its answer ("prompt" and "response", and the like); these
+    two go through the chat template where the tokenizer has one. An answer without any text, which
+    calls a tool, is left out. Raises ``PromptError`` for a file that cannot be read, or a record
+    that holds none of these, or half of a surrogate pair, which no tokenizer reads.
     """
     for item in items(paths):
         if isinstance(item.content, str):
@@ -48,7 +48,7 @@ def documents(paths: Sequence[Path], tokenizer: Any, name: str) -> Iterator[str]
 
 @dataclass(frozen=True)
 class Item:
-    """A document of a text file, or the object of a JSON line."""
+    """A document of a text file, or a record of a JSON file."""
 
     content: str | Mapping[str, Any]
     where: str
@@ -58,10 +58,9 @@ def items(paths: Sequence[Path]) -> Iterator[Item]:
     """Yields what the files hold; ``PromptError`` for one that cannot be read."""
     for path in paths:
         text = _read(path)
-        if path.suffix in (".jsonl", ".ndjson"):
-            for number, line in enumerate(text.split("\n"), 1):
-                if line.strip():
-                    yield Item(_object(line, f"{path}, line {number}"), f"{path}, line {number}")
+        if holds_records(path):
+            found = records(text.split("\n"), path)
+            yield from (Item(_object(record), record.where) for record in found)
         else:
             yield from (Item(part, str(path)) for part in text.split(SEPARATOR) if part)
 
@@ -142,14 +141,10 @@ def _read(path: Path) -> str:
         raise PromptError(f"{path} is not UTF-8 text: save it as UTF-8.") from error
 
 
-def _object(line: str, where: str) -> Mapping[str, Any]:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise PromptError(f"{where} is no JSON.") from error
-    if not isinstance(entry, dict):
-        raise PromptError(f"{where} is no training text: it is no JSON object.")
-    return entry
+def _object(record: Record) -> Mapping[str, Any]:
+    if not isinstance(record.value, dict):
+        raise PromptError(f"{record.where} is no training text: it is no JSON object.")
+    return record.value
 
 
 def _document(entry: Mapping[str, Any], tokenizer: Any, name: str) -> str:
@@ -175,8 +170,7 @@ def conversation(entry: Mapping[str, Any]) -> list[dict[str, Any]] | None:
             return [_message(each) for each in entry[key]]
     for asked, answer in PAIRS:
         if isinstance(entry.get(asked), str) and isinstance(entry.get(answer), str):
-            question = "\n".join(filter(None, [entry[asked], str(entry.get("context") or "")]))
-            turn = {"role": "user", "content": question}
+            turn = {"role": "user", "content": question(entry, asked)}
             return [turn, {"role": "assistant", "content": entry[answer]}]
     return None
 
@@ -186,8 +180,7 @@ def _message(entry: Any) -> dict[str, Any]:
     if isinstance(entry, str):
         entry = {"role": "user", "content": entry}
     elif isinstance(entry, dict) and isinstance(entry.get("from"), str):
-        roles = {"human": "user", "gpt": "assistant"}
-        role = roles.get(entry["from"], entry["from"])
+        role = ROLES.get(entry["from"], entry["from"])
         entry = {"role": role, "content": entry.get("value", "")}
     return with_text(entry)
 

@@ -15,6 +15,7 @@ from outpace.cli.flags import options as opt
 from outpace.cli.flags.prompts import text_of
 from outpace.cli.flags.speculation import speculation
 from outpace.cli.loading import load_llm, starting
+from outpace.records import Record, holds_records, records
 
 app = typer.Typer(
     add_completion=False,
@@ -37,8 +38,9 @@ Prompts = Annotated[
     typer.Option(
         "--prompts",
         metavar="FILE",
-        help='One prompt per line; *.jsonl: {"prompt": ...} or {"prompt_token_ids": [...]}. Unset: '
-        "a few built in; with --chat ten questions about code, maths and everyday things.",
+        help='One prompt per line; *.jsonl or *.json: {"prompt": ...} or {"prompt_token_ids": '
+        "[...]}. Unset: a few built in; with --chat ten questions about code, maths and everyday "
+        "things.",
     ),
 ]
 Chat = Annotated[
@@ -251,25 +253,24 @@ def prompts_in(file: str) -> list[Any]:
     from outpace.errors import PromptError
 
     lines = text_of(Path(file), "prompt file").split("\n")
-    texts = [line.rstrip("\r") for line in lines if line.strip()]
-    if not texts:
+    if holds_records(Path(file)):
+        found = [_given(record) for record in records(lines, Path(file))]
+    else:
+        found = [line.rstrip("\r") for line in lines if line.strip()]
+    if not found:
         raise PromptError(f"prompt file {file!r} is empty: give one prompt per line.")
-    return [parsed(text, file) for text in texts] if file.endswith(".jsonl") else texts
+    return found
 
 
-def parsed(line: str, file: str) -> str | list[int]:
-    """Returns the prompt of one line of a JSONL file."""
+def _given(record: Record) -> str | list[int]:
+    """The prompt of a record."""
     from outpace.errors import PromptError
 
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise PromptError(f"{file} holds a line that is not JSON: {error}.") from error
     names = ("prompt", "prompt_token_ids")
-    known = record if isinstance(record, dict) else {}
+    known = record.value if isinstance(record.value, dict) else {}
     found = next((known[name] for name in names if name in known), None)
     if not isinstance(found, str | list):
-        raise PromptError(f'{file} needs a "prompt" or "prompt_token_ids" in every line.')
+        raise PromptError(f'{record.where} has no "prompt" or "prompt_token_ids": give it one.')
     return found
 
 

@@ -126,7 +126,7 @@ class PromptSetFlags:
     prompts: Annotated[
         str,
         typer.Option(
-            help="A .jsonl file, 'builtin', 'chat' (questions for instruct models), "
+            help="A .jsonl or .json file, 'builtin', 'chat' (questions for instruct models), "
             "'editing' (changes in given code), or a set in --data: specbench, humaneval, gsm8k, "
             "mbpp, mt_bench, fairytaleqa, oasst, selfinstruct, indomain, dialogue. Several with "
             "commas."

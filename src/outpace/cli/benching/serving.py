@@ -50,7 +50,10 @@ class AskedFlags:
     """What is asked for."""
 
     prompts: Annotated[
-        str, typer.Option(help="A .jsonl file, 'builtin', or a set in --data, as in bench run.")
+        str,
+        typer.Option(
+            help="A .jsonl or .json file, 'builtin', or a set in --data, as in bench run."
+        ),
     ] = "builtin"
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where named sets are. Unset: OUTPACE_DATA.")

@@ -32,7 +32,7 @@ PromptFile = Annotated[
     typer.Option(
         metavar="FILE",
         help="Read the prompt from a text file (all of it but the last line break), or many from a "
-        '*.jsonl file (one {"prompt": ...} per line; an "id" is carried through).',
+        '*.jsonl or *.json file ({"prompt": ...} records; an "id" is carried through).',
         rich_help_panel=PROMPTS,
     ),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import sys
@@ -11,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from outpace.errors import PromptError
+from outpace.records import Record, holds_records, records
 
 BUILT_IN = "Once upon a time, there was a little girl named Lily."
 STDIN = "-"
+FORM = '{"prompt": ...}'
+"""Of a record, as errors say it."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Entry:
 
 
 def read_prompts(prompt: str | None, file: Path | None) -> list[Entry]:
-    """Returns the prompts: one, or as many as a JSONL file has records.
+    """Returns the prompts: one, or as many as a JSON file has records.
 
     Raises ``PromptError`` for what is missing, empty or not text.
     """
@@ -65,7 +67,7 @@ def text_of(file: Path, what: str = "") -> str:
 
 def _from_file(file: Path) -> list[Entry]:
     text = text_of(file, "prompt file")
-    return _records(text, file) if file.suffix == ".jsonl" else [_whole(text, str(file))]
+    return _records(text, file) if holds_records(file) else [_whole(text, str(file))]
 
 
 def _whole(text: str, source: str) -> Entry:
@@ -97,20 +99,14 @@ def _one(text: str, source: str) -> Entry:
 
 
 def _records(text: str, file: Path) -> list[Entry]:
-    lines = enumerate(text.split("\n"), 1)
-    entries = [_record(line, f"{file}, line {number}") for number, line in lines if line.strip()]
+    entries = [_entry(record) for record in records(text.split("\n"), file, FORM)]
     if not entries:
-        raise PromptError(f'{file} is empty: give one {{"prompt": ...}} per line.')
+        raise PromptError(f"{file} is empty: give one {FORM} per line.")
     return entries
 
 
-def _record(line: str, place: str) -> Entry:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise PromptError(
-            f'{place} is not JSON ({error}): give one {{"prompt": ...}} per line.'
-        ) from error
-    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
-        raise PromptError(f'{place} has no "prompt" text: give one {{"prompt": ...}} per line.')
-    return Entry(_one(record["prompt"], f"the prompt of {place}").text, record.get("id"))
+def _entry(record: Record) -> Entry:
+    found = record.value
+    if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
+        raise PromptError(f'{record.where} has no "prompt" text: make each record {FORM}.')
+    return Entry(_one(found["prompt"], f"the prompt of {record.where}").text, found.get("id"))

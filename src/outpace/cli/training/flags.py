@@ -26,8 +26,8 @@ class TextFlags:
         list[Path] | None,
         _option(
             "--data",
-            "Training text: .txt, or .jsonl with texts, chats, or questions and answers. Several "
-            "times for several files.",
+            "Training text: .txt, or .jsonl or .json with texts, chats, or questions and answers. "
+            "Several times for several files.",
             TEXT,
         ),
     ] = None

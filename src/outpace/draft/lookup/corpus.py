@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, PromptError
+from outpace.records import ROLES, Record, holds_records, question, records
 
 BLOCK = 1 << 20
 """Characters of a text file that are read at once, to the end of their line."""
@@ -17,8 +17,6 @@ PAIRS = (("prompt", "question", "instruction", "input"),
          ("completion", "response", "answer", "output"))  # fmt: skip
 CHATS = ("messages", "conversations", "conversation", "chat")
 FIELDS = f'"{TEXTS[0]}", "{CHATS[0]}", or "{PAIRS[0][0]}" with "{PAIRS[1][0]}"'
-ROLES = {"human": "user", "gpt": "assistant"}
-"""Names of roles in the ShareGPT format, and what chat templates call them."""
 
 Advance = Callable[[int], None]
 """Called with the number of bytes that were read."""
@@ -29,12 +27,13 @@ def tokenised(
 ) -> Iterator[list[int]]:
     """Yields the token ids of every text and chat of some files.
 
-    A .jsonl file has one record per line: a text, a chat, or a prompt with its answer. Of any other
-    file all is text. Chats are written as the tokenizer's chat template does, if there is one.
-    Raises ``ConfigError`` for a file that cannot be read, and for a record without any of these.
+    A record of a JSON file (`outpace.records`) is a text, a chat, or a prompt with its answer. Of
+    any other file all is text. Chats are written as the tokenizer's chat template does, if there is
+    one. Raises ``ConfigError`` for a file that cannot be read, and for a record without any of
+    these.
     """
     for file in files:
-        read = _records if file.suffix == ".jsonl" else _blocks
+        read = _records if holds_records(file) else _blocks
         for text in read(file, tokenizer, advance or (lambda count: None)):
             yield tokenizer(text, add_special_tokens=False).input_ids
 
@@ -49,12 +48,17 @@ def _blocks(file: Path, tokenizer: Any, advance: Advance) -> Iterator[str]:
 
 def _records(file: Path, tokenizer: Any, advance: Advance) -> Iterator[str]:
     with _opened(file) as lines:
-        number = 0
-        while line := _read(file, lines, None):
-            number += 1
-            advance(len(line.encode()))
-            if line.strip():
-                yield _text(_record(line, f"{file}, line {number}"), tokenizer)
+        try:
+            for record in records(_lines(file, lines, advance), file):
+                yield _text(_content(record), tokenizer)
+        except PromptError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _lines(file: Path, lines: Any, advance: Advance) -> Iterator[str]:
+    while line := _read(file, lines, None):
+        advance(len(line.encode()))
+        yield line.removesuffix("\n")
 
 
 def _opened(file: Path) -> Any:
@@ -63,7 +67,7 @@ def _opened(file: Path) -> Any:
         return file.open(encoding="utf-8-sig", newline="\n")
     except OSError as error:
         raise ConfigError(
-            f"cannot read {str(file)!r} ({error.strerror}): name text or .jsonl files."
+            f"cannot read {str(file)!r} ({error.strerror}): name text or JSON files."
         ) from error
 
 
@@ -78,17 +82,14 @@ def _read(file: Path, lines: Any, size: int | None) -> str:
         ) from error
 
 
-def _record(line: str, place: str) -> str | list[dict[str, Any]]:
-    """The text or the chat of one line."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{place} is not JSON ({error}): give one record per line.") from error
-    if isinstance(record, str) and record:
-        return record
-    found = (_first(record, TEXTS) or _chat(record)) if isinstance(record, Mapping) else None
+def _content(record: Record) -> str | list[dict[str, Any]]:
+    """The text or the chat of a record."""
+    value = record.value
+    if isinstance(value, str) and value:
+        return value
+    found = (_first(value, TEXTS) or _chat(value)) if isinstance(value, Mapping) else None
     if found is None:
-        raise ConfigError(f"{place} holds no text: give each record {FIELDS}.")
+        raise ConfigError(f"{record.where} holds no text: give each record {FIELDS}.")
     return found
 
 
@@ -104,7 +105,9 @@ def _chat(record: Mapping[str, Any]) -> list[dict[str, Any]] | str | None:
     turns = [turn for turn in map(_turn, listed) if turn is not None]
     if turns and len(turns) == len(listed):
         return turns
-    prompt, answer = (_first(record, names) for names in PAIRS)
+    asked = next((name for name in PAIRS[0] if _first(record, [name])), None)
+    prompt = None if asked is None else question(record, asked)
+    answer = _first(record, PAIRS[1])
     if prompt and answer:
         return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
     return prompt or answer

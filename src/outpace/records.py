@@ -1,0 +1,91 @@
+"""Records of JSON files, which all readers of texts and prompts find in the same way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outpace.errors import PromptError
+
+WHOLE = ".json"
+"""A file that is one value as a whole, or has lines in spite of its name."""
+
+SUFFIXES = (".jsonl", ".ndjson", WHOLE)
+
+ROLES = dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant") | {"human": "user"}
+"""Names of roles in the ShareGPT format, and what chat templates call them."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What stands in one line of a file, or at one place of its array."""
+
+    value: Any
+    number: int
+    """From 1."""
+    where: str
+    """The file and the place, for errors."""
+
+
+def holds_records(file: Path) -> bool:
+    """Tells whether a file holds records, and not a text."""
+    return file.suffix.lower() in SUFFIXES
+
+
+def records(lines: Iterable[str], file: Path, form: str = "record") -> Iterator[Record]:
+    """Yields the records of a file.
+
+    Each line is one. A .json file may also be an array of records, or a single one, however they
+    are spread over its lines; it is read as a whole. form: what a record looks like, for errors.
+    Raises ``PromptError`` for what is not JSON.
+    """
+    if file.suffix.lower() == WHOLE:
+        lines = list(lines)
+        whole = _whole(lines, file, form)
+        if whole is not None:
+            yield from whole
+            return
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield _of_line(line, number, f"{file}, line {number}", form)
+
+
+def question(record: Mapping[str, Any], asked: str) -> str:
+    """Returns the text under a name, and behind it what it is about: Dolly keeps that as "context"
+    by itself, and Alpaca as the "input" of an "instruction"."""
+    about = record.get("context") or (asked == "instruction" and record.get("input"))
+    return "\n".join(filter(None, [record[asked], str(about or "")]))
+
+
+def _whole(lines: Sequence[str], file: Path, form: str) -> list[Record] | None:
+    """The records of a file that is one value; None if its lines are values by themselves."""
+    try:
+        value = json.loads("\n".join(lines))
+    except (ValueError, RecursionError) as error:
+        if _is_json(next(filter(str.strip, lines), "null")):
+            return None
+        raise PromptError(
+            f"{file} is not JSON ({error}): give an array of records, or one {form} per line, or "
+            "name it .txt if it is a text."
+        ) from error
+    if not isinstance(value, list):
+        return [Record(value, 1, str(file))]
+    return [Record(each, at, f"{file}, entry {at}") for at, each in enumerate(value, 1)]
+
+
+def _of_line(line: str, number: int, where: str, form: str) -> Record:
+    try:
+        return Record(json.loads(line), number, where)
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"{where} is not JSON ({error}): give one {form} per line.") from error
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
