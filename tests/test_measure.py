@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import runpy
 import sys
 from collections.abc import Iterator
@@ -54,3 +55,14 @@ def test_a_script_says_how_it_is_called(
         pytest.skip(f"needs {error.name}, which outpace does not")
     assert left.value.code == 0
     assert script.name in capsys.readouterr().out
+
+
+def test_the_last_doubling_is_one_of_exactly_two() -> None:
+    """Reports that stand at other places than half of the tokens are interpolated between."""
+    doubling = runpy.run_path(str(FOLDER / "real_heads.py"))["_doubling"]
+    rising = [(tokens, 1 + 0.1 * math.log2(tokens)) for tokens in (100, 190, 280, 370)]
+    logs = [rising, [*rising, (400, 1.2)], [(50, 1.4), (100, 1.5)], [(100, 1.5)]]
+    found = [
+        doubling([{"tokens": at, "acceptance_length": score} for at, score in log]) for log in logs
+    ]
+    assert found == pytest.approx([0.1, 0.1 * math.log2(370 / 200), 0.1, 0.5])

@@ -18,10 +18,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, zip_longest
+from itertools import accumulate, chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from outpace import LLM, SamplingParams
@@ -332,10 +333,11 @@ def _log(folder: Path) -> list[dict[str, Any]]:
 
 
 def _doubling(log: Sequence[Mapping[str, Any]]) -> float:
-    """What the second half of the tokens has brought."""
-    half = log[-1]["tokens"] / 2
-    before = [entry["acceptance_length"] for entry in log if entry["tokens"] <= half] or [1.0]
-    return float(max(entry["acceptance_length"] for entry in log) - max(before))
+    """What the second half of the tokens has brought to the best so far. Between two reports that is
+    taken to rise with the logarithm of the tokens; before the first one it is 1."""
+    best = list(accumulate((entry["acceptance_length"] for entry in log), max))
+    tokens = [entry["tokens"] for entry in log]
+    return float(best[-1] - np.interp(np.log(tokens[-1] / 2), np.log(tokens), best, left=1.0))
 
 
 def _benchmarks(out: Path) -> Iterator[str]:
