@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from outpace import LLM, SamplingParams
-from outpace.draft.registry import find_drafter
-from outpace.draft.trained.head_drafter import TreeHeadOptions
+from outpace.core.trees.tree_shape import TreeShape
+from outpace.draft.registry import drafters, find_drafter
+from outpace.draft.trained.head_drafter import TrainedDrafter, TreeHeadOptions
 from outpace.errors import ConfigError
 from outpace.heads.attending.base import Sight
+from outpace.policy.lengths.constant import Constant
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
@@ -22,7 +24,10 @@ LENGTH = 14
 GIVEN = {"branching": [2, 2, 1]}
 DYNAMIC = {"branching": "dynamic", "top_k": 3, "depth": 3}
 SAMPLED = SamplingParams(temperature=0.9, seed=3, max_tokens=LENGTH, ignore_eos=True)
-METHODS = ["hydra", "eagle", "eagle3", "mtp", "s2d", "dflash"]
+HEADS = {name: kind for name, kind in drafters().items() if issubclass(kind, TrainedDrafter)}
+METHODS = [name for name, kind in HEADS.items() if issubclass(kind.Options, TreeHeadOptions)]
+OTHERS = [name for name, kind in HEADS.items() if kind.trees and name not in METHODS]
+"""Their trees are the controller's choice, or follow from their guesses."""
 
 
 @lru_cache
@@ -38,7 +43,19 @@ def decoder(method: str, **more: Any) -> LLM:
 @pytest.mark.parametrize("options", [GIVEN, DYNAMIC], ids=["given", "dynamic"])
 @pytest.mark.parametrize("method", METHODS)
 def test_trees_change_no_text(method: str, options: Mapping[str, Any]) -> None:
-    llm = decoder(method, **options)
+    check_trees(decoder(method, **options))
+
+
+@pytest.mark.parametrize("method", OTHERS)
+def test_trees_that_no_option_names_change_no_text(method: str) -> None:
+    llm = decoder(method)
+    llm.engine.controller = Constant(7, shape=TreeShape.branching(GIVEN["branching"]))
+    check_trees(llm)
+
+
+def check_trees(llm: LLM) -> None:
+    """Trees of seven nodes are drafted, and the texts are those of plain decoding, or the same in
+    any batch."""
     expected = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
     trees = []
     with llm.engine.observing(lambda trace: trees.append(trace.proposal)):
@@ -49,7 +66,7 @@ def test_trees_change_no_text(method: str, options: Mapping[str, Any]) -> None:
     assert ids(llm.generate([PROMPTS[0]], SAMPLED))[0] == together[0]
 
 
-@pytest.mark.parametrize("method", METHODS[1:5])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "s2d"])
 def test_dynamic_trees_hold_the_most_probable_nodes(method: str) -> None:
     """Against all nodes of the first two levels, computed from the law of chains."""
     llm = decoder(method, branching="dynamic", top_k=64, depth=2, num_speculative_tokens=6)
