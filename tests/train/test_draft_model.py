@@ -17,10 +17,10 @@ from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train.draft_model import DraftModelSizes, evenly, shortened, started
+from outpace.train.draft_model import UNFINISHED, DraftModelSizes, evenly, shortened, started
 from outpace.train.losses import LOSSES
 from outpace.train.pieces import in_pieces
-from outpace.train.run import TrainingRun
+from outpace.train.run import STATE, TrainingRun
 from outpace.train.settings import TrainSettings
 from targets.families import CONTEXT, build, target
 from targets.gguf.files import tiny, write
@@ -76,6 +76,16 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None
     again.play(quiet, every=2)
     for name, value in whole.network.state_dict().items():
         assert torch.equal(value, again.network.state_dict()[name]), name
+
+
+def test_what_a_killed_run_has_left_unfinished_is_removed(tmp_path: Path) -> None:
+    run(tmp_path, settings(2)).play(quiet)
+    kept = sorted(tmp_path.iterdir())
+    (tmp_path / f"{UNFINISHED}a").mkdir()
+    (tmp_path / f"{UNFINISHED}a" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / f"{STATE}.part").write_bytes(b"half")
+    assert run(tmp_path, settings(2)).step == 2
+    assert sorted(tmp_path.iterdir()) == kept
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2-window", "gemma3", "opt", "mixtral"])

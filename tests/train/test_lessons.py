@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,19 @@ def test_several_processes_may_write_the_same_lesson(
     assert len(written) == 2
     assert first.find(text()[0], (1,), 1) is not None
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_what_a_killed_process_has_left_counts_and_is_removed_when_it_is_old(
+    tmp_path: Path,
+) -> None:
+    lessons(tmp_path)
+    left = tmp_path / f"a{SUFFIX}.0.part"
+    left.write_bytes(b"half of a lesson")
+    assert lessons(tmp_path, 16).full
+    assert left.exists(), "another process might be writing it"
+    os.utime(left, (time.time() - 4000,) * 2)
+    assert not lessons(tmp_path, 16).full
+    assert not left.exists()
 
 
 def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

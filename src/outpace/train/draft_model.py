@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +25,9 @@ from outpace.targets.hf.loading.source import locate
 DRAFT_MODEL = "draft_model"
 PRUNED, RANDOM = "pruned", "random"
 """Starts that are not a folder: layers of the target, and random weights."""
+
+UNFINISHED = ".saving-"
+"""How the names of folders begin in which a model is written, before its files take their place."""
 
 NAMES = {
     "hidden_size": "hidden_size",
@@ -69,12 +73,18 @@ class Start:
         they cannot be written."""
         model: Any = self.model
         out.mkdir(parents=True, exist_ok=True)
-        with saving(out), tempfile.TemporaryDirectory(dir=out, prefix=".saving-") as beside:
+        with saving(out), tempfile.TemporaryDirectory(dir=out, prefix=UNFINISHED) as beside:
             model.save_pretrained(beside)
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(beside)
             for file in sorted(Path(beside).iterdir()):
                 file.replace(out / file.name)
+
+
+def remove_unfinished(out: Path) -> None:
+    """Removes what a process that was killed while it saved a model has left in its folder."""
+    for folder in out.glob(f"{UNFINISHED}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def started(target: Loaded, start: str, sizes: DraftModelSizes) -> Start:

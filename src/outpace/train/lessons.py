@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -27,6 +28,10 @@ HEADER, GREETING, SUFFIX = "lessons.json", "greeting.safetensors", ".lesson"
 KEPT = torch.bfloat16
 """The type that states are kept in: it takes half the room, and holds the very large values that
 some layers have, which float16 does not."""
+UNFINISHED = ".part"
+"""How the names of files end that are being written."""
+HOUR = 3600
+"""Seconds after which nobody is still writing a file, which takes moments."""
 APART = 0.02
 """The largest distance of two greetings of one model, as a share of their length: rounding in
 another order moves them by far less, other weights or other precision by more."""
@@ -46,7 +51,8 @@ class Lessons:
 
     A file holds each layer by itself, so that drafters which read other layers can share it: what
     is missing is read once and added. A file that is damaged counts as missing. Several processes
-    may use one folder.
+    may use one folder. What a killed one has left of a file counts as one of them, and is removed
+    an hour later: until then another process might be writing it.
     """
 
     def __init__(self, folder: Path, origin: Origin, most_bytes: int) -> None:
@@ -61,7 +67,7 @@ class Lessons:
             self._check(origin)
         else:
             self._begin(origin)
-        self._bytes = sum(file.stat().st_size for file in folder.glob(f"*{SUFFIX}"))
+        self._bytes = _swept(folder)
 
     @property
     def full(self) -> bool:
@@ -139,6 +145,19 @@ class Lessons:
             )
 
 
+def _swept(folder: Path) -> int:
+    """The bytes of all lessons and unfinished files, after old ones of these were removed."""
+    found = 0
+    for file in folder.glob("*"):
+        with suppress(OSError):  # an unfinished one of another process may be finished by now
+            about = file.stat()
+            if file.suffix == UNFINISHED and time.time() - about.st_mtime > HOUR:
+                file.unlink()
+            elif file.suffix in (SUFFIX, UNFINISHED):
+                found += about.st_size
+    return found
+
+
 def _write(path: Path, values: Mapping[str, Tensor]) -> None:
     """Writes a file of tensors; ``OSError`` where it cannot be written."""
     with saving(path), _beside(path) as part:
@@ -150,7 +169,7 @@ def _beside(path: Path) -> Iterator[Path]:
     """Returns a context that yields where to write a file, which takes its place when the context
     ends: a reader never finds half of one. The place has a name of its own, since several processes
     may write the same file."""
-    part = path.with_name(f"{path.name}.{uuid4().hex}.part")
+    part = path.with_name(f"{path.name}.{uuid4().hex}{UNFINISHED}")
     try:
         yield part
         part.replace(path)

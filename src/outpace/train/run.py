@@ -20,6 +20,7 @@ from outpace.heads.base import TargetShape
 from outpace.heads.classifiers.origin import Origin
 from outpace.heads.saving import saving
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.train.draft_model import remove_unfinished
 from outpace.train.lessons import Lessons
 from outpace.train.marks import Marks
 from outpace.train.measures import Measure
@@ -302,8 +303,11 @@ class TrainingRun:
 
     def _resume(self) -> None:
         """Goes on where an earlier run stopped, of the same target and settings, and of the same
-        text or its beginning."""
+        text or its beginning; removes what it left unfinished if it was killed."""
         path = self.out / STATE
+        if self._ranks.first:  # no other rank writes
+            remove_unfinished(self.out)
+            (self.out / f"{STATE}.part").unlink(missing_ok=True)
         if not path.exists():
             return
         try:
