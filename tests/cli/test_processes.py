@@ -6,7 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
+
+import torch
+
+from outpace.train.run import LOG, STATE
 
 # A parent that ignores SIGINT (as background jobs of a shell do) would hand that down.
 SCRIPT = (
@@ -54,6 +60,47 @@ def test_ctrl_c_keeps_what_was_written(target: Path, drafter: Path) -> None:
     assert b"Traceback" not in errors
     assert b"interrupted; " in errors
     assert b"target passes" in errors
+
+
+def training(target: Path, text: Path, out: Path) -> subprocess.Popen[bytes]:
+    sizes = ("--set", "layers=1", "--start", "random", "--block", 16, "--batch", 2)
+    steps = ("--steps", 100, "--every", 5, "--threads", 1)
+    asked = ("train", "draft_model", "-m", target, "--data", text, "--out", out)
+    return start(*asked, *sizes, *steps)
+
+
+def test_a_killed_training_goes_on_and_ends_as_one_that_was_not(
+    target: Path, tmp_path: Path
+) -> None:
+    text, cut, whole = tmp_path / "text.txt", tmp_path / "cut", tmp_path / "whole"
+    text.write_text(" ".join(f"w{number * number % 89}" for number in range(640)))
+    killed = training(target, text, cut)
+    while not (cut / LOG).exists() and killed.poll() is None:
+        time.sleep(0.005)
+    killed.kill()
+    killed.communicate(timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+    assert 5 <= torch.load(cut / STATE, weights_only=True)["step"] < 100
+    errors = {}
+    for out in (cut, whole):
+        process = training(target, text, out)
+        errors[out] = process.communicate(timeout=300)[1].decode()
+        assert process.returncode == 0, errors[out]
+    assert "going on from step" in errors[cut]
+    assert "going on from step" not in errors[whole]
+    names = {file.name for file in whole.iterdir()}
+    assert {file.name for file in cut.iterdir()} == names
+    for name in names - {STATE, LOG}:  # these hold times
+        assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
+    states = [torch.load(out / STATE, weights_only=True) for out in (cut, whole)]
+    for one, other in zip(*(numbers(state) for state in states), strict=True):
+        assert torch.equal(one, other)
+
+
+def numbers(state: dict[str, Any]) -> list[torch.Tensor]:
+    """Returns the weights of a run, and what its optimizer knows of each."""
+    known = state["optimizer"]["state"].values()
+    return [*state["network"].values(), *(value for one in known for value in one.values())]
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
