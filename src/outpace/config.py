@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from outpace.core.trees.tree_shape import LARGEST
 from outpace.core.values import is_whole, shown
 from outpace.errors import ConfigError, UnknownArgument, names_checked
 
@@ -28,8 +29,8 @@ class SpeculativeConfig:
     method: a drafter's name: "auto" (the default: look-ups, and the draft model where ``model`` is
         given, as far as they pay), "draft_model" (the default where ``model`` is given with the
         draft's length, a rule or ``online``), "none" (plain decoding), "ngram", ...
-    num_speculative_tokens: tokens (nodes) to draft per round; "auto" chooses, from 0 up, by what
-        rounds take and bring.
+    num_speculative_tokens: tokens (nodes) to draft per round, at most 256; "auto" chooses, from 0
+        up, by what rounds take and bring.
     length: a length policy's name, or ``{"name": ..., option: ...}``: how much is drafted by
         another rule than "auto"; num_speculative_tokens is then the first length, or the most.
     verify: a rule's name, or ``{"name": ..., option: ...}`` for a rule with options; unset: the
@@ -45,11 +46,12 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         count = self.num_speculative_tokens
-        if not isinstance(count, str) and is_whole(count) and count >= 0:
+        if not isinstance(count, str) and is_whole(count) and 0 <= count <= LARGEST:
             object.__setattr__(self, "num_speculative_tokens", int(count))  # numpy's as well
         elif not (isinstance(count, str) and count == "auto"):
             raise ConfigError(
-                f"num_speculative_tokens must be 'auto' or a whole number >= 0, not {shown(count)}."
+                f"num_speculative_tokens must be 'auto' or a whole number from 0 to {LARGEST}, not "
+                f"{shown(count)}."
             )
         if not isinstance(self.method, str):
             raise ConfigError(f"method must be a drafter's name, not {shown(self.method)}.")

@@ -41,10 +41,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cpu_kernels": None}, "cpu_kernels"),
     ({"cpu_kernels": ["auto"]}, "cpu_kernels"),
     ({"speculative_config": {1: 2}}, "the keys of speculative_config must be names, not 1"),
+    (
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 1000}},
+        "a whole number from 0 to 256, not 1000",
+    ),
     ({"speculative_config": {"method": "ngram", "verify": {"name": 3}}}, "verify must be"),
     (
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": "5"}},
-        "num_speculative_tokens must be 'auto' or a whole number >= 0, not '5'",
+        "num_speculative_tokens must be 'auto' or a whole number from 0 to 256, not '5'",
     ),
     (
         {"speculative_config": {"method": "ngram", "prompt_lookup_max": 10**9}},

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from outpace.core.trees.tree_shape import LARGEST
 from outpace.core.values import (
     flag,
     is_whole,
@@ -91,8 +92,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     speculative: Literal["auto", "off"] | int | None = None
     """For this request: "off" decodes plainly; K drafts K tokens in each round, fewer where the
-    drafter has no more to say or a length policy ends its chains. "auto", as unset: as the engine
-    was configured."""
+    drafter has no more to say or a length policy ends its chains, and never more than 256. "auto",
+    as unset: as the engine was configured."""
     tag: str | None = None
     """What the request is about, such as its task or language, for drafters that go by it (methods
     "tagged" and "task"). It changes no law."""
@@ -255,8 +256,11 @@ def _processors(name: str, value: Any) -> tuple[LogitsProcessor, ...]:
 def _speculative(name: str, value: Any) -> Literal["auto", "off"] | int:
     if isinstance(value, str) and value in ("auto", "off"):
         return value  # type: ignore[return-value]  # mypy does not narrow a str by its value
-    if not is_whole(value) or value < 0:
-        raise ParamsError(f"{name} must be 'auto', 'off' or K >= 0, not {shown(value)}.")
+    if not is_whole(value) or not 0 <= value <= LARGEST:
+        raise ParamsError(
+            f"{name} must be 'auto', 'off' or a whole number from 0 to {LARGEST}, not "
+            f"{shown(value)}."
+        )
     return int(value)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
-from outpace.core.trees.tree_shape import TreeShape
+from outpace.core.trees.tree_shape import LARGEST, TreeShape
 from outpace.draft.base import Choosing
 from outpace.policy.row import DraftingRow
 
@@ -58,13 +58,14 @@ class Controller(ABC):
 
 
 def affordable(requests: Sequence[DraftingRow], budgets: Sequence[int]) -> list[int]:
-    """Returns the budgets under each request's own wish and what it may still generate.
+    """Returns the budgets under each request's own wish, what it may still generate, and what is
+    scored at once.
 
     One token comes with every round, so that the last one need not be drafted.
     """
     wishes = [wish(request) for request in requests]
     return [
-        max(0, min(budget if wished is None else wished, request.remaining - 1))
+        max(0, min(budget if wished is None else wished, request.remaining - 1, LARGEST))
         for request, budget, wished in zip(requests, budgets, wishes, strict=True)
     ]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from outpace.core.trees.tree_shape import LARGEST
+
 Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
@@ -56,7 +58,12 @@ SAMPLING: dict[str, Schema] = {
     "include_stop_str_in_output": FLAG,
     "ignore_eos": FLAG,
     "skip_special_tokens": FLAG,
-    "speculative": {"anyOf": [{"type": "string", "enum": ["auto", "off"]}, COUNT]},
+    "speculative": {
+        "anyOf": [
+            {"type": "string", "enum": ["auto", "off"]},
+            {**COUNT, "maximum": LARGEST},
+        ]
+    },
 }
 """Fields that are options of `SamplingParams` under the same name."""
 
