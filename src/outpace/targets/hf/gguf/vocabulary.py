@@ -14,12 +14,13 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 )
 
 from outpace.errors import ModelLoadError
+from outpace.targets.hf.gguf.bytelevel import CONTROL, USER_DEFINED, byte_level
 from outpace.targets.hf.gguf.file import GGUFModel
 
 LOGGER = logging.getLogger("outpace")
 
-CONTROL, USER_DEFINED = 3, 4
-"""Types of tokens that stand for no text of their own."""
+NORMAL = 1
+"""The type of ordinary tokens."""
 
 ENDS = frozenset(
     {
@@ -75,12 +76,12 @@ def tokenizer_of(model: GGUFModel) -> Any:
     if kind in ("none", "no_vocab"):
         return None
     described = _described(model)
-    if described.get("tokenizer_type") == "gpt2":
+    if kind == "gpt2":
         _check_split(model, described.get("pre_tokenizer_type"))
+    options = _options(model, described["tokens"])
     try:
-        backend, options = convert_gguf_tokenizer(model.architecture, described)
+        backend = _backend(model, described)
         wrap: Any = PreTrainedTokenizerFast
-        options |= _options(model, described["tokens"])
         tokenizer = wrap(tokenizer_object=backend, **options)
         tokenizer("text")
     except (KeyboardInterrupt, SystemExit, ModelLoadError):
@@ -92,6 +93,28 @@ def tokenizer_of(model: GGUFModel) -> Any:
             "download it again, or pass tokenizer=."
         ) from error
     return tokenizer
+
+
+def _backend(model: GGUFModel, described: dict[str, Any]) -> Any:
+    if described["tokenizer_type"] != "gpt2":
+        return convert_gguf_tokenizer(model.architecture, described)[0]
+    return byte_level(
+        described["tokens"],
+        described.get("token_type") or (),
+        _merges(model, described),
+        described.get("pre_tokenizer_type"),
+        _special(model).values(),
+    )
+
+
+def _merges(model: GGUFModel, described: dict[str, Any]) -> list[str]:
+    merges = described.get("merges")
+    if not isinstance(merges, list):
+        raise ModelLoadError(
+            f"{model.path} holds a byte-level tokenizer without its merges: download it again, or "
+            "pass tokenizer=."
+        )
+    return merges
 
 
 def generation_config_of(model: GGUFModel) -> GenerationConfig:
@@ -160,12 +183,26 @@ def _options(model: GGUFModel, tokens: list[str]) -> dict[str, Any]:
         for theirs, ours in renamed.items()
         if f"tokenizer.{theirs}" in model.values
     }
-    for name, key in SPECIAL.items():
-        number = token_id(model, key)
-        found[name] = None if number is None else tokens[number]
+    special = _special(model)
+    for name in SPECIAL:
+        found[name] = tokens[special[name]] if name in special else None
     if _is_begun(model):
         found.setdefault("add_bos_token", True)
     return found
+
+
+def _special(model: GGUFModel) -> dict[str, int]:
+    """The special tokens that the file names. What it calls the padding or the unknown token, and
+    by its type an ordinary one, is left out: converters write 0 where they know of none, which is
+    the exclamation mark of many vocabularies, and special tokens are not shown."""
+    types = _types(model)
+    found = {name: token_id(model, key) for name, key in SPECIAL.items()}
+    ordinary = {
+        name
+        for name in ("pad_token", "unk_token")
+        if (number := found[name]) is not None and types[number : number + 1] == [NORMAL]
+    }
+    return {n: number for n, number in found.items() if number is not None and n not in ordinary}
 
 
 def _is_begun(model: GGUFModel) -> bool:
