@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,13 +111,14 @@ def write(
     *,
     changes: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Any] | None = None,
+    without: Collection[str] = (),
     tokens: bool = True,
     alignment: int | None = None,
 ) -> Path:
     """Writes a model to a file; matrices in the kind, where blocks of it divide them.
 
-    changes: other values, None for those to leave out. tensors: more of them, as arrays. tokens:
-    whether it holds a tokenizer. alignment: of its tensors, in bytes.
+    changes: other values, None for those to leave out. tensors: more of them, as arrays. without:
+    tensors to leave out. tokens: whether it holds a tokenizer. alignment: of its tensors, in bytes.
     """
     writer = gguf.GGUFWriter(path, arch)
     if alignment is not None:
@@ -126,7 +127,8 @@ def write(
     for name, value in found.items():
         _add(writer, name, value)
     for name, numbers in {**_tensors(arch, model), **(tensors or {})}.items():
-        _add_tensor(writer, name, numbers, kind)
+        if name not in without:
+            _add_tensor(writer, name, numbers, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -305,6 +305,15 @@ def test_weights_without_a_place_and_places_without_weights(tmp_path: Path) -> N
         load(less)
 
 
+@pytest.mark.parametrize("arch", ["qwen2moe", "qwen3moe"])
+@pytest.mark.parametrize("part", ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"])
+def test_experts_that_are_there_in_part(arch: str, part: str, tmp_path: Path) -> None:
+    without = [f"blk.1.{part}.weight"]
+    path = write(tmp_path / "less.gguf", arch, tiny(arch), without=without)
+    with pytest.raises(ModelLoadError, match="lacks 1 of the weights that a model of its arch"):
+        load(path)
+
+
 # -- the hub -----------------------------------------------------------------------------------
 
 

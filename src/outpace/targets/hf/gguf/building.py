@@ -45,7 +45,7 @@ def filled(model: GGUFModel, built: nn.Module, dtype: torch.dtype, packed: bool)
         name: weight.to(dtype) if isinstance(weight, Tensor) else weight
         for name, weight in arrangement.weights(model, packable)
     }
-    _check(model, built, weights)
+    _check(model, built, weights, arrangement.lacking(model))
     _replace_layers(built, weights, dtype)
     numbers = {
         name: nn.Parameter(weight, requires_grad=False)
@@ -74,10 +74,13 @@ def _looks_up(module: nn.Module) -> bool:
     return type(module) is nn.Embedding or hasattr(module, "scalar_embed_scale")
 
 
-def _check(model: GGUFModel, built: nn.Module, weights: Weights) -> None:
-    """Raises unless there is every weight of the model, in its shape."""
+def _check(model: GGUFModel, built: nn.Module, weights: Weights, lacking: list[str]) -> None:
+    """Raises unless there is every weight of the model, in its shape.
+
+    lacking: tensors without which some of the weights are there in part.
+    """
     expected = dict(built.named_parameters())  # a tied head is in it once
-    missing = sorted(expected.keys() - weights.keys())
+    missing = sorted(expected.keys() - weights.keys()) + lacking
     if missing:
         raise ModelLoadError(
             f"{model.path} lacks {len(missing)} of the weights that a model of its architecture "

@@ -45,6 +45,14 @@ class Arrangement:
     processor: Any
     """transformers' function for this family's layout."""
 
+    def lacking(self, model: GGUFModel) -> list[str]:
+        """Returns the tensors that a file lacks of weights of which it holds other parts: they are
+        put together from zeros."""
+        begun = {self.names[name] for name in model.tensors if name in self.names}
+        return sorted(
+            name for name, ours in self.names.items() if ours in begun and name not in model.tensors
+        )
+
     def weights(
         self, model: GGUFModel, packable: Mapping[str, bool]
     ) -> Iterator[tuple[str, Blocks | Tensor]]:
