@@ -94,6 +94,23 @@ def test_sampling_that_a_file_recommends(tmp_path: Path) -> None:
     assert (params.temperature, params.top_k) == (0.5, 3)
 
 
+@pytest.mark.parametrize("name", ["temp", "top_k", "top_p", "min_p"])
+@pytest.mark.parametrize("value", [[1, 2], [1], "many", True, float("nan")])
+def test_recommended_sampling_that_is_no_number(name: str, value: Any, tmp_path: Path) -> None:
+    said = {f"general.sampling.{name}": value}
+    path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)
+    with pytest.raises(ModelLoadError, match=rf"its general.sampling.{name} is .*, not a number"):
+        load(path)
+
+
+@pytest.mark.parametrize("value", [[1, 2], ["a", "b"], 5])
+def test_a_template_that_is_no_text(value: Any, tmp_path: Path) -> None:
+    said = {"tokenizer.chat_template": value}
+    path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)
+    with pytest.raises(ModelLoadError, match=r"its chat template is .*, not a text: download"):
+        load(path)
+
+
 def test_without_a_template_or_a_tokenizer(tmp_path: Path) -> None:
     said = {"tokenizer.chat_template": None}
     bare = write(tmp_path / "bare.gguf", "qwen2", tiny("qwen2"), changes=said)
@@ -311,6 +328,14 @@ def test_experts_that_are_there_in_part(arch: str, part: str, tmp_path: Path) ->
     without = [f"blk.1.{part}.weight"]
     path = write(tmp_path / "less.gguf", arch, tiny(arch), without=without)
     with pytest.raises(ModelLoadError, match="lacks 1 of the weights that a model of its arch"):
+        load(path)
+
+
+@pytest.mark.parametrize(("used", "said"), [(5, "5"), (0, "0"), (None, "no")])
+def test_more_experts_than_there_are(used: int | None, said: str, tmp_path: Path) -> None:
+    changes = {"qwen3moe.expert_used_count": used}
+    path = write(tmp_path / "m.gguf", "qwen3moe", tiny("qwen3moe"), "Q8_0", changes=changes)
+    with pytest.raises(ModelLoadError, match=f"has 4 experts and that each token uses {said} of"):
         load(path)
 
 

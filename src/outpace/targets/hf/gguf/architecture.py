@@ -101,6 +101,16 @@ def _check_factors(model: GGUFModel) -> None:
         )
 
 
+def _check_experts(model: GGUFModel) -> None:
+    """Raises ``ModelLoadError`` unless a mixture uses some of the experts that it has."""
+    count, used = model.number("expert_count"), model.number("expert_used_count")
+    if count and not (used and 0 < used <= count):
+        raise ModelLoadError(
+            f"{model.path} says that it has {count} experts and that each token uses "
+            f"{'no' if used is None else used} of them: download it again."
+        )
+
+
 def config_of(model: GGUFModel) -> Any:
     """Returns the configuration of a model.
 
@@ -144,6 +154,7 @@ def _options(model: GGUFModel, model_type: str) -> dict[str, Any]:
         if value and ours in defaults:
             options[ours] = value
     _check_factors(model)
+    _check_experts(model)
     options |= _heads(model, defaults) | _tokens(model)
     options.pop("rope_theta", None)
     options |= rotary_options(model, defaults)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from outpace.core.values import shown
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.cpu.weights.blocks import KINDS
 from outpace.targets.hf.gguf.header import Stored, begins_as_gguf, read_header
@@ -68,10 +69,10 @@ class GGUFModel:
                     "model's Hugging Face folder instead."
                 )
             value = value[0].item()
-        if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        if value is None or is_number(value):
             return value
         raise ModelLoadError(
-            f"{self.path} says that its {name} is {str(value)[:40]!r}, not a number."
+            f"{self.path} says that its {name} is {shown(value)}, not a number: download it again."
         )
 
     @property
@@ -85,6 +86,11 @@ class GGUFModel:
     def packed(self) -> bool:
         """Whether any of its weights are in blocks."""
         return any(tensor.kind in KINDS for tensor in self.tensors.values())
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value of a file is one number; true and false are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def part_names(name: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
     convert_gguf_tokenizer,
 )
 
+from outpace.core.values import shown
 from outpace.errors import ModelLoadError
 from outpace.targets.hf.gguf.bytelevel import CONTROL, USER_DEFINED, byte_level
-from outpace.targets.hf.gguf.file import GGUFModel
+from outpace.targets.hf.gguf.file import GGUFModel, is_number
 
 LOGGER = logging.getLogger("outpace")
 
@@ -120,9 +122,9 @@ def _merges(model: GGUFModel, described: dict[str, Any]) -> list[str]:
 def generation_config_of(model: GGUFModel) -> GenerationConfig:
     """Returns the tokens that end a text and the sampling that the file recommends, if it does."""
     options: dict[str, Any] = {
-        ours: model.values[f"general.sampling.{theirs}"]
+        ours: found
         for theirs, ours in SAMPLING.items()
-        if f"general.sampling.{theirs}" in model.values
+        if (found := _recommended(model, f"general.sampling.{theirs}")) is not None
     }
     if options:
         options["do_sample"] = options.get("temperature", 1.0) > 0
@@ -134,6 +136,15 @@ def generation_config_of(model: GGUFModel) -> GenerationConfig:
         **options,
     )
     return made
+
+
+def _recommended(model: GGUFModel, name: str) -> int | float | None:
+    found = model.values.get(name)
+    if found is not None and not (is_number(found) and math.isfinite(found)):
+        raise ModelLoadError(
+            f"{model.path} says that its {name} is {shown(found)}, not a number: download it again."
+        )
+    return found
 
 
 def end_tokens(model: GGUFModel) -> list[int]:
@@ -183,6 +194,12 @@ def _options(model: GGUFModel, tokens: list[str]) -> dict[str, Any]:
         for theirs, ours in renamed.items()
         if f"tokenizer.{theirs}" in model.values
     }
+    template = found.get("chat_template", "")
+    if not isinstance(template, str):
+        raise ModelLoadError(
+            f"{model.path} says that its chat template is {shown(template)}, not a text: download "
+            "it again, or pass tokenizer=."
+        )
     special = _special(model)
     for name in SPECIAL:
         found[name] = tokens[special[name]] if name in special else None
