@@ -116,9 +116,9 @@ def test_heads_that_are_turned_in_part(arch: str, share: float, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arch", "said", "reason"),
     [
-        ("llama", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, "not read here .yarn"),
-        ("llama", {"rope.scaling.type": "spiral", "rope.scaling.factor": 2.0}, "here .spiral"),
-        ("llama", {"rope.scaling.type": "longrope"}, "here .longrope"),
+        ("llama", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, "read here .'yarn"),
+        ("llama", {"rope.scaling.type": "spiral", "rope.scaling.factor": 2.0}, "here .'spiral"),
+        ("llama", {"rope.scaling.type": "longrope"}, "here .'longrope"),
         ("qwen3", {"attention.causal": False}, "reads texts both ways"),
         ("qwen2", {"rope.dimension_count": 8}, "turns 8 of the 16 numbers of a head"),
         ("llama", {"attention.value_length": 8}, "keys of 16 numbers and values of 8"),

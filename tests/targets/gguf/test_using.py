@@ -19,6 +19,7 @@ from outpace import LLM, SamplingParams
 from outpace.cli.main import app
 from outpace.errors import (
     ModelLoadError,
+    OutpaceError,
     PromptError,
     UnsupportedModel,
     VocabularyMismatch,
@@ -150,7 +151,38 @@ def test_an_unknown_way_to_split_is_said(tmp_path: Path, caplog: pytest.LogCaptu
     path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)
     with caplog.at_level(logging.WARNING, "outpace"):
         load(path)
-    assert "splits texts in its own way (own-way)" in caplog.text
+    assert "splits texts in its own way ('own-way')" in caplog.text
+
+
+RUDE = "\x1b[31mred\r\nnext line" + "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("qwen2.embedding_length", RUDE),
+        ("qwen2.rope.scaling.type", RUDE),
+        ("tokenizer.ggml.eos_token_id", RUDE),
+        ("tokenizer.ggml.merges", [RUDE + " " + RUDE]),
+        ("tokenizer.ggml.model", RUDE),
+        ("tokenizer.ggml.pre", RUDE),
+        ("tokenizer.chat_template", [RUDE]),
+        ("general.sampling.temp", RUDE),
+        ("general.alignment", RUDE),
+    ],
+)
+def test_what_a_file_says_is_shown_in_one_short_line(
+    name: str, value: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes = {"qwen2.rope.scaling.factor": 2.0, name: value}
+    path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=changes)
+    try:
+        load(path)
+        said = "".join(record.getMessage() for record in caplog.records)
+    except OutpaceError as error:
+        said = str(error)
+    assert said.isprintable()
+    assert 50 < len(said) < 700
 
 
 @pytest.mark.parametrize(

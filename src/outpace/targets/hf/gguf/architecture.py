@@ -14,8 +14,9 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.integrations import ggml
 
+from outpace.core.values import shown
 from outpace.errors import ModelLoadError, UnsupportedModel
-from outpace.targets.hf.gguf.file import GGUFModel
+from outpace.targets.hf.gguf.file import GGUFModel, reason_of
 from outpace.targets.hf.gguf.rotary import rotary_options
 from outpace.targets.hf.gguf.vocabulary import token_id
 
@@ -65,7 +66,7 @@ def check_architecture(model: GGUFModel) -> None:
     that is no number."""
     if model.architecture not in MODEL_TYPES:
         raise UnsupportedModel(
-            f"{model.path} holds a model of architecture {model.architecture[:80]!r}, and outpace "
+            f"{model.path} holds a model of architecture {shown(model.architecture)}, and outpace "
             f"reads GGUF files of {', '.join(MODEL_TYPES)}: use the model's Hugging Face folder "
             "instead, which has a config.json and *.safetensors files."
         )
@@ -130,9 +131,8 @@ def config_of(model: GGUFModel) -> Any:
 
 def no_such_model(model: GGUFModel, error: Exception) -> ModelLoadError:
     """Returns the error for values of which no model can be made."""
-    reason = " ".join(str(error).split())[:300]
     return ModelLoadError(
-        f"{model.path} describes no model that there can be ({type(error).__name__}: {reason}): "
+        f"{model.path} describes no model that there can be ({reason_of(error)}): "
         "download it again."
     )
 

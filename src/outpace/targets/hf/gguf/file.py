@@ -88,6 +88,12 @@ class GGUFModel:
         return any(tensor.kind in KINDS for tensor in self.tensors.values())
 
 
+def reason_of(error: BaseException) -> str:
+    """Returns what an error of another library says, in one short line: it may quote the file."""
+    words = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {''.join(c if c.isprintable() else '?' for c in words)}"
+
+
 def is_number(value: Any) -> bool:
     """Returns whether a value of a file is one number; true and false are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -146,7 +152,8 @@ def read_model(path: Path) -> GGUFModel:
         twice = tensors.keys() & header.tensors
         if twice:
             raise ModelLoadError(
-                f"two parts of {path} hold the same weights ({min(twice)!r}): download it again."
+                f"two parts of {path} hold the same weights ({shown(min(twice))}): download it "
+                "again."
             )
         tensors |= header.tensors
     _check_kind_of_file(path, values)

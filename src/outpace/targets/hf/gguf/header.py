@@ -20,6 +20,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
+from outpace.core.values import shown
 from outpace.errors import ModelLoadError
 
 MAGIC = b"GGUF"
@@ -184,7 +185,7 @@ class _Reader:
         for _ in range(count):
             name = self._text()
             if name in values:
-                raise _Damaged(f"it has two values named {name[:80]!r}")
+                raise _Damaged(f"it has two values named {shown(name)}")
             values[name] = self._value(name)
         return values
 
@@ -202,9 +203,9 @@ class _Reader:
 
     def _numbers(self, kind: int, count: int, name: str) -> np.ndarray[Any, Any]:
         if kind not in NUMBERS:
-            raise _Damaged(f"its value {name[:80]!r} is of the unknown type {kind}")
+            raise _Damaged(f"its value {shown(name)} is of the unknown type {kind}")
         dtype = np.dtype(NUMBERS[kind])
-        begin = self._take(count * dtype.itemsize, f"its value {name[:80]!r}")
+        begin = self._take(count * dtype.itemsize, f"its value {shown(name)}")
         return np.frombuffer(self.data, dtype, count, begin).copy()
 
     # -- tensors -------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ class _Reader:
     def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name, dimensions = self._text(), self._number("<I")
         if not 1 <= dimensions <= MOST_DIMENSIONS:
-            raise _Damaged(f"its tensor {name[:80]!r} has {dimensions} dimensions")
+            raise _Damaged(f"its tensor {shown(name)} has {dimensions} dimensions")
         shape = tuple(self._number("<Q") for _ in range(dimensions))[::-1]
         return name, shape, self._number("<I"), self._number("<Q")
 
@@ -229,12 +230,12 @@ class _Reader:
         for name, shape, number, offset in sorted(entries, key=lambda entry: entry[3]):
             kind, nbytes = self._size(name, shape, number)
             if name in tensors:
-                raise _Damaged(f"it has two tensors named {name[:80]!r}")
+                raise _Damaged(f"it has two tensors named {shown(name)}")
             if offset % step or offset < end:
-                raise _Damaged(f"its tensor {name[:80]!r} lies where none can")
+                raise _Damaged(f"its tensor {shown(name)} lies where none can")
             end = offset + nbytes
             if start + end > self.size:
-                raise _Damaged(f"its tensor {name[:80]!r} would end behind the end of the file")
+                raise _Damaged(f"its tensor {shown(name)} would end behind the end of the file")
             raw = torch.frombuffer(
                 self.data, dtype=torch.uint8, count=nbytes, offset=start + offset
             )
@@ -248,19 +249,19 @@ class _Reader:
         except ValueError:
             raise ModelLoadError(
                 f"{self.path} holds weights of a kind that the gguf library does not know (number "
-                f"{number}, in {name[:80]!r}): use a Q4_K_M or Q8_0 file of the model, or a newer "
+                f"{number}, in {shown(name)}): use a Q4_K_M or Q8_0 file of the model, or a newer "
                 "gguf library."
             ) from None
         numbers, (size, nbytes) = math.prod(shape), GGML_QUANT_SIZES[kind]
         if numbers == 0 or shape[-1] % size:
-            raise _Damaged(f"its tensor {name[:80]!r} of kind {kind.name} has the shape {shape}")
+            raise _Damaged(f"its tensor {shown(name)} of kind {kind.name} has the shape {shape}")
         return kind.name, numbers // size * nbytes
 
 
 def _alignment(values: dict[str, Any]) -> int:
     found = values.get("general.alignment", ALIGNMENT)
     if not isinstance(found, int) or isinstance(found, bool) or found not in _ALIGNMENTS:
-        raise _Damaged(f"its tensors would be aligned to {str(found)[:20]!r} bytes")
+        raise _Damaged(f"its tensors would be aligned to {shown(found)} bytes")
     return found
 
 

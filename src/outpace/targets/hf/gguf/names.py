@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
+from outpace.core.values import shown
 from outpace.errors import UnsupportedModel
 from outpace.targets.cpu.weights.blocks import KINDS, Blocks
 from outpace.targets.hf.gguf.file import GGUFModel
@@ -142,7 +143,7 @@ def arrangement_of(model: GGUFModel, built: nn.Module) -> Arrangement:
     if more:
         raise UnsupportedModel(
             f"{model.path} holds weights that transformers' {type(built).__name__} has no place "
-            f"for ({more[0][:80]!r} is one): use the model's Hugging Face folder instead."
+            f"for ({shown(more[0])} is one): use the model's Hugging Face folder instead."
         )
     return Arrangement(names, processor)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from outpace.core.values import shown
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.hf.gguf.file import GGUFModel
 from outpace.targets.hf.gguf.header import Stored
@@ -73,7 +74,7 @@ def _scaling(model: GGUFModel) -> dict[str, Any]:
     odd = [name for name in YARN if model.number(f"rope.scaling.{name}") is not None]
     if kind != "yarn" or original is None or odd:
         raise UnsupportedModel(
-            f"{model.path} stretches its positions in a way that is not read here ({kind}"
+            f"{model.path} stretches its positions in a way that is not read here ({shown(kind)}"
             f"{' with ' + ', '.join(odd) if odd else ''}): use the model's Hugging Face folder."
         )
     return {

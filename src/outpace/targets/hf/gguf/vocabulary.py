@@ -17,7 +17,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 from outpace.core.values import shown
 from outpace.errors import ModelLoadError
 from outpace.targets.hf.gguf.bytelevel import CONTROL, USER_DEFINED, byte_level
-from outpace.targets.hf.gguf.file import GGUFModel, is_number
+from outpace.targets.hf.gguf.file import GGUFModel, is_number, reason_of
 
 LOGGER = logging.getLogger("outpace")
 
@@ -89,9 +89,8 @@ def tokenizer_of(model: GGUFModel) -> Any:
     except (KeyboardInterrupt, SystemExit, ModelLoadError):
         raise
     except BaseException as error:  # the tokenizers library panics with one of its own
-        reason = str(error).strip().split("\n")[0][:300]
         raise ModelLoadError(
-            f"cannot read the tokenizer of {str(model.path)!r} ({type(error).__name__}: {reason}): "
+            f"cannot read the tokenizer of {str(model.path)!r} ({reason_of(error)}): "
             "download it again, or pass tokenizer=."
         ) from error
     return tokenizer
@@ -241,7 +240,7 @@ def token_id(model: GGUFModel, key: str) -> int | None:
     known = len(tokens) if isinstance(tokens, list) and tokens else 1 << 31
     if not isinstance(found, int) or not 0 <= found < known:
         raise ModelLoadError(
-            f"{model.path} says that its {key} is {str(found)[:20]}, which is no token: download "
+            f"{model.path} says that its {key} is {shown(found)}, which is no token: download "
             "it again."
         )
     return found
@@ -260,5 +259,5 @@ def _check_split(model: GGUFModel, split: Any) -> None:
             "as GPT-2 does, and some prompts may become other tokens. A tokenizer of your own is "
             "given by tokenizer=.",
             model.path,
-            split,
+            shown(split),
         )
