@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -250,8 +251,9 @@ def test_from_the_command_line(path: Path, drafter: Path) -> None:
 # -- places ------------------------------------------------------------------------------------
 
 
-def split(path: Path, count: int) -> list[Path]:
-    """Splits a file as llama.cpp's tool does: all values in the first part."""
+def split(path: Path, count: int, said: Mapping[str, int] | None = None) -> list[Path]:
+    """Splits a file as llama.cpp's tool does: all values in the first part, and in each which part
+    it is. said: what else they say of that."""
     reader = gguf.GGUFReader(path)
     names = [path.with_name(f"big-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]
     for number, name in enumerate(names):
@@ -263,6 +265,9 @@ def split(path: Path, count: int) -> list[Path]:
             kind, inner = field.types[0], field.types[-1]
             sub = inner if kind == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(field.name, field.contents(), kind, sub_type=sub)
+        own = {"no": number, "count": count, "tensors.count": len(reader.tensors), **(said or {})}
+        for key, value in own.items():
+            writer.add_int32(f"split.{key}", value)
         for tensor in reader.tensors[number::count]:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
         writer.write_header_to_file()
@@ -286,6 +291,37 @@ def test_a_model_in_parts(path: Path, tmp_path: Path) -> None:
             check_path(named)
     with pytest.raises(ModelLoadError, match=r"big-00002-of-00003.gguf is not beside it"):
         parts_of(parts[0])
+
+
+def test_a_part_with_another_name(path: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.gguf"
+    whole.write_bytes(path.read_bytes())
+    part = split(whole, 3)[0].rename(tmp_path / "first.gguf")
+    with pytest.raises(ModelLoadError, match=r"one of 3 parts .* again as NAME-00001-of-00003.gg"):
+        load(part)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"count": 3}, "part 1 of 2 by its name, and says itself that it is one of 3 parts"),
+        ({"no": 1}, "part 1 of 2 by its name, and says itself that it is part 2 of"),
+        ({"tensors.count": 7}, "weights together, and big-00001-of-00002.gguf says that there are"),
+        ({"no": -1}, "its split.no is -1, which counts nothing"),
+    ],
+)
+def test_parts_that_do_not_belong_together(
+    said: dict[str, int], reason: str, path: Path, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole.gguf"
+    whole.write_bytes(path.read_bytes())
+    with pytest.raises(ModelLoadError, match=reason):
+        load(split(whole, 2, said)[0])
+
+
+def test_a_model_that_was_put_together_again(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes={"split.count": 0})
+    assert load(path).model is not None
 
 
 def test_a_folder_with_one_file_or_several(path: Path, tmp_path: Path) -> None:

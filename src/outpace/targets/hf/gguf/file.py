@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from outpace.core.values import shown
+from outpace.core.values import is_whole, shown
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.cpu.weights.blocks import KINDS
-from outpace.targets.hf.gguf.header import Stored, begins_as_gguf, read_header
+from outpace.targets.hf.gguf.header import Header, Stored, begins_as_gguf, read_header
 
 PLAIN = ("F32", "F16", "BF16")
 """The kinds of numbers that are in no blocks."""
@@ -146,6 +147,7 @@ def read_model(path: Path) -> GGUFModel:
     Raises ``ModelLoadError`` or ``UnsupportedModel``.
     """
     headers = [read_header(part) for part in parts_of(path)]
+    _check_parts(path, headers)
     values = {**headers[-1].values, **headers[0].values}
     tensors: dict[str, Stored] = {}
     for header in headers:
@@ -160,6 +162,49 @@ def read_model(path: Path) -> GGUFModel:
     model = GGUFModel(path, values, tensors)
     _check_tensors(model)
     return model
+
+
+def _check_parts(path: Path, headers: Sequence[Header]) -> None:
+    """Raises ``ModelLoadError`` unless files that say which part of a model they are say what their
+    names do, and hold all its weights together."""
+    for place, header in enumerate(headers):
+        count, number = _said(header, "split.count"), _said(header, "split.no")
+        if len(headers) == 1 and count is not None and count > 1:
+            raise ModelLoadError(
+                f"{path} is one of {count} parts of a model, and has another name than parts have: "
+                f"name them all again as NAME-00001-of-{count:05}.gguf and so on, in one folder."
+            )
+        by_name = f"part {place + 1} of {len(headers)} by its name"
+        if count not in (None, 0, len(headers)):  # 0: of several that were put together again
+            raise _of_another_model(header.path, by_name, f"one of {count} parts")
+        if len(headers) > 1 and number not in (None, place):
+            raise _of_another_model(header.path, by_name, f"part {number + 1}")
+    held = sum(len(header.tensors) for header in headers)
+    for header in headers:
+        total = _said(header, "split.tensors.count")
+        if total not in (None, held) and len(headers) > 1:
+            raise ModelLoadError(
+                f"the parts of {path} hold {held} weights together, and {header.path.name} says "
+                f"that there are {total}: download all parts of one model into one folder."
+            )
+
+
+def _said(header: Header, name: str) -> Any:
+    """Returns a whole number that a file says, None if it says none."""
+    found = header.values.get(name)
+    if found is None or (is_whole(found) and found >= 0):
+        return found
+    raise ModelLoadError(
+        f"{header.path} says that its {name} is {shown(found)}, which counts nothing: download it "
+        "again."
+    )
+
+
+def _of_another_model(path: Path, by_name: str, inside: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"{path} is {by_name}, and says itself that it is {inside} of its model: download all "
+        "parts of one model into one folder, and leave them their names."
+    )
 
 
 def _check_kind_of_file(path: Path, values: dict[str, Any]) -> None:
