@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from outpace.errors import ModelLoadError
+from outpace.targets.hf.gguf.file import check_files
 from outpace.targets.hf.gguf.header import Header, is_gguf, read_header
 from targets.gguf.files import tiny, write
 
@@ -78,8 +80,26 @@ def test_what_is_no_gguf(tmp_path: Path) -> None:
         read_header(other)
     empty = tmp_path / "empty.gguf"
     empty.write_bytes(b"")
-    with pytest.raises(ModelLoadError, match=r"cannot read .*empty.gguf"):
+    with pytest.raises(ModelLoadError, match=r"empty.gguf .it is empty.: download it again"):
         read_header(empty)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EACCES, "the right to read it .chmod."),
+        (errno.EIO, "name a file that can be read"),
+    ],
+)
+def test_a_whole_file_that_cannot_be_read(
+    number: int, remedy: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, "not for you")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ModelLoadError, match=rf"cannot read .*not for you.*{remedy}"):
+        check_files(path)
 
 
 # -- damage ------------------------------------------------------------------------------------

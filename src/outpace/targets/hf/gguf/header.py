@@ -91,8 +91,17 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file:
             # Copied on writing: torch warns of memory that it may not write to.
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError) as error:  # mmap's error for an empty file is a ValueError
-        raise ModelLoadError(f"cannot read {path} ({error}): download it again.") from error
+    except PermissionError as error:
+        raise ModelLoadError(
+            f"cannot read {path} ({error.strerror}): give yourself the right to read it "
+            "(chmod), or name another file."
+        ) from error
+    except OSError as error:
+        raise ModelLoadError(
+            f"cannot read {path} ({error.strerror}): name a file that can be read."
+        ) from error
+    except ValueError as error:  # mmap's, for no bytes at all
+        raise ModelLoadError(f"cannot read {path} (it is empty): download it again.") from error
     try:
         return _Reader(path, data).header()
     except _Damaged as error:
