@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from outpace.core.beam_params import BeamSearchParams
 from outpace.engine.beams.group import Group
 from outpace.engine.beams.search import BeamSearch
-from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS, Engine
+from outpace.engine.engine import Engine
 from outpace.errors import ParamsError
 from outpace.intake import Intake
 from outpace.outputs import BeamSearchOutput, BeamSearchSequence
@@ -61,7 +61,7 @@ class Beams:
         # No more rows than the prompts can need; those are only made as texts grow.
         rows = min(self._engine.target.rows, params.beam_width * len(groups))
         target = self._engine.target.another(rows)
-        return BeamSearch(target, groups, params.beam_width, TOKENS_BETWEEN_ROUNDS)
+        return BeamSearch(target, groups, params.beam_width, self._engine.max_batched_tokens)
 
 
 def _output(prompt: Prompt, group: Group, returned: int) -> BeamSearchOutput:

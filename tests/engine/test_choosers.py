@@ -21,6 +21,7 @@ from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.registry import find_drafter
 from outpace.draft.route.classifier import TaskClassifier
 from outpace.draft.route.hedge import Leader, Shadow
+from outpace.draft.route.state import StateFile
 from outpace.draft.route.ucb import Bandit
 from outpace.draft.trained.riders.base import RidingHeadDrafter
 from outpace.errors import ConfigError
@@ -444,3 +445,16 @@ def test_a_prompts_task_names_the_drafter(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             LLM(letter_model(), tokenizer=Words(), speculative_config={**config, **wrong})
+
+
+def test_a_state_that_cannot_be_written_is_told_once_and_ends_no_text(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    file = StateFile(folder / "state.json", "hedge", ["ngram"])
+    folder.rmdir()
+    with pytest.warns(UserWarning, match=r"cannot write .*state.json \(No such file"):
+        file.save({"gains": [1.0]})
+    file.save({"gains": [2.0]})  # a second warning would be an error
+    folder.mkdir()
+    file.save({"gains": [3.0]})
+    assert file.load() == {"gains": [3.0]}

@@ -9,6 +9,9 @@ import pytest
 from torch import Tensor
 
 from outpace import LLM, SamplingParams
+from outpace.core.faults import NotFinite
+from outpace.core.law import RowOptions
+from outpace.engine.request import Request
 from targets.families import drafter, target
 
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
@@ -71,3 +74,81 @@ def test_who_fails_in_the_first_round_leaves_others_that_wait_alone(method: str)
     found = llm.generate(prompts, [bad, fine, fine, fine, fine])
     assert [output.finish_reason for output in found] == ["error", *["length"] * 4]
     assert [output.token_ids for output in found] == [[], *alone[1:]]
+
+
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("room", ["target", "drafter"])
+def test_a_prompt_that_cannot_be_begun_ends_alone(
+    room: str, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where memory runs out while one is admitted, before or behind others."""
+    config = {"method": "draft_model", "model": drafter("llama"), "num_speculative_tokens": 3}
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=3)
+    fine = SamplingParams(temperature=1.0, seed=1, max_tokens=8, ignore_eos=True)
+    expected = [output.token_ids for output in llm.generate(PROMPTS, fine)]
+    begin = {"target": llm.engine.target.admit, "drafter": llm.engine.drafter.admit}[room]
+
+    def admit(asked: Any) -> Any:
+        prompt = asked.token_ids if room == "target" else asked[0].prompt
+        done = begin(asked)  # what it leaves behind is half a row
+        if list(prompt) == PROMPTS[place]:
+            raise RuntimeError("not enough memory")
+        return done
+
+    monkeypatch.setattr(getattr(llm.engine, room), "admit", admit)
+    found = llm.generate(PROMPTS, fine)
+    for row, output in enumerate(found):
+        assert output.finish_reason == ("error" if row == place else "length")
+        assert output.token_ids == ([] if row == place else expected[row])
+    assert not llm.engine.busy
+
+
+def test_a_drafter_that_fails_behind_a_round_leaves_the_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = {"method": "draft_model", "model": drafter("llama"), "num_speculative_tokens": 3}
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=3)
+    fine = SamplingParams(temperature=1.0, seed=1, max_tokens=8, ignore_eos=True)
+    expected = [output.token_ids for output in llm.generate(PROMPTS, fine)]
+    observe, rounds = llm.engine.drafter.observe, 0
+
+    def fails_once(rows: Any, round: Any) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 1:
+            raise NotFinite(1, "the drafter's weights are damaged")
+        observe(rows, round)
+
+    monkeypatch.setattr(llm.engine.drafter, "observe", fails_once)
+    seen: list[int] = []
+    with llm.engine.observing(lambda trace: seen.append(sum(trace.emitted))):
+        found = llm.generate(PROMPTS, fine)
+    assert [output.finish_reason for output in found] == ["length", "error", "length"]
+    assert [found[row].token_ids for row in (0, 2)] == [expected[0], expected[2]]
+    assert found[1].token_ids == expected[1][: len(found[1].token_ids)] != []
+    written = [output.metrics.num_emitted_tokens for output in found]
+    assert sum(seen) == sum(written)
+    assert written == [len(output.token_ids) for output in found]
+
+
+def test_an_error_does_not_reach_a_text_that_has_ended() -> None:
+    request = Request(
+        [1], RowOptions(SamplingParams(temperature=0).resolve({})), seed=0, max_tokens=1
+    )
+    request.extend([2])
+    request.fail(RuntimeError("too late"))
+    assert (request.finish_reason, request.error) == ("length", None)
+
+
+def test_who_leaves_while_waiting_leaves_the_queue() -> None:
+    llm = LLM(target("llama"), speculative_config={"method": "none"}, max_num_seqs=1)
+    asked = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    first, *waiting = [llm.requests(prompt, asked)[0] for prompt in PROMPTS]
+    for request in (first, *waiting):
+        llm.engine.add(request)
+    llm.engine.step()
+    llm.engine.remove(waiting[0])
+    assert list(llm.engine.waiting) == waiting[1:]
+    while llm.engine.busy:
+        llm.engine.step()
+    assert len(llm.engine.waiting) == 0

@@ -19,7 +19,7 @@ def drained(queue: Queue) -> list[Request]:
     found = []
     while (first := queue.first) is not None:
         found.append(first)
-        queue.remove(first)
+        queue.join(first)
     return found
 
 

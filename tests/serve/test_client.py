@@ -57,6 +57,14 @@ def test_a_completion_is_what_the_engine_says(client: openai.OpenAI, address: st
     assert counted["count"] == answer.usage.prompt_tokens
 
 
+def test_tokens_of_a_chat_have_the_special_tokens_of_its_template(address: str) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    assert call(address, "/tokenize", chat)[0] == 200
+    status, answer, _ = call(address, "/tokenize", {**chat, "add_special_tokens": False})
+    assert status == 400
+    assert answer["error"]["param"] == "add_special_tokens"
+
+
 def test_completions_of_several_prompts_and_token_ids(client: openai.OpenAI) -> None:
     together = client.completions.create(
         model=MODEL, prompt=["One day", "The dog"], n=2, max_tokens=5, seed=3, temperature=1

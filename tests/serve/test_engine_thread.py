@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from outpace import LLM
+from outpace import LLM, SamplingParams
 from outpace.serve.engine_thread import EngineThread, OutOfTime, QueueFull, ShuttingDown
 from outpace.serve.jobs import Delta, Job
+from outpace.serve.trace import Tracer
 
 from .conftest import wait_for
 
@@ -224,3 +225,25 @@ def test_closing_ends_what_takes_too_long(llm: LLM) -> None:
     assert not made.close(0)
     assert isinstance(endless.ended().error, ShuttingDown)
     llm.engine.step()
+
+
+def test_a_trace_that_cannot_be_written_ends_no_text(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    def decode(token: int) -> str:
+        raise RuntimeError("no such token")
+
+    asked = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    (expected,) = llm.generate("Once upon a time", asked)
+    tracer = Tracer(decode)
+    requests = llm.requests("Once upon a time", asked)
+    tracer.follow(requests)
+    with llm.engine.observing(tracer):
+        llm.engine.add(requests[0])
+        while llm.engine.busy:
+            llm.engine.step()
+    assert requests[0].output_ids == expected.token_ids
+    assert tracer.take(requests[0]) == []
+    assert [record.message for record in caplog.records] == [
+        "a round could not be written down, and the trace of its text ends"
+    ]

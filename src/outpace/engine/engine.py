@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.law import History, LawMaker, RowFault
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import Drawn, Proposal, Verdict
 from outpace.core.stats import Seconds
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Round, RowInfo, Rows
@@ -33,6 +34,19 @@ Done = TypeVar("Done")
 
 TOKENS_BETWEEN_ROUNDS = 2048
 """Prompt tokens that are read between two rounds, by default."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Played:
+    """A round whose tokens the texts have."""
+
+    trace: RoundTrace
+    verdict: Verdict
+    scores: Scores
+    pending: list[list[int]]
+    """Each row's committed tokens that were not cached before."""
+    laws: Tensor | None
+    """``[B, M, V]``, the target's before any argmax, if the drafter learns from them."""
 
 
 class Engine:
@@ -74,10 +88,11 @@ class Engine:
         self.running: list[Request] = []
         self.room = Room(max_tokens_held)
         self.controller = controller
-        self._max_batched_tokens = max_batched_tokens
+        self.max_batched_tokens = max_batched_tokens
         self._layers = verifier.layers | frozenset(drafter.needs.states)
         self._turn = threading.Lock()
         self._interrupted = False
+        self._leaving = False  # whether requests have ended that may still wait in the queue
         self._player: int | None = None  # the thread that is playing a step
         self._ids = itertools.count()
         self._law: LawMaker | None = None
@@ -101,6 +116,7 @@ class Engine:
         """Ends a request where it is. Its row is free again now or, where another thread is playing
         a round, after that round."""
         request.abort()
+        self._leaving = True
         if self._turn.acquire(blocking=False):
             try:
                 if not self._interrupted:
@@ -206,6 +222,7 @@ class Engine:
         self.drafter.reset()
         self.waiting.put_back([row for row in self.running if not row.finished])
         self.running = []
+        self.waiting.drop_finished()
         self._rows_changed()
 
     def _admit(self) -> None:
@@ -214,7 +231,7 @@ class Engine:
             if request is None:
                 return
             if request.finished:
-                self.waiting.remove(request)
+                self.waiting.drop_finished()
                 continue
             source = self._twin(request)
             if source is not None and not self._can_fork(source):
@@ -223,8 +240,6 @@ class Engine:
                 return  # nobody overtakes it, so that it has its room soon
             if self._begins(request, source):
                 self.waiting.join(request)
-            else:
-                self.waiting.remove(request)
 
     def _twin(self, request: Request) -> int | None:
         """A row with the same prompt."""
@@ -242,12 +257,16 @@ class Engine:
         return read and self.target.ready == self.target.active
 
     def _begins(self, request: Request, source: int | None) -> bool:
-        """Begins a request, or ends it where the target cannot read what comes with its prompt;
-        returns whether it has a row."""
+        """Begins a request, or ends it where its prompt cannot be read; returns whether it has a
+        row. After a failure that nobody foresees, such as memory that runs out, what target and
+        drafter know of their rows may be anything: all other rows begin anew."""
         try:
             self._begin(request, source)
         except (PromptError, UnsupportedModel) as error:
             request.fail(error)
+        except Exception as error:
+            request.fail(error)
+            self._start_over()
         return not request.finished
 
     def _begin(self, request: Request, source: int | None) -> None:
@@ -279,7 +298,7 @@ class Engine:
         if self.target.ready == self.target.active:
             return
         begin, ready = perf_counter(), self.target.ready
-        for chunk in self.target.fill(self._max_batched_tokens, self._layers):
+        for chunk in self.target.fill(self.max_batched_tokens, self._layers):
             deliver_chunk(self.drafter, chunk)
         seconds = perf_counter() - begin
         for request in self.running[ready:]:
@@ -288,6 +307,9 @@ class Engine:
         self._rows_changed()
 
     def _release(self) -> None:
+        if self._leaving:
+            self._leaving = False
+            self.waiting.drop_finished()
         self._retain([request for request in self.running if not request.finished])
 
     def _make_room(self) -> None:
@@ -324,18 +346,21 @@ class Engine:
 
     def _try_round(self, played: Sequence[Request]) -> None:
         """Plays a round, or ends the request that stands in its way: the next step plays it."""
-        rows = None
+        rows, compiled = None, self.compile_seconds
         try:
             budgets = affordable(played, self.controller.budgets(played))
             rows = self._rows(played)
-            self._round(played, rows, budgets)
+            done = self._round(played, rows, budgets)
         except RowFault as error:
             if rows is not None:
                 self.drafter.rewind(rows)
             played[error.row].fail(error)
+        else:
+            self._learn(done, compiled)
 
-    def _round(self, played: Sequence[Request], rows: Rows, budgets: Sequence[int]) -> None:
-        times, compiled = [perf_counter()], self.compile_seconds
+    def _round(self, played: Sequence[Request], rows: Rows, budgets: Sequence[int]) -> _Played:
+        """Plays a round up to the tokens that it brings each text."""
+        times = [perf_counter()]
         proposal = self._propose(rows, budgets)
         times.append(perf_counter())
         scores, pending = self._score(rows, proposal)
@@ -349,28 +374,48 @@ class Engine:
         emitted = self._emit(played, decisions, reported, dead_ends)
         times.append(perf_counter())
         seconds = Seconds(*(b - a for a, b in itertools.pairwise(times)))
-        deliver_round(self.drafter, scores, pending, decisions)
-        with rows.law.drafting():
-            self.drafter.observe(rows, Round(proposal, verdict, seconds, laws, scores.rider_logits))
-        methods = proposal.methods or [self.drafter.name] * len(played)
-        outcomes = counted(played, decisions, emitted, seconds, methods)
+        trace = RoundTrace(
+            requests=played,
+            rows=rows,
+            budgets=budgets,
+            proposal=proposal,
+            decisions=decisions,
+            emitted=emitted,
+            rule=judgement.rule,
+            laws=judgement.laws,
+            dead_ends=dead_ends,
+            seconds=seconds,
+        )
+        return _Played(trace, verdict, scores, pending, laws)
+
+    def _learn(self, round: _Played, compiled: float) -> None:
+        """Tells everybody of a round. compiled: the `compile_seconds` before it."""
+        trace = round.trace
+        told = self._tell_drafter(round)
+        methods = trace.proposal.methods or [self.drafter.name] * len(trace.requests)
+        outcomes = counted(trace.requests, trace.decisions, trace.emitted, trace.seconds, methods)
         steady = self.compile_seconds == compiled  # compiling is no price of a round
-        self.controller.record(played, outcomes, seconds if steady else None)
+        self.controller.record(trace.requests, outcomes, trace.seconds if steady else None)
         for observer in self.observers:
-            observer(
-                RoundTrace(
-                    requests=played,
-                    rows=rows,
-                    budgets=budgets,
-                    proposal=proposal,
-                    decisions=decisions,
-                    emitted=emitted,
-                    rule=judgement.rule,
-                    laws=judgement.laws,
-                    dead_ends=dead_ends,
-                    seconds=seconds,
-                )
-            )
+            observer(trace)
+        if not told:
+            self._start_over()
+
+    def _tell_drafter(self, round: _Played) -> bool:
+        """Returns whether the drafter has taken in a round. A row whose laws it cannot make ends
+        with that error, behind the tokens of the round, which stay the target's."""
+        trace = round.trace
+        news = Round(
+            trace.proposal, round.verdict, trace.seconds, round.laws, round.scores.rider_logits
+        )
+        try:
+            deliver_round(self.drafter, round.scores, round.pending, trace.decisions)
+            with trace.rows.law.drafting():
+                self.drafter.observe(trace.rows, news)
+        except RowFault as error:
+            trace.requests[error.row].fail(error)
+            return False
+        return True
 
     def _rows(self, played: Sequence[Request]) -> Rows:
         device = self.target.device

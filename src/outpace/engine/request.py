@@ -61,8 +61,9 @@ class Request:
     tag: str | None = None
     """What the request says of itself to drafters, such as its task."""
     repeats: bool = True
-    """Whether its seed gives the text again. That of a sampled text without a seed of its own does
-    not, once what was drafted for it followed from clocks and from other texts."""
+    """Whether generating again with ``seed`` gives this text. It does not where the user gave no
+    seed for a sampled text and tokens were drafted: how many depends on measured times and on
+    other texts, and decides which random numbers are used."""
     seeded: bool = False
     """Whether the user gave a seed for a sampled text, which then has to repeat itself."""
     priority: float = 0
@@ -190,9 +191,11 @@ class Request:
             self._finish("abort")
 
     def fail(self, error: Exception) -> None:
-        """Ends the text where it is, for a reason of its own."""
-        self.error = error
-        self._finish("error")
+        """Ends the text where it is, for a reason of its own; nothing happens to one that has
+        ended."""
+        if not self.finished:
+            self.error = error
+            self._finish("error")
 
     def _new_text(self) -> Detokenizer | None:
         # Decoding token by token is only worth its time where the text is needed on the way.

@@ -64,12 +64,13 @@ class Queue:
 
     def join(self, request: Request) -> None:
         """Takes out a request that takes a row."""
-        self.remove(request)
+        (self._back if request in self._back else self._waiting).remove(request)
         self.order.joins(request)
 
-    def remove(self, request: Request) -> None:
-        """Takes out a request that has ended before it could join."""
-        (self._back if request in self._back else self._waiting).remove(request)
+    def drop_finished(self) -> None:
+        """Takes out all requests that have ended while they waited."""
+        self._back = [one for one in self._back if not one.finished]
+        self._waiting = [one for one in self._waiting if not one.finished]
 
 
 class Room:

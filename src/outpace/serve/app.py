@@ -194,9 +194,10 @@ class Server:
         self._tracer.leave(call.requests)
         notes["prompt_tokens"] = call.prompt_tokens
         notes["completion_tokens"] = sum(len(one.output_ids) for one in call.requests)
-        notes["finish_reasons"] = [one.finish_reason for one in call.requests]
+        # A text that is not finished is the engine's still, which ends it before its next round.
+        notes["finish_reasons"] = [one.finish_reason or "abort" for one in call.requests]
         if self._settings.log_prompts:
-            notes["texts"] = [one.text for one in call.requests]
+            notes["texts"] = [one.text if one.finished else None for one in call.requests]
 
     def _note_end(self, job: Job) -> None:
         self._metrics.observe_job(job)

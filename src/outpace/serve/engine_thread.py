@@ -39,9 +39,9 @@ class EngineThread:
 
     Other threads only ever put something into its mailbox, which is emptied between two rounds. So
     a request that is cancelled gives its row back within a round, a client that reads slowly holds
-    up nobody, and whatever one request does wrong ends that request alone. A step that fails as a
-    whole is played again; if it fails again, the requests in the batch end with its error, and the
-    others go on.
+    up nobody, and an error that belongs to one request ends that request alone. A step that fails
+    for another reason is played again; if it fails again, the requests in the batch end with its
+    error, and the others go on.
 
     ended: is called with every job that ended, in the engine's thread. max_waiting: texts that may
     wait for a row. max_per_client: texts of one client that may wait or be written.
@@ -173,7 +173,7 @@ class EngineThread:
 
     def _abort(self, job: Job) -> None:
         for request in job.requests:
-            request.abort()
+            self.engine.remove(request)
         self._settle([job] if job in self._jobs else [])
 
     def _abort_all(self) -> None:
@@ -185,6 +185,7 @@ class EngineThread:
         for request in job.requests:
             if not request.finished:
                 request.fail(error)
+                self.engine.remove(request)
 
     def _play(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -9,6 +10,8 @@ from typing import Any, Literal
 from outpace.engine.request import Request
 from outpace.engine.trace import RoundTrace
 from outpace.engine.verifier import Decision
+
+log = logging.getLogger("outpace.serve")
 
 Origin = Literal["accepted", "corrected", "bonus", "plain"]
 """A drafted token that was kept; the target's own in the place of a drafted one; the target's own
@@ -54,7 +57,16 @@ class Tracer:
         for row, request in enumerate(trace.requests):
             rounds = self._rounds.get(id(request))
             if rounds is not None:
-                rounds.append(self._round(trace, row))
+                self._write(rounds, trace, row)
+
+    def _write(self, rounds: deque[dict[str, Any]], trace: RoundTrace, row: int) -> None:
+        """Adds a round of a row. Where a token cannot be decoded, its trace ends there, and no
+        text."""
+        try:
+            rounds.append(self._round(trace, row))
+        except Exception:
+            log.exception("a round could not be written down, and the trace of its text ends")
+            self.leave([trace.requests[row]])
 
     def _round(self, trace: RoundTrace, row: int) -> dict[str, Any]:
         decision, drafted = trace.decisions[row], trace.decisions[row].drafted

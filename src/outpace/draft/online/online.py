@@ -6,6 +6,7 @@ Liu et al. 2023, "Online speculative decoding" (arXiv 2310.07177).
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,9 @@ from outpace.train.teacher import TOP
 BACKLOG = 4
 """Updates that may be due at once, while learning has had its share of time: older text is
 dropped."""
+
+LOSSES = 1024
+"""Losses of updates that are kept."""
 
 
 class Online(Drafter):
@@ -57,8 +61,8 @@ class Online(Drafter):
         self._learned_for = 0.0
         self.updates = 0
         """How many there have been."""
-        self.losses: list[float] = []
-        """Of each update, before it."""
+        self.losses: deque[float] = deque(maxlen=LOSSES)
+        """Of the latest updates, before each of them."""
         # What the engine and the controller ask of a drafter, as the inner one says it.
         self.name, self.draws, self.trees = inner.name, inner.draws, inner.trees  # type: ignore[misc]
         self.needs = replace(inner.needs, laws=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ class StateFile:
         """method, drafters: whose numbers these are; a file of others is refused."""
         self._path = Path(path)
         self._whose = {"method": method, "drafters": list(drafters)}
+        self._warned = False
 
     def load(self) -> Mapping[str, Any] | None:
         """Returns what was saved, None if there is no file yet; ``ConfigError`` for another
@@ -50,10 +52,16 @@ class StateFile:
         return state
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Replaces the file, whole or not at all."""
+        """Replaces the file, whole or not at all. Where that fails, as on a full disk, a warning
+        says so once: texts go on, and the next save may succeed."""
         beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        beside.write_text(json.dumps({**self._whose, "state": dict(state)}), encoding="utf-8")
-        os.replace(beside, self._path)
+        try:
+            beside.write_text(json.dumps({**self._whose, "state": dict(state)}), encoding="utf-8")
+            os.replace(beside, self._path)
+        except OSError as error:
+            if not self._warned:
+                warnings.warn(f"state: cannot write {self._path} ({error.strerror}).", stacklevel=2)
+            self._warned = True
 
 
 def numbers(state: Mapping[str, Any], name: str, count: int) -> list[float]:

@@ -97,6 +97,12 @@ class Reader:
         if ("prompt" in given) == ("messages" in given):
             raise ApiError(400, "give either a prompt or messages.", "prompt")
         if "messages" in given:
+            if "add_special_tokens" in given:
+                raise ApiError(
+                    400,
+                    "add_special_tokens is about a prompt; a chat has those of its template.",
+                    "add_special_tokens",
+                )
             return token_ids_of(self._chat_prompt(given, []))
         try:
             return self._llm.token_ids(given["prompt"], given.get("add_special_tokens", True))

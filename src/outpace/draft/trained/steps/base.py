@@ -36,7 +36,7 @@ class _Seen:
     def read(self, states: Tensor) -> None:
         """Takes the states ``[T, H]`` of the tokens that come next."""
         if len(states):
-            self.latest = states[-1]
+            self.latest = states[-1].clone()  # a view would keep the states of the whole pass
         self.unread -= len(states)
         if self.unread == 0:
             self.of_prompt = self.latest
