@@ -54,6 +54,18 @@ class Bandit:
         self.pulls[arm] += 1
 
 
+def block_divergence(shares: Sequence[float], wanted: int) -> float:
+    """Returns the reward of a draft, in [0, 1].
+
+    shares: of each token that was tested, the probability that the laws of drafter and target have
+    in common. wanted: how many tokens were to be drafted.
+
+    >>> block_divergence([1.0], 8), block_divergence([0.75] * 8, 8)
+    (0.125, 0.75)
+    """
+    return sum(shares) / max(wanted, len(shares))
+
+
 @dataclass(frozen=True, kw_only=True)
 class UcbOptions(DraftersOptions):
     """What a user may set."""
@@ -73,9 +85,8 @@ class Ucb(Learning[Bandit]):
     """Drafts with one child and learns about that one only: for drafters of like cost of which
     others cannot be asked what they would have done.
 
-    The reward of a round is its block divergence: the mean, over the drafted tokens that were
-    tested, of 1 minus the total variation of drafter and target, which varies less than what was
-    accepted. Rows of a batch have one bandit; a sampled row with a seed of its own has its own.
+    The reward of a round is its `block_divergence`, which varies less than what was accepted.
+    Rows of a batch have one bandit; a sampled row with a seed of its own has its own.
     """
 
     name: ClassVar[str] = "ucb"
@@ -134,7 +145,7 @@ class Ucb(Learning[Bandit]):
             chances = committed.of_draft(own, row) if own is not None else [0.0]
             length = len(own.nodes[row]) if own is not None else 0
             tested = chances[: max(1, min(length, len(chances)))]
-            self._learned.of(rows, row).add(arm, sum(tested) / len(tested))
+            self._learned.of(rows, row).add(arm, block_divergence(tested, self._budgets[row]))
         self._chosen = []
 
     def to_save(self) -> Mapping[str, Sequence[float]]:
