@@ -266,6 +266,7 @@ def _measured(options: argparse.Namespace) -> None:
             continue
         command = [sys.executable, "-m", "outpace", "bench", "run", "-m", options.target]
         command += ["--chat", "--prompts", str(asked), "--temperature", temperature]
+        command += ["--to-end", "--again"]
         command += ["--max-tokens", str(options.tokens), "--threads", str(options.threads)]
         command += ["--llm", '{"max_model_len": 768}', "--json", str(found)]
         for config in _configs(options):
@@ -348,28 +349,44 @@ def _benchmarks(out: Path) -> Iterator[str]:
         (cell,) = json.loads(path.read_text())["cells"]
         kinds = list(dict.fromkeys(HELD_OUT.values()))
         yield f"Temperature {temperature}, {cell['prompts']} prompts:"
-        head = "| | accepted at positions 1 to 4, % | tokens/pass | "
-        head += " | ".join(kinds) + " | over plain | with the length chosen | on code |"
-        _, *drafting = cell["methods"]  # plain decoding is the first
-        pairs = zip(drafting[::2], drafting[1::2], strict=True)
-        rows = [_row(fixed, chosen, kinds) for fixed, chosen in pairs]
-        yield "\n".join([head, "|---" * (6 + len(kinds)) + "|", *rows])
+        _, again, *drafting = cell["methods"]  # plain decoding is the first, and the second
+        pairs = list(zip(drafting[::2], drafting[1::2], strict=True))
+        head = ["", "accepted at positions 1 to 4, %", "tokens/pass", *kinds]
+        yield _table(head, [_accepted(fixed, kinds) for fixed, _ in pairs])
+        head = ["over plain", "four drafted", "with the length chosen", *kinds]
+        same = ["the same again", "", _times(again["speedup"]), *_by_kind(again, kinds)]
+        yield _table(head, [same, *(_sped_up(*pair, kinds) for pair in pairs)])
 
 
-def _row(fixed: Mapping[str, Any], chosen: Mapping[str, Any], kinds: Sequence[str]) -> str:
-    """A drafter's row: what it does with `DRAFTED` tokens, and with as many as pay."""
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _accepted(fixed: Mapping[str, Any], kinds: Sequence[str]) -> list[str]:
+    """What a drafter's chains of `DRAFTED` tokens bring."""
     parts = {task["task"]: task["acceptance"] for task in fixed["tasks"]}
     lengths = [f"{parts[kind]['emitted'] / parts[kind]['passes']:.2f}" for kind in kinds]
     emitted, passes = (sum(part[key] for part in parts.values()) for key in ("emitted", "passes"))
-    (code,) = (task["speedup"] for task in chosen["tasks"] if task["task"] == kinds[0])
-    cells = [
-        f"`{fixed['name'].split()[0]}`",
-        by_position(list(parts.values())),
-        f"{emitted / passes:.2f}",
-        *lengths,
-        *map(_times, (fixed["speedup"], chosen["speedup"], code)),
-    ]
-    return f"| {' | '.join(cells)} |"
+    accepted = by_position(list(parts.values()))
+    return [_named(fixed), accepted, f"{emitted / passes:.2f}", *lengths]
+
+
+def _sped_up(
+    fixed: Mapping[str, Any], chosen: Mapping[str, Any], kinds: Sequence[str]
+) -> list[str]:
+    """A drafter's speed with `DRAFTED` tokens, and with as many as pay."""
+    speeds = map(_times, (fixed["speedup"], chosen["speedup"]))
+    return [_named(fixed), *speeds, *_by_kind(chosen, kinds)]
+
+
+def _by_kind(method: Mapping[str, Any], kinds: Sequence[str]) -> list[str]:
+    speeds = {task["task"]: task["speedup"] for task in method["tasks"]}
+    return [_times(speeds[kind]) for kind in kinds]
+
+
+def _named(method: Mapping[str, Any]) -> str:
+    return f"`{method['name'].split()[0]}`"
 
 
 def _times(speedup: Mapping[str, float]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ from outpace.targets.hf.gguf.file import read_model
 from outpace.targets.hf.loading.load import load
 from targets.gguf.test_families import widened
 
-FOLDER = Path("~/.cache/outpace-models").expanduser()
+FOLDER = Path(os.environ.get("OUTPACE_MODELS") or "~/.cache/outpace-models").expanduser()
 SMALL = FOLDER / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 LARGE = FOLDER / "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+OTHER = FOLDER / "gemma-3-270m-q4_k_m.gguf"
 CHAT = [{"role": "user", "content": "Write a Python function that reverses a list."}]
 
 
@@ -47,3 +50,21 @@ def test_a_drafter_changes_no_word_of_a_real_chat() -> None:
     params = SamplingParams(temperature=0, max_tokens=20, speculative="off")
     assert llm.chat(CHAT, params).token_ids == drafted.token_ids
     assert drafted.outputs[0].metrics.num_accepted_tokens > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vocabulary", ["text", "intersection"])
+@needs(LARGE, OTHER)
+def test_a_drafter_with_another_tokenizer_changes_no_word(vocabulary: str) -> None:
+    """Gemma, a base model with 262,144 tokens, for Qwen with 151,936 of other kinds."""
+    config = {"method": "draft_model", "model": str(OTHER), "num_speculative_tokens": 4}
+    llm = LLM(LARGE, speculative_config={**config, "vocabulary": vocabulary}, max_model_len=512)
+    prompt, greedy = "The capital of France is", SamplingParams(temperature=0, max_tokens=48)
+    (drafted,) = llm.generate(prompt, greedy)
+    (plain,) = llm.generate(prompt, replace(greedy, speculative="off"))
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.metrics.num_accepted_tokens > 0
+    sampled = SamplingParams(temperature=0.8, seed=3, max_tokens=24)
+    first, second = (llm.generate(prompt, sampled)[0] for _ in range(2))
+    assert first.token_ids == second.token_ids
+    assert first.metrics.num_draft_tokens > 0
