@@ -32,6 +32,7 @@ from outpace.serve.openai import openapi
 from outpace.serve.openai.answers import Answer
 from outpace.serve.openai.calls import Call, Reader
 from outpace.serve.openai.errors import ApiError
+from outpace.serve.reading import Reading
 from outpace.serve.settings import Settings
 from outpace.serve.trace import Tracer
 
@@ -64,6 +65,7 @@ class Server:
         self._llm = llm
         self._settings = settings
         self._reader = Reader(llm, settings)
+        self._reading = Reading()
         self._tracer = Tracer(self._decode)
         self.thread = EngineThread(
             llm.engine, settings.max_waiting, self._note_end, settings.max_per_client
@@ -159,10 +161,10 @@ class Server:
     def _answered(self, read: Callable[[Any], Call]) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
             body = await body_of(request, self._settings.max_body_bytes)
-            call = await run_in_threadpool(read, body)
+            call = await self._reading(read, body)
             notes = request.state.log
             if self._settings.log_prompts:
-                notes["body"] = body
+                notes["body"] = body.content
             answer = Answer(call, self._settings.model_name, self._decode, self._tracer.take)
             client = client_of(request, call.user)
             open_call = OpenCall(answer, partial(self._submit, call, client))
@@ -216,13 +218,13 @@ class Server:
 
     async def _tokenize(self, request: Request) -> Response:
         body = await body_of(request, self._settings.max_body_bytes)
-        tokens = await run_in_threadpool(self._reader.tokens, body)
+        tokens = await self._reading(self._reader.tokens, body)
         most = self._llm.max_model_len
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": most})
 
     async def _detokenize(self, request: Request) -> Response:
         body = await body_of(request, self._settings.max_body_bytes)
-        return JSONResponse({"prompt": await run_in_threadpool(self._reader.text, body)})
+        return JSONResponse({"prompt": await self._reading(self._reader.text, body)})
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card()]})

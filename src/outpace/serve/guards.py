@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outpace.serve.openai.errors import ApiError
 from outpace.serve.openai.tools import no_constant
+from outpace.serve.reading import Body
 
 log = logging.getLogger("outpace.serve")
 
@@ -161,8 +162,8 @@ class RequestLog:
             log.info("%s", json.dumps(line, ensure_ascii=False))
 
 
-async def body_of(request: Request, most: int) -> Any:
-    """Returns the JSON of a request's body; ``ApiError`` for what is none, and for too much.
+async def body_of(request: Request, most: int) -> Body:
+    """Returns a request's body, which is JSON; ``ApiError`` for what is none, and for too much.
 
     Only ``application/json`` is read: a web page of another origin cannot send that unasked.
     """
@@ -176,7 +177,7 @@ async def body_of(request: Request, most: int) -> Any:
             raise ApiError(413, f"the body is larger than {most} bytes: send less.")
         parts.append(part)
     try:
-        return json.loads(b"".join(parts), parse_constant=no_constant)
+        return Body(json.loads(b"".join(parts), parse_constant=no_constant), size)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is not JSON: {reason}.") from error
