@@ -58,7 +58,7 @@ def test_deltas_are_the_text(llm: LLM, thread: EngineThread) -> None:
     assert one.ended().finish_reason == "length"
     assert len(one.deltas) > 1
     assert sum(len(delta.tokens) for delta in one.deltas) == 20
-    assert one.job.arrived <= one.job.began <= one.job.first_token <= one.job.last_token
+    assert one.job.arrived <= one.job.began <= one.job.first_token <= one.job.last_seen
     assert one.text == one.job.requests[0].text
 
 

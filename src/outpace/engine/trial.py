@@ -42,7 +42,8 @@ def trial_prompts(tokenizer: Any, vocabulary: int, longest: int) -> list[list[in
 
 
 def try_out(engine: Engine, requests: Sequence[Request], what: str) -> None:
-    """Plays rounds until enough drafted tokens were those of the target; nothing is left of them.
+    """Plays rounds until enough drafted tokens were those of the target. Their rows are gone then,
+    and the controller has learned from their rounds.
 
     what: the drafter, for the ``ConfigError`` that is raised where next to none was.
     """

@@ -217,7 +217,7 @@ class EngineThread:
             job.began = now
         if job.tokens and job.first_token is None:
             job.first_token = now
-        job.last_token = now
+        job.last_seen = now
 
     def _settle(self, jobs: Sequence[Job]) -> None:
         """Lets go of the jobs that have ended, and delivers news: whoever hears of the end of a

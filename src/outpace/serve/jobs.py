@@ -26,7 +26,7 @@ class Job:
     """The texts of one call. ``deliver`` is called in the engine's thread, once a round at most.
 
     client: who asks, as far as it is known. Times are those of ``perf_counter``; None until it
-    happens.
+    happens. last_seen: when the engine last looked at the job.
     """
 
     requests: Sequence[Request]
@@ -36,7 +36,7 @@ class Job:
     arrived: float = field(default_factory=perf_counter)
     began: float | None = None
     first_token: float | None = None
-    last_token: float | None = None
+    last_seen: float | None = None
     _sent: list[int] = field(default_factory=list)
     _done: list[bool] = field(default_factory=list)
 

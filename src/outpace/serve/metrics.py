@@ -83,7 +83,7 @@ class ServerMetrics:
             self._cached.labels(self._model).inc(request.cached_tokens)
             self._lengths.labels(self._model).observe(len(request.prompt_ids))
             self._outputs.labels(self._model).observe(len(request.output_ids))
-        last = job.last_token or job.arrived
+        last = job.last_seen or job.arrived
         self._whole.labels(self._model).observe(last - job.arrived)
         if job.began is not None:
             self._queued.labels(self._model).observe(job.began - job.arrived)

@@ -23,8 +23,8 @@ REMEMBERED = 4096
 class Fair(Order):
     """The client that was given the fewest tokens goes first, and its requests as they came.
 
-    A client that has been away begins again where the least of the others stands: it has saved up
-    nothing, so that it cannot make the others wait for what it did not ask for. Whoever gives a
+    A client that has been away begins again where the least of the others stands: time away earns
+    no credit, by which it would go before everybody until it had caught up. Whoever gives a
     request no `Request.client` shares one place with all others who do not.
     """
 

@@ -273,9 +273,9 @@ class Auto(Controller):
         drafting is given up again.
 
         Beside other drafters it waits, too, until what it would have saved so far is as much as
-        reading costs, or a share of that where few texts end early. It is the question of whoever
-        may rent or buy, and does not know for how long: to buy when the rents come near the price
-        is never far from the best.
+        reading costs, or a share of that where few texts end early. This is the ski-rental rule:
+        whoever pays the price once as much has been lost by waiting never loses more than twice
+        the least possible.
 
         drafting, plain: tokens per second. savings: as in `choose`.
         """

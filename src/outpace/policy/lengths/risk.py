@@ -81,7 +81,8 @@ class Risk(StoppingPolicy):
         super().__init__(count, options, invariant)
         self._known = ByRequest(Calibration(), invariant, pooled=True)
         self._drawn: list[list[Tensor]] = []
-        """By row, of the chains that it drafts with in this round: each token's range, [B]."""
+        """For each row, a list that its drafter fills in this round. It has a tensor [B] for each
+        drafted token: the range of confidence that the token of each row falls into."""
         self._rows: dict[DraftingRow, int] = {}
 
     def calibration(self, request: DraftingRow) -> Calibration:
