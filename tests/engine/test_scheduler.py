@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from outpace import LLM
 from outpace.engine.order.simple import ByPriority, FirstCome
 from outpace.engine.request import Request
@@ -55,3 +57,18 @@ def test_the_engine_goes_by_priority() -> None:
     while llm.engine.busy:
         ended += [one.priority for one in llm.engine.step() if one.finished]
     assert ended == [1, 2, 3]
+
+
+def test_who_arrives_while_another_leaves_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are added by other threads, at any time."""
+    queue, leaves, late = Queue(), request(), request()
+    queue.add(leaves)
+
+    def finished(one: Request) -> bool:
+        if late not in list(queue):
+            queue.add(late)
+        return one is leaves
+
+    monkeypatch.setattr(Request, "finished", property(finished))
+    queue.drop_finished()
+    assert list(queue) == [late]

@@ -54,7 +54,7 @@ class Queue:
         """Adds requests that were in the batch, before all others and in this order. Some of them
         may be here already, if an interruption came while they were joining or leaving it."""
         again = list(requests)
-        self._waiting = [one for one in self._waiting if one not in again]
+        self._take_out([one for one in self._waiting if one in again])
         self._back = [*again, *(one for one in self._back if one not in again)]
 
     def put_aside(self, request: Request) -> None:
@@ -70,7 +70,12 @@ class Queue:
     def drop_finished(self) -> None:
         """Takes out all requests that have ended while they waited."""
         self._back = [one for one in self._back if not one.finished]
-        self._waiting = [one for one in self._waiting if not one.finished]
+        self._take_out([one for one in self._waiting if one.finished])
+
+    def _take_out(self, requests: Sequence[Request]) -> None:
+        """Takes out requests that wait, one by one: another thread may add one meanwhile."""
+        for request in requests:
+            self._waiting.remove(request)
 
 
 class Room:
