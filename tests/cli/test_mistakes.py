@@ -304,7 +304,7 @@ def test_bad_configuration_in_python(target: Path, drafter: Path, stranger: Path
     assert_told(ConfigError, "unknown key 'foo'", made(model=str(drafter), foo=1))
     assert_told(ConfigError, "did you mean 'ngram'?", made(method="nngram"))
     assert_told(ConfigError, "did you mean 'coupled'?", made(method="ngram", verify="coupld"))
-    assert_told(ConfigError, ">= 0, not -1", made(method="ngram", num_speculative_tokens=-1))
+    assert_told(ConfigError, "0 to 256, not -1", made(method="ngram", num_speculative_tokens=-1))
     assert_told(ConfigError, "must be a dict", lambda: LLM(target, speculative_config=3))  # type: ignore[arg-type]
 
 

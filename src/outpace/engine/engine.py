@@ -264,6 +264,8 @@ class Engine:
             self._begin(request, source)
         except (PromptError, UnsupportedModel) as error:
             request.fail(error)
+        except ConfigError:
+            raise  # the whole engine cannot go on, as where its model has been changed
         except Exception as error:
             request.fail(error)
             self._start_over()
