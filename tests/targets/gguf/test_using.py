@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,12 +26,13 @@ from outpace.errors import (
     UnsupportedModel,
     VocabularyMismatch,
 )
-from outpace.targets.hf.gguf.file import parts_of
+from outpace.targets.hf.gguf.file import parts_of, read_model
+from outpace.targets.hf.gguf.vocabulary import tokenizer_of
 from outpace.targets.hf.loading import source
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.reading import read_tokenizer
 from outpace.targets.hf.loading.source import check_path, locate
-from targets.gguf.files import TEMPLATE, TOKENS, tiny, write
+from targets.gguf.files import TEMPLATE, TOKENS, VOCABULARY, tiny, write
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 CHAT = [{"role": "user", "content": "hello the"}]
@@ -137,6 +139,43 @@ def test_without_a_template_or_a_tokenizer(tmp_path: Path) -> None:
 def test_tokenizers_that_make_no_sense(values: dict[str, Any], reason: str, tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=values)
     with pytest.raises(ModelLoadError, match=reason):
+        load(path)
+
+
+@pytest.mark.parametrize("name", ["scores", "token_type"])
+def test_arrays_that_are_shorter_than_the_vocabulary(name: str, tmp_path: Path) -> None:
+    said = {f"tokenizer.ggml.{name}": [1] * 7}
+    path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)
+    with pytest.raises(ModelLoadError, match=f"holds 272 tokens and a {name} of 7 of them"):
+        load(path)
+
+
+def test_arrays_that_are_longer_take_no_memory(tmp_path: Path) -> None:
+    types = [1] * len(TOKENS) + [5] * (VOCABULARY - len(TOKENS))
+    said = {
+        "tokenizer.ggml.precompiled_charsmap": [777] * 1_000_000,
+        "tokenizer.ggml.scores": [0.5] * 1_000_000,
+        "tokenizer.ggml.token_type": types + [1] * 1_000_000,
+    }
+    model = read_model(write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said))
+    tracemalloc.start()
+    try:
+        assert len(tokenizer_of(model)) == VOCABULARY
+        assert tracemalloc.get_traced_memory()[1] < 5e6, "bytes"
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_token_for_which_working_out_merges_would_take_forever(tmp_path: Path) -> None:
+    said = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.tokens": [*TOKENS, "a" * 20_000],
+        "tokenizer.ggml.token_type": [1] * (len(TOKENS) + 1),
+        "tokenizer.ggml.scores": [0.0] * (len(TOKENS) + 1),
+    }
+    path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)
+    with pytest.raises(ModelLoadError, match=r"of at most 1000 characters, and a token of 20000:"):
         load(path)
 
 

@@ -46,6 +46,13 @@ BEGUN = frozenset(
 """Ways to split a text whose models read a token of beginning before each text, also where the file
 does not say so: the list is llama.cpp's. The first files of Llama 3 do not say so."""
 
+PER_TOKEN = ("scores", "token_type")
+"""Arrays with a number for each token."""
+
+LONGEST = 1_000
+"""Characters of a token where merges are worked out, which takes time by the square of its length.
+Real tokens have a few dozen at most."""
+
 SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -98,6 +105,7 @@ def tokenizer_of(model: GGUFModel) -> Any:
 
 def _backend(model: GGUFModel, described: dict[str, Any]) -> Any:
     if described["tokenizer_type"] != "gpt2":
+        _check_lengths(model, described)
         return convert_gguf_tokenizer(model.architecture, described)[0]
     return byte_level(
         described["tokens"],
@@ -106,6 +114,15 @@ def _backend(model: GGUFModel, described: dict[str, Any]) -> Any:
         described.get("pre_tokenizer_type"),
         _special(model).values(),
     )
+
+
+def _check_lengths(model: GGUFModel, described: dict[str, Any]) -> None:
+    longest = max(map(len, described["tokens"]))
+    if "merges" not in described and longest > LONGEST:
+        raise ModelLoadError(
+            f"{model.path} holds no merges, which are worked out for tokens of at most {LONGEST} "
+            f"characters, and a token of {longest}: download it again, or pass tokenizer=."
+        )
 
 
 def _merges(model: GGUFModel, described: dict[str, Any]) -> list[str]:
@@ -160,7 +177,9 @@ def end_tokens(model: GGUFModel) -> list[int]:
 
 
 def _described(model: GGUFModel) -> dict[str, Any]:
-    """The tokenizer as transformers' converter takes it."""
+    """The tokenizer as transformers' converter takes it. It reads no arrays but those that hold a
+    number for each token: others, which may be of any length, are made no lists of, which would
+    take ten times their memory."""
     renamed = GGUF_TOKENIZER_MAPPING["tokenizer"]
     found = {
         ours: model.values[f"tokenizer.{theirs}"]
@@ -179,10 +198,16 @@ def _described(model: GGUFModel) -> dict[str, Any]:
             f"{model.path} holds {len(tokens)} tokens and weights for {table.shape[0]}: download "
             "it again."
         )
-    return {
-        name: value.tolist() if isinstance(value, np.ndarray) else value
-        for name, value in found.items()
-    }
+    for name in PER_TOKEN:
+        numbers = found.get(name)
+        if isinstance(numbers, np.ndarray):
+            if len(numbers) < len(tokens):
+                raise ModelLoadError(
+                    f"{model.path} holds {len(tokens)} tokens and a {name} of {len(numbers)} of "
+                    "them: download it again, or pass tokenizer=."
+                )
+            found[name] = numbers[: len(tokens)].tolist()
+    return found
 
 
 def _options(model: GGUFModel, tokens: list[str]) -> dict[str, Any]:
@@ -247,8 +272,11 @@ def token_id(model: GGUFModel, key: str) -> int | None:
 
 
 def _types(model: GGUFModel) -> list[int]:
-    found = model.values.get("tokenizer.ggml.token_type")
-    return found.tolist() if isinstance(found, np.ndarray) else []
+    found, tokens = (model.values.get(f"tokenizer.ggml.{n}") for n in ("token_type", "tokens"))
+    if not isinstance(found, np.ndarray) or not isinstance(tokens, list):
+        return []
+    types: list[int] = found[: len(tokens)].tolist()
+    return types
 
 
 def _check_split(model: GGUFModel, split: Any) -> None:
