@@ -15,6 +15,9 @@ WHOLE = ".json"
 
 SUFFIXES = (".jsonl", ".ndjson", WHOLE)
 
+PROMPT = '{"prompt": ...}'
+"""A record with a prompt, as errors show it."""
+
 ROLES = dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant") | {"human": "user"}
 """Names of roles in the ShareGPT format, and what chat templates call them."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from outpace.bench.builtin import BUILT_IN, CHATS
 from outpace.core.values import shown
 from outpace.errors import PromptError, did_you_mean
-from outpace.records import Record, records
+from outpace.records import PROMPT, Record, records
 
 DATA = "OUTPACE_DATA"
 """Environment variable with the folder that named sets are read from."""
@@ -40,9 +40,6 @@ NAMES = {
 
 KNOWN = (*BUILT_IN_SETS, *PACKAGED, *NAMES)
 """The names of all sets."""
-
-FORM = '{"prompt": ...}'
-"""Of a record, as errors say it."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +85,10 @@ def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
         raise PromptError(
             f"no prompt file {shown(str(path))}: name a .jsonl or .json file, or one of {_known()}."
         )
-    entries = [_entry(path, record) for record in records(_lines(path), path, FORM)]
+    entries = [_entry(path, record) for record in records(_lines(path), path, PROMPT)]
     found = [prompt for prompt in entries if prompt.text]
     if not found:
-        raise PromptError(f"{path} holds no prompt: give one {FORM} per line.")
+        raise PromptError(f"{path} holds no prompt: give one {PROMPT} per line.")
     return found
 
 

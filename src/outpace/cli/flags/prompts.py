@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from outpace.errors import PromptError
-from outpace.records import Record, holds_records, records
+from outpace.records import PROMPT, Record, holds_records, records
 
 BUILT_IN = "Once upon a time, there was a little girl named Lily."
 STDIN = "-"
-FORM = '{"prompt": ...}'
-"""Of a record, as errors say it."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +97,14 @@ def _one(text: str, source: str) -> Entry:
 
 
 def _records(text: str, file: Path) -> list[Entry]:
-    entries = [_entry(record) for record in records(text.split("\n"), file, FORM)]
+    entries = [_entry(record) for record in records(text.split("\n"), file, PROMPT)]
     if not entries:
-        raise PromptError(f"{file} is empty: give one {FORM} per line.")
+        raise PromptError(f"{file} is empty: give one {PROMPT} per line.")
     return entries
 
 
 def _entry(record: Record) -> Entry:
     found = record.value
     if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
-        raise PromptError(f'{record.where} has no "prompt" text: make each record {FORM}.')
+        raise PromptError(f'{record.where} has no "prompt" text: make each record {PROMPT}.')
     return Entry(_one(found["prompt"], f"the prompt of {record.where}").text, found.get("id"))
