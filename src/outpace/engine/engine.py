@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
 
@@ -14,16 +13,17 @@ import torch
 from torch import Tensor
 
 from outpace.core.law import History, LawMaker, RowFault
-from outpace.core.proposal import Drawn, Proposal, Verdict
+from outpace.core.proposal import Drawn, Proposal
 from outpace.core.stats import Seconds
 from outpace.core.transfer import to_device
-from outpace.draft.base import Drafter, Round, RowInfo, Rows
+from outpace.draft.base import Drafter, RowInfo, Rows
 from outpace.engine.counting import counted
 from outpace.engine.logprobs import logprobs_of
 from outpace.engine.order.base import Order
+from outpace.engine.played import Played
 from outpace.engine.request import Logprob, Request
 from outpace.engine.scheduler import Queue, Room
-from outpace.engine.states import deliver_chunk, deliver_round
+from outpace.engine.states import deliver_chunk
 from outpace.engine.trace import Observer, RoundTrace
 from outpace.engine.verifier import Decision, Verifier, branches_of, on_host
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
@@ -34,19 +34,6 @@ Done = TypeVar("Done")
 
 TOKENS_BETWEEN_ROUNDS = 2048
 """Prompt tokens that are read between two rounds, by default."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Played:
-    """A round whose tokens the texts have."""
-
-    trace: RoundTrace
-    verdict: Verdict
-    scores: Scores
-    pending: list[list[int]]
-    """Each row's committed tokens that were not cached before."""
-    laws: Tensor | None
-    """``[B, M, V]``, the target's before any argmax, if the drafter learns from them."""
 
 
 class Engine:
@@ -360,7 +347,7 @@ class Engine:
         else:
             self._learn(done, compiled)
 
-    def _round(self, played: Sequence[Request], rows: Rows, budgets: Sequence[int]) -> _Played:
+    def _round(self, played: Sequence[Request], rows: Rows, budgets: Sequence[int]) -> Played:
         """Plays a round up to the tokens that it brings each text."""
         times = [perf_counter()]
         proposal = self._propose(rows, budgets)
@@ -388,12 +375,12 @@ class Engine:
             dead_ends=dead_ends,
             seconds=seconds,
         )
-        return _Played(trace, verdict, scores, pending, laws)
+        return Played(trace, verdict, scores, pending, laws)
 
-    def _learn(self, round: _Played, compiled: float) -> None:
+    def _learn(self, round: Played, compiled: float) -> None:
         """Tells everybody of a round. compiled: the `compile_seconds` before it."""
         trace = round.trace
-        told = self._tell_drafter(round)
+        told = round.tell(self.drafter)
         methods = trace.proposal.methods or [self.drafter.name] * len(trace.requests)
         outcomes = counted(trace.requests, trace.decisions, trace.emitted, trace.seconds, methods)
         steady = self.compile_seconds == compiled  # compiling is no price of a round
@@ -402,22 +389,6 @@ class Engine:
             observer(trace)
         if not told:
             self._start_over()
-
-    def _tell_drafter(self, round: _Played) -> bool:
-        """Returns whether the drafter has taken in a round. A row whose laws it cannot make ends
-        with that error, behind the tokens of the round, which stay the target's."""
-        trace = round.trace
-        news = Round(
-            trace.proposal, round.verdict, trace.seconds, round.laws, round.scores.rider_logits
-        )
-        try:
-            deliver_round(self.drafter, round.scores, round.pending, trace.decisions)
-            with trace.rows.law.drafting():
-                self.drafter.observe(trace.rows, news)
-        except RowFault as error:
-            trace.requests[error.row].fail(error)
-            return False
-        return True
 
     def _rows(self, played: Sequence[Request]) -> Rows:
         device = self.target.device
