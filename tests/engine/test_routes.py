@@ -18,7 +18,6 @@ from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.route.joining import Node, nodes_of
 from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError, IncompatibleRule
-from outpace.policy.auto.controller import Auto
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -297,41 +296,3 @@ def drafter_path() -> Any:
     from outpace.api import BUNDLED
 
     return BUNDLED / "drafter"
-
-
-AUTO = {
-    "look-ups": {"method": "auto", "lookups": [NGRAM]},
-    "a model": {"method": "auto", "lookups": [NGRAM], **NEAR},
-    "trees": {"method": "auto", "lookups": [NGRAM], "trees": True, **NEAR},
-    "fixed": {"method": "auto", "lookups": [NGRAM], "num_speculative_tokens": 4, **NEAR},
-}
-
-
-@pytest.mark.parametrize("name", AUTO)
-def test_texts_are_the_same_whoever_is_chosen(name: str) -> None:
-    llm = LLM(target("llama"), speculative_config=AUTO[name], max_model_len=CONTEXT)
-    expected = plain("llama", 40, tuple(map(tuple, PROMPTS)))
-    for _ in range(2):
-        assert ids(llm.generate(PROMPTS, greedy(40))) == expected
-    sampled = SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
-    together = ids(llm.generate(PROMPTS, sampled))
-    assert [ids(llm.generate([prompt], sampled))[0] for prompt in PROMPTS] == together
-
-
-def test_auto_is_its_only_drafter() -> None:
-    """With nobody to choose from, choosing would take time for nothing."""
-    for name, config in (("suffix", {}), ("ngram", {"lookups": [NGRAM]})):
-        engine = LLM(target("llama"), speculative_config={"method": "auto", **config}).engine
-        assert engine.drafter.name == name
-        assert isinstance(engine.controller, Auto)
-
-
-def test_auto_without_a_model_or_with_mistakes() -> None:
-    for config, words in (
-        ({"dtype": "float32"}, "give 'model', too"),
-        ({"dtype": "auto"}, "give 'model', too"),
-        ({"trees": "no"}, "trees must be"),
-        ({"lookups": [NGRAM, NGRAM]}, "twice"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            LLM(target("llama"), speculative_config={"method": "auto", **config})

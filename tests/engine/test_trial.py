@@ -50,6 +50,14 @@ def test_a_head_of_another_model_is_refused(constant: Any, tmp_path: Path) -> No
         loaded(target("llama"), wrong)
 
 
+def test_it_is_tried_beside_look_ups_too(constant: Any, tmp_path: Path) -> None:
+    """What look-ups find is no proof of the head."""
+    wrong = saved(constant, tmp_path)
+    with pytest.raises(ConfigError, match=r"another model, or hardly at all.*accepted 0 of the \d"):
+        loaded(target("llama"), wrong, method="auto")
+    assert loaded(constant, wrong, method="auto").engine.drafter.name == "auto"
+
+
 def test_it_is_used_all_the_same_on_request(constant: Any, tmp_path: Path) -> None:
     llm = loaded(target("llama"), saved(constant, tmp_path), check=False)
     plain = LLM(target("llama"), max_model_len=CONTEXT).generate(PROMPTS, greedy(8))

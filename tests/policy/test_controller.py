@@ -206,6 +206,15 @@ def test_what_a_drafter_reads_first_must_pay(tokens: int, drafts: bool) -> None:
     assert (budget > 0) == drafts
 
 
+def test_what_keeps_up_has_nothing_to_read() -> None:
+    auto = Auto(CHAINS, keeps_up=True)
+    known = Simulation(auto, flat(0.1), lambda *_: 0.9)
+    known.catching_up = 8.0  # a first draft takes longer for some other reason
+    known.play([request()], 60)
+    (budget,) = auto.budgets([request(5)])
+    assert budget > 0
+
+
 def test_beside_others_a_drafter_waits_where_texts_end_early() -> None:
     auto = Auto(CHAINS)
     known = Simulation(auto, flat(0.1), lambda *_: 0.9)
@@ -373,6 +382,13 @@ def test_a_tree_is_as_deep_and_as_wide_as_pays() -> None:
     wide = grow(Auto(Growing(PRICES)), [0.5, 0.5, 0.5, 0.5], level=0.4, node=0.01, rounds=600)
     assert wide.width == 4
     assert wide.height < deep.height
+
+
+def test_a_tree_is_no_deeper_than_the_drafter_can_guess() -> None:
+    """A drafter leaves deeper nodes out, and the others would have other numbers then."""
+    shallow = Auto(Growing(PRICES, deepest=2))
+    assert grow(shallow, [0.9, 0.1, 0.1, 0.1], level=0.05, node=0.1, rounds=600).height <= 2
+    assert Growing(PRICES, most=9, deepest=2).static.shape.height <= 2
 
 
 def test_a_tree_that_cannot_pay_is_hardly_tried() -> None:

@@ -226,9 +226,12 @@ class Drafter(ABC):
     """Columns of its own that ride in the target's pass behind the root and each drafted node."""
     pass_bytes: int = 0
     """Of weights, those that are read for one drafted level."""
-    on_trial: str = ""
-    """What it drafts with, for an error's sentence, if it has to show when it is loaded that this
-    was made for the target; "" if not."""
+    keeps_up: bool = False
+    """Whether it can draft at any time without reading first what was committed without it: it is
+    given the target's states of every token, or is a part of the target."""
+    on_trial: Mapping[str, str] = MappingProxyType({})
+    """Who has to show, when it is loaded, that it was made for the target: drafters by the name in
+    `Proposal.methods`, and what each drafts with, for an error's sentence."""
 
     @classmethod
     def configure(cls, given: Mapping[str, Any]) -> Any:
@@ -306,6 +309,12 @@ class Drafter(ABC):
             f"the method {self.name!r} learns nothing that could be saved: add 'online' to a head "
             "or a draft model."
         )
+
+    @property
+    def deepest(self) -> int | None:
+        """Levels of the trees that it can draft, where it leaves their shape open; None: any
+        number."""
+        return None
 
     @property
     def nbytes(self) -> int:

@@ -368,6 +368,7 @@ class Engine:
             rows=rows,
             budgets=budgets,
             proposal=proposal,
+            methods=proposal.methods or [self.drafter.name] * len(played),
             decisions=decisions,
             emitted=emitted,
             rule=judgement.rule,
@@ -381,8 +382,9 @@ class Engine:
         """Tells everybody of a round. compiled: the `compile_seconds` before it."""
         trace = round.trace
         told = round.tell(self.drafter)
-        methods = trace.proposal.methods or [self.drafter.name] * len(trace.requests)
-        outcomes = counted(trace.requests, trace.decisions, trace.emitted, trace.seconds, methods)
+        outcomes = counted(
+            trace.requests, trace.decisions, trace.emitted, trace.seconds, trace.methods
+        )
         steady = self.compile_seconds == compiled  # compiling is no price of a round
         self.controller.record(trace.requests, outcomes, trace.seconds if steady else None)
         for observer in self.observers:

@@ -27,6 +27,8 @@ class RoundTrace:
     budgets: Sequence[int]
     """How many nodes each row was allowed to draft."""
     proposal: Proposal
+    methods: Sequence[str]
+    """By row, the name of the drafter, of those it stands for where it stands for several."""
     decisions: Sequence[Decision]
     emitted: Sequence[int]
     """How many tokens each text took before a stop condition."""

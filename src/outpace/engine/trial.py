@@ -6,14 +6,19 @@ none of its tokens is taken. Nothing else would tell: the text is right all the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from outpace.core.params import SamplingParams
+from outpace.draft.base import Choosing, Pick
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
+from outpace.engine.trace import RoundTrace
 from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError
+from outpace.policy.lengths.constant import Constant
+from outpace.policy.row import DraftingRow
 from outpace.verify.registry import make_rule
 
 TEXTS = (
@@ -28,8 +33,8 @@ ENOUGH, MOST = 5, 96
 """Accepted tokens at which all is well; drafted ones after which fewer are too few. A head of
 which a fiftieth is accepted is refused in 95 of 100 cases, one of a sixth in 1 of 1000."""
 
-OPTIONS = SamplingParams(temperature=0, max_tokens=MOST, ignore_eos=True, speculative=1)
-"""Of the texts: greedy, one drafted token in each round."""
+OPTIONS = SamplingParams(temperature=0, max_tokens=MOST, ignore_eos=True)
+"""Of the texts."""
 
 
 def trial_prompts(tokenizer: Any, vocabulary: int, longest: int) -> list[list[int]]:
@@ -41,30 +46,62 @@ def trial_prompts(tokenizer: Any, vocabulary: int, longest: int) -> list[list[in
     return [tokenizer(text)["input_ids"][:longest] for text in TEXTS]
 
 
-def try_out(engine: Engine, requests: Sequence[Request], what: str) -> None:
-    """Plays rounds until enough drafted tokens were those of the target. Their rows are gone then,
-    and the controller has learned from their rounds.
+@dataclass
+class _Record:
+    """What one drafter drafted in the trial, and what was accepted of it."""
 
-    what: the drafter, for the ``ConfigError`` that is raised where next to none was.
-    """
-    accepted = drafted = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known that it was made for the target, or that it was not."""
+        return self.accepted >= ENOUGH or self.drafted >= MOST
+
+
+class _OneToken(Constant):
+    """Has one token drafted in each round, by a drafter on trial where the controller chooses."""
+
+    def __init__(self, records: Mapping[str, _Record]) -> None:
+        super().__init__(1)
+        self._records = records
+
+    def route(self, requests: Sequence[DraftingRow]) -> Choosing:
+        name = next((name for name, each in self._records.items() if not each.is_settled), "")
+        return lambda found, budgets: [Pick(name, budget) for budget in budgets]
+
+
+def try_out(engine: Engine, requests: Sequence[Request]) -> None:
+    """Plays rounds until enough tokens that the drafters on trial drafted were those of the target,
+    or all the texts have ended. Their rows are gone then. Raises ``ConfigError`` for a drafter of
+    which next to none was."""
+    records = {name: _Record() for name in engine.drafter.on_trial}
+
+    def count(trace: RoundTrace) -> None:
+        for name, decision in zip(trace.methods, trace.decisions, strict=True):
+            if name in records:
+                records[name].drafted += decision.drafted
+                records[name].accepted += len(decision.path)
+
     # The user's own rule may be a lossy one, which refuses or accepts for other reasons.
     own, engine.verifier = engine.verifier, Verifier(make_rule("match"))
+    controller, engine.controller = engine.controller, _OneToken(records)
     try:
         for request in requests:
             engine.add(request)
-        while accepted < ENOUGH and drafted < MOST and engine.busy:
-            engine.step()
-            accepted = sum(request.metrics.num_accepted_tokens for request in requests)
-            drafted = sum(request.metrics.num_draft_tokens for request in requests)
+        with engine.observing(count):
+            while engine.busy and not all(record.is_settled for record in records.values()):
+                engine.step()
     finally:
-        engine.verifier = own
+        engine.verifier, engine.controller = own, controller
         for request in requests:
             if not request.finished:
                 engine.remove(request)
-    if accepted < ENOUGH and drafted >= MOST:
-        raise ConfigError(
-            f"{what} was trained for another model, or hardly at all: this target accepted "
-            f"{accepted} of the {drafted} tokens that it drafted. Train one for this target, or "
-            "set 'check' to false in speculative_config to use it all the same."
-        )
+    for name, record in records.items():
+        if record.accepted < ENOUGH and record.drafted >= MOST:
+            raise ConfigError(
+                f"{engine.drafter.on_trial[name]} was trained for another model, or hardly at all: "
+                f"this target accepted {record.accepted} of the {record.drafted} tokens that it "
+                "drafted. Train one for this target, or set 'check' to false in speculative_config "
+                "to use it all the same."
+            )

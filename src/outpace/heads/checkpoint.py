@@ -34,6 +34,19 @@ def load_head(folder: str | os.PathLike[str]) -> Head:
     return form.read(place, about)
 
 
+def kind_in(folder: object) -> str | None:
+    """Returns the kind of the head in a folder, without reading its weights; None where there is
+    no folder, or none that is plainly a head's."""
+    if not isinstance(folder, (str, os.PathLike)):
+        return None
+    try:
+        about = Folder(Path(folder)).read_config()
+    except ModelLoadError:
+        return None
+    form = format_of(about)
+    return None if form is None else form.kind_of(about)
+
+
 def fit(head: Head, target: TargetShape, what: str) -> None:
     """Raises ``ConfigError`` where a head was made for a target of another shape; tells it of the
     target where its file did not."""

@@ -49,11 +49,17 @@ def _prices(drafter: Drafter, target: Target) -> Prices:
 
 def _auto(drafter: Drafter, invariant: bool, target: Target) -> Auto:
     prices = _prices(drafter, target)
+    prior = PRIOR if drafter.pass_bytes else PRIOR_OF_LOOK_UPS
+    return Auto(_drafts(drafter, prices), invariant, prices, prior, drafter.keeps_up)
+
+
+def _drafts(drafter: Drafter, prices: Prices) -> Ladder | Growing:
+    """What a controller may choose from."""
     if drafter.any_shape:
-        return Auto(Growing(prices), invariant, prices)
-    shape = drafter.shape
-    ladder = Ladder.chains(drafter.longest) if shape is None else Ladder.by_level(shape)
-    return Auto(ladder, invariant, prices, PRIOR if drafter.pass_bytes else PRIOR_OF_LOOK_UPS)
+        return Growing(prices, deepest=drafter.deepest)
+    if drafter.shape is None:
+        return Ladder.chains(drafter.longest)
+    return Ladder.by_level(drafter.shape)
 
 
 def _by_name(
@@ -77,4 +83,6 @@ def _by_name(
 
 def _shape(drafter: Drafter, prices: Prices, most: int) -> TreeShape | None:
     """The tree of which drafts are the first nodes, if the drafter leaves that open."""
-    return Growing(prices, most).static.shape if drafter.any_shape else None
+    if not drafter.any_shape:
+        return None
+    return Growing(prices, most, drafter.deepest).static.shape

@@ -33,6 +33,7 @@ class PartialDrafter(Drafter):
 
     draws: frozenset[Drawn] = frozenset({Drawn.IID})
     ends_chains: bool = True
+    keeps_up: bool = True
     reads_prompts: ClassVar[bool]
     """Whether long prompts may be read by the part: the target then need not read them as far."""
 

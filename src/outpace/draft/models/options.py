@@ -11,6 +11,7 @@ from outpace.draft.models.sight import check_wanted
 from outpace.draft.online.options import ONLINE_HELP, check_learns
 from outpace.draft.options import option
 from outpace.errors import ConfigError
+from outpace.heads.checkpoint import kind_in
 from outpace.targets.hf.loading.loaded import check_model
 from outpace.targets.hf.loading.source import check_path
 
@@ -66,6 +67,11 @@ class DraftModelOptions:
             )
         if self.model is None:
             raise ConfigError("a draft model needs 'model': its folder or hub name.")
+        if (kind := kind_in(self.model)) is not None:
+            raise ConfigError(
+                f"{str(self.model)!r} holds a trained head and no draft model: use it with the "
+                f"method {kind!r}."
+            )
         check_model(self.model)
         if isinstance(self.model, (str, os.PathLike)):
             check_path(self.model)

@@ -70,7 +70,7 @@ class Online(Drafter):
         self.choices: Mapping[str, Drafter] = MappingProxyType({})
         self.ends_chains, self.copies_prompts = inner.ends_chains, inner.copies_prompts
         self.loaded, self.on_trial = inner.loaded, inner.on_trial
-        self.riders = inner.riders
+        self.riders, self.keeps_up = inner.riders, inner.keeps_up
         self.weight_bytes = inner.weight_bytes + pupil.nbytes
         self.pass_bytes = inner.pass_bytes
         self._rehearse(width)
@@ -86,6 +86,10 @@ class Online(Drafter):
     @lane.setter
     def lane(self, lane: int) -> None:
         self._inner.lane = lane
+
+    @property
+    def deepest(self) -> int | None:
+        return self._inner.deepest
 
     @property
     def nbytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -13,37 +13,71 @@ from outpace.draft.base import Drafter, Pick, Rows, Setup
 from outpace.draft.models.options import DraftModelOptions
 from outpace.draft.models.sight import check_wanted
 from outpace.draft.options import option
-from outpace.draft.registry import drafter_names
-from outpace.draft.route.base import Asked, Several, check_configs, rule_of
+from outpace.draft.registry import drafter_names, find_drafter
+from outpace.draft.route.base import Asked, Several, check_config, check_configs, rule_of
 from outpace.draft.route.joining import cut, eldest_chain
 from outpace.errors import ConfigError
+from outpace.heads.base import Head
+from outpace.heads.checkpoint import kind_in
 from outpace.targets.hf.loading.loaded import Loaded, check_model
 from outpace.targets.hf.loading.source import check_path
 
 LOOK_UPS = ("suffix", "ngram")
 """The look-ups that are asked unless others are named, as far as they exist: the best one first."""
 
+OF_AUTO = ("model", "drafter", "lookups")
+"""Options that are about no draft model."""
+
+OF_HEADS = ("quantization", "online")
+"""Options of a draft model that trained heads have, too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AutoOptions(DraftModelOptions):
     """What a user may set."""
 
-    model: Any = option(None, "The draft model, if there is one; else look-ups draft alone.")
+    model: Any = option(
+        None, "The draft model or trained head, if there is one; else look-ups draft alone."
+    )
+    drafter: Any = option(
+        None,
+        "In the place of 'model': what drafts beside the look-ups, as a speculative_config.",
+    )
     trees: bool = option(False, "Whether the draft model drafts trees where these pay.")
     lookups: Any = option(None, "The look-ups, each as a speculative_config; unset: the best one.")
 
     def __post_init__(self) -> None:
-        if self.model is not None:
-            check_model(self.model)
-        if isinstance(self.model, (str, os.PathLike)):
-            check_path(self.model)
         check_wanted(self.images)
         flag("trees", self.trees, error=ConfigError)
         check_configs("auto", "lookups", self.look_ups)
-        if self.model is None:
-            for one in fields(DraftModelOptions):
-                if getattr(self, one.name) != one.default:
-                    raise ConfigError(f"{one.name!r} is about a draft model: give 'model', too.")
+        if self.model is not None and self.drafter is not None:
+            raise ConfigError("'model' and 'drafter' both name what drafts: give one of the two.")
+        if self.drafter is not None:
+            self._check_drafter()
+        elif self.model is None:
+            self._only((), "is about a draft model: give 'model', too.")
+        elif self._kind is not None:
+            self._only(OF_HEADS, f"is about a draft model, and 'model' is a {self._kind} head.")
+        else:
+            check_model(self.model)
+            if isinstance(self.model, (str, os.PathLike)):
+                check_path(self.model)
+
+    def _check_drafter(self) -> None:
+        method = check_config("auto", self.drafter).method
+        if issubclass(find_drafter(method), Several):
+            raise ConfigError(
+                f"drafter cannot be {method!r}, which stands for several drafters: use it as the "
+                "method."
+            )
+        self._only((), "is about 'model': set it inside 'drafter'.")
+
+    def _only(self, fit: Collection[str], why: str) -> None:
+        """Raises ``ConfigError`` where an option about a draft model is set that does not fit."""
+        for one in fields(AutoOptions):
+            set_to = getattr(self, one.name)
+            if one.name not in (*OF_AUTO, *fit) and set_to != one.default:
+                raise ConfigError(f"{one.name!r} {why}")
 
     @property
     def look_ups(self) -> Any:
@@ -54,17 +88,27 @@ class AutoOptions(DraftModelOptions):
         return [{"method": next(name for name in LOOK_UPS if name in known)}]
 
     @property
+    def _kind(self) -> str | None:
+        """The kind of the head that ``model`` is; None if it is none."""
+        return self.model.kind if isinstance(self.model, Head) else kind_in(self.model)
+
+    @property
     def model_configs(self) -> list[dict[str, Any]]:
-        """The config of the draft model in a list, which is empty without one."""
+        """The config of what drafts beside the look-ups in a list, which is empty without any."""
+        if self.drafter is not None:
+            return [dict(self.drafter)]
         if self.model is None:
             return []
+        if self._kind is not None:
+            given = {name: getattr(self, name) for name in OF_HEADS}
+            return [{"method": self._kind, "model": self.model, **given}]
         given = {one.name: getattr(self, one.name) for one in fields(DraftModelOptions)}
         return [{"method": "draft_tree" if self.trees else "draft_model", **given}]
 
 
 class AutoDrafter(Several):
     """Asks the look-ups in every round, and lets the controller choose among what they found, the
-    draft model and plain decoding, by measured costs and what each of them brings
+    draft model or trained head, and plain decoding, by measured costs and what each of them brings
     (`outpace.policy.routing`).
 
     With a fixed num_speculative_tokens the first look-up that finds anything drafts, and otherwise
@@ -82,6 +126,11 @@ class AutoDrafter(Several):
         self._models = [n for n, child in enumerate(children) if child.pass_bytes]
         self.any_shape = any(child.any_shape for child in children)
 
+    @property
+    def deepest(self) -> int | None:
+        known = [child.deepest for child in self.children if child.any_shape]
+        return min((levels for levels in known if levels is not None), default=None)
+
     @classmethod
     def usual_rule(cls, options: Any) -> str:
         return rule_of([*options.look_ups, *options.model_configs])
@@ -91,6 +140,8 @@ class AutoDrafter(Several):
         configs = [*setup.options.look_ups, *setup.options.model_configs]
         children = [setup.child(config) for config in configs]
         names = [child.name for child in children]
+        if setup.options.model_configs:
+            _check_model(children[-1])
         if len(set(names)) < len(names):
             raise ConfigError("'lookups' names one method twice: name each once.")
         if len(children) == 1:
@@ -99,8 +150,6 @@ class AutoDrafter(Several):
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
-        from outpace.draft.registry import find_drafter
-
         model = find_drafter("draft_model").specimen(loaded)["model"]
         return {"model": model, "lookups": [{"method": "ngram", "prompt_lookup_min": 1}]}
 
@@ -130,3 +179,16 @@ class AutoDrafter(Several):
     @staticmethod
     def _count(asked: Mapping[str, Asked], pick: Pick, row: int) -> int:
         return min(pick.budget, asked[pick.name].counts[row]) if pick.name in asked else 0
+
+
+def _check_model(drafter: Drafter) -> None:
+    """Raises ``ConfigError`` for what cannot take turns with look-ups."""
+    if drafter.riders:
+        raise ConfigError(
+            f"drafter cannot be {drafter.name!r}, which drafts inside the target's own pass: use "
+            "it as the method."
+        )
+    if not drafter.pass_bytes:
+        raise ConfigError(
+            f"drafter cannot be {drafter.name!r}, which runs no model: name look-ups in 'lookups'."
+        )

@@ -65,7 +65,8 @@ class Several(Drafter):
     Each child draws from a lane of its own, sees every committed token, and is told of every round
     as if what it proposed itself had been scored: `observe` translates. Rows may be drafted for by
     different children in one round. Where any child samples, trees of given tokens are cut to their
-    first chain: given siblings do not share a law, as drawn ones do.
+    first chain: given siblings do not share a law, as drawn ones do. A child that samples keeps its
+    trees where it gives all its tokens, in batches that are greedy or coupled.
     """
 
     def __init__(self, children: Sequence[Drafter], names: Sequence[str], vocabulary: int) -> None:
@@ -96,6 +97,11 @@ class Several(Drafter):
         self.pass_bytes = max(child.pass_bytes for child in children)
         self.ends_chains = any(child.ends_chains for child in children)
         self.loaded = next((child.loaded for child in children if child.loaded), None)
+        self.on_trial = {
+            name: what
+            for name, child in zip(names, children, strict=True)
+            for what in child.on_trial.values()
+        }
         self._asked: list[Asked] = []
         self._boarding: dict[int, Riders | None] = {}  # by child, of the present round
 
@@ -168,7 +174,10 @@ class Several(Drafter):
         else:
             made = Proposal.empty(len(rows), rows.seeds.device)
         nodes = nodes_of(made)
-        if self._samples and isinstance(made.law, Point) and not made.tree.is_chain:
+        beside_drawn = self._samples and not (rows.coupled or rows.law.all_greedy)
+        guessed = self._samples and self.children[child].draws == {Drawn.POINT}
+        given = isinstance(made.law, Point) and not made.tree.is_chain
+        if given and (guessed or beside_drawn):
             made = point_chains([eldest_chain(row) for row in nodes], rows.seeds.device)
             nodes = nodes_of(made)
         return made, nodes

@@ -156,6 +156,7 @@ def cut(proposal: Proposal, counts: Sequence[int]) -> Proposal:
         counts=torch.minimum(proposal.counts, to_device(list(counts), device)),
         law=law,
         riders=None,  # which follow nodes that may be gone
+        entered=proposal.entered if width == proposal.tokens.shape[1] else None,
         soft=None if proposal.soft is None else proposal.soft[:, :width],
     )
 

@@ -101,6 +101,7 @@ class TrainedDrafter(Drafter):
     default_rule: ClassVar[str] = "recursive"
     Options: ClassVar[type[Any]] = HeadOptions
     copies_prompts = True
+    keeps_up = True
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         """vocabulary: tokens that the target can generate."""
@@ -129,7 +130,8 @@ class TrainedDrafter(Drafter):
         drafter = cls(head, setup.target, setup.loaded.vocabulary)
         drafter.take(setup.options)
         if setup.options.check and given is not None and not isinstance(given, Head):
-            drafter.on_trial = _named(given)  # what was handed over is its owner's affair
+            # What was handed over is its owner's affair.
+            drafter.on_trial = {cls.name: _named(given)}
         if online is None:
             return drafter
         from outpace.draft.online.online import Online
@@ -198,11 +200,6 @@ class HeadDrafter(TrainedDrafter):
     def usual_rule(cls, options: Any) -> str:
         dynamic = getattr(options, "branching", None) == DYNAMIC
         return "match" if dynamic else cls.default_rule
-
-    @property
-    def deepest(self) -> int | None:
-        """How many tokens behind the root it can guess; None: any number."""
-        return None
 
     @abstractmethod
     def walk(self, rows: Rows) -> Walk:

@@ -42,6 +42,12 @@ class Format(ABC):
         """Returns whether a configuration is in this format."""
 
     @classmethod
+    def kind_of(cls, about: Mapping[str, Any]) -> str | None:
+        """Returns the kind of head that a configuration in this format is of; None where it may as
+        well be that of a model."""
+        return cls.name
+
+    @classmethod
     @abstractmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         """Returns the head in a folder; ``ModelLoadError`` with the cause and the remedy."""

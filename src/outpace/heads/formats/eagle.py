@@ -43,6 +43,10 @@ class EagleFormat(Format):
         return bool(known) and about.get("num_hidden_layers") == 1
 
     @classmethod
+    def kind_of(cls, about: Mapping[str, Any]) -> str | None:
+        return None  # a language model of one layer has the same configuration
+
+    @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         found = folder.read_weights("model.safetensors", "pytorch_model.bin")
         weights = renamed(without_derived(found), OWN)

@@ -27,6 +27,10 @@ class Outpace(Format):
         return about.get(KIND) in head_names()
 
     @classmethod
+    def kind_of(cls, about: Mapping[str, Any]) -> str:
+        return str(about[KIND])
+
+    @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         given = dict(about)
         kind = find_head(given.pop(KIND))

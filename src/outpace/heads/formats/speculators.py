@@ -60,6 +60,10 @@ class SpeculatorsFormat(Format):
         return TYPE in about
 
     @classmethod
+    def kind_of(cls, about: Mapping[str, Any]) -> str:
+        return str(about[TYPE])
+
+    @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         kind = about[TYPE]
         if not isinstance(kind, str) or kind not in OWN:

@@ -74,15 +74,17 @@ class Auto(Controller):
         invariant: bool = False,
         prices: Prices | None = None,
         prior: float = PRIOR,
+        keeps_up: bool = False,
     ) -> None:
         """drafts: what to choose from. prices: nominal ones. prior: the chance of a first token
-        before anything is known."""
+        before anything is known. keeps_up: the drafter never has anything to read before a
+        draft."""
         self._known = Knowledge(Acceptance(prior))
         self._growing = drafts if isinstance(drafts, Growing) else None
         static = drafts.static if isinstance(drafts, Growing) else drafts
         self._static = self._ladder = static
         self._prices = prices or Prices()
-        self._invariant = invariant
+        self._invariant, self._keeps_up = invariant, keeps_up
         self._loose = self._growing is None and static.shape.is_chain
         self._rows: WeakKeyDictionary[DraftingRow, RowHistory] = WeakKeyDictionary()
         self._ours = True  # whether the budget of some row of this round is chosen here
@@ -193,8 +195,10 @@ class Auto(Controller):
         """The row in which it costs least to try a draft."""
         return min(free, key=self._unread)
 
-    def _unread(self, row: DraftingRow) -> int:
-        return self._row(row).unread(row.length)
+    def _unread(self, row: DraftingRow, since: int = 0) -> int:
+        """Tokens that the drafter has to read before it can draft for a row, as that was so many
+        tokens ago."""
+        return 0 if self._keeps_up else self._row(row).unread(row.length - since)
 
     def _fixed(self, request: DraftingRow) -> int | None:
         """A row's own budget, whatever the others do; None if this controller chooses it."""
@@ -351,9 +355,9 @@ class Auto(Controller):
         levels = width if self._loose else max(outcome.depth for outcome in outcomes)
         begun = all(self._row(request).begun for request in requests)
         behind = [
-            self._row(request).unread(request.length - outcome.emitted)
+            self._unread(request, outcome.emitted)
             for request, outcome in zip(requests, outcomes, strict=True)
-            if outcome.drafted and not self._row(request).drafted
+            if outcome.drafted and not (self._row(request).drafted or self._keeps_up)
         ]
         unread = sum(behind)
         # A drafter that has to catch up first takes longer than it will the next time.

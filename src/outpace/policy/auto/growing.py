@@ -28,10 +28,12 @@ class Growing:
     is cheaper, because no siblings have to be compared.
     """
 
-    def __init__(self, prices: Prices, most: int = LENGTHS[-1]) -> None:
-        """most: nodes of the largest tree."""
+    def __init__(self, prices: Prices, most: int = LENGTHS[-1], deepest: int | None = None) -> None:
+        """most: nodes of the largest tree; deepest: levels that the drafter can draft, unless it is
+        any number."""
         self._nominal, self._most = prices, min(most, LARGEST)
-        typical = [[prior(rank) for rank in range(SIBLINGS)]] * DEEPEST
+        self._deepest = min(DEEPEST, deepest or DEEPEST)
+        typical = [[prior(rank) for rank in range(SIBLINGS)]] * self._deepest
         self.static = self._best(typical, prices)
         self.learned = self.static
         self._since = 0
@@ -51,7 +53,7 @@ class Growing:
         self._since = 0
         level, node = (max(slope, CHEAPEST) for slope in slopes)
         prices = replace(self._nominal, level=level, node=node)
-        self.learned = self._best(acceptance.typical(DEEPEST, SIBLINGS), prices)
+        self.learned = self._best(acceptance.typical(self._deepest, SIBLINGS), prices)
 
     def _best(self, chances: Chances, prices: Prices) -> Ladder:
         """Returns chains or trees, whichever promise more."""
@@ -62,7 +64,7 @@ class Growing:
         ]
 
         def promise(ladder: Ladder) -> float:
-            found = ladder.tokens(chances, DEEPEST).items()
+            found = ladder.tokens(chances, self._deepest).items()
             return max(n / prices.round(width, ladder.levels[width]) for width, n in found)
 
         return max(map(Ladder.by_node, shapes), key=promise)

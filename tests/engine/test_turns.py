@@ -1,0 +1,179 @@
+"""Look-ups that take turns with a draft model or a trained head: the same texts, whoever drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace import LLM, SamplingParams
+from outpace.draft.registry import drafter_names, drafters, find_drafter
+from outpace.draft.route.base import Several
+from outpace.draft.trained.riders.base import RidingHeadDrafter
+from outpace.engine.trace import RoundTrace
+from outpace.errors import ConfigError, ModelLoadError
+from outpace.heads.base import Head
+from outpace.heads.checkpoint import save_head
+from outpace.policy.auto.controller import Auto
+from outpace.targets.hf.loading.loaded import Loaded
+from targets.families import CONTEXT, PROMPTS, plain, target
+from targets.generating import greedy, ids
+
+from .test_routes import NEAR, NGRAM
+
+LENGTH = 40
+SAMPLED = SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
+CONFIGS = {
+    "look-ups": {"lookups": [NGRAM, {"method": "suffix"}]},
+    "a model": {"lookups": [NGRAM], **NEAR},
+    "trees": {"lookups": [NGRAM], "trees": True, **NEAR},
+    "fixed": {"lookups": [NGRAM], "num_speculative_tokens": 4, **NEAR},
+}
+LOOK_UPS = {"none", "ngram", "suffix", "recycling", "retrieval", "consensus", "lookahead"}
+"""Drafters that run no model."""
+
+
+@lru_cache
+def specimen(method: str) -> Mapping[str, Any]:
+    return find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+
+
+def decoder(**config: Any) -> LLM:
+    given = {"method": "auto", **config}
+    return LLM(target("llama"), speculative_config=given, max_num_seqs=4, max_model_len=CONTEXT)
+
+
+def check_texts(llm: LLM) -> None:
+    """Greedy texts are those of plain decoding, seeded ones the same alone and in a batch."""
+    expected = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
+    for _ in range(2):
+        assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
+    together = ids(llm.generate(PROMPTS, SAMPLED))
+    assert [ids(llm.generate([prompt], SAMPLED))[0] for prompt in PROMPTS] == together
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_texts_are_the_same_whoever_is_chosen(name: str) -> None:
+    check_texts(decoder(**CONFIGS[name]))
+
+
+def why_not(method: str) -> str:
+    """The reason for which a method cannot take turns with look-ups; "" for one that can."""
+    kind = drafters()[method]
+    if issubclass(kind, Several):
+        return "stands for several drafters"
+    if issubclass(kind, RidingHeadDrafter):
+        return "drafts inside the target's own pass"
+    return "runs no model" if method in LOOK_UPS else ""
+
+
+@pytest.mark.parametrize("count", ["auto", 4])
+@pytest.mark.parametrize("method", drafter_names())
+def test_any_drafter_with_a_model_takes_turns_with_look_ups(method: str, count: Any) -> None:
+    config = {
+        "lookups": [NGRAM],
+        "drafter": {"method": method, **specimen(method)},
+        "num_speculative_tokens": count,
+    }
+    if reason := why_not(method):
+        with pytest.raises(ConfigError, match=reason):
+            decoder(**config)
+        return
+    llm, drafted = decoder(**config), set()
+
+    def see(trace: RoundTrace) -> None:
+        pairs = zip(trace.methods, trace.decisions, strict=True)
+        drafted.update(name for name, decision in pairs if decision.drafted)
+
+    with llm.engine.observing(see):
+        check_texts(llm)
+    assert drafted == {"ngram", method}
+
+
+@pytest.mark.parametrize("branching", [[2, 2, 1], "dynamic"], ids=["given", "dynamic"])
+def test_a_head_keeps_its_trees(branching: Any) -> None:
+    head = {"method": "medusa", **specimen("medusa"), "branching": branching}
+    llm, wide = decoder(lookups=[NGRAM], drafter=head), []
+    with llm.engine.observing(lambda trace: wide.append(trace.proposal.tree.width)):
+        check_texts(llm)
+    assert max(wide) > 1 or branching == "dynamic"
+
+
+def test_the_greedy_trees_of_a_model_are_learned_from_as_they_were_drafted() -> None:
+    """The controller takes a draft for the first nodes of the tree that it has asked for."""
+    llm, wrong = decoder(lookups=[NGRAM], trees=True, **NEAR), []
+
+    def see(trace: RoundTrace) -> None:
+        shape = llm.engine.controller.shape
+        (name,), (drafted,) = trace.methods, (one.drafted for one in trace.decisions)
+        if shape is not None and name == "draft_tree" and drafted:
+            parents = trace.proposal.tree.parents[0, :drafted].tolist()
+            wrong.append(parents != list(shape.parents[:drafted]))
+
+    with llm.engine.observing(see):
+        for prompt in PROMPTS:
+            llm.generate([prompt], greedy(LENGTH))
+    assert wrong
+    assert not any(wrong)
+
+
+def test_it_is_its_only_drafter() -> None:
+    """With nobody to choose from, choosing would take time for nothing."""
+    for name, config in (("suffix", {}), ("ngram", {"lookups": [NGRAM]})):
+        engine = decoder(**config).engine
+        assert engine.drafter.name == name
+        assert isinstance(engine.controller, Auto)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    head = specimen("medusa")["model"]
+    assert isinstance(head, Head)
+    save_head(head, tmp_path / "head")
+    return str(tmp_path / "head")
+
+
+def test_a_head_is_known_by_its_folder(folder: str) -> None:
+    llm = LLM(target("llama"), speculative_config={"model": folder}, max_model_len=CONTEXT)
+    assert llm.engine.drafter.name == "auto"
+    assert list(llm.engine.drafter.choices) == ["suffix", "medusa"]
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH)))
+    given = decoder(model=specimen("medusa")["model"]).engine.drafter
+    assert list(given.choices) == ["suffix", "medusa"]
+
+
+def test_a_head_is_no_draft_model(folder: str) -> None:
+    with pytest.raises(ConfigError, match=r"holds a trained head.*with the method 'medusa'"):
+        LLM(target("llama"), speculative_config={"model": folder, "num_speculative_tokens": 3})
+
+
+def test_a_damaged_configuration_is_not_a_heads(folder: str) -> None:
+    (Path(folder) / "config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match=r"cannot read the config\.json"):
+        decoder(model=folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"dtype": "float32"}, "'dtype' is about a draft model: give 'model', too"),
+        ({"trees": "no"}, "trees must be"),
+        ({"trees": True}, "'trees' is about a draft model: give 'model', too"),
+        ({"lookups": [NGRAM, NGRAM]}, "names one method twice"),
+        ({"drafter": NGRAM, **NEAR}, "give one of the two"),
+        ({"drafter": {"method": "draft_model", **NEAR}, "dtype": "float32"}, "inside 'drafter'"),
+        ({"drafter": "medusa"}, "speculative_config"),
+        ({"drafter": {"method": "draft_model", **NEAR, "verify": "token"}}, "'verify' cannot be"),
+    ],
+)
+def test_mistakes_are_named(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        decoder(**config)
+
+
+def test_options_of_a_draft_model_are_refused_beside_a_head(folder: str) -> None:
+    with pytest.raises(ConfigError, match=r"'dtype' is about a draft model.*is a medusa head"):
+        decoder(model=folder, dtype="float32")
