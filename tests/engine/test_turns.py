@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM, SamplingParams
+from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.registry import drafter_names, drafters, find_drafter
 from outpace.draft.route.base import Several
 from outpace.draft.trained.riders.base import RidingHeadDrafter
@@ -18,6 +19,7 @@ from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import save_head
 from outpace.policy.auto.controller import Auto
+from outpace.policy.lengths.constant import Constant
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
@@ -102,22 +104,23 @@ def test_a_head_keeps_its_trees(branching: Any) -> None:
     assert max(wide) > 1 or branching == "dynamic"
 
 
-def test_the_greedy_trees_of_a_model_are_learned_from_as_they_were_drafted() -> None:
+@pytest.mark.parametrize("rule", ["recursive", "coupled"])
+def test_a_tree_that_gives_its_tokens_stays_whole(rule: str) -> None:
     """The controller takes a draft for the first nodes of the tree that it has asked for."""
-    llm, wrong = decoder(lookups=[NGRAM], trees=True, **NEAR), []
+    llm = decoder(lookups=[NGRAM], trees=True, verify=rule, **NEAR)
+    shape, drafts = TreeShape((0, 0, 1, 2, 1)), []
+    llm.engine.controller = Constant(5, shape=shape)
 
     def see(trace: RoundTrace) -> None:
-        shape = llm.engine.controller.shape
-        (name,), (drafted,) = trace.methods, (one.drafted for one in trace.decisions)
-        if shape is not None and name == "draft_tree" and drafted:
-            parents = trace.proposal.tree.parents[0, :drafted].tolist()
-            wrong.append(parents != list(shape.parents[:drafted]))
+        for row, (name, one) in enumerate(zip(trace.methods, trace.decisions, strict=True)):
+            if name == "draft_tree" and one.drafted:
+                parents = trace.proposal.tree.parents[row, : one.drafted].tolist()
+                drafts.append(parents == list(shape.parents[: one.drafted]))
 
     with llm.engine.observing(see):
-        for prompt in PROMPTS:
-            llm.generate([prompt], greedy(LENGTH))
-    assert wrong
-    assert not any(wrong)
+        check_texts(llm)
+    assert drafts
+    assert all(drafts)
 
 
 def test_it_is_its_only_drafter() -> None:
