@@ -66,6 +66,7 @@ class Plan:
 
 PLANS = {
     "medusa": Plan(70, 2, 1e-3, {}),
+    "hydra": Plan(60, 2, 1e-3, {}),
     "eagle3": Plan(20, 2, 7e-4, {}),
     "dflash": Plan(60, 2, 7e-4, {"layers": 2}),
     "mlp_speculator": Plan(85, 2, 2e-3, {"inner_size": 512}),

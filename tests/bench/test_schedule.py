@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from outpace.bench.prompts import Prompt
-from outpace.bench.report.table import notes
+from outpace.bench.report.table import notes, title
 from outpace.bench.run.benchmark import Benchmark, BenchmarkPlan
 from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.run.schedule import Pace, run_interleaved
@@ -271,6 +271,23 @@ def test_prompts_that_fill_no_batch_are_left_out_and_counted() -> None:
     assert list(notes(result)) == ["Prompts that fill no batch of 5, and were not run: 2."]
 
 
+def test_several_texts_of_a_prompt_stand_side_by_side_in_a_batch() -> None:
+    fast = Fake("plain", Clock(), 0.4)
+    plan = BenchmarkPlan(batches=(4,), temperatures=(0.8,), max_tokens=11, samples=2)
+    benchmark = Benchmark(plan, PROMPTS, lambda text: list(map(ord, text)), [fast], clock=Clock())
+    measured = benchmark.run()[0]
+    assert title(measured.result).startswith(
+        "batch 4, temperature 0.8: 12 prompts, 2 texts of each"
+    )
+    assert measured.result.left_over == 0
+    assert len(measured.runs.jobs) == 6
+    for job, prompts in zip(measured.runs.jobs, measured.runs.prompts, strict=True):
+        assert job.samples == 2
+        assert job.prompts[::2] == job.prompts[1::2]
+        assert len(set(job.prompts)) == 2
+        assert [tuple(map(ord, prompt.text)) for prompt in prompts] == list(job.prompts)
+
+
 def test_a_benchmark_without_a_baseline_is_refused() -> None:
     with pytest.raises(ConfigError, match="'plain'"):
         Benchmark(BenchmarkPlan(), PROMPTS, lambda t: [1], [Fake("fast", Clock(), 1.0)]).run()
@@ -286,6 +303,10 @@ def test_a_benchmark_without_a_baseline_is_refused() -> None:
         {"temperatures": (0.0, float("inf"))},
         {"max_tokens": 1},
         {"max_prompt_tokens": 0},
+        {"samples": 0},
+        {"samples": 2},
+        {"samples": 2, "batches": (4, 3), "temperatures": (1.0,)},
+        {"samples": 2, "batches": (4,), "temperatures": (1.0, 0.0)},
     ],
 )
 def test_bad_plans_are_refused(plan: dict[str, object]) -> None:

@@ -75,7 +75,7 @@ def test_a_killed_training_goes_on_and_ends_as_one_that_was_not(
     text, cut, whole = tmp_path / "text.txt", tmp_path / "cut", tmp_path / "whole"
     text.write_text(" ".join(f"w{number * number % 89}" for number in range(640)))
     killed = training(target, text, cut)
-    while not (cut / LOG).exists() and killed.poll() is None:
+    while killed.poll() is None and not ((cut / LOG).exists() and (cut / LOG).stat().st_size):
         time.sleep(0.005)
     killed.kill()
     killed.communicate(timeout=300)

@@ -181,6 +181,24 @@ def test_curves_go_on_with_the_run(
     assert "--png: cannot write" in " ".join(refused.stderr.split())
 
 
+def test_a_run_that_was_killed_before_it_had_a_state_begins_anew(
+    run: Run, target: Path, tmp_path: Path
+) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "head"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    asked = ("train", "medusa", "-m", str(target), "--data", str(text), *SHORT, "--out", str(out))
+    assert run(*asked).exit_code == 0
+    whole = bytes_of(out)
+    (out / "training.pt").unlink()
+    done = run(*asked)
+    assert done.exit_code == 0, done.stderr
+    assert "going on" not in done.stderr
+    assert bytes_of(out)["model.safetensors"] == whole["model.safetensors"]
+    assert len(bytes_of(out)["training.jsonl"].splitlines()) == len(
+        whole["training.jsonl"].splitlines()
+    )
+
+
 def test_curves_that_cannot_be_drawn_end_no_training(
     run: Run, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,10 +11,12 @@ import torch
 
 from outpace import LLM, SamplingParams
 from outpace.core.trees.tree_shape import TreeShape
+from outpace.draft.dynamic import NODES
 from outpace.draft.registry import drafters, find_drafter
 from outpace.draft.trained.head_drafter import TrainedDrafter, TreeHeadOptions
 from outpace.errors import ConfigError
 from outpace.heads.attending.base import Sight
+from outpace.policy.auto.controller import Auto
 from outpace.policy.lengths.constant import Constant
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
@@ -81,6 +83,15 @@ def test_dynamic_trees_hold_the_most_probable_nodes(method: str) -> None:
     worths = _worths(method, prompt)
     best = sorted(worths, key=lambda path: -worths[path])[:6]
     assert set(paths[1:]) == set(best)
+
+
+def test_dynamic_trees_may_have_as_many_nodes_as_eagle_2s() -> None:
+    llm = decoder("eagle", branching="dynamic", num_speculative_tokens="auto")
+    assert isinstance(llm.engine.controller, Auto)
+    assert llm.engine.controller.most == NODES == 60
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == plain(
+        "llama", LENGTH, tuple(map(tuple, PROMPTS))
+    )
 
 
 def _worths(method: str, prompt: list[int]) -> dict[tuple[int, ...], float]:

@@ -19,6 +19,9 @@ from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
 from outpace.draft.trees import leading_to
 
+NODES = 60
+"""Nodes of a tree at most, where the engine chooses how many: EAGLE-2's number."""
+
 
 class Deeper(Protocol):
     """What makes the logits of the next level, as `trees.Deeper` does where all rows are alike."""

@@ -274,6 +274,7 @@ class TrainingRun:
         if not self._ranks.first:
             return
         self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / LOG).touch()  # says whose a drafter is, if the run is killed before its state
         if best:
             self._student.save(self.out)
         state = {
@@ -309,6 +310,8 @@ class TrainingRun:
             remove_unfinished(self.out)
             (self.out / f"{STATE}.part").unlink(missing_ok=True)
         if not path.exists():
+            if self._ranks.first and (self.out / LOG).exists():
+                (self.out / LOG).write_bytes(b"")  # of a run that begins anew
             return
         try:
             # On the CPU at first: this machine may lack the device that wrote it.

@@ -128,6 +128,14 @@ class SettingResult:
     sweep: Sweep | None = None
     to_end: bool = False
     """Whether texts ended where the target ended them, if that was before ``max_tokens``."""
+    samples: int = 1
+    """Texts of each prompt, written side by side."""
+
+    @property
+    def texts(self) -> str:
+        """How many prompts there were, and texts of each, in words."""
+        each = f", {self.samples} texts of each" if self.samples > 1 else ""
+        return f"{self.prompts} prompts{each}"
 
     @property
     def tokens(self) -> str:

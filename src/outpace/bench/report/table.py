@@ -115,10 +115,7 @@ def notes(cell: SettingResult) -> Iterator[str]:
 
 def title(cell: SettingResult) -> str:
     """Returns the heading of a table."""
-    return (
-        f"batch {cell.batch}, temperature {cell.temperature:g}: {cell.prompts} prompts, "
-        f"{cell.tokens}"
-    )
+    return f"batch {cell.batch}, temperature {cell.temperature:g}: {cell.texts}, {cell.tokens}"
 
 
 def markdown(report: Report) -> str:

@@ -47,6 +47,8 @@ class BenchmarkPlan:
     max_prompt_tokens: int = 512
     pace: Pace = field(default_factory=Pace)
     seed: int = 0
+    samples: int = 1
+    """Texts of each prompt, written side by side: a batch holds so many times fewer prompts."""
     sweep: tuple[int, ...] = ()
     """Draft lengths that are also run, at the first batch size and temperature, for the curve of
     speed-up by draft length."""
@@ -62,8 +64,24 @@ class BenchmarkPlan:
             raise ConfigError(
                 f"--max-prompt-tokens must be at least 1, not {self.max_prompt_tokens}."
             )
+        self._check_samples()
         if self.sweep and min(self.sweep) < 1:
             raise ConfigError("--sweep must be draft lengths from 1 on.")
+
+    def _check_samples(self) -> None:
+        if self.samples < 1:
+            raise ConfigError(f"--samples must be at least 1, not {self.samples}.")
+        uneven = next((batch for batch in self.batches if batch % self.samples), None)
+        if uneven is not None:
+            raise ConfigError(
+                f"a batch of {uneven} cannot hold {self.samples} texts of each prompt: give "
+                f"--batch {self.samples}, or a multiple of it."
+            )
+        if self.samples > 1 and min(self.temperatures) == 0:
+            raise ConfigError(
+                "all greedy texts of a prompt are the same one: --samples needs temperatures above "
+                "0."
+            )
 
     @property
     def settings(self) -> list[tuple[int, float]]:
@@ -106,15 +124,15 @@ class Benchmark:
         """Returns how often `tick` will be called at most."""
         total = 0
         for batch, _ in self.plan.settings:
-            jobs = len(batches(self.prompts, batch))
+            jobs = len(self._batches(batch))
             total += len(self.contestants) * (jobs * self.plan.pace.repeats + self.plan.pace.warmup)
         sweep = (len(self.plan.sweep) + 1) if self.plan.sweep else 0
-        return total + sweep * len(batches(self.prompts, self.plan.batches[0]))
+        return total + sweep * len(self._batches(self.plan.batches[0]))
 
     # -- one batch size and temperature ----------------------------------------------------------
 
     def _setting(self, batch: int, temperature: float, first: bool) -> MeasuredSetting:
-        prompts = batches(self.prompts, batch)
+        prompts = self._batches(batch)
         jobs = [self._job(of_job, temperature) for of_job in prompts]
         if self.plan.to_end:
             jobs = [self._ended(job) for job in jobs]
@@ -141,12 +159,14 @@ class Benchmark:
             for c in fit
         )
         sweep = self._sweep(runs, engines[0], meters) if first and engines else None
+        run = sum(map(len, prompts)) // self.plan.samples
         prompt_lengths = [len(p) for job in jobs for p in job.prompts]
         result = SettingResult(
             batch=batch,
             temperature=temperature,
-            prompts=sum(map(len, prompts)),
-            left_over=len(self.prompts) - sum(map(len, prompts)),
+            prompts=run,
+            left_over=len(self.prompts) - run,
+            samples=self.plan.samples,
             prompt_tokens=sum(prompt_lengths) / len(prompt_lengths),
             max_tokens=self.plan.max_tokens,
             to_end=self.plan.to_end,
@@ -156,11 +176,18 @@ class Benchmark:
         )
         return MeasuredSetting(result, runs)
 
+    def _batches(self, size: int) -> list[list[Prompt]]:
+        """The prompts of each job, each as often as it has texts."""
+        samples = self.plan.samples
+        found = batches(self.prompts, size // samples)
+        return [[prompt for prompt in batch for _ in range(samples)] for batch in found]
+
     def _job(self, prompts: Sequence[Prompt], temperature: float) -> BatchJob:
         rows = tuple(tuple(self._ids(p)) for p in prompts)
         if not all(rows):
             raise PromptError("a prompt is empty once it is tokenised.")
-        return BatchJob(rows, self.plan.max_tokens, temperature, self.plan.seed)
+        plan = self.plan
+        return BatchJob(rows, plan.max_tokens, temperature, plan.seed, samples=plan.samples)
 
     def _ended(self, job: BatchJob) -> BatchJob:
         """The job with as many tokens as plain decoding writes before the target ends its texts; of

@@ -16,7 +16,7 @@ class BatchJob:
 
     If the target itself ends its one text there, ``most`` is how many tokens there might have been.
     Our own engine is told of no other number: whoever knows where a text ends drafts better than
-    in use.
+    in use. samples: texts of each prompt, which stands as often as that, side by side.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -24,6 +24,7 @@ class BatchJob:
     temperature: float
     seed: int = 0
     most: int | None = None
+    samples: int = 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from typing import Literal
 from outpace.api import LLM
 from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
 from outpace.core.params import SamplingParams
+from outpace.outputs import CompletionOutput
 
 Speculative = Literal["auto", "off"] | int | None
 
@@ -40,25 +41,32 @@ class Ours(Contestant):
     def run(self, job: BatchJob) -> BatchTexts:
         if self._shared:
             self.forget_texts()
-        found = self.llm.generate([list(prompt) for prompt in job.prompts], self._params(job))
+        found = self._texts(job, self._params(job))
         return BatchTexts([out.token_ids for out in found], [out.metrics for out in found])
 
     def length(self, job: BatchJob) -> int:
         """Returns how many tokens the longest text of a job has before the target ends it."""
         params = [replace(each, ignore_eos=False) for each in self._params(job)]
-        found = self.llm.generate([list(prompt) for prompt in job.prompts], params)
-        return max(len(out.token_ids) for out in found)
+        return max(len(out.token_ids) for out in self._texts(job, params))
+
+    def _texts(self, job: BatchJob, params: list[SamplingParams]) -> list[CompletionOutput]:
+        prompts = [list(prompt) for prompt in job.prompts[:: job.samples]]
+        return [text for out in self.llm.generate(prompts, params) for text in out.outputs]
 
     def _params(self, job: BatchJob) -> list[SamplingParams]:
+        """Options of each prompt. Several texts of one have no seed where that would keep them from
+        drafting for each other: what is drafted for a text with a seed follows from it alone."""
+        repeats = job.samples == 1 or self.plain or self.same_text_when_sampled
         return [
             SamplingParams(
+                n=job.samples,
                 temperature=job.temperature,
                 max_tokens=job.most or job.max_tokens,
                 ignore_eos=job.most is None,
-                seed=job.seed + index,
+                seed=job.seed + index if repeats else None,
                 speculative=self.speculative,
             )
-            for index in range(len(job.prompts))
+            for index in range(len(job.prompts) // job.samples)
         ]
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
@@ -107,7 +107,7 @@ def _order(contestants: Sequence[Contestant], turn: int) -> Iterator[Contestant]
 def _timed(
     contestant: Contestant, job: BatchJob, number: int, repeat: int, clock: Clock
 ) -> TimedRun:
-    first = BatchJob(job.prompts, 1, job.temperature, job.seed)
+    first = replace(job, max_tokens=1, most=None)
     begin = clock()
     contestant.run(first)
     middle = clock()

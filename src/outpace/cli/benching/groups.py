@@ -169,6 +169,12 @@ class PlanFlags:
             "methods write as many tokens.",
         ),
     ] = False
+    samples: Annotated[
+        int,
+        typer.Option(
+            help="Texts of each prompt, written side by side in a batch; at temperatures above 0."
+        ),
+    ] = 1
     max_prompt_tokens: Annotated[
         int, typer.Option(min=1, help="Keep only the last N tokens of a prompt.")
     ] = 512
@@ -190,6 +196,7 @@ class PlanFlags:
             temperatures=numbers(self.temperature, float, "--temperature"),
             max_tokens=self.max_tokens,
             to_end=self.to_end,
+            samples=self.samples,
             max_prompt_tokens=self.max_prompt_tokens,
             pace=Pace(self.repeats, self.warmup),
             seed=self.seed,

@@ -23,10 +23,10 @@ def check_out(console: Console, model: ModelFlags, drafter: DrafterFlags, text: 
     with starting(console):
         from outpace.bench.report.outputs import check_folder
         from outpace.train.draft_model import PRUNED, RANDOM
-        from outpace.train.run import STATE
+        from outpace.train.run import LOG, STATE
     start = None if drafter.start in (PRUNED, RANDOM) else drafter.start
     _check_apart(drafter.out, {"-m": model.model, "--start": start, "--draft": drafter.draft})
-    _check_no_model(drafter.out, STATE)
+    _check_no_model(drafter.out, STATE, LOG)
     check_folder("--out", drafter.out)
     if text.lessons is not None:
         check_folder("--lessons", text.lessons)
@@ -42,10 +42,11 @@ def _check_apart(out: Path, read: dict[str, str | None]) -> None:
             )
 
 
-def _check_no_model(out: Path, state: str) -> None:
+def _check_no_model(out: Path, state: str, log: str) -> None:
     """Raises ``ConfigError`` for a folder with a model in it, unless an earlier run wrote it, which
-    goes on. state: the file that every run leaves."""
-    if not out.is_dir() or (out / state).exists():
+    goes on, or begins anew where its state is not there. state, log: the files that runs leave, the
+    log first."""
+    if not out.is_dir() or (out / state).exists() or (out / log).exists():
         return
     files = sorted(file.name for file in out.iterdir())
     found = [name for name in files if name == CONFIG or Path(name).suffix in WEIGHTS]

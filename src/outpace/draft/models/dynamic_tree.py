@@ -13,7 +13,7 @@ from torch import Tensor
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
-from outpace.draft.dynamic import Growth
+from outpace.draft.dynamic import NODES, Growth
 from outpace.draft.models.chain import DraftModel
 from outpace.draft.models.sight import Sight
 from outpace.heads.classifiers.origin import Origin
@@ -33,6 +33,7 @@ class DynamicTree(DraftModel):
     draws: frozenset[Drawn] = frozenset({Drawn.POINT})
     trees: bool = True
     ends_chains: bool = False
+    longest: int = NODES
 
     def __init__(
         self,

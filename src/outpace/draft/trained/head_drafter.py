@@ -19,7 +19,7 @@ from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import flag
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.branching import DEPTH_HELP, DYNAMIC, TOP_K_HELP, growth_of, shape_of
-from outpace.draft.dynamic import Growth
+from outpace.draft.dynamic import NODES, Growth
 from outpace.draft.online.options import ONLINE_HELP, check_learns, online_options
 from outpace.draft.options import option
 from outpace.draft.trained.rounding import rounded
@@ -192,6 +192,7 @@ class HeadDrafter(TrainedDrafter):
         self._growth = growth_of(options.branching, options.top_k, options.depth)
         if self._growth is not None:
             self.any_shape, self.draws = False, frozenset({Drawn.POINT})
+            self.longest = NODES
         elif (shape := shape_of(options.branching)) is not None:
             self.shape = shape if self.deepest is None else shape.up_to(self.deepest)
             self.any_shape = False

@@ -13,6 +13,13 @@ LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 """Nodes of the trees that are considered."""
 
 
+CLOSELY = 16
+"""Numbers of nodes up to which each is considered."""
+
+WIDE = (20, 24, 32, 40, 50, 60)
+"""Those that are considered beyond."""
+
+
 @dataclass(frozen=True)
 class Ladder:
     """Drafts that contain each other: the first nodes of one tree, by their number.
@@ -25,8 +32,14 @@ class Ladder:
 
     @classmethod
     def chains(cls, most: int) -> Ladder:
-        """Returns the chains of up to so many tokens."""
-        return cls(TreeShape.chain(most), tuple(range(most + 1)))
+        """Returns the chains of up to so many tokens.
+
+        >>> Ladder.chains(30).widths[-4:]
+        (16, 20, 24, 30)
+        """
+        wide = [length for length in WIDE if length < most]
+        widths = sorted({*range(min(most, CLOSELY) + 1), *wide, most})
+        return cls(TreeShape.chain(most), tuple(widths))
 
     @classmethod
     def by_level(cls, shape: TreeShape) -> Ladder:
