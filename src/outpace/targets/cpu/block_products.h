@@ -47,6 +47,8 @@ constexpr int64_t BATCH = 32;  // rows that meet a chunk while it is in the near
 // FAR into the second cache, where more of them can be under way, and from there into the first one.
 #ifdef __AMX_INT8__
 constexpr int64_t AHEAD = 2048, FAR = 16384;
+#elif AVX == 512
+constexpr int64_t AHEAD = 9216, FAR = 0;
 #else
 constexpr int64_t AHEAD = 6144, FAR = 0;
 #endif
@@ -96,6 +98,43 @@ inline int32_t largest(ints v) {
 #endif
 }
 
+// The lowest bytes of 32 numbers, as the codes of a block. Returns their sums by halves: of the first
+// two codes of each group of four, and of its last two.
+struct Halves {
+  int32_t even[2], odd[2];
+};
+
+inline Halves put_codes(const ints (&numbers)[SMALL / LANES], int8_t *to) {
+  Halves sums = {};
+#if AVX
+#if AVX == 512
+  const __m256i codes = _mm256_set_m128i(_mm512_cvtepi32_epi8(__m512i(numbers[1])),
+                                         _mm512_cvtepi32_epi8(__m512i(numbers[0])));
+#else
+  auto low = [&](int which) { return __m256i(numbers[which] & 0xff); };
+  const __m256i packed = _mm256_packus_epi16(_mm256_packus_epi32(low(0), low(1)),
+                                             _mm256_packus_epi32(low(2), low(3)));
+  const __m256i codes =
+      _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+#endif
+  std::memcpy(to, &codes, sizeof codes);
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), codes);
+  const __m256i firsts = _mm256_madd_epi16(pairs, _mm256_set1_epi32(1));
+  const __m256i lasts = _mm256_madd_epi16(pairs, _mm256_set1_epi32(1 << 16));
+  __m256i both = _mm256_hadd_epi32(firsts, lasts);
+  both = _mm256_hadd_epi32(both, both);
+  sums.even[0] = _mm256_extract_epi32(both, 0), sums.odd[0] = _mm256_extract_epi32(both, 1);
+  sums.even[1] = _mm256_extract_epi32(both, 4), sums.odd[1] = _mm256_extract_epi32(both, 5);
+#else
+  for (int64_t v = 0; v < SMALL / LANES; v++) {
+    auto codes = __builtin_convertvector(numbers[v], lanes<int8_t>);
+    std::memcpy(to + v * LANES, &codes, sizeof codes);
+  }
+  for (int64_t i = 0; i < SMALL; i++) (i % 4 < 2 ? sums.even : sums.odd)[i / 16] += to[i];
+#endif
+  return sums;
+}
+
 // x: 32 floats. The largest is rounded to 127 or -127. No number, or an infinite one, makes the scale
 // such, and with it all outputs of the row.
 inline void round_block(const float *x, Rounded &to) {
@@ -109,20 +148,20 @@ inline void round_block(const float *x, Rounded &to) {
   const bool small = highest < 1e-30f;
   const float steps = small ? 0.f : 127.f / highest;
   to.scale = small ? 0.f : highest / 127.f;
-  for (int64_t i = 0; i < SMALL; i += LANES) {
-    floats moved = load<floats>(x + i) * steps + rounder;
-    auto codes = __builtin_convertvector(load<ints>(&moved) - 0x4b400000, lanes<int8_t>);
-    std::memcpy(to.codes + i, &codes, sizeof codes);
+  ints numbers[SMALL / LANES];
+  for (int64_t v = 0; v < SMALL / LANES; v++) {
+    floats moved = load<floats>(x + v * LANES) * steps + rounder;
+    numbers[v] = load<ints>(&moved) - 0x4b400000;
   }
-  int32_t even[2] = {}, odd[2] = {}; // of each half
-  for (int64_t i = 0; i < SMALL; i += 4)
-    for (int64_t j = 0; j < 2; j++)
-      even[i / 16] += to.codes[i + j], odd[i / 16] += to.codes[i + 2 + j];
+  const auto [even, odd] = put_codes(numbers, to.codes);
   const int32_t evens = even[0] + even[1], odds = odd[0] + odd[1], sum = evens + odds;
   to.weighted = to.scale * float(sum);
-  int32_t less[6] = {0, taken(-8 * evens, -8 * odds), taken(-16 * evens, -16 * odds), -128 * sum,
-                     taken(-32 * even[0], -32 * odd[0]), taken(-32 * even[1], -32 * odd[1])};
-  std::memcpy(to.less, less, sizeof less);
+  to.less[0] = 0;
+  to.less[1] = taken(-8 * evens, -8 * odds);
+  to.less[2] = taken(-16 * evens, -16 * odds);
+  to.less[3] = -128 * sum;
+  to.less[4] = taken(-32 * even[0], -32 * odd[0]);
+  to.less[5] = taken(-32 * even[1], -32 * odd[1]);
 }
 
 // Rounds blocks of all rows. x: rows k apart; to: [blocks, rows].
@@ -131,12 +170,14 @@ inline void round_blocks(const float *x, int64_t rows, int64_t k, int64_t begin,
   for (int64_t b = begin; b < end; b++)
     for (int64_t r = 0; r < rows; r++) {
       const float *from = x + r * k + b * SMALL;
-      float rest[SMALL] = {};
-      if (k - b * SMALL < SMALL) {
-        std::memcpy(rest, from, (k - b * SMALL) * sizeof(float));
-        from = rest;
+      const int64_t left = k - b * SMALL;
+      if (left >= SMALL) {
+        round_block(from, to[b * rows + r]);
+        continue;
       }
-      round_block(from, to[b * rows + r]);
+      float last[SMALL] = {}; // only here: filling it takes longer than rounding does
+      std::memcpy(last, from, left * sizeof(float));
+      round_block(last, to[b * rows + r]);
     }
 }
 

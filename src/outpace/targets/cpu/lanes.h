@@ -135,6 +135,27 @@ inline float sum(floats v) {
 #endif
 }
 
+// e^x to some 2 units in the last place; what is below the smallest normal number becomes that.
+inline floats exponential(floats x) {
+  const floats top = all(88.3762626647949f), bottom = all(-87.3365478515625f);
+  x = x > top ? top : x;
+  x = x < bottom ? bottom : x;
+  const float rounder = 12582912.f; // 1.5 * 2^23: adding it rounds to an integer
+  floats n = (x * 1.44269504088896341f + rounder) - rounder;
+  floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  floats p = all(1.9875691500e-4f);
+  p = fused(p, r, all(1.3981999507e-3f));
+  p = fused(p, r, all(8.3334519073e-3f));
+  p = fused(p, r, all(4.1665795894e-2f));
+  p = fused(p, r, all(1.6666665459e-1f));
+  p = fused(p, r, all(5.0000001201e-1f));
+  p = p * (r * r) + r + 1.f;
+  lanes<int32_t> power = (__builtin_convertvector(n, lanes<int32_t>) + 127) << 23;
+  return p * load<floats>(&power);
+}
+
+inline float exponential(float x) { return exponential(all(x))[0]; }
+
 // Says that a value is needed in a register. It costs no instruction, and keeps the compiler from
 // reading the value again for each use: loads are what a tile is short of.
 inline void keep(floats &value) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "attention.h"
 #include "block_amx.h"
 #include "lanes.h"
 #include "team.h"
@@ -29,7 +30,6 @@ constexpr int64_t FEW = 64;      // rows that have the same bits however many (a
 constexpr int64_t DEPTH = 512;   // inputs that are added up before what came before is added
 constexpr int64_t PANEL = LANES; // outputs whose weights lie together
 constexpr int64_t SUMS = 12;     // vectors of sums that a tile of panels has at once
-constexpr int BLOCK = 64;        // slots whose scores are worked out before their values are added
 constexpr int TOGETHER = 8;      // tokens that go through the cache together
 constexpr int MOST_EACH = 64;    // query heads that may share a key head (as in Python)
 constexpr int64_t BLOCKED = 4;   // the first of the kinds of weights in blocks (as in Python)
@@ -405,27 +405,6 @@ void multiply(const Product &job, Team &team, int size) {
 
 // -- a layer of the Llama kind ---------------------------------------------------------------------
 
-// e^x to some 2 units in the last place; what is below the smallest normal number becomes that.
-inline floats exponential(floats x) {
-  const floats top = all(88.3762626647949f), bottom = all(-87.3365478515625f);
-  x = x > top ? top : x;
-  x = x < bottom ? bottom : x;
-  const float rounder = 12582912.f; // 1.5 * 2^23: adding it rounds to an integer
-  floats n = (x * 1.44269504088896341f + rounder) - rounder;
-  floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  floats p = all(1.9875691500e-4f);
-  p = fused(p, r, all(1.3981999507e-3f));
-  p = fused(p, r, all(8.3334519073e-3f));
-  p = fused(p, r, all(4.1665795894e-2f));
-  p = fused(p, r, all(1.6666665459e-1f));
-  p = fused(p, r, all(5.0000001201e-1f));
-  p = p * (r * r) + r + 1.f;
-  lanes<int32_t> power = (__builtin_convertvector(n, lanes<int32_t>) + 127) << 23;
-  return p * load<floats>(&power);
-}
-
-inline float exponential(float x) { return exponential(all(x))[0]; }
-
 // y = x / sqrt(mean of x^2 + eps) * weight; n a multiple of LANES.
 void normalise(const float *x, const float *weight, float eps, int64_t n, float *y) {
   floats squares[4] = {};
@@ -490,74 +469,6 @@ inline void turn(float *head, const float *cosines, const float *sines, int64_t 
     head[i] = a * cosines[i] - b * sines[i];
     head[i + half] = b * cosines[i + half] + a * sines[i + half];
   }
-}
-
-// One query, and its attention so far: softmax and values are rescaled whenever a score is higher.
-struct Query {
-  float *head;   // [dim]
-  float *values; // [dim]: sums weighted by e^(score - highest)
-  float highest, weights;
-};
-
-// Adds SIDE vectors of values, from dimension d on, weighted by scores.
-template <int SIDE>
-inline void add_values(Query &query, const float *values, const int32_t *seen, int count,
-                       int64_t dim, const float *scores, float fading, int64_t d) {
-  floats sums[SIDE];
-#pragma GCC unroll 8
-  for (int u = 0; u < SIDE; u++) sums[u] = load<floats>(query.values + d + u * LANES) * fading;
-  for (int i = 0; i < count; i++) {
-    const float *from = values + seen[i] * dim + d;
-    floats score = all(scores[i]);
-#pragma GCC unroll 8
-    for (int u = 0; u < SIDE; u++) sums[u] = fused(load<floats>(from + u * LANES), score, sums[u]);
-  }
-#pragma GCC unroll 8
-  for (int u = 0; u < SIDE; u++)
-    std::memcpy(query.values + d + u * LANES, &sums[u], sizeof sums[u]);
-}
-
-// seen: `count` slots, one or more and at most BLOCK.
-void attend(Query &query, const float *keys, const float *values, const int32_t *seen, int count,
-            int64_t dim, float scaling) {
-  constexpr int SIDE = 8; // so many at a time that none waits for another
-  alignas(64) float scores[BLOCK + SIDE + LANES];
-  for (int i = 0; i < count; i += SIDE) {
-    const float *k[SIDE];
-    for (int u = 0; u < SIDE; u++) k[u] = keys + seen[std::min(i + u, count - 1)] * dim;
-    floats sums[SIDE] = {};
-    for (int64_t d = 0; d < dim; d += LANES) {
-      floats q = load<floats>(query.head + d);
-#pragma GCC unroll 8
-      for (int u = 0; u < SIDE; u++) sums[u] = fused(q, load<floats>(k[u] + d), sums[u]);
-    }
-#pragma GCC unroll 8
-    for (int u = 0; u < SIDE; u++) scores[i + u] = sum(sums[u]) * scaling;
-  }
-  for (int i = count; i % LANES; i++) scores[i] = scores[count - 1];
-  floats most = load<floats>(scores);
-  for (int i = LANES; i < count; i += LANES) {
-    floats here = load<floats>(scores + i);
-    most = here > most ? here : most;
-  }
-  float highest = query.highest;
-  for (int u = 0; u < LANES; u++) highest = std::max(highest, most[u]);
-  float fading = exponential(query.highest - highest);
-  query.highest = highest;
-  for (int i = 0; i < count; i += LANES) {
-    floats e = exponential(load<floats>(scores + i) - highest);
-    std::memcpy(scores + i, &e, sizeof e);
-  }
-  for (int i = count; i % LANES; i++) scores[i] = 0.f;
-  floats weights = {};
-  for (int i = 0; i < count; i += LANES) weights += load<floats>(scores + i);
-  query.weights = query.weights * fading + sum(weights);
-  int64_t d = 0;
-  for (; d + 8 * LANES <= dim; d += 8 * LANES)
-    add_values<8>(query, values, seen, count, dim, scores, fading, d);
-  for (; d + 4 * LANES <= dim; d += 4 * LANES)
-    add_values<4>(query, values, seen, count, dim, scores, fading, d);
-  for (; d < dim; d += LANES) add_values<1>(query, values, seen, count, dim, scores, fading, d);
 }
 
 // A token, and how far it has gone through the slots.
@@ -636,15 +547,12 @@ void attention_of(const Attention &job, int64_t row, int64_t group, int64_t firs
       for (int64_t t = 0; t < tokens; t++) {
         int32_t seen[BLOCK];
         int count = all[t].look(view, seen);
-        for (int64_t h = 0; count && h < each; h++)
-          attend(all[t].queries[h], keys, values, seen, count, dim, layer.scaling);
+        if (count) attend(all[t].queries, each, {keys, values, seen, count, dim, layer.scaling});
         more |= count == BLOCK;
       }
     }
     for (int64_t t = 0; t < tokens; t++)
-      for (int64_t h = 0; h < each; h++)
-        for (int64_t d = 0; d < dim; d++)
-          all[t].queries[h].values[d] /= all[t].queries[h].weights;
+      for (int64_t h = 0; h < each; h++) conclude(all[t].queries[h], dim);
   }
 }
 
@@ -796,7 +704,6 @@ struct Run {
 
   void mlp(const Layer &layer, float *mine, float *normal, float *made, float *rest, int size) {
     const int64_t tokens = pass.rows * pass.columns, hidden = layer.hidden;
-    int64_t begin, end;
 
     norms(mine, layer.after, layer.eps, normal);
     float *gate = rest, *up = rest + tokens * layer.inner;
