@@ -128,6 +128,27 @@ def test_drafters_of_several_prices_have_no_prediction_and_no_bound(
     assert found.sweep.points
 
 
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_coupled_rule_is_compared_with_plain_texts_of_its_own_noise(
+    pair: Pair, samples: int
+) -> None:
+    """Plain decoding draws its tokens in another way than this rule does."""
+    plain = LLM(pair.target, speculative_config={"method": "none"}, max_num_seqs=2)
+    config = {"model": pair.drafter, "num_speculative_tokens": 3, "verify": "coupled"}
+    coupled = LLM(pair.target, speculative_config=config, max_num_seqs=2)
+    takers = [Ours(plain, "plain", "off"), Ours(coupled, "coupled")]
+    texts = [Prompt(name, "t", name) for name in ("one", "two", "three", "four")]
+    plan = BenchmarkPlan(batches=(2,), temperatures=(0.8,), max_tokens=12, samples=samples)
+    measured = Benchmark(plan, texts, lambda text: list(text.encode()), takers).run()[0]
+    found = measured.result.methods[1].identity
+    assert found is not None
+    assert found.identical == found.compared == 4 * samples
+    baseline, own = (
+        [run.made.texts for run in measured.runs.of(name)] for name in ("plain", "coupled")
+    )
+    assert baseline != own
+
+
 @pytest.mark.parametrize(
     ("family", "counts"),
     [

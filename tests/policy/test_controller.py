@@ -290,6 +290,18 @@ def test_rounds_without_a_find_do_not_lower_what_finds_are_worth() -> None:
     assert auto.tokens(row, 8) == pytest.approx(sum(0.9**k for k in range(9)), rel=0.12)
 
 
+@pytest.mark.parametrize(("price", "pays"), [(0.28, False), (0.05, True)])
+def test_drafts_of_some_rows_must_pay_for_all(price: float, pays: bool) -> None:
+    """One row in four finds something, of which six tenths are accepted: 1.15 tokens a row. A
+    round with a draft takes as long for the other three."""
+    auto, rows = Auto(CHAINS), [request() for _ in range(4)]
+    play = Simulation(auto, lambda rows, width: 1 + price * (width > 0), lambda *_: 0.6)
+    turn = itertools.count()
+    play.play(rows, 1500, found=lambda: 0 if next(turn) % 4 else 1)
+    assert play.speed > 0.97 * 4
+    assert (sum(width > 0 for width in play.widths[-500:]) > 250) == pays
+
+
 def test_an_ended_text_teaches_nothing() -> None:
     auto = Auto(CHAINS)
     row = request(tokens=3)

@@ -30,6 +30,9 @@ from outpace.bench.stats.rounds import total_rounds
 from outpace.bench.stats.theory import acceptance_of, expected_tokens, speedup_from_times
 from outpace.errors import ConfigError, PromptError
 
+Texts = list[list[list[int]]]
+"""Of each job, the tokens of each text."""
+
 BASELINE = "plain"
 """Name of the contestant that all others are compared with."""
 
@@ -146,6 +149,7 @@ class Benchmark:
         lengths = {c.name: self._lengths(c, jobs[0]) for c in engines}
         # Before anything is timed: a rule whose divergence is unknown cannot be reported.
         divergences = {c.name: _divergence(c, jobs) for c in engines if not c.lossless}
+        texts = {c.name: self._plain_texts(c, jobs) for c in engines}
         # Half of the samples before and half after the runs, so that both saw the same machine.
         self._sample(meters, lengths)
         gc.collect()
@@ -155,7 +159,14 @@ class Benchmark:
             lengths[c.name] |= set(total_rounds(run.made.metrics for run in runs.of(c.name)))
         self._sample(meters, lengths)
         methods = tuple(
-            summarise(runs, c, self._beside(c, fit, meters.get(c.name), peaks, divergences))
+            summarise(
+                runs,
+                c,
+                replace(
+                    self._beside(c, fit, meters.get(c.name), peaks, divergences),
+                    own_plain=texts.get(c.name),
+                ),
+            )
             for c in fit
         )
         sweep = self._sweep(runs, engines[0], meters) if first and engines else None
@@ -207,6 +218,16 @@ class Benchmark:
                 f"cannot be cut to {longest}: raise --max-prompt-tokens, or leave it out."
             )
         return ids[-longest:]
+
+    def _plain_texts(self, contestant: Ours, jobs: Sequence[BatchJob]) -> Texts | None:
+        """What plain decoding writes for these jobs with the noise of a contestant's rule; None
+        where no sampled text has to be that one, or it is the baseline's."""
+        baseline = next(c for c in self.contestants if c.name == BASELINE)
+        same = contestant.same_text_when_sampled and jobs[0].temperature > 0
+        if not same or baseline.same_text_when_sampled:
+            return None
+        plain = Ours(contestant.llm, contestant.name, "off", shared=True)
+        return [plain.run(job).texts for job in jobs]
 
     def _lengths(self, contestant: Ours, job: BatchJob) -> set[int]:
         """The draft lengths that the rounds of a job have."""

@@ -163,10 +163,17 @@ def tasks(runs: SettingRuns, name: str) -> tuple[TaskResult, ...]:
     return tuple(found)
 
 
-def identity(runs: SettingRuns, contestant: Contestant, gap: Gap | None) -> Identity | None:
+def identity(
+    runs: SettingRuns,
+    contestant: Contestant,
+    gap: Gap | None,
+    own: Sequence[Sequence[Sequence[int]]] | None = None,
+) -> Identity | None:
     """Returns how many texts equal the baseline's; None where they need not be equal.
 
-    Greedy texts must be equal, and sampled ones of a rule that reuses the target's own noise.
+    Greedy texts must be equal, and sampled ones of a rule that reuses the target's own noise. own:
+    plain decoding's texts of each job with that noise, where the baseline draws its tokens in
+    another way.
     """
     sampled = runs.jobs[0].temperature > 0
     fixed = contestant.same_text_when_sampled and contestant.rule is not None
@@ -178,7 +185,7 @@ def identity(runs: SettingRuns, contestant: Contestant, gap: Gap | None) -> Iden
         for row, prompt in enumerate(runs.prompts[run.job]):
             names.append(prompt.id)
             prompts.append(runs.jobs[run.job].prompts[row])
-            expected.append(first.made.texts[row])
+            expected.append((first.made.texts if own is None else own[run.job])[row])
             found.append(run.made.texts[row])
     return compare(names, prompts, expected, found, gap)
 
@@ -261,6 +268,8 @@ class SideMeasurements:
     divergence: Divergence | None = None
     peaks: Mapping[str, int] | None = None
     """Peak memory in bytes, by contestant."""
+    own_plain: Sequence[Sequence[Sequence[int]]] | None = None
+    """As ``own`` of `identity`."""
     peers: Sequence[str] = ()
     """Names of the contestants that are other programs."""
 
@@ -284,7 +293,7 @@ def summarise(runs: SettingRuns, contestant: Contestant, beside: SideMeasurement
         tasks=tasks(runs, name),
         acceptance=counted(own),
         split=split((run.seconds, run.made.metrics) for run in own),
-        identity=identity(runs, contestant, beside.gap),
+        identity=identity(runs, contestant, beside.gap, beside.own_plain),
         divergence=beside.divergence,
         peak_bytes=(beside.peaks or {}).get(name),
         own_bytes=contestant.nbytes,

@@ -108,16 +108,26 @@ class Slimness:
 
 @dataclass
 class Finding:
-    """How often a drafter that was asked finds anything to propose."""
+    """How often a drafter that was asked finds anything to propose, and in how many rows."""
 
     memory: float
     asked: float = 1.0
     found: float = 1.0
+    rows_asked: float = 1.0  # in rounds with a find
+    rows_found: float = 1.0
 
-    def add(self, found: bool) -> None:
-        """Adds a round in which it was asked."""
+    def add(self, found: int, asked: int) -> None:
+        """Adds a round in which it was asked for so many rows, and found something for some."""
         self.asked = self.asked * self.memory + 1
-        self.found = self.found * self.memory + found
+        self.found = self.found * self.memory + (found > 0)
+        if found:
+            self.rows_asked = self.rows_asked * self.memory + asked
+            self.rows_found = self.rows_found * self.memory + found
+
+    @property
+    def share(self) -> float:
+        """Of the rows, those for which it finds something where it finds anything."""
+        return self.rows_found / self.rows_asked
 
     @property
     def misses_per_find(self) -> float:

@@ -88,7 +88,7 @@ class Auto(Controller):
         self._loose = self._growing is None and static.shape.is_chain
         self._rows: WeakKeyDictionary[DraftingRow, RowHistory] = WeakKeyDictionary()
         self._ours = True  # whether the budget of some row of this round is chosen here
-        self._asked = False  # whether the drafter is asked in this round
+        self._asked = 0  # rows that the drafter is asked for in this round
         self._trial = False  # whether it tries a draft where plain decoding seems best
         self._rest: Rest | None = None
         self._promising = False  # whether drafting promises more than plain decoding
@@ -124,7 +124,7 @@ class Auto(Controller):
         floor = max((count for count in fixed if count is not None), default=0)
         chosen = iter(self.choose(requests, free, floor))
         budgets = [next(chosen) if count is None else count for count in fixed]
-        self._asked = any(affordable(requests, budgets))
+        self._asked = sum(budget > 0 for budget in affordable(requests, budgets))
         return budgets
 
     def choose(
@@ -296,12 +296,13 @@ class Auto(Controller):
         return saved > REPAID * reading and forgone >= patience * reading
 
     def _tokens(self, free: Sequence[DraftingRow]) -> dict[int, float]:
-        """What each width is expected to bring in all free rows together."""
-        ladder = self._ladder
+        """What each width is expected to bring in all free rows together. Where a drafter finds
+        something for some of the rows only, the others get the one token of every round."""
+        ladder, share = self._ladder, self._known.finding.share
         totals = dict.fromkeys(ladder.widths, 0.0)
         for request in free:
             for width, tokens in self._expected_of(request).items():
-                totals[width] += tokens
+                totals[width] += 1 + share * (tokens - 1)
         return totals
 
     def _expected_of(self, request: DraftingRow) -> Mapping[int, float]:
@@ -327,7 +328,7 @@ class Auto(Controller):
     ) -> None:
         if seconds is not None:
             self._learn_times(requests, outcomes, seconds)
-        self._asked = False
+        self._asked = 0
         if self._growing is not None and self._growing.due():
             slopes = self.costs.slopes(_place(requests, outcomes), self._prices.forked)
             self._growing.grow(self.acceptance, slopes)
@@ -364,7 +365,8 @@ class Auto(Controller):
         steady = costs.split(place, width) if unread else None
         trusted = costs.times_measured(place, width) >= ENOUGH
         if begun and not behind:
-            self._add_round(place, width, seconds, levels)
+            found = sum(outcome.drafted > 0 for outcome in outcomes)
+            self._add_round(place, width, seconds, levels, found)
         elif begun and not trusted:
             # Even if drafting took no time at all, scoring may already cost more than it brings.
             drafting = self._reading.besides(seconds.draft, unread)
@@ -378,10 +380,12 @@ class Auto(Controller):
             # Plain rounds that were slow just before do not make the time of drafting disappear.
             self._trials.enter(max(seconds.total - plain, seconds.draft), plain, more)
 
-    def _add_round(self, place: Place, width: int, seconds: Seconds, levels: int) -> None:
-        """Enters what a round took."""
+    def _add_round(
+        self, place: Place, width: int, seconds: Seconds, levels: int, found: int
+    ) -> None:
+        """Enters what a round took. found: rows with a draft."""
         if self._asked:
-            self._known.finding.add(width > 0)
+            self._known.finding.add(found, self._asked)
         if self._asked and not width:
             self.costs.add_miss(place, seconds)
         else:
