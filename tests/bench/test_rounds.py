@@ -128,6 +128,26 @@ def test_drafters_of_several_prices_have_no_prediction_and_no_bound(
     assert found.sweep.points
 
 
+def test_samples_of_a_prompt_are_made_together_and_stand_in_its_place(pair: Pair) -> None:
+    config = {"method": "consensus", "min_token_span": 1, "num_speculative_tokens": 3}
+    ours = Ours(LLM(pair.target, speculative_config=config, max_num_seqs=4), "consensus")
+    job = BatchJob(((1, 2), (1, 2), (3, 4), (3, 4)), 30, 0.3, samples=2)
+    groups: list[list[object]] = []
+    with ours.llm.engine.observing(
+        lambda trace: groups.append([request.group for request in trace.requests])
+    ):
+        made = ours.run(job)
+    assert [len(text) for text in made.texts] == [30] * 4
+    one, again, other, last = next(rows for rows in groups if len(rows) == 4)
+    assert one is again
+    assert other is last
+    assert one is not other
+    assert ours.run(job).texts != made.texts, "without seeds, as they draft for each other"
+    plain = Ours(ours.llm, "plain", "off")
+    assert plain.run(job).texts == plain.run(job).texts
+    assert len({tuple(text) for text in plain.run(job).texts}) > 2
+
+
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_coupled_rule_is_compared_with_plain_texts_of_its_own_noise(
     pair: Pair, samples: int

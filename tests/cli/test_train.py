@@ -182,21 +182,39 @@ def test_curves_go_on_with_the_run(
 
 
 def test_a_run_that_was_killed_before_it_had_a_state_begins_anew(
+    run: Run, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, out, whole = tmp_path / "text.txt", tmp_path / "head", tmp_path / "whole"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    asked = ("train", "medusa", "-m", str(target), "--data", str(text), *SHORT, "--out")
+    assert run(*asked, str(whole)).exit_code == 0
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", killed)
+        assert run(*asked, str(out)).exit_code != 0
+    assert (out / "model.safetensors").exists()
+    assert not (out / "training.pt").exists()
+    done = run(*asked, str(out))
+    assert done.exit_code == 0, done.stderr
+    assert bytes_of(out)["model.safetensors"] == bytes_of(whole)["model.safetensors"]
+
+
+def test_a_drafter_whose_state_is_gone_is_not_overwritten(
     run: Run, target: Path, tmp_path: Path
 ) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "head"
     text.write_text("w1 w2 w3 w4 " * 20)
     asked = ("train", "medusa", "-m", str(target), "--data", str(text), *SHORT, "--out", str(out))
     assert run(*asked).exit_code == 0
-    whole = bytes_of(out)
     (out / "training.pt").unlink()
-    done = run(*asked)
-    assert done.exit_code == 0, done.stderr
-    assert "going on" not in done.stderr
-    assert bytes_of(out)["model.safetensors"] == whole["model.safetensors"]
-    assert len(bytes_of(out)["training.jsonl"].splitlines()) == len(
-        whole["training.jsonl"].splitlines()
-    )
+    before = bytes_of(out)
+    refused = run(*asked)
+    assert refused.exit_code == 2
+    assert "holds a model" in refused.stderr
+    assert bytes_of(out) == before
 
 
 def test_curves_that_cannot_be_drawn_end_no_training(

@@ -134,6 +134,35 @@ def test_layers_of_different_sizes_share_enough_memory_to_work_in(
     assert all(bool((room[given:] == 7.0).all()) for room, given in rooms)
 
 
+@pytest.mark.parametrize(
+    ("heads", "groups", "dim"), [(7, 1, 128), (8, 2, 80), (5, 1, 48), (2, 2, 192)]
+)
+def test_queries_that_share_a_key_head_go_together(heads: int, groups: int, dim: int) -> None:
+    """As many at once as there are registers for, and the rest in smaller parties; more slots than
+    are worked out at once."""
+    torch.manual_seed(6)
+    config = LlamaConfig(
+        vocab_size=101,
+        hidden_size=16 * heads,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        head_dim=dim,
+        initializer_range=0.15,
+    )
+    plain = LlamaForCausalLM(config).eval()
+    ours = in_our_code(plain)
+    text = torch.randint(0, 101, (1, 150)).tolist()[0]
+    found = []
+    for model in (plain, ours):
+        runner = Runner(model, rows=1, max_length=256)
+        runner.admit(1)
+        runner.prefill(0, [text])
+        found.append(runner.forward(torch.tensor([[5, 8, 9]]), keep=3).logits)
+    assert torch.allclose(*found, atol=1e-3)
+
+
 def linear(inputs: int, outputs: int) -> torch.nn.Linear:
     return torch.nn.Linear(inputs, outputs, bias=False)
 

@@ -56,6 +56,8 @@ def test_it_is_tried_beside_look_ups_too(constant: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"another model, or hardly at all.*accepted 0 of the \d"):
         loaded(target("llama"), wrong, method="auto")
     assert loaded(constant, wrong, method="auto").engine.drafter.name == "auto"
+    used = loaded(target("llama"), wrong, method="auto", check=False)
+    assert used.engine.drafter.name == "auto"
 
 
 def test_it_is_used_all_the_same_on_request(constant: Any, tmp_path: Path) -> None:

@@ -56,6 +56,9 @@ def test_a_path_that_cannot_be_looked_at_is_named() -> None:
     with pytest.raises(ModelLoadError, match=r"cannot look for the model 'x+.*File name too long"):
         check_path(path)
     assert not names_gguf(path)
+    for config in ({"model": path}, {"model": path, "num_speculative_tokens": 2}):
+        with pytest.raises(ModelLoadError, match="cannot look for the model"):
+            LLM(speculative_config=config)
 
 
 # -- code of others ----------------------------------------------------------------------------

@@ -227,8 +227,10 @@ class Drafter(ABC):
     pass_bytes: int = 0
     """Of weights, those that are read for one drafted level."""
     keeps_up: bool = False
-    """Whether it can draft at any time without reading first what was committed without it: it is
-    given the target's states of every token, or is a part of the target."""
+    """Whether it need not read first what was committed while it did not draft, as a draft model
+    has to: it is given the target's states of every token, or is a part of the target."""
+    skips_pure: bool = False
+    """Whether it drafts nothing for rows that are `Rows.pure`."""
     on_trial: Mapping[str, str] = MappingProxyType({})
     """Who has to show, when it is loaded, that it was made for the target: drafters by the name in
     `Proposal.methods`, and what each drafts with, for an error's sentence."""

@@ -41,7 +41,7 @@ def kind_in(folder: object) -> str | None:
         return None
     try:
         about = Folder(Path(folder)).read_config()
-    except ModelLoadError:
+    except (ModelLoadError, OSError):  # whoever loads it says why that cannot be
         return None
     form = format_of(about)
     return None if form is None else form.kind_of(about)

@@ -38,7 +38,8 @@ def make_controller(
         children = drafter.choices.items()
         autos = {name: _auto(child, invariant, target) for name, child in children}
         free = [name for name, child in children if not child.pass_bytes]
-        return Routing(autos, free, invariant)
+        skip_pure = [name for name, child in children if child.skips_pure]
+        return Routing(autos, free, invariant, skip_pure)
     return _auto(drafter, invariant, target)
 
 

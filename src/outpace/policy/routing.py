@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from outpace.core.stats import Seconds
@@ -38,11 +38,19 @@ class Routing(Controller):
     history and at nominal prices.
     """
 
-    def __init__(self, autos: Mapping[str, Auto], free: Sequence[str], invariant: bool) -> None:
-        """autos: what is known of each drafter, by name; free: the look-ups among them."""
+    def __init__(
+        self,
+        autos: Mapping[str, Auto],
+        free: Sequence[str],
+        invariant: bool,
+        skip_pure: Collection[str] = (),
+    ) -> None:
+        """autos: what is known of each drafter, by name; free: the look-ups among them; skip_pure:
+        those that draft nothing for a row whose text must repeat itself."""
         self._autos, self._invariant = dict(autos), invariant
         self._free = [name for name in autos if name in free]
         self._models = [name for name in autos if name not in free]
+        self._for_pure = [name for name in self._models if name not in skip_pure]
         self._found: list[tuple[DraftingRow, Found, int]] = []
         self._since_second = 0
         self._savings = {name: Savings() for name in self._models}
@@ -107,7 +115,7 @@ class Routing(Controller):
     def _alone(self, request: DraftingRow, drafts: Mapping[str, Sequence[int]]) -> Pick:
         """By the row's own history and nominal prices."""
         best, promise = Pick(), 1.0
-        for name in [*drafts, *self._models]:
+        for name in [*drafts, *self._for_pure]:
             ledger = self._autos[name].ledger(request)
             width = ledger.width(request.remaining)
             if name in drafts:

@@ -310,8 +310,6 @@ class TrainingRun:
             remove_unfinished(self.out)
             (self.out / f"{STATE}.part").unlink(missing_ok=True)
         if not path.exists():
-            if self._ranks.first and (self.out / LOG).exists():
-                (self.out / LOG).write_bytes(b"")  # of a run that begins anew
             return
         try:
             # On the CPU at first: this machine may lack the device that wrote it.
@@ -329,7 +327,7 @@ class TrainingRun:
             raise
         except Exception as error:  # torch raises all sorts over a damaged file
             raise ModelLoadError(
-                f"{path} cannot be read, so this run cannot go on: delete it to begin anew."
+                f"{path} cannot be read, so this run cannot go on: name another folder."
             ) from error
 
     def _check_same(self, state: Mapping[str, Any]) -> None:

@@ -44,9 +44,10 @@ def _check_apart(out: Path, read: dict[str, str | None]) -> None:
 
 def _check_no_model(out: Path, state: str, log: str) -> None:
     """Raises ``ConfigError`` for a folder with a model in it, unless an earlier run wrote it, which
-    goes on, or begins anew where its state is not there. state, log: the files that runs leave, the
-    log first."""
-    if not out.is_dir() or (out / state).exists() or (out / log).exists():
+    goes on, or begins anew where it was killed before it had a state. state, log: the files that
+    runs leave; the log is there first, and empty until there is a state."""
+    killed = (out / log).is_file() and not (out / log).stat().st_size
+    if not out.is_dir() or (out / state).exists() or killed:
         return
     files = sorted(file.name for file in out.iterdir())
     found = [name for name in files if name == CONFIG or Path(name).suffix in WEIGHTS]

@@ -44,6 +44,8 @@ class Online(Drafter):
     a learning drafter proposes follows from everybody's texts.
     """
 
+    skips_pure = True
+
     def __init__(
         self, inner: Drafter, pupil: Pupil, options: OnlineOptions, width: int = 0
     ) -> None:

@@ -28,8 +28,8 @@ LOOK_UPS = ("suffix", "ngram")
 OF_AUTO = ("model", "drafter", "lookups")
 """Options that are about no draft model."""
 
-OF_HEADS = ("quantization", "online")
-"""Options of a draft model that trained heads have, too."""
+OF_HEADS = ("quantization", "online", "check")
+"""Options that trained heads have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +43,28 @@ class AutoOptions(DraftModelOptions):
         None,
         "In the place of 'model': what drafts beside the look-ups, as a speculative_config.",
     )
+    check: bool = option(
+        True, "Whether a trained head is tried when it is loaded, as the head's own option."
+    )
     trees: bool = option(False, "Whether the draft model drafts trees where these pay.")
     lookups: Any = option(None, "The look-ups, each as a speculative_config; unset: the best one.")
 
     def __post_init__(self) -> None:
         check_wanted(self.images)
         flag("trees", self.trees, error=ConfigError)
+        flag("check", self.check, error=ConfigError)
         check_configs("auto", "lookups", self.look_ups)
         if self.model is not None and self.drafter is not None:
             raise ConfigError("'model' and 'drafter' both name what drafts: give one of the two.")
         if self.drafter is not None:
             self._check_drafter()
         elif self.model is None:
-            self._only((), "is about a draft model: give 'model', too.")
+            self._only((), "is about a draft model or head: give 'model', too.")
         elif self._kind is not None:
             self._only(OF_HEADS, f"is about a draft model, and 'model' is a {self._kind} head.")
         else:
+            fit = {one.name for one in fields(DraftModelOptions)} | {"trees"}
+            self._only(fit, "is about a trained head, and 'model' is none.")
             check_model(self.model)
             if isinstance(self.model, (str, os.PathLike)):
                 check_path(self.model)
@@ -125,6 +131,9 @@ class AutoDrafter(Several):
         self._look_ups = [n for n, child in enumerate(children) if not child.pass_bytes]
         self._models = [n for n, child in enumerate(children) if child.pass_bytes]
         self.any_shape = any(child.any_shape for child in children)
+        self.on_trial = {
+            name: what for name, child in self.choices.items() for what in child.on_trial.values()
+        }
 
     @property
     def deepest(self) -> int | None:
@@ -185,10 +194,11 @@ def _check_model(drafter: Drafter) -> None:
     """Raises ``ConfigError`` for what cannot take turns with look-ups."""
     if drafter.riders:
         raise ConfigError(
-            f"drafter cannot be {drafter.name!r}, which drafts inside the target's own pass: use "
-            "it as the method."
+            f"method 'auto' cannot take {drafter.name!r} as its drafter, which drafts inside the "
+            "target's own pass: use it as the method."
         )
     if not drafter.pass_bytes:
         raise ConfigError(
-            f"drafter cannot be {drafter.name!r}, which runs no model: name look-ups in 'lookups'."
+            f"method 'auto' cannot take {drafter.name!r} as its drafter, which runs no model: name "
+            "look-ups in 'lookups'."
         )

@@ -97,11 +97,6 @@ class Several(Drafter):
         self.pass_bytes = max(child.pass_bytes for child in children)
         self.ends_chains = any(child.ends_chains for child in children)
         self.loaded = next((child.loaded for child in children if child.loaded), None)
-        self.on_trial = {
-            name: what
-            for name, child in zip(names, children, strict=True)
-            for what in child.on_trial.values()
-        }
         self._asked: list[Asked] = []
         self._boarding: dict[int, Riders | None] = {}  # by child, of the present round
 

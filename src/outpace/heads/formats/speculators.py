@@ -60,8 +60,9 @@ class SpeculatorsFormat(Format):
         return TYPE in about
 
     @classmethod
-    def kind_of(cls, about: Mapping[str, Any]) -> str:
-        return str(about[TYPE])
+    def kind_of(cls, about: Mapping[str, Any]) -> str | None:
+        kind = about[TYPE]
+        return kind if isinstance(kind, str) and kind in OWN else None
 
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:

@@ -148,6 +148,8 @@ template <int COUNT> void attend(Query *queries, const Slots &slots) {
   int64_t d = 0;
   for (; d + VALUES * LANES <= slots.dim; d += VALUES * LANES)
     add_values<COUNT, VALUES>(queries, slots, scores, fading, d);
+  for (; d + VALUES / 2 * LANES <= slots.dim; d += VALUES / 2 * LANES)
+    add_values<COUNT, VALUES / 2>(queries, slots, scores, fading, d);
   for (; d < slots.dim; d += LANES) add_values<COUNT, 1>(queries, slots, scores, fading, d);
 }
 
