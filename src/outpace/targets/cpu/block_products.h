@@ -47,8 +47,6 @@ constexpr int64_t BATCH = 32;  // rows that meet a chunk while it is in the near
 // FAR into the second cache, where more of them can be under way, and from there into the first one.
 #ifdef __AMX_INT8__
 constexpr int64_t AHEAD = 2048, FAR = 16384;
-#elif AVX == 512
-constexpr int64_t AHEAD = 9216, FAR = 0;
 #else
 constexpr int64_t AHEAD = 6144, FAR = 0;
 #endif
