@@ -50,7 +50,7 @@ def _prices(drafter: Drafter, target: Target) -> Prices:
 
 def _auto(drafter: Drafter, invariant: bool, target: Target) -> Auto:
     prices = _prices(drafter, target)
-    prior = PRIOR if drafter.pass_bytes else PRIOR_OF_LOOK_UPS
+    prior = PRIOR if drafter.pass_bytes or drafter.any_shape else PRIOR_OF_LOOK_UPS
     return Auto(_drafts(drafter, prices), invariant, prices, prior, drafter.keeps_up)
 
 
