@@ -10,8 +10,8 @@ from itertools import accumulate
 from outpace.core.trees.tree_shape import Chances, TreeShape
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
-"""Nodes of the trees that are considered where the tree is ours to choose: the worth of each node is
-known beforehand there, and few numbers do."""
+"""Nodes of the trees that are considered where the tree is ours to choose: the worth of each node
+is known beforehand there, and few numbers do."""
 
 CLOSELY = 16
 """Tokens of a chain, or nodes of a tree that the drafter makes as it likes, up to which each number
