@@ -20,7 +20,7 @@ from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.draft_model import UNFINISHED, DraftModelSizes, evenly, shortened, started
 from outpace.train.losses import LOSSES
 from outpace.train.pieces import in_pieces
-from outpace.train.run import STATE, TrainingRun
+from outpace.train.run import LOG, STATE, TrainingRun
 from outpace.train.settings import TrainSettings
 from targets.families import CONTEXT, build, target
 from targets.gguf.files import tiny, write
@@ -111,7 +111,9 @@ def test_a_full_disk_is_said_with_the_folder(
     with pytest.raises(OSError, match=r"a file cannot be written \(No space left") as found:
         trainer.play(quiet)
     assert found.value.filename == str(tmp_path)
-    assert not list(tmp_path.iterdir())
+    (log,) = tmp_path.iterdir()
+    assert log.name == LOG
+    assert not log.stat().st_size, "a run that begins anew may use the folder"
 
 
 def test_layers_are_taken_evenly() -> None:

@@ -171,10 +171,10 @@ def test_a_run_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
     state = torch.load(tmp_path / STATE, weights_only=True)
     for missing in ("step", "network", "optimizer"):
         torch.save({**state, missing: {}}, tmp_path / STATE)
-        with pytest.raises(ModelLoadError, match="delete it to begin anew"):
+        with pytest.raises(ModelLoadError, match="delete this one to begin anew"):
             run(tmp_path, settings("medusa", 2))
     (tmp_path / STATE).write_bytes(b"cut")
-    with pytest.raises(ModelLoadError, match="delete it to begin anew"):
+    with pytest.raises(ModelLoadError, match="delete this one to begin anew"):
         run(tmp_path, settings("medusa", 2))
 
 

@@ -327,7 +327,8 @@ class TrainingRun:
             raise
         except Exception as error:  # torch raises all sorts over a damaged file
             raise ModelLoadError(
-                f"{path} cannot be read, so this run cannot go on: name another folder."
+                f"{path} cannot be read, so this run cannot go on: name another folder, or delete "
+                "this one to begin anew."
             ) from error
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
