@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,7 @@ from outpace.bench.stats.rounds import acceptance, predicted_seconds, rounds_of,
 from outpace.bench.stats.theory import Times
 from outpace.bench.synthetic.pair import Pair
 from outpace.core.stats import Metrics
+from outpace.engine.request import Request
 
 
 def metrics(*rounds: tuple[int, int]) -> Metrics:
@@ -132,17 +134,17 @@ def test_samples_of_a_prompt_are_made_together_and_stand_in_its_place(pair: Pair
     config = {"method": "consensus", "min_token_span": 1, "num_speculative_tokens": 3}
     ours = Ours(LLM(pair.target, speculative_config=config, max_num_seqs=4), "consensus")
     job = BatchJob(((1, 2), (1, 2), (3, 4), (3, 4)), 30, 0.3, samples=2)
-    groups: list[list[object]] = []
-    with ours.llm.engine.observing(
-        lambda trace: groups.append([request.group for request in trace.requests])
-    ):
+    seen: list[Sequence[Request]] = []
+    with ours.llm.engine.observing(lambda trace: seen.append(list(trace.requests))):
         made = ours.run(job)
     assert [len(text) for text in made.texts] == [30] * 4
-    one, again, other, last = next(rows for rows in groups if len(rows) == 4)
+    rows = next(requests for requests in seen if len(requests) == 4)
+    one, again, other, last = (request.group for request in rows)
     assert one is again
     assert other is last
     assert one is not other
-    assert ours.run(job).texts != made.texts, "without seeds, as they draft for each other"
+    assert [request.output_ids for request in rows] == made.texts, "in their order"
+    assert not any(request.seeded for request in rows), "they may draft for each other"
     plain = Ours(ours.llm, "plain", "off")
     assert plain.run(job).texts == plain.run(job).texts
     assert len({tuple(text) for text in plain.run(job).texts}) > 2

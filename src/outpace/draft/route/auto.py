@@ -26,7 +26,7 @@ LOOK_UPS = ("suffix", "ngram")
 """The look-ups that are asked unless others are named, as far as they exist: the best one first."""
 
 OF_AUTO = ("model", "drafter", "lookups")
-"""Options that are about no draft model."""
+"""Options that stand whatever drafts beside the look-ups."""
 
 OF_HEADS = ("quantization", "online", "check")
 """Options that trained heads have."""

@@ -96,12 +96,13 @@ inline int32_t largest(ints v) {
 #endif
 }
 
-// The lowest bytes of 32 numbers, as the codes of a block. Returns their sums by halves: of the first
-// two codes of each group of four, and of its last two.
+// Sums of the codes of each half of a block: of the first two of each group of four, and of its last
+// two.
 struct Halves {
   int32_t even[2], odd[2];
 };
 
+// Writes the lowest bytes of 32 numbers as the codes of a block; returns their sums.
 inline Halves put_codes(const ints (&numbers)[SMALL / LANES], int8_t *to) {
   Halves sums = {};
 #if AVX
