@@ -100,6 +100,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="that draft_model keeps; unset: all of a model")
     parser.add_argument("--quantization", help="that draft_model learns to bear, and drafts in")
     parser.add_argument("--vocabulary", type=int, default=4096, help="tokens that heads guess")
+    parser.add_argument("--prefix", action="store_true", help="hydra has a prefix layer")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", default="auto", help="as for outpace train")
     parser.add_argument("--pace", type=float, default=1.0, help="of this machine's steps")
@@ -165,6 +166,8 @@ def _plan(method: str, options: argparse.Namespace) -> Plan:
 
 def _sizes(method: str, options: argparse.Namespace, reads: list[int]) -> dict[str, Any]:
     sizes = {"depths": DRAFTED, **_plan(method, options).sizes}
+    if method == "hydra" and options.prefix:
+        sizes["prefix"] = True
     if method in head_names():
         sizes["draft_vocab_size"] = options.vocabulary
     elif options.layers:

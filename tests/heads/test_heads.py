@@ -16,10 +16,11 @@ from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.attending.base import AttendingHead, Sight
 from outpace.heads.attending.eagle3 import Eagle3Config
 from outpace.heads.attending.s2d import S2dConfig
-from outpace.heads.base import StepHead, TargetShape, config_of
+from outpace.heads.base import TargetShape, config_of
 from outpace.heads.blocks.base import BlockHead
 from outpace.heads.checkpoint import CONFIG, WEIGHTS, fit, load_head, save_head
 from outpace.heads.registry import find_head, head_names
+from outpace.heads.steps.base import StepHead
 from outpace.heads.steps.hydra import HydraConfig
 
 TARGET = TargetShape(hidden_size=8, vocab_size=20, layers=2, name="tiny")

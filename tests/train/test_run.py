@@ -103,12 +103,24 @@ def measured_length(llm: LLM, last: int) -> float:
 
 @pytest.mark.parametrize("method", representatives(head_names(), KINDS))
 def test_a_head_learns_and_its_simulated_acceptance_comes_true(method: str, tmp_path: Path) -> None:
+    check_comes_true(settings(method, EFFORT.get(method, (100, 1.7))[0], held_out=0.5), tmp_path)
+
+
+@pytest.mark.parametrize("method", ["hydra", "ctc"])
+def test_what_a_prefix_layer_makes_of_a_text_is_the_same_as_it_grows(
+    method: str, tmp_path: Path
+) -> None:
+    sizes = {"depths": DEPTHS, "prefix": True}
+    steps = EFFORT.get(method, (100, 1.7))[0]
+    check_comes_true(settings(method, steps, held_out=0.5, head=sizes), tmp_path)
+
+
+def check_comes_true(asked: TrainSettings, tmp_path: Path) -> None:
     # The held-out text is learned from as well: only the simulation is looked at here.
-    repeated = torch.cat([text(), text()])
-    steps, least = EFFORT.get(method, (100, 1.7))
-    trainer = run(tmp_path, settings(method, steps, held_out=0.5), repeated)
+    method, repeated = asked.method, torch.cat([text(), text()])
+    trainer = run(tmp_path, asked, repeated)
     reached = trainer.play(lambda progress: None, every=125)
-    assert reached.score > least
+    assert reached.score > EFFORT.get(method, (100, 1.7))[1]
     # It knows the texts that it was trained on, and is not tried on others.
     config = {"model": str(tmp_path), "num_speculative_tokens": DEPTHS, "check": False}
     llm = LLM(target("llama"), speculative_config={"method": method, **config}, max_num_seqs=4)

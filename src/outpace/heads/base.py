@@ -1,17 +1,17 @@
 """What trained heads have in common.
 
 A head looks at the target's hidden states and guesses the tokens behind the root, the last
-committed token, one depth after the other. There are two kinds. A `StepHead` starts from a single
-state, the one from which the target drew the root. An `AttendingHead` (`heads.attending.base`)
-attends over the whole text. The same step of a head is used for drafting, where the W columns are
-the nodes of a level of the draft tree, and for training, where they are all places of a text at
-once.
+committed token, one depth after the other. There are two kinds. A `StepHead` (`heads.steps.base`)
+starts from a single state, the one from which the target drew the root. An `AttendingHead`
+(`heads.attending.base`) attends over the whole text. The same step of a head is used for drafting,
+where the W columns are the nodes of a level of the draft tree, and for training, where they are all
+places of a text at once.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -140,24 +140,6 @@ class Head(nn.Module, ABC):
 
     def start(self, shared: Shared) -> None:
         """Starts training from the target's embeddings, where that helps."""
-
-
-class StepHead(Head):
-    """Guesses from one hidden state of the target, and the tokens drafted since."""
-
-    recipe: ClassVar[str] = "step"
-
-    @abstractmethod
-    def step(
-        self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the logits ``[B, W, V']`` of the tokens at a depth, and the memory there.
-
-        memory: ``[B, W, M]``, what the step before returned for each column's path; at depth 1 the
-        target's state ``[B, W, H]`` from which the root was drawn. tokens: ``[B, W]``, the last
-        token of each path, at depth 1 the root; they are the target's tokens. depth: from 1 to
-        ``config.depths``.
-        """
 
 
 class ResidualBlock(nn.Module):

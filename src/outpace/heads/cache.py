@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.core.transfer import to_device
-from outpace.heads.attending.base import Entries
+from outpace.heads.attending.base import Entries, Sight
 
 ROOM = 64
 """Entries, at least, for which room is added where there is too little."""
@@ -65,6 +65,16 @@ class TextCache:
             Entries(held.keys[:, :, :longest], held.values[:, :, :longest]),
             own.to(held.keys.device),
         )
+
+    def next_of(self, rows: Sequence[int], count: int) -> Sight:
+        """Returns the sight of the next ``count`` entries of some rows: each sees those of its own
+        row that come before it, and itself."""
+        before, own = self.of(rows)
+        begin = to_device([self.lengths[row] for row in rows], own.device)
+        columns = torch.arange(count, device=own.device)
+        causal = (columns <= columns[:, None]).expand(len(rows), -1, -1)
+        visible = torch.cat([own[:, None].expand(-1, count, -1), causal], -1)
+        return Sight(begin[:, None] + columns, before, visible)
 
     @torch.inference_mode()
     def append(self, rows: Sequence[int], more: Entries, counts: Sequence[int]) -> None:

@@ -102,6 +102,8 @@ class TrainedDrafter(Drafter):
     Options: ClassVar[type[Any]] = HeadOptions
     copies_prompts = True
     keeps_up = True
+    specimen_sizes: ClassVar[Mapping[str, Any]] = {"depths": 3}
+    """Of the head that its `specimen` has."""
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         """vocabulary: tokens that the target can generate."""
@@ -155,7 +157,7 @@ class TrainedDrafter(Drafter):
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
         kind, model = find_head(cls.name), cast(Any, loaded.model)
         torch.manual_seed(0)
-        head = kind(TargetShape.of(loaded.config, "a specimen"), kind.Config(depths=3))
+        head = kind(TargetShape.of(loaded.config, "a specimen"), kind.Config(**cls.specimen_sizes))
         head = head.to(loaded.dtype).eval().requires_grad_(False)
         head.begin_from(model.get_output_embeddings().weight)
         for parameter in head.parameters():  # so that all parts of it matter

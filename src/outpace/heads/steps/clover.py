@@ -11,12 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import HeadConfig, ResidualBlock, Shared, StepHead, TargetShape
+from outpace.heads.base import HeadConfig, ResidualBlock, Shared, TargetShape
 from outpace.heads.layers import Norm, most_heads
+from outpace.heads.steps.base import PrefixConfig, StepHead
 
 
 @dataclass(frozen=True, kw_only=True)
-class CloverConfig(HeadConfig):
+class CloverConfig(PrefixConfig):
     """What a Clover head is built from."""
 
     depths: int = 3
@@ -31,7 +32,7 @@ class Clover(StepHead):
         s_d = block_d(s_(d-1) + attention of (s_(d-1), newest token) over the root and the tokens)
 
     All depths share the attention and the output matrix; each has a block of its own. The paper's
-    augmenting block, one more layer over the whole text, is not part of it.
+    augmenting block, one more layer over the whole text, is there with ``prefix``.
     """
 
     kind: ClassVar[str] = "clover"
@@ -58,6 +59,7 @@ class Clover(StepHead):
     @torch.no_grad()
     def begin_from(self, shared_head: Tensor | None) -> None:
         """Each depth begins as the target's own head on the unchanged state."""
+        super().begin_from(shared_head)
         nn.init.zeros_(self.attention.result.weight)
         if shared_head is not None:
             self.output.weight.copy_(shared_head)

@@ -12,12 +12,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
+from outpace.heads.base import HeadConfig, Shared, TargetShape
 from outpace.heads.layers import Norm, most_heads
+from outpace.heads.steps.base import PrefixConfig, StateHead
 
 
 @dataclass(frozen=True, kw_only=True)
-class CtcConfig(HeadConfig):
+class CtcConfig(PrefixConfig):
     """What a CTC head is built from."""
 
     frames: int = 6
@@ -26,13 +27,14 @@ class CtcConfig(HeadConfig):
     """Width of the feed-forward part; 0: the target's."""
 
 
-class Ctc(Head):
+class Ctc(StateHead):
     """One transformer layer over the frames, each of which starts from the target's state.
 
     The frames spell a text: repeated tokens count once, and blank frames not at all (Graves et al.
     2006). So the head need not know at which place a token comes in order to guess that it comes.
     The paper's layer attends over the whole text; this one starts from the state that the target
-    drew the root from, which has done that.
+    drew the root from, which has done that, or with ``prefix`` from what a layer over the text
+    makes of it.
     """
 
     kind: ClassVar[str] = "ctc"
@@ -64,7 +66,7 @@ class Ctc(Head):
     def guess(self, states: Tensor, roots: Tensor, shared: Shared) -> Tensor:
         """Returns the logits ``[B, W, F, V' + 1]`` of all frames; the last one is the blank's.
 
-        states: ``[B, W, H]``, from which the target drew the roots ``[B, W]``.
+        states: ``[B, W, H]``, what the guesses behind the roots ``[B, W]`` start from.
         """
         seen = torch.cat([states, shared.embed(roots).to(states.dtype)], -1)
         start = states + self.joined(seen)
@@ -74,6 +76,7 @@ class Ctc(Head):
     @torch.no_grad()
     def begin_from(self, shared_head: Tensor | None) -> None:
         """Each frame begins as the target's own head on the unchanged state."""
+        super().begin_from(shared_head)
         for weight in (self.joined.weight, self.layer.attention.out_proj.weight):
             nn.init.zeros_(weight)
         nn.init.zeros_(self.layer.down.weight)

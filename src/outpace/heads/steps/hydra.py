@@ -1,6 +1,7 @@
 """Hydra: heads that also see the tokens drafted so far.
 
-Ankner et al. 2024, arXiv 2402.05109.
+Ankner et al. 2024, arXiv 2402.05109. With ``prefix`` and four ``blocks`` it is the strongest
+variant of that paper, Hydra++.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import HeadConfig, ResidualBlock, Shared, StepHead, TargetShape
+from outpace.heads.base import HeadConfig, ResidualBlock, Shared, TargetShape
+from outpace.heads.steps.base import PrefixConfig, StepHead
 
 
 @dataclass(frozen=True, kw_only=True)
-class HydraConfig(HeadConfig):
+class HydraConfig(PrefixConfig):
     """What a Hydra head is built from."""
 
     blocks: int = 1
@@ -61,6 +63,7 @@ class Hydra(StepHead):
     @torch.no_grad()
     def begin_from(self, shared_head: Tensor | None) -> None:
         """Each head begins as the target's own on the unchanged state."""
+        super().begin_from(shared_head)
         size = self.target.hidden_size
         for blocks in self.blocks:
             narrow = blocks.get_submodule("0.narrow").get_parameter("weight")  # [H, inputs]

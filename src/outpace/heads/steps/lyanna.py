@@ -12,8 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import HeadConfig, Shared, StepHead, TargetShape
+from outpace.heads.base import HeadConfig, Shared, TargetShape
 from outpace.heads.layers import Norm
+from outpace.heads.steps.base import StepHead
 
 
 @dataclass(frozen=True, kw_only=True)

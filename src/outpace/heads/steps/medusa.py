@@ -11,7 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import HeadConfig, ResidualBlock, Shared, StepHead, TargetShape
+from outpace.heads.base import HeadConfig, ResidualBlock, Shared, TargetShape
+from outpace.heads.steps.base import StepHead
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import HeadConfig, Shared, StepHead, TargetShape
+from outpace.heads.base import HeadConfig, Shared, TargetShape
+from outpace.heads.steps.base import StepHead
 
 EPS = 1e-6
 

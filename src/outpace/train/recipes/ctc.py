@@ -31,7 +31,7 @@ class CtcRecipe(Recipe):
         head, tokens = self._head, lesson.tokens
         depths, rows = head.config.depths, len(tokens)
         places = tokens.shape[1] - depths - 1
-        states = lesson.states[:, :places].to(head.dtype)
+        states = head.begin_at(lesson.states[:, :places].to(head.dtype))
         logits = head.guess(states, tokens[:, 1 : 1 + places], self._shared).float().flatten(0, 1)
         # [B P, depths]: the text behind the roots, and what the target says there.
         text = tokens[:, 2:].unfold(1, depths, 1)[:, :places].flatten(0, 1)

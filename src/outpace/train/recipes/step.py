@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from outpace.heads.base import Shared, StepHead
+from outpace.heads.base import Shared
+from outpace.heads.steps.base import StepHead
 from outpace.train.marks import Marks, Recipe, Sheet
 from outpace.train.teacher import Lesson
 
@@ -17,7 +18,7 @@ class StepRecipe(Recipe):
         depths = self._head.config.depths
         places = lesson.tokens.shape[1] - depths
         sheet = Sheet(self._head, lesson, places)
-        memory = lesson.states[:, :places].float()
+        memory = self._head.begin_at(lesson.states[:, :places].float())
         for depth in range(1, depths + 1):
             logits, memory = self._head.step(memory, sheet.path(), depth, self._shared)
             sheet.note(logits)

@@ -143,12 +143,7 @@ class AttendingHeadDrafter(HeadDrafter):
             ],
             batch_first=True,
         )
-        before, own = self._cache.of(rows)
-        begin = to_device([self._cache.lengths[row] for row in rows], device)
-        columns = torch.arange(width, device=device)
-        causal = columns <= columns[:, None]
-        visible = torch.cat([_to_all(own, width), causal.expand(len(padded), -1, -1)], -1)
-        sight = Sight(begin[:, None] + columns, before, visible)
+        sight = self._cache.next_of(rows, width)
         outputs, entries = self.head.step(self.head.guide(states), padded, sight, self._target)
         self._cache.append(rows, entries, [len(each) for each in tokens])
         return outputs

@@ -19,8 +19,10 @@ from outpace.draft.trained.head_drafter import (
     Walk,
     of_parents,
 )
+from outpace.draft.trained.steps.prefix import WAITING, PrefixTexts
 from outpace.draft.vocabulary import Vocabulary
-from outpace.heads.base import Head, StepHead
+from outpace.heads.base import Head
+from outpace.heads.steps.base import StateHead, StepHead
 from outpace.targets.base import Target
 
 
@@ -30,16 +32,14 @@ class _Seen:
 
     unread: int
     """Tokens of the prompt that are still to come, the last one apart: it is the first root."""
-    latest: Tensor | None = None  # [H], the state of the root's predecessor
+    latest: Tensor | None = None  # [H], what the guesses behind the root start from
     of_prompt: Tensor | None = None  # [H], what this was before the first round
 
-    def read(self, states: Tensor) -> None:
-        """Takes the states ``[T, H]`` of the tokens that come next."""
-        if len(states):
-            self.latest = states[-1].clone()  # a view would keep the states of the whole pass
-        self.unread -= len(states)
+    def take(self, latest: Tensor) -> None:
+        """Takes what the guesses start from now."""
+        self.latest = latest
         if self.unread == 0:
-            self.of_prompt = self.latest
+            self.of_prompt = latest
 
     def again(self) -> _Seen:
         """Returns what is known of another row with the same prompt."""
@@ -47,7 +47,8 @@ class _Seen:
 
 
 class StateDrafter(TrainedDrafter):
-    """Drafts from the state that the target drew the root from.
+    """Drafts from the state that the target drew the root from, or from what a head's prefix layer
+    makes of it.
 
     That state comes with the root's predecessor (`Drafter.read`), so nothing is computed twice. A
     row without one, whose prompt is a single token, proposes nothing in its first round.
@@ -56,25 +57,54 @@ class StateDrafter(TrainedDrafter):
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
         self._rows: list[_Seen] = []
+        layer = cast(StateHead, self._head).prefix
+        self._texts = None if layer is None else PrefixTexts(layer)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight_bytes + (0 if self._texts is None else self._texts.nbytes)
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         for info in rows:
-            source = info.forked_from
-            new = _Seen(len(info.prompt) - 1) if source is None else self._rows[source].again()
-            self._rows.append(new)
+            source, known = info.forked_from, len(info.prompt) - 1
+            self._rows.append(_Seen(known) if source is None else self._rows[source].again())
+            if self._texts is not None:
+                self._texts.admit(source, known)
 
     def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
+        due = []
         for place, row in enumerate(rows):
-            self._rows[row].read(states[place, : len(tokens[place])])
+            new, seen = states[place, : len(tokens[place])], self._rows[row]
+            seen.unread -= len(new)
+            if self._texts is not None:
+                self._texts.add(row, new)
+                if seen.unread == 0 or self._texts.waiting(row) > WAITING:
+                    due.append(row)
+            elif len(new):
+                seen.take(new[-1].clone())  # a view would keep the states of the whole pass
+        self._catch_up(due)
+
+    def _catch_up(self, rows: Sequence[int]) -> None:
+        """Has the prefix layer read what waits in some rows."""
+        waiting = [row for row in rows if self._waits(row)]
+        if self._texts is not None and waiting:
+            for row, latest in zip(waiting, self._texts.latest(waiting), strict=True):
+                self._rows[row].take(latest)
+
+    def _waits(self, row: int) -> bool:
+        return self._texts is not None and self._texts.waiting(row) > 0
 
     def retain(self, rows: Sequence[int]) -> None:
         self._rows = [self._rows[row] for row in rows]
+        if self._texts is not None:
+            self._texts.retain(rows)
 
     def knows(self, row: int) -> bool:
-        return self._rows[row].latest is not None
+        return self._rows[row].latest is not None or self._waits(row)
 
     def starts(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Returns these states ``[B, 1, H]`` and the roots ``[B, 1]``; some row has a state."""
+        self._catch_up(range(len(rows)))
         states = [row.latest for row in self._rows[: len(rows)]]
         blank = torch.zeros_like(next(state for state in states if state is not None))
         found = torch.stack([blank if state is None else state for state in states])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from outpace.draft.trained.steps.base import StepHeadDrafter
 
@@ -11,3 +12,4 @@ class HydraDrafter(StepHeadDrafter):
     """Drafts with a `Hydra` head."""
 
     name: ClassVar[str] = "hydra"
+    specimen_sizes: ClassVar[Mapping[str, Any]] = {"depths": 3, "prefix": True}
