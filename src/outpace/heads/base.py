@@ -141,6 +141,10 @@ class Head(nn.Module, ABC):
     def start(self, shared: Shared) -> None:
         """Starts training from the target's embeddings, where that helps."""
 
+    def let_learn(self) -> None:
+        """Has gradients kept for all weights that learn, of a head that has learned before."""
+        self.requires_grad_(True)
+
 
 class ResidualBlock(nn.Module):
     """``x + SiLU(W x)``, which begins as the identity; with another width behind it than before

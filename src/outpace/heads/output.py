@@ -34,3 +34,8 @@ class TargetOutput(Head):
         if self.lm_head is not None and shared_head is not None:
             self.lm_head.weight.copy_(shared_head)
             self.lm_head.requires_grad_(False)
+
+    def let_learn(self) -> None:
+        super().let_learn()
+        if self.lm_head is not None:
+            self.lm_head.requires_grad_(False)

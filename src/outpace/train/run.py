@@ -20,7 +20,7 @@ from outpace.heads.base import TargetShape
 from outpace.heads.classifiers.origin import Origin
 from outpace.heads.saving import saving
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train.draft_model import remove_unfinished
+from outpace.train.draft_model import PRUNED, remove_unfinished
 from outpace.train.lessons import Lessons
 from outpace.train.marks import Marks
 from outpace.train.measures import Measure
@@ -42,7 +42,7 @@ class Progress:
 
     step: int
     loss: float
-    """Mean since the last report, by training text."""
+    """Mean since the last report, by training text; not a number before the first step."""
     measure: Measure
     """What the next two are: of a drafter the simulated acceptance length."""
     score: float
@@ -67,7 +67,7 @@ class Progress:
         """Returns it as a line of the log."""
         return {
             "step": self.step,
-            "loss": self.loss,
+            "loss": None if math.isnan(self.loss) else self.loss,
             self.measure.key: self.score,
             self.measure.parts: self.shares,
             "tokens": self.tokens,
@@ -146,6 +146,10 @@ class TrainingRun:
         """
         begun, losses = time.monotonic() - self._spent, []
         progress = None
+        if self._student.has_learned and not self.step and self.kept is None:  # as it is
+            progress = self._marked(math.nan)
+            self._keep(progress)
+            report(progress)
         for step in range(self.step, self.settings.steps):
             losses.append(self.learn(step))
             self.step = step + 1
@@ -336,6 +340,8 @@ class TrainingRun:
         settings. What is younger than the run is not compared."""
         mine = self.settings.as_dict()
         then = {**TrainSettings(method=self.settings.method).as_dict(), **state["settings"]}
+        for settings in (mine, then):  # where it is unset, earlier versions wrote what that means
+            settings["start"] = settings["start"] or PRUNED
         other = [name for name in mine if then.get(name) != mine[name] and name != "steps"]
         text = state.get("text")
         if not other and text and text["digest"] != _digest(self._text[: text["blocks"]]):

@@ -45,8 +45,9 @@ class TrainSettings:
     seed: int = 0
     head: Mapping[str, Any] = field(default_factory=dict)
     """The drafter's sizes."""
-    start: str = "pruned"
-    """Of a draft model: a folder to begin from, "pruned" or "random"."""
+    start: str = ""
+    """The folder of a drafter to begin as; of a draft model also "pruned" or "random". Unset: a
+    head of new weights, or a pruned model."""
     draft: str = ""
     """Of a classifier: the draft model's folder or hub name, whose tokens it learns to tell."""
     loss: str = FORWARD_KL

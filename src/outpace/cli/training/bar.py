@@ -44,9 +44,9 @@ def play(
 
         def report(reached: Reached) -> None:
             scores.append(reached.score)
+            loss = f"loss {reached.loss:.3f}, " if reached.step else ""
             bar.console.print(
-                f"step {reached.step:,}: loss {reached.loss:.3f}, {reached.measure.name} "
-                f"{reached.score:.2f}"
+                f"step {reached.step:,}: {loss}{reached.measure.name} {reached.score:.2f}"
             )
             draw(reached)
 

@@ -132,8 +132,8 @@ class DrafterFlags:
         str | None,
         _option(
             "--start",
-            "draft_model begins as: pruned (layers of the target), random, or a model's folder. "
-            "With --online the drafter's folder.",
+            "The folder of a drafter that has learned before, such as on another text: this one "
+            "begins as it. draft_model also takes pruned (layers of the target; unset) and random.",
             DRAFTER,
         ),
     ] = None

@@ -143,10 +143,8 @@ def _settings(
     with starting(console):
         from outpace.train.settings import TrainSettings
         from outpace.train.students.making import check_sizes
-    given: dict[str, Any] = {"start": drafter.start, "loss": drafter.loss}
+    given: dict[str, Any] = {"start": _start(method, drafter), "loss": _loss(method, drafter)}
     named = {name: value for name, value in given.items() if value is not None}
-    if named and method != "draft_model":
-        raise ConfigError(f"--{next(iter(named))} is for draft_model; a head has none.")
     named["draft"] = _draft(method, model, drafter)
     names = ("block", "batch", "steps", "learning_rate", "precision", "seed")
     settings = TrainSettings(
@@ -158,6 +156,29 @@ def _settings(
     )
     check_sizes(settings)
     return settings
+
+
+def _start(method: str, drafter: DrafterFlags) -> str | None:
+    """What the drafter begins as, if that is said."""
+    from outpace.heads.registry import classifier_names
+    from outpace.train.draft_model import DRAFT_MODEL, PRUNED, RANDOM
+
+    start = drafter.start
+    if start is not None and method in classifier_names():
+        raise ConfigError(f"--start is for drafters, and {method} is none: leave it out.")
+    if start in (PRUNED, RANDOM) and method != DRAFT_MODEL:
+        raise ConfigError(
+            f"--start {start} is for draft_model: a head begins as the one in a folder, or anew "
+            "without --start."
+        )
+    return start
+
+
+def _loss(method: str, drafter: DrafterFlags) -> str | None:
+    """The loss of a draft model, if it is said."""
+    if drafter.loss is not None and method != "draft_model":
+        raise ConfigError("--loss is for draft_model; a head has none.")
+    return drafter.loss
 
 
 def _draft(method: str, model: ModelFlags, drafter: DrafterFlags) -> str:

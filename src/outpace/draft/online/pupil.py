@@ -60,7 +60,8 @@ class HeadPupil(Pupil):
     def __init__(self, head: Head, setup: Setup) -> None:
         """head: the one that drafts."""
         super().__init__(head)
-        self.network = self._head = learning(head)
+        self.network = self._head = in_float32(head)
+        self._head.let_learn()
         self.recipe = recipe_for(self._head, Teacher(setup.loaded, head.layers))
         self.depths = head.config.depths
 
@@ -75,7 +76,7 @@ class ModelPupil(Pupil):
 
     def __init__(self, drafter: Loaded, setup: Setup) -> None:
         super().__init__(drafter.model)
-        self.network = learning(drafter.model)
+        self.network = in_float32(drafter.model).requires_grad_(True)
         self.recipe = LikeliestRecipe(self.network, int(drafter.config.vocab_size))
         self._tokenizer = drafter.tokenizer or setup.loaded.tokenizer
 
@@ -83,8 +84,8 @@ class ModelPupil(Pupil):
         Start(self.network, self._tokenizer).save(folder)
 
 
-def learning(network: Network) -> Network:
-    """Returns a network in float32 with gradients: the same one where it is in float32."""
+def in_float32(network: Network) -> Network:
+    """Returns a network in float32: the same one where it is."""
     same = all(weight.dtype == torch.float32 for weight in network.parameters())
     found: Any = network if same else copy.deepcopy(network).float()
-    return found.eval().requires_grad_(True)  # type: ignore[no-any-return]
+    return found.eval()  # type: ignore[no-any-return]

@@ -24,6 +24,8 @@ class Student(ABC):
     top: int = TOP
     """How many of the target's likeliest tokens it is shown."""
 
+    has_learned: bool = False
+    """Whether it begins as a drafter that has learned before."""
     drafts: bool = True
     """Whether it foresees the target's tokens; if not, all of a text is the same to it."""
     measure: Measure = AcceptanceLength()

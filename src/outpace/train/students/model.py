@@ -29,20 +29,23 @@ class ModelStudent(Student):
         """tokens: the text, on the last piece of which layers to keep are chosen. out: the folder
         that says which ones a run to go on with has kept. report: is told how far the choice is."""
         sizes = sizes_of(DraftModelSizes, settings.head)
-        self._begin(started(loaded, settings.start, sizes))
+        start = settings.start or PRUNED
+        self._begin(started(loaded, start, sizes))
         self._settings, self._piece, self._out, self._report = settings, tokens[-1:], out, report
-        self._name = loaded.name if settings.start == PRUNED else settings.start
-        self._wanted = 0 if settings.start == RANDOM else sizes.layers
-        if settings.start == PRUNED and not sizes.layers:
+        self._name = loaded.name if start == PRUNED else start
+        self._wanted = 0 if start == RANDOM else sizes.layers
+        if start == PRUNED and not sizes.layers:
             self._wanted = max(1, int(loaded.config.num_hidden_layers) // 4)
         self._kept: list[int] = []
+        self._started_as = start
+        self.has_learned = start not in (PRUNED, RANDOM)
         self.depths = sizes.depths
 
     def recipe(self, teacher: Teacher) -> Recipe:
         if self._wanted:
             # Read in any case: of a target that is split, all processes have to make a pass.
             lesson = thinned(teacher.read(self._piece))
-            known = find_kept(self._out, self._settings.start, self._wanted)
+            known = find_kept(self._out, self._started_as, self._wanted)
             self._kept = known or self._chosen(teacher, lesson)
             self._begin(Start(shortened(self.network, self._kept), self._start.tokenizer))
         return ModelRecipe(self.network, teacher, self._settings.loss, self.depths)
@@ -50,7 +53,7 @@ class ModelStudent(Student):
     def save(self, out: Path) -> None:
         self._start.save(out)
         if self._kept:
-            note_kept(out, self._settings.start, self._kept)
+            note_kept(out, self._started_as, self._kept)
 
     def _begin(self, start: Start) -> None:
         self._start, self.network = start, start.model

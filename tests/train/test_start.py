@@ -1,0 +1,107 @@
+"""Heads that begin as a head that has learned before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from outpace.errors import ConfigError
+from outpace.heads.checkpoint import load_head, save_head
+from outpace.heads.registry import head_names
+from outpace.train.run import LOG, STATE, Progress, TrainingRun
+from representatives import representatives
+from train.test_run import KINDS, run, settings
+
+
+def learned(out: Path, method: str, steps: int = 30, **more: object) -> TrainingRun:
+    made = run(out, settings(method, steps, **more))
+    made.play(lambda progress: None, every=steps)
+    return made
+
+
+@pytest.mark.parametrize("method", representatives(head_names(), KINDS))
+def test_a_head_goes_on_from_what_another_has_learned(method: str, tmp_path: Path) -> None:
+    first = learned(tmp_path / "first", method)
+    assert first.kept is not None
+    again = run(tmp_path / "again", settings(method, 2, start=str(tmp_path / "first"), head={}))
+    reports: list[Progress] = []
+    again.play(reports.append, every=1)
+    assert [one.step for one in reports] == [0, 1, 2]
+    # The same text is held out, so that it begins with the figure that the other ended with.
+    assert reports[0].score == pytest.approx(first.kept.score, abs=1e-6)
+    log = [json.loads(line) for line in (tmp_path / "again" / LOG).read_text().splitlines()]
+    assert [entry["loss"] is None for entry in log] == [True, False, False]
+    before, after = (dict(load_head(tmp_path / name).named_parameters())
+                     for name in ("first", "again"))  # fmt: skip
+    assert before.keys() == after.keys()
+    changed = [name for name in before if not torch.equal(before[name], again_of(again, name))]
+    assert changed
+
+
+def test_a_copy_of_the_targets_rows_does_not_learn(tmp_path: Path) -> None:
+    sizes = {"depths": 3, "draft_vocab_size": 12}
+    first = learned(tmp_path / "first", "eagle", 3, head=sizes)
+    again = run(tmp_path / "again", settings("eagle", 3, start=str(tmp_path / "first"), head={}))
+    again.play(lambda progress: None)
+    before = first.network.get_parameter("lm_head.weight")
+    assert torch.equal(again_of(again, "lm_head.weight"), before)
+    assert not torch.equal(again_of(again, "fc.weight"), first.network.get_parameter("fc.weight"))
+
+
+def again_of(trainer: TrainingRun, name: str) -> torch.Tensor:
+    """Returns a weight as the run has it now."""
+    return trainer.network.get_parameter(name).detach()
+
+
+def test_a_worse_end_keeps_what_it_began_as(tmp_path: Path) -> None:
+    first = learned(tmp_path / "first", "medusa", 100)
+    ruined = settings("medusa", 2, start=str(tmp_path / "first"), head={}, learning_rate=1.0)
+    again = run(tmp_path / "again", ruined)
+    again.play(lambda progress: None, every=2)
+    assert again.kept is not None
+    assert first.kept is not None
+    assert (again.kept.step, again.best) == (0, pytest.approx(first.best, abs=1e-6))
+    kept, was = load_head(tmp_path / "again"), load_head(tmp_path / "first")
+    for name, weight in was.named_parameters():
+        assert torch.equal(kept.get_parameter(name), weight)
+
+
+def test_a_run_that_was_stopped_at_its_first_report_does_not_report_twice(tmp_path: Path) -> None:
+    learned(tmp_path / "first", "medusa")
+    asked = settings("medusa", 2, start=str(tmp_path / "first"), head={})
+    begun = run(tmp_path / "again", asked)
+
+    def stop(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        begun.play(stop)
+    assert (tmp_path / "again" / STATE).exists()
+    reports: list[Progress] = []
+    run(tmp_path / "again", asked).play(reports.append)
+    assert [one.step for one in reports] == [2]
+
+
+def test_what_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
+    learned(tmp_path / "first", "medusa", 1)
+    start = str(tmp_path / "first")
+    with pytest.raises(ConfigError, match="depths cannot be set for a head that begins as another"):
+        run(tmp_path / "again", settings("medusa", 2, start=start))
+    with pytest.raises(ConfigError, match="is of the kind 'medusa': train that kind"):
+        run(tmp_path / "again", settings("hydra", 2, start=start, head={}))
+    other = load_head(start)
+    other.target = type(other.target)(other.target.hidden_size, other.target.vocab_size, 77, "big")
+    save_head(other, tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"trained for another model \(big\): its layers is 77"):
+        run(tmp_path / "again", settings("medusa", 2, start=str(tmp_path / "other"), head={}))
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_run_of_an_older_version_goes_on_though_it_wrote_what_unset_means(tmp_path: Path) -> None:
+    learned(tmp_path, "medusa", 1)
+    state = torch.load(tmp_path / STATE, weights_only=True)
+    torch.save({**state, "settings": {**state["settings"], "start": "pruned"}}, tmp_path / STATE)
+    assert run(tmp_path, settings("medusa", 2)).step == 1
