@@ -20,9 +20,9 @@ from outpace.draft.base import Round, Rows
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.registry import find_drafter
 from outpace.draft.route.classifier import TaskClassifier
-from outpace.draft.route.hedge import Leader, Shadow
-from outpace.draft.route.state import StateFile
-from outpace.draft.route.ucb import Bandit
+from outpace.draft.route.learned.leader import Leader, Purse, Shadow
+from outpace.draft.route.learned.state import StateFile
+from outpace.draft.route.learned.ucb import Bandit
 from outpace.draft.trained.riders.base import RidingHeadDrafter
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
@@ -117,6 +117,51 @@ def test_the_first_drafter_begins() -> None:
     leader = Leader([1.2, 1.0], memory=0.97)
     leader.learn([1 / 1.3, 1.0])
     assert leader.best == 0
+
+
+def test_a_purse_never_spends_more_than_its_share() -> None:
+    purse, spent = Purse(0.04), 0.0
+    for _ in range(500):
+        purse.earned += 1.5
+        if purse.pays(0.7):
+            spent += 0.7
+        assert spent <= 0.04 * purse.earned
+    assert spent == pytest.approx(purse.spent)
+    assert spent > 0.9 * 0.04 * purse.earned
+
+
+def test_hedge_has_a_model_read_a_text_only_where_it_is_repaid() -> None:
+    """The model is a little better than the look-up: it reads a short prompt, and no long one."""
+    for prompt, who in (([5, 6, 7], "draft_model"), ([5, 6, 7, 8] * 12, "ngram")):
+        llm = decoder(method="hedge", drafters=[NGRAM, NEAR])
+        drafter: Any = llm.engine.drafter
+        drafter._shares[1] = 4.0
+        drafter.restore({"gains": [1.0, 1.03], "best": [1]})
+        drafter._learned.shared.learn = lambda ended: None  # nothing is learned in between
+        methods: list[str] = []
+        with llm.engine.observing(lambda trace: methods.extend(trace.methods)):  # noqa: B023
+            llm.generate([prompt], greedy(8))
+        assert set(methods) - {"hedge"} == {who}  # at the end of a text nobody drafts
+
+
+def test_what_asking_costs_stays_below_its_share() -> None:
+    """The better model is found by laws, and asking took no more than was allowed."""
+    llm = decoder(method="hedge", drafters=[NGRAM, NEAR], asking=0.1, every=1)
+    drafter: Any = llm.engine.drafter
+    asked: list[int] = []
+    laws_of = drafter.children[1].laws_of
+
+    def watched(rows: Rows, tokens: torch.Tensor) -> Any:
+        asked.append(tokens.shape[1])
+        return laws_of(rows, tokens)
+
+    drafter.children[1].laws_of = watched
+    drafter._learned.shared.learn = lambda ended: None  # the look-up leads for good
+    for prompt in PROMPTS:
+        llm.generate([prompt], greedy(LENGTH))
+    purse = drafter._purses.shared
+    assert 0 < len(asked) <= purse.spent  # a pass of this model costs one of the target
+    assert purse.spent <= 0.1 * purse.earned
 
 
 def test_hedge_knows_what_a_look_up_would_have_brought_alone() -> None:

@@ -7,7 +7,7 @@ LLMs" (HedgeSpec, arXiv 2510.20064).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from outpace.core.laws.constraints import History
@@ -17,46 +17,21 @@ from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.options import option
 from outpace.draft.remembered import Remembered
-from outpace.draft.route.base import Asked
+from outpace.draft.route.base import Asked, Learned
 from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
 from outpace.draft.route.joining import Node, follow
-from outpace.draft.route.learning import Learning
-from outpace.draft.route.state import check_state, numbers
+from outpace.draft.route.learned.base import Learning
+from outpace.draft.route.learned.leader import ALIKE, LEAST, Leader, Purse, Shadow
+from outpace.draft.route.learned.state import check_state, numbers
 from outpace.errors import ConfigError
 
-ALIKE = 1.02
-"""Another drafter must promise so much more than the present one: whoever takes over has to read
-what it has not seen."""
+READ_AT_ONCE = 8
+"""Tokens of a text that a model reads for the price of one pass; more take as much longer."""
 
-LEAST = 1e-3
-"""A gain that is read from a file is at least so much."""
-
-
-class Shadow:
-    """The rounds that one drafter would have played alone on a text, as far as chances tell.
-
-    A drafter's rounds begin where its own drafts end, and not where another one's do. So this
-    follows where its present draft may have begun: ``begun[k]`` is the chance that k of its tokens
-    have been accepted so far. Where rounds bring one token here and five there, their mean over all
-    tokens of the text would promise more than such rounds bring.
-
-    >>> shadow = Shadow(horizon=2)
-    >>> [shadow.ended(chance) for chance in (1.0, 1.0, 1.0, 0.0, 0.5)]
-    [0.0, 0.0, 1.0, 1.0, 0.5]
-    """
-
-    def __init__(self, horizon: int) -> None:
-        """horizon: tokens of a draft."""
-        self.begun = [1.0, *[0.0] * horizon]
-
-    def ended(self, chance: float) -> float:
-        """Returns the rounds that end with the next token of the text. chance: that a draft which
-        comes to this token says it; behind a whole draft, it is the round's extra token."""
-        *drafting, whole = self.begun
-        ended = whole + (1 - chance) * sum(drafting)
-        self.begun = [ended, *(chance * share for share in drafting)]
-        return ended
+EXPECTED = 128
+"""Tokens that are expected of a text, or from some length on as many again as it has: what reading
+it costs is shared out among them."""
 
 
 @dataclass
@@ -65,46 +40,9 @@ class Heard:
 
     shadows: Sequence[Shadow]
     rounds: int = 0
-
-
-class Leader:
-    """What N drafters would have brought lately, of which the greatest leads.
-
-    A drafter's gain is the tokens for the price of the rounds that it would have played alone, with
-    older tokens counting less and less. They are known for all drafters, whoever drafted. With
-    Hedge's weights exp(eta x gain) the leader is the drafter with most weight; it is taken without
-    a draw, so that texts repeat.
-    """
-
-    def __init__(self, prices: Sequence[float], memory: float) -> None:
-        """prices: of a round with each drafter; memory: what is kept at each token."""
-        self.prices, self.memory = list(prices), memory
-        # For each token; at first all gains are alike, so that the drafter named first begins.
-        self.rounds = [1 / price for price in self.prices]
-        self.best = 0
-
-    @property
-    def gains(self) -> list[float]:
-        """Tokens for the price of a round, by drafter; 1 before anything is learned."""
-        pairs = zip(self.rounds, self.prices, strict=True)
-        return [1 / (rounds * price) for rounds, price in pairs]
-
-    @gains.setter
-    def gains(self, gains: Sequence[float]) -> None:
-        pairs = zip(gains, self.prices, strict=True)
-        self.rounds = [1 / (gain * price) for gain, price in pairs]
-
-    def learn(self, ended: Sequence[float | None]) -> None:
-        """Adds one token. ended: the rounds of each drafter that ended with it; None for a drafter
-        that was not asked, of which nothing is learned."""
-        self.rounds = [
-            old if new is None else self.memory * old + (1 - self.memory) * new
-            for old, new in zip(self.rounds, ended, strict=True)
-        ]
-        gains = self.gains
-        top = max(range(len(gains)), key=gains.__getitem__)
-        if gains[top] > ALIKE * gains[self.best]:
-            self.best = top
+    tokens: int = 0
+    readers: set[int] = field(default_factory=set)
+    """The models that have read it, so that they need not begin with that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +52,10 @@ class HedgeOptions(DraftersOptions):
     method: ClassVar[str] = "hedge"
     horizon: int = option(4, "Tokens of the drafts by which drafters are compared.")
     memory: float = option(0.97, "What is kept of the gains at each token; 1 / (1 - memory) count.")
-    every: int = option(4, "Models that did not draft are asked in one of so many rounds.")
+    every: int = option(4, "Models that did not draft are asked in one of so many rounds at most.")
+    asking: float = option(
+        0.04, "The share of the price of all rounds that asking may take, reading included."
+    )
     state: Any = option(None, "A file in which what is learned is kept between runs.")
 
     def __post_init__(self) -> None:
@@ -126,6 +67,8 @@ class HedgeOptions(DraftersOptions):
             raise ConfigError(f"horizon must be whole, 1 to 32, not {shown(self.horizon)}.")
         if not (isinstance(self.memory, (int, float)) and 0 < self.memory < 1):
             raise ConfigError(f"memory must be between 0 and 1, not {shown(self.memory)}.")
+        if not (isinstance(self.asking, (int, float)) and 0 < self.asking <= 1):
+            raise ConfigError(f"asking must be above 0 and at most 1, not {shown(self.asking)}.")
 
 
 class Hedge(Learning[Leader]):
@@ -133,11 +76,14 @@ class Hedge(Learning[Leader]):
 
     After a round a child says with which laws it would have drafted the committed tokens
     (`Drafter.laws_of`: a pass of each model that did not draft, and therefore in one of ``every``
-    rounds only), and look-ups what they would have found: they are asked again wherever a round of
-    their own would have ended. Prices are nominal,
-    so that a text does not depend on a clock: a round costs one pass of the target and ``horizon``
-    passes of the drafter, by the bytes of weights that these read. Rows of a batch have one leader;
-    a sampled row with a seed of its own goes by its own history.
+    rounds only, and only while that costs no more than ``asking`` of all rounds), and look-ups what
+    they would have found: they are asked again wherever a round of their own would have ended.
+
+    Prices are nominal, so that a text does not depend on a clock: a round costs one pass of the
+    target and ``horizon`` passes of the drafter, by the bytes of weights that these read. A model
+    that has not read a text yet has that to pay, too: another child drafts where the text is not
+    expected to be long enough to repay it. Rows of a batch have one leader; a sampled row with a
+    seed of its own goes by its own history.
     """
 
     name: ClassVar[str] = "hedge"
@@ -152,13 +98,15 @@ class Hedge(Learning[Leader]):
         target_bytes: int,
     ) -> None:
         horizon = options.horizon
-        prices = [1 + horizon * child.pass_bytes / max(1, target_bytes) for child in children]
+        shares = [child.pass_bytes / max(1, target_bytes) for child in children]
+        prices = [1 + horizon * share for share in shares]
 
         def first() -> Leader:
             return Leader(prices, options.memory)
 
         super().__init__(children, names, vocabulary, first, options.state)
-        self._horizon = horizon
+        self._horizon, self._shares = horizon, shares
+        self._purses = Learned(lambda: Purse(options.asking))
         self._every = options.every
         self._texts = Remembered(lambda: Heard([Shadow(horizon) for _ in children]))
         # Of the present round, by row; empty where nothing is drafted at all.
@@ -180,14 +128,17 @@ class Hedge(Learning[Leader]):
     def admit(self, rows: Sequence[RowInfo]) -> None:
         super().admit(rows)
         self._texts.admit(rows)
+        self._purses.admit(rows)
 
     def retain(self, rows: Sequence[int]) -> None:
         super().retain(rows)
         self._texts.retain(rows)
+        self._purses.retain(rows)
 
     def reset(self) -> None:
         super().reset()
         self._texts.retain([])
+        self._purses.retain([])
         self._budgets = self._chosen = ()
 
     def to_save(self) -> Mapping[str, Sequence[float]]:
@@ -202,7 +153,24 @@ class Hedge(Learning[Leader]):
         shared.best = min(max(0, best), len(self.children) - 1)
 
     def choice(self, rows: Rows) -> list[int]:
-        return [self._learned.of(rows, row).best for row in range(len(rows))]
+        return [self._best(rows, row) for row in range(len(rows))]
+
+    def _best(self, rows: Rows, row: int) -> int:
+        """The leader, unless it has to read the text and another one costs less without that."""
+        leader = self._learned.of(rows, row)
+        length = max(EXPECTED, self._texts[row].tokens)
+        costs = [
+            1 / gain + self._price_of_reading(number, rows, row) / length
+            for number, gain in enumerate(leader.gains)
+        ]
+        least = min(range(len(costs)), key=costs.__getitem__)
+        return leader.best if costs[leader.best] <= ALIKE * costs[least] else least
+
+    def _price_of_reading(self, number: int, rows: Rows, row: int) -> float:
+        """What it costs a child to read a text that it has not read."""
+        if self.children[number].keeps_up or number in self._texts[row].readers:
+            return 0.0
+        return self._shares[number] * rows.length(row) / READ_AT_ONCE
 
     def ask_as(
         self, number: int, chosen: Sequence[int], rows: Rows, budgets: Sequence[int]
@@ -224,6 +192,9 @@ class Hedge(Learning[Leader]):
         asked = super().ask(child, rows, budgets)
         if asked.proposal.riders is not None:
             self._riding.add(child)
+        for row, who in enumerate(self._chosen):
+            if who == child and asked.nodes[row]:
+                self._texts[row].readers.add(child)
         return asked
 
     def rewind(self, rows: Rows) -> None:
@@ -247,11 +218,19 @@ class Hedge(Learning[Leader]):
         ]
         for row, tokens in enumerate(committed.tokens):
             leader, text = self._learned.of(rows, row), self._texts[row]
+            self._purses.of(rows, row).earned += self._price(asked, row)
             for place in range(len(tokens)):
                 pairs = zip(text.shadows, (each[row] for each in chances), strict=True)
                 leader.learn([shadow.ended(own[place]) if own else None for shadow, own in pairs])
-            text.rounds += 1
+            text.rounds, text.tokens = text.rounds + 1, text.tokens + len(tokens)
         self._budgets = self._chosen = ()
+
+    def _price(self, asked: Mapping[int, Asked], row: int) -> float:
+        """The price of the present round in a row."""
+        drafting = asked.get(self._chosen[row]) if self._chosen else None
+        if drafting is None:
+            return 1.0
+        return 1 + len(drafting.nodes[row]) * self._shares[drafting.child]
 
     def _found(
         self, number: int, asked: Asked | None, rows: Rows, committed: Committed
@@ -292,10 +271,8 @@ class Hedge(Learning[Leader]):
         child, laws = self.children[number], None
         all_rows = range(len(rows))
         played = [asked is not None and bool(asked.nodes[row]) for row in all_rows]
-        due = [not self._texts[row].rounds % self._every for row in all_rows]
-        if child.pass_bytes and any(
-            turn and not drafted for turn, drafted in zip(due, played, strict=True)
-        ):
+        due = [not played[row] and self._is_due(number, rows, row) for row in all_rows]
+        if any(due):
             tokens = to_device(committed.padded(), rows.seeds.device)
             laws = child.laws_of(rows, tokens)
         found = []
@@ -309,6 +286,16 @@ class Hedge(Learning[Leader]):
                 silent = self._was_silent(number, rows, row)
                 found.append([0.0] * len(committed.tokens[row]) if silent else [])
         return found
+
+    def _is_due(self, number: int, rows: Rows, row: int) -> bool:
+        """Whether a model is asked about a row, for which the row's purse has paid then."""
+        text = self._texts[row]
+        if not self.children[number].pass_bytes or text.rounds % self._every:
+            return False
+        price = self._shares[number] + self._price_of_reading(number, rows, row)
+        asked = self._purses.of(rows, row).pays(price)
+        text.readers |= {number} if asked else set()
+        return asked
 
     def _was_silent(self, number: int, rows: Rows, row: int) -> bool:
         """Whether a child that cost no pass, and drafted nothing, was asked and had nothing to say.

@@ -12,7 +12,7 @@ from outpace.core.proposal import Drawn, Needs
 from outpace.draft.base import Drafter, RowInfo, Setup
 from outpace.draft.route.base import Learned, State, build_children, names_of, rule_of
 from outpace.draft.route.choosing import Choosing
-from outpace.draft.route.state import StateFile
+from outpace.draft.route.learned.state import StateFile
 
 
 class Learning(Choosing, Generic[State]):

@@ -17,8 +17,8 @@ from outpace.draft.options import option
 from outpace.draft.route.base import Asked
 from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
-from outpace.draft.route.learning import Learning
-from outpace.draft.route.state import check_state, numbers
+from outpace.draft.route.learned.base import Learning
+from outpace.draft.route.learned.state import check_state, numbers
 from outpace.errors import ConfigError
 
 

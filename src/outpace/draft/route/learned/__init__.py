@@ -1,0 +1,1 @@
+"""Drafters that choose among others by what they have learned from earlier rounds."""

@@ -1,0 +1,95 @@
+"""Which of several drafters would have done best lately, and what may be spent to find out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ALIKE = 1.02
+"""Another drafter must promise so much more than the present one: whoever takes over has to read
+what it has not seen."""
+
+LEAST = 1e-3
+"""A gain that is read from a file is at least so much."""
+
+
+class Shadow:
+    """The rounds that one drafter would have played alone on a text, as far as chances tell.
+
+    A drafter's rounds begin where its own drafts end, and not where another one's do. So this
+    follows where its present draft may have begun: ``begun[k]`` is the chance that k of its tokens
+    have been accepted so far. Where rounds bring one token here and five there, their mean over all
+    tokens of the text would promise more than such rounds bring.
+
+    >>> shadow = Shadow(horizon=2)
+    >>> [shadow.ended(chance) for chance in (1.0, 1.0, 1.0, 0.0, 0.5)]
+    [0.0, 0.0, 1.0, 1.0, 0.5]
+    """
+
+    def __init__(self, horizon: int) -> None:
+        """horizon: tokens of a draft."""
+        self.begun = [1.0, *[0.0] * horizon]
+
+    def ended(self, chance: float) -> float:
+        """Returns the rounds that end with the next token of the text. chance: that a draft which
+        comes to this token says it; behind a whole draft, it is the round's extra token."""
+        *drafting, whole = self.begun
+        ended = whole + (1 - chance) * sum(drafting)
+        self.begun = [ended, *(chance * share for share in drafting)]
+        return ended
+
+
+class Leader:
+    """What N drafters would have brought lately, of which the greatest leads.
+
+    A drafter's gain is the tokens for the price of the rounds that it would have played alone, with
+    older tokens counting less and less. They are known for all drafters, whoever drafted. With
+    Hedge's weights exp(eta x gain) the leader is the drafter with most weight; it is taken without
+    a draw, so that texts repeat.
+    """
+
+    def __init__(self, prices: Sequence[float], memory: float) -> None:
+        """prices: of a round with each drafter; memory: what is kept at each token."""
+        self.prices, self.memory = list(prices), memory
+        # For each token; at first all gains are alike, so that the drafter named first begins.
+        self.rounds = [1 / price for price in self.prices]
+        self.best = 0
+
+    @property
+    def gains(self) -> list[float]:
+        """Tokens for the price of a round, by drafter; 1 before anything is learned."""
+        pairs = zip(self.rounds, self.prices, strict=True)
+        return [1 / (rounds * price) for rounds, price in pairs]
+
+    @gains.setter
+    def gains(self, gains: Sequence[float]) -> None:
+        pairs = zip(gains, self.prices, strict=True)
+        self.rounds = [1 / (gain * price) for gain, price in pairs]
+
+    def learn(self, ended: Sequence[float | None]) -> None:
+        """Adds one token. ended: the rounds of each drafter that ended with it; None for a drafter
+        that was not asked, of which nothing is learned."""
+        self.rounds = [
+            old if new is None else self.memory * old + (1 - self.memory) * new
+            for old, new in zip(self.rounds, ended, strict=True)
+        ]
+        gains = self.gains
+        top = max(range(len(gains)), key=gains.__getitem__)
+        if gains[top] > ALIKE * gains[self.best]:
+            self.best = top
+
+
+@dataclass
+class Purse:
+    """What asking models may cost: a share of the price of all rounds."""
+
+    share: float
+    earned: float = 0.0
+    """The price of all rounds so far."""
+    spent: float = 0.0
+
+    def pays(self, price: float) -> bool:
+        """Returns whether a price is within the share; then it is spent."""
+        enough = self.spent + price <= self.share * self.earned
+        self.spent += price if enough else 0.0
+        return enough
