@@ -6,7 +6,7 @@ The bundled target goes on with prompts of one task, then of the next one, a tex
 drafter writes the whole stream, and so do "hedge" and "ucb" over all of them; nothing is timed. For each
 segment of the stream: tokens for each pass of the target, and for each nominal price of a round (1, and
 what the drafter's passes read of weights, as a share of the target's). Of "hedge" the second
-includes the passes in which drafters that did not draft are asked for their laws.
+includes what it costs to ask drafters that did not draft.
 """
 
 from __future__ import annotations
@@ -84,19 +84,18 @@ def played(
     }
     own = drafter.pass_bytes / llm.engine.target.pass_bytes
     segment = Segment()
-    asked: list[float] = []
-    for name, child in children.items():
-        child.laws_of = watched(child.laws_of, asked, shares[name])
+    spent = 0.0
 
     def count(trace: Any) -> None:
+        nonlocal spent
         segment.passes += 1
         segment.tokens += trace.emitted[0]
         drafted = int(trace.proposal.counts[0])
         who = trace.proposal.methods[0] if drafted and trace.proposal.methods else ""
         segment.rounds[who] = segment.rounds.get(who, 0) + 1
         segment.price += 1 + drafted * (shares[who] if who else 0.0 if children else own)
-        segment.price += sum(asked)
-        asked.clear()
+        before, spent = spent, getattr(drafter, "spent", 0.0)
+        segment.price += spent - before
 
     found = []
     with llm.engine.observing(count):
@@ -106,16 +105,6 @@ def played(
                 llm.generate([text], params)
             found.append(segment)
     return found
-
-
-def watched(laws_of: Any, asked: list[float], share: float) -> Any:
-    """The same, which also notes what a pass costs whenever it is called."""
-
-    def called(*given: Any) -> Any:
-        asked.append(share)
-        return laws_of(*given)
-
-    return called
 
 
 def table(title: str, results: dict[str, list[Segment]], singles: list[str], figure: str) -> None:

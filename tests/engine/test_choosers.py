@@ -67,7 +67,7 @@ def test_the_leader_follows_a_stream_that_switches_task() -> None:
 
 def learn(leader: Leader, shadows: list[Shadow], chances: list[float]) -> None:
     pairs = zip(shadows, chances, strict=True)
-    leader.learn([shadow.ended(chance) for shadow, chance in pairs])
+    leader.learn([[shadow.ended(chance)] for shadow, chance in pairs], 1)
 
 
 def rounds_alone(said: list[bool], depth: int) -> int:
@@ -113,9 +113,45 @@ def test_a_cheaper_drafter_leads_where_it_brings_as_much() -> None:
     assert leader.best == 0
 
 
+def test_what_is_heard_now_and_then_stands_for_what_was_not_heard() -> None:
+    """Asked in one of four rounds, a drafter is known as well as one that is always asked."""
+    leader = Leader([1.0, 1.0], memory=0.97)
+    for round in range(40):
+        said = [0.25, 0.75]
+        leader.learn([said, said if round % 4 == 3 else None], 2)
+    assert leader.gains[1] == pytest.approx(leader.gains[0], rel=0.02)
+    assert leader.gains[0] == pytest.approx(2.0, rel=0.2)
+
+
+def test_hedge_learns_of_a_head_that_does_not_draft() -> None:
+    """A head cannot say its laws of given tokens: it drafts beside the one that was chosen."""
+    head = {
+        "method": "medusa",
+        **find_drafter("medusa").specimen(Loaded(target("llama"), None, "l")),
+    }
+    llm = decoder(method="hedge", drafters=[NGRAM, head], asking=1.0, every=1)
+    drafter: Any = llm.engine.drafter
+    drafter._best = lambda rows, row: 0  # the look-up drafts, whatever is learned
+    heard: list[int] = []
+    learn = drafter._learned.shared.learn
+
+    def listen(ended: Any, count: int) -> None:
+        heard.append(0 if ended[1] is None else len(ended[1]))
+        learn(ended, count)
+
+    drafter._learned.shared.learn = listen
+    methods: list[str] = []
+    with llm.engine.observing(lambda trace: methods.extend(trace.methods)):
+        assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
+    assert set(methods) <= {"ngram", "hedge"}
+    assert sum(map(bool, heard)) > len(heard) / 2
+    assert drafter.gains["medusa"] != 1 / drafter._learned.shared.prices[1]
+    assert drafter.spent > 0
+
+
 def test_the_first_drafter_begins() -> None:
     leader = Leader([1.2, 1.0], memory=0.97)
-    leader.learn([1 / 1.3, 1.0])
+    leader.learn([[1 / 1.3], [1.0]], 1)
     assert leader.best == 0
 
 
@@ -137,7 +173,7 @@ def test_hedge_has_a_model_read_a_text_only_where_it_is_repaid() -> None:
         drafter: Any = llm.engine.drafter
         drafter._shares[1] = 4.0
         drafter.restore({"gains": [1.0, 1.03], "best": [1]})
-        drafter._learned.shared.learn = lambda ended: None  # nothing is learned in between
+        drafter._learned.shared.learn = lambda ended, count: None  # nothing is learned in between
         methods: list[str] = []
         with llm.engine.observing(lambda trace: methods.extend(trace.methods)):  # noqa: B023
             llm.generate([prompt], greedy(8))
@@ -156,7 +192,7 @@ def test_what_asking_costs_stays_below_its_share() -> None:
         return laws_of(rows, tokens)
 
     drafter.children[1].laws_of = watched
-    drafter._learned.shared.learn = lambda ended: None  # the look-up leads for good
+    drafter._learned.shared.learn = lambda ended, count: None  # the look-up leads for good
     for prompt in PROMPTS:
         llm.generate([prompt], greedy(LENGTH))
     purse = drafter._purses.shared
@@ -171,7 +207,9 @@ def test_hedge_knows_what_a_look_up_would_have_brought_alone() -> None:
     llm = decoder(method="hedge", drafters=[NEAR, NGRAM], memory=0.5)
     drafter: Any = llm.engine.drafter
     ended: list[float] = []
-    drafter._learned.shared.learn = lambda rounds: ended.append(rounds[1])  # nobody takes over
+    drafter._learned.shared.learn = lambda rounds, count: ended.extend(
+        rounds[1]
+    )  # nobody takes over
     llm.generate(prompt, greedy(40))
     assert sum(ended) == pytest.approx(alone.num_target_passes, abs=2)
 

@@ -229,6 +229,8 @@ class Drafter(ABC):
     keeps_up: bool = False
     """Whether it need not read first what was committed while it did not draft, as a draft model
     has to: it is given the target's states of every token, or is a part of the target."""
+    tells_laws: bool = False
+    """Whether `laws_of` says anything."""
     skips_pure: bool = False
     """Whether it drafts nothing for rows that are `Rows.pure`."""
     on_trial: Mapping[str, str] = MappingProxyType({})

@@ -67,6 +67,7 @@ class DraftModel(Drafter):
     name: ClassVar[str] = "draft_model"
     draws: frozenset[Drawn] = frozenset({Drawn.IID})
     ends_chains: bool = True
+    tells_laws: bool = True
     Options: ClassVar[type[Any]] = DraftModelOptions
 
     def __init__(

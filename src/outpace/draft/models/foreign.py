@@ -38,6 +38,8 @@ class ForeignModel(DraftModel):
     before.
     """
 
+    tells_laws: bool = False  # they are of its own tokens, not of the target's
+
     def __init__(self, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight) -> None:
         super().__init__(drafter, runner, target.vocabulary, sight)
         self._target = target
@@ -75,7 +77,6 @@ class ForeignModel(DraftModel):
         return None
 
     def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
-        """Returns None: its laws are of its own tokens, not of the target's."""
         return None
 
     def observe(self, rows: Rows, round: Round) -> None:

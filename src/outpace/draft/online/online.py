@@ -73,6 +73,7 @@ class Online(Drafter):
         self.ends_chains, self.copies_prompts = inner.ends_chains, inner.copies_prompts
         self.loaded, self.on_trial = inner.loaded, inner.on_trial
         self.riders, self.keeps_up = inner.riders, inner.keeps_up
+        self.tells_laws = inner.tells_laws
         self.weight_bytes = inner.weight_bytes + pupil.nbytes
         self.pass_bytes = inner.pass_bytes
         self._rehearse(width)

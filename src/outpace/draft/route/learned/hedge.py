@@ -74,9 +74,10 @@ class HedgeOptions(DraftersOptions):
 class Hedge(Learning[Leader]):
     """Drafts with the child that would have brought most lately, token for price.
 
-    After a round a child says with which laws it would have drafted the committed tokens
-    (`Drafter.laws_of`: a pass of each model that did not draft, and therefore in one of ``every``
-    rounds only, and only while that costs no more than ``asking`` of all rounds), and look-ups what
+    After a round a model that did not draft says with which laws it would have drafted the
+    committed tokens (`Drafter.laws_of`, one pass); one that cannot, such as a trained head, drafts
+    beside the one that was chosen. That costs something, and is done in one of ``every`` rounds
+    only, and only while it takes no more than ``asking`` of what all rounds cost. Look-ups say what
     they would have found: they are asked again wherever a round of their own would have ended.
 
     Prices are nominal, so that a text does not depend on a clock: a round costs one pass of the
@@ -112,6 +113,7 @@ class Hedge(Learning[Leader]):
         # Of the present round, by row; empty where nothing is drafted at all.
         self._budgets: Sequence[int] = ()
         self._chosen: Sequence[int] = ()
+        self._wanted: Sequence[Sequence[int]] = ()  # by child
         self._riding: set[int] = set()
         """The children that draft from columns in the target's pass, as far as that is known."""
 
@@ -124,6 +126,11 @@ class Hedge(Learning[Leader]):
     def gains(self) -> dict[str, float]:
         """What a round of each drafter would have brought lately, in tokens per pass."""
         return dict(zip(self.names, self._learned.shared.gains, strict=True))
+
+    @property
+    def spent(self) -> float:
+        """What asking has cost so far, in passes of the target; that of seeded rows left out."""
+        return self._purses.shared.spent
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         super().admit(rows)
@@ -139,7 +146,7 @@ class Hedge(Learning[Leader]):
         super().reset()
         self._texts.retain([])
         self._purses.retain([])
-        self._budgets = self._chosen = ()
+        self._budgets = self._chosen = self._wanted = ()
 
     def to_save(self) -> Mapping[str, Sequence[float]]:
         shared = self._learned.shared
@@ -175,18 +182,35 @@ class Hedge(Learning[Leader]):
     def ask_as(
         self, number: int, chosen: Sequence[int], rows: Rows, budgets: Sequence[int]
     ) -> Asked:
-        """A look-up is asked for all rows, whoever chose it: that is free and tells what it would
-        have brought. What one row learns must not depend on what another one chose."""
-        if self.children[number].pass_bytes:
-            return super().ask_as(number, chosen, rows, budgets)
-        return self.ask(number, rows, budgets)
+        return self.ask(number, rows, self._wanted[number])
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         self._chosen, self._budgets = self.choice(rows), list(budgets)
-        for number, child in enumerate(self.children):
-            if number not in self._chosen and not child.pass_bytes:
-                self.ask(number, rows, budgets)
+        every = range(len(self.children))
+        self._wanted = [self._asked_for(number, rows, budgets) for number in every]
+        for number, wanted in enumerate(self._wanted):
+            if number not in self._chosen and any(wanted):
+                self.ask(number, rows, wanted)
         return super().propose(rows, budgets)
+
+    def _asked_for(self, number: int, rows: Rows, budgets: Sequence[int]) -> Sequence[int]:
+        """How much a child drafts in each row, whether that is what is scored or not.
+
+        A look-up is asked for all rows, whoever chose it: that is free and tells what it would
+        have brought. What one row learns must not depend on what another one chose."""
+        child = self.children[number]
+        if not child.pass_bytes:
+            return budgets
+        beside = not child.tells_laws and not child.riders
+        price = self._horizon * self._shares[number]
+        return [
+            budget
+            if self._chosen[row] == number
+            else min(budget, self._horizon)
+            if budget and beside and self._is_due(number, rows, row, price)
+            else 0
+            for row, budget in enumerate(budgets)
+        ]
 
     def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> Asked:
         asked = super().ask(child, rows, budgets)
@@ -199,7 +223,7 @@ class Hedge(Learning[Leader]):
 
     def rewind(self, rows: Rows) -> None:
         super().rewind(rows)
-        self._budgets = self._chosen = ()
+        self._budgets = self._chosen = self._wanted = ()
 
     def observe(self, rows: Rows, round: Round) -> None:
         asked: dict[int, Asked] = {each.child: each for each in self._asked}
@@ -219,11 +243,11 @@ class Hedge(Learning[Leader]):
         for row, tokens in enumerate(committed.tokens):
             leader, text = self._learned.of(rows, row), self._texts[row]
             self._purses.of(rows, row).earned += self._price(asked, row)
-            for place in range(len(tokens)):
-                pairs = zip(text.shadows, (each[row] for each in chances), strict=True)
-                leader.learn([shadow.ended(own[place]) if own else None for shadow, own in pairs])
+            pairs = zip(text.shadows, (each[row] for each in chances), strict=True)
+            ended = [list(map(shadow.ended, own)) if own else None for shadow, own in pairs]
+            leader.learn(ended, len(tokens))
             text.rounds, text.tokens = text.rounds + 1, text.tokens + len(tokens)
-        self._budgets = self._chosen = ()
+        self._budgets = self._chosen = self._wanted = ()
 
     def _price(self, asked: Mapping[int, Asked], row: int) -> float:
         """The price of the present round in a row."""
@@ -271,7 +295,11 @@ class Hedge(Learning[Leader]):
         child, laws = self.children[number], None
         all_rows = range(len(rows))
         played = [asked is not None and bool(asked.nodes[row]) for row in all_rows]
-        due = [not played[row] and self._is_due(number, rows, row) for row in all_rows]
+        price = self._shares[number]
+        due = [
+            child.tells_laws and not played[row] and self._is_due(number, rows, row, price)
+            for row in all_rows
+        ]
         if any(due):
             tokens = to_device(committed.padded(), rows.seeds.device)
             laws = child.laws_of(rows, tokens)
@@ -287,12 +315,13 @@ class Hedge(Learning[Leader]):
                 found.append([0.0] * len(committed.tokens[row]) if silent else [])
         return found
 
-    def _is_due(self, number: int, rows: Rows, row: int) -> bool:
-        """Whether a model is asked about a row, for which the row's purse has paid then."""
+    def _is_due(self, number: int, rows: Rows, row: int, price: float) -> bool:
+        """Whether a model is asked about a row; then the row's purse has paid the price, and that
+        of reading its text."""
         text = self._texts[row]
-        if not self.children[number].pass_bytes or text.rounds % self._every:
+        if text.rounds % self._every:
             return False
-        price = self._shares[number] + self._price_of_reading(number, rows, row)
+        price += self._price_of_reading(number, rows, row)
         asked = self._purses.of(rows, row).pays(price)
         text.readers |= {number} if asked else set()
         return asked

@@ -54,6 +54,8 @@ class Leader:
         # For each token; at first all gains are alike, so that the drafter named first begins.
         self.rounds = [1 / price for price in self.prices]
         self.best = 0
+        self._unheard = [0.0] * len(self.prices)
+        """Tokens since each drafter was asked last."""
 
     @property
     def gains(self) -> list[float]:
@@ -66,13 +68,17 @@ class Leader:
         pairs = zip(gains, self.prices, strict=True)
         self.rounds = [1 / (gain * price) for gain, price in pairs]
 
-    def learn(self, ended: Sequence[float | None]) -> None:
-        """Adds one token. ended: the rounds of each drafter that ended with it; None for a drafter
-        that was not asked, of which nothing is learned."""
-        self.rounds = [
-            old if new is None else self.memory * old + (1 - self.memory) * new
-            for old, new in zip(self.rounds, ended, strict=True)
-        ]
+    def learn(self, ended: Sequence[Sequence[float] | None], count: int) -> None:
+        """Adds so many tokens, of one round. ended: of each drafter, the rounds of its own that
+        ended with each of them; None for a drafter that was not asked. What is heard of a drafter
+        stands for the tokens since it was asked last, too."""
+        for number, new in enumerate(ended):
+            self._unheard[number] += count
+            if new is not None:
+                kept = self.memory ** (self._unheard[number] / count)
+                for each in new:
+                    self.rounds[number] = kept * self.rounds[number] + (1 - kept) * each
+                self._unheard[number] = 0.0
         gains = self.gains
         top = max(range(len(gains)), key=gains.__getitem__)
         if gains[top] > ALIKE * gains[self.best]:
