@@ -125,11 +125,7 @@ def test_what_is_heard_now_and_then_stands_for_what_was_not_heard() -> None:
 
 def test_hedge_learns_of_a_head_that_does_not_draft() -> None:
     """A head cannot say its laws of given tokens: it drafts beside the one that was chosen."""
-    head = {
-        "method": "medusa",
-        **find_drafter("medusa").specimen(Loaded(target("llama"), None, "l")),
-    }
-    llm = decoder(method="hedge", drafters=[NGRAM, head], asking=1.0, every=1)
+    llm = decoder(method="hedge", drafters=[NGRAM, specimen("medusa")], asking=1.0, every=1)
     drafter: Any = llm.engine.drafter
     drafter._best = lambda rows, row: 0  # the look-up drafts, whatever is learned
     heard: list[int] = []
@@ -225,8 +221,8 @@ def test_hedge_drafts_with_the_better_model_and_finds_it_by_laws() -> None:
     assert [who for who in methods if who][-2:] == [("draft_model 2",)] * 2
 
 
-def riding(method: str) -> dict[str, Any]:
-    """A drafter whose columns ride in the target's pass."""
+def specimen(method: str) -> dict[str, Any]:
+    """A tiny drafter of this method."""
     options = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
     return {"method": method, **options}
 
@@ -234,7 +230,7 @@ def riding(method: str) -> dict[str, Any]:
 @pytest.mark.parametrize("speculative", ["off", None])
 def test_nothing_is_learned_of_columns_that_did_not_ride(speculative: Any) -> None:
     """They had no occasion to say anything, which is not to bring nothing."""
-    llm = decoder(method="hedge", drafters=[NGRAM, riding("pass")])
+    llm = decoder(method="hedge", drafters=[NGRAM, specimen("pass")])
     drafter: Any = llm.engine.drafter
     first = 1.6 if speculative is None else 1.1  # of the look-up: who leads
     drafter.restore({"gains": [first, 1.2], "best": [speculative is not None]})
@@ -258,7 +254,7 @@ def test_a_drafter_is_not_shown_the_columns_of_another_one(
         keep(self, rows, round, *rest)
 
     monkeypatch.setattr(RidingHeadDrafter, "_keep", kept)
-    llm = decoder(method=method, drafters=[riding("pass"), riding(other)])
+    llm = decoder(method=method, drafters=[specimen("pass"), specimen(other)])
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
     assert all(shown)
 
@@ -301,8 +297,10 @@ def test_what_is_heard_of_one_row_does_not_depend_on_others() -> None:
     assert seen[0] == [False, True]
 
 
-def test_a_seeded_row_has_a_leader_of_its_own() -> None:
-    llm = decoder(method="hedge", drafters=[FAR, NEAR, NGRAM])
+@pytest.mark.parametrize("head", [False, True])
+def test_a_seeded_row_has_a_leader_of_its_own(head: bool) -> None:
+    drafters = [NGRAM, specimen("medusa")] if head else [FAR, NEAR, NGRAM]
+    llm = decoder(method="hedge", drafters=drafters, asking=0.3)
     first = ids(llm.generate([PROMPTS[1]], SAMPLED))
     llm.generate(PROMPTS * 2, SamplingParams(temperature=1.0, max_tokens=30))
     assert ids(llm.generate([PROMPTS[1]], SAMPLED)) == first
