@@ -54,7 +54,7 @@ class HedgeOptions(DraftersOptions):
     memory: float = option(0.97, "What is kept of the gains at each token; 1 / (1 - memory) count.")
     every: int = option(4, "Models that did not draft are asked in one of so many rounds at most.")
     asking: float = option(
-        0.04, "The share of the price of all rounds that asking may take, reading included."
+        0.01, "The share of the price of all rounds that asking may take, reading included."
     )
     state: Any = option(None, "A file in which what is learned is kept between runs.")
 

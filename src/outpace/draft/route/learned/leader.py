@@ -13,6 +13,10 @@ LEAST = 1e-3
 """A gain that is read from a file is at least so much."""
 
 
+AT_FIRST = 4.0
+"""Passes of the target for whose price models are asked before anything is earned."""
+
+
 class Shadow:
     """The rounds that one drafter would have played alone on a text, as far as chances tell.
 
@@ -87,7 +91,7 @@ class Leader:
 
 @dataclass
 class Purse:
-    """What asking models may cost: a share of the price of all rounds."""
+    """What asking models may cost: a share of the price of all rounds, and something at first."""
 
     share: float
     earned: float = 0.0
@@ -95,7 +99,7 @@ class Purse:
     spent: float = 0.0
 
     def pays(self, price: float) -> bool:
-        """Returns whether a price is within the share; then it is spent."""
-        enough = self.spent + price <= self.share * self.earned
+        """Returns whether a price is within what is allowed; then it is spent."""
+        enough = self.spent + price <= AT_FIRST + self.share * self.earned
         self.spent += price if enough else 0.0
         return enough
