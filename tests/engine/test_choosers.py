@@ -20,7 +20,7 @@ from outpace.draft.base import Round, Rows
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.registry import find_drafter
 from outpace.draft.route.classifier import TaskClassifier
-from outpace.draft.route.learned.leader import AT_FIRST, Leader, Purse, Shadow
+from outpace.draft.route.learned.leader import AT_FIRST, Leader, Shadow
 from outpace.draft.route.learned.state import StateFile
 from outpace.draft.route.learned.ucb import Bandit
 from outpace.draft.trained.riders.base import RidingHeadDrafter
@@ -149,17 +149,6 @@ def test_the_first_drafter_begins() -> None:
     leader = Leader([1.2, 1.0], memory=0.97)
     leader.learn([[1 / 1.3], [1.0]], 1)
     assert leader.best == 0
-
-
-def test_a_purse_never_spends_more_than_its_share() -> None:
-    purse, spent = Purse(0.04), 0.0
-    for _ in range(500):
-        purse.earned += 1.5
-        if purse.pays(0.7):
-            spent += 0.7
-        assert spent <= AT_FIRST + 0.04 * purse.earned
-    assert spent == pytest.approx(purse.spent)
-    assert spent > AT_FIRST + 0.9 * 0.04 * purse.earned
 
 
 def test_hedge_has_a_model_read_a_text_only_where_it_is_repaid() -> None:

@@ -201,24 +201,21 @@ class Hedge(Learning[Leader]):
         child = self.children[number]
         if not child.pass_bytes:
             return budgets
-        beside = not child.tells_laws and not child.riders
-        price = self._horizon * self._shares[number]
+        wanted = [
+            budget if chosen == number else 0
+            for chosen, budget in zip(self._chosen, budgets, strict=True)
+        ]
+        if child.tells_laws or child.riders:
+            return wanted
         return [
-            budget
-            if self._chosen[row] == number
-            else min(budget, self._horizon)
-            if budget and beside and self._is_due(number, rows, row, price)
-            else 0
-            for row, budget in enumerate(budgets)
+            min(budgets[row], self._horizon) if not own and self._is_due(number, rows, row) else own
+            for row, own in enumerate(wanted)
         ]
 
     def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> Asked:
         asked = super().ask(child, rows, budgets)
         if asked.proposal.riders is not None:
             self._riding.add(child)
-        for row, who in enumerate(self._chosen):
-            if who == child and asked.nodes[row]:
-                self._texts[row].readers.add(child)
         return asked
 
     def rewind(self, rows: Rows) -> None:
@@ -242,19 +239,27 @@ class Hedge(Learning[Leader]):
         ]
         for row, tokens in enumerate(committed.tokens):
             leader, text = self._learned.of(rows, row), self._texts[row]
-            self._purses.of(rows, row).earned += self._price(asked, row)
+            self._pay(asked, rows, row)
             pairs = zip(text.shadows, (each[row] for each in chances), strict=True)
             ended = [list(map(shadow.ended, own)) if own else None for shadow, own in pairs]
             leader.learn(ended, len(tokens))
             text.rounds, text.tokens = text.rounds + 1, text.tokens + len(tokens)
         self._budgets = self._chosen = self._wanted = ()
 
-    def _price(self, asked: Mapping[int, Asked], row: int) -> float:
-        """The price of the present round in a row."""
-        drafting = asked.get(self._chosen[row]) if self._chosen else None
-        if drafting is None:
-            return 1.0
-        return 1 + len(drafting.nodes[row]) * self._shares[drafting.child]
+    def _pay(self, asked: Mapping[int, Asked], rows: Rows, row: int) -> None:
+        """Enters what a round has cost in a row, and what it has cost to ask others for drafts.
+
+        That waits until the round is over: one that comes to nothing is played again."""
+        purse, text, price = self._purses.of(rows, row), self._texts[row], 1.0
+        for number, each in asked.items():
+            if not each.nodes[row] or not self.children[number].pass_bytes:
+                continue
+            if self._chosen[row] == number:
+                price += len(each.nodes[row]) * self._shares[number]
+            else:
+                purse.spent += self._price_of_asking(number, rows, row)
+            text.readers.add(number)
+        purse.earned += price
 
     def _found(
         self, number: int, asked: Asked | None, rows: Rows, committed: Committed
@@ -295,11 +300,13 @@ class Hedge(Learning[Leader]):
         child, laws = self.children[number], None
         all_rows = range(len(rows))
         played = [asked is not None and bool(asked.nodes[row]) for row in all_rows]
-        price = self._shares[number]
         due = [
-            child.tells_laws and not played[row] and self._is_due(number, rows, row, price)
+            child.tells_laws and not played[row] and self._is_due(number, rows, row)
             for row in all_rows
         ]
+        for row in (row for row in all_rows if due[row]):
+            self._purses.of(rows, row).spent += self._price_of_asking(number, rows, row)
+            self._texts[row].readers.add(number)
         if any(due):
             tokens = to_device(committed.padded(), rows.seeds.device)
             laws = child.laws_of(rows, tokens)
@@ -315,16 +322,16 @@ class Hedge(Learning[Leader]):
                 found.append([0.0] * len(committed.tokens[row]) if silent else [])
         return found
 
-    def _is_due(self, number: int, rows: Rows, row: int, price: float) -> bool:
-        """Whether a model is asked about a row; then the row's purse has paid the price, and that
-        of reading its text."""
-        text = self._texts[row]
-        if text.rounds % self._every:
+    def _is_due(self, number: int, rows: Rows, row: int) -> bool:
+        """Whether it is time to ask a model about a row, and the row's purse can pay."""
+        if self._texts[row].rounds % self._every:
             return False
-        price += self._price_of_reading(number, rows, row)
-        asked = self._purses.of(rows, row).pays(price)
-        text.readers |= {number} if asked else set()
-        return asked
+        return self._purses.of(rows, row).allows(self._price_of_asking(number, rows, row))
+
+    def _price_of_asking(self, number: int, rows: Rows, row: int) -> float:
+        """What it costs to ask a model: a pass, or a draft where it cannot say its laws."""
+        passes = 1 if self.children[number].tells_laws else self._horizon
+        return passes * self._shares[number] + self._price_of_reading(number, rows, row)
 
     def _was_silent(self, number: int, rows: Rows, row: int) -> bool:
         """Whether a child that cost no pass, and drafted nothing, was asked and had nothing to say.

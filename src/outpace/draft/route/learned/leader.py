@@ -98,8 +98,6 @@ class Purse:
     """The price of all rounds so far."""
     spent: float = 0.0
 
-    def pays(self, price: float) -> bool:
-        """Returns whether a price is within what is allowed; then it is spent."""
-        enough = self.spent + price <= AT_FIRST + self.share * self.earned
-        self.spent += price if enough else 0.0
-        return enough
+    def allows(self, price: float) -> bool:
+        """Returns whether so much more may be spent."""
+        return self.spent + price <= AT_FIRST + self.share * self.earned
