@@ -356,6 +356,77 @@ def test_a_drafter_learns_in_service(run: Run, target: Path, tmp_path: Path) -> 
     assert used.exit_code == 0, used.stderr
 
 
+def test_what_was_learned_in_service_survives_a_failure(
+    run: Run, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outpace import LLM
+
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "newer"
+    prompts.write_text("w1 w2 w3\n<|endoftext|>\nw4 w5")
+    generate, calls = LLM.generate, iter(range(9))
+
+    def failing(self: LLM, *given: Any, **options: Any) -> Any:
+        if next(calls) == 2:
+            raise RuntimeError("out of memory")
+        return generate(self, *given, **options)
+
+    monkeypatch.setattr(LLM, "generate", failing)
+    asked = ("train", "draft_model", "-m", str(target), "--online", "--data", str(prompts))
+    how = ("--start", str(target), "--answer-tokens", "30", "--answers", "4", "--out", str(out))
+    done = run(*asked, *how)
+    assert isinstance(done.exception, RuntimeError)
+    assert "what was learned from 2 answers is kept" in done.stderr
+    assert (out / "config.json").exists()
+
+
+@pytest.mark.parametrize("way", [("--self-distill",), ("--online", "--start", "{target}")])
+def test_a_prompt_without_room_is_named_before_anything_is_answered(
+    run: Run, target: Path, tmp_path: Path, way: tuple[str, ...]
+) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "new"
+    long = " ".join(["w1"] * 60_000)
+    lines = [{"prompt": "w1 w2"}, {"prompt": long}]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = [flag.format(target=target) for flag in way]
+    done = run(
+        "train", "draft_model", "-m", str(target), *flags, "--data", str(prompts), "--out", str(out)
+    )
+    assert done.exit_code == 2
+    said = " ".join(done.stderr.split())
+    assert f"{prompts}, line 2: the prompt has 60,000 tokens, and " in said
+    assert "with its answer: shorten it, or leave it out" in said
+    assert not (out / "answers.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (("hydra", "--start", "{none}"), "there is no folder"),
+        (("hydra", "--start", "{head}"), "is of the kind 'medusa': train that kind"),
+        (("medusa", "--start", "{head}", "--set", "depths=2"), "depths cannot be set"),
+        (("draft_model", "--start", "{none}"), "{none}"),
+        (("eagle3", "--set", "heads=5", "--set", "groups=2"), "no head of these sizes"),
+        (("eagle3", "--block", "5"), "--block must be more than 5 tokens"),
+        (("eagle3", "--temperature", "-1"), "temperature"),
+        (("eagle3", "--block", "50000"), "--block must be at most"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_answers_are_written(
+    run: Run, target: Path, tmp_path: Path, asked: tuple[str, ...], sentence: str
+) -> None:
+    places = {"head": str(tmp_path / "head"), "none": str(tmp_path / "none")}
+    text = tmp_path / "text.txt"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    given = ("-m", str(target), "--data", str(text))
+    run("train", "medusa", *given, "--out", places["head"], *SHORT)
+    flags = [flag.format(**places) for flag in asked]
+    out = tmp_path / "out"
+    done = run("train", *flags, *given, "--self-distill", "--out", str(out))
+    assert done.exit_code == 2
+    assert sentence.format(**places) in " ".join(done.stderr.split())
+    assert not (out / "answers.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

@@ -71,7 +71,7 @@ def test_the_file_stays_within_its_bounds(tmp_path: Path) -> None:
 
 def test_answers_under_other_settings_are_not_mixed(tmp_path: Path) -> None:
     file = tmp_path / "answers.jsonl"
-    Answers(file, SETTINGS, 10**6)
+    Answers(file, SETTINGS, 10**6).extend(PROMPTS, 1, write, quiet)
     other = AnswerSettings(
         target="b", temperature=0.1, max_tokens=4, seed=7, prompts=fingerprint(PROMPTS)
     )
@@ -84,6 +84,14 @@ def test_answers_under_other_settings_are_not_mixed(tmp_path: Path) -> None:
         file.write_text(first)
         with pytest.raises(ModelLoadError, match="delete it to begin anew"):
             Answers(file, SETTINGS, 10**6)
+
+
+def test_a_file_without_any_answer_begins_anew_under_other_settings(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    Answers(file, SETTINGS, 10**6)
+    other = AnswerSettings(**{**asdict(SETTINGS), "temperature": 0.5})
+    Answers(file, other, 10**6).extend(PROMPTS, 1, write, quiet)
+    assert Answers(file, other, 10**6).count == 1
 
 
 def test_a_line_that_holds_no_answer_is_named(tmp_path: Path) -> None:

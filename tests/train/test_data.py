@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from outpace.errors import PromptError
-from outpace.train.data import Written, blocks, cut_written, documents, frequent
+from outpace.train.data import Document, Written, blocks, cut_written, documents, frequent
 
 
 class Tokens:
@@ -18,14 +19,17 @@ class Tokens:
     bos_token_id = None
     eos_token_id = 99
     chat_template: str | None = None
+    begins = False
+    """Whether a special token, 50, is put before each text."""
 
-    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) - ord("a") for letter in text]}
+    def __call__(self, text: str, add_special_tokens: bool) -> SimpleNamespace:
+        first = [50] if add_special_tokens and self.begins else []
+        return SimpleNamespace(input_ids=[*first, *(ord(letter) - ord("a") for letter in text)])
 
 
 def read(path: Path, text: str) -> list[str]:
     path.write_text(text)
-    return list(documents([path], Tokens(), "a model"))
+    return [found.text for found in documents([path], Tokens(), "a model")]
 
 
 def test_documents_of_text_files_and_of_json_lines(tmp_path: Path) -> None:
@@ -56,7 +60,7 @@ def test_the_names_of_roles_in_sharegpt(name: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([{"conversations": turns}]))
     role = name if name in ("system", "user") else "assistant"
     (found,) = documents([tmp_path / "a.json"], Templated(), "a model")
-    assert found == f"<{role}>a<user>b<assistant>"
+    assert found == Document(f"<{role}>a<user>b<assistant>", special=False)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,7 @@ def test_answers_in_parts_and_answers_without_text(
     line = json.dumps({"messages": chat})
     assert read(tmp_path / "a.jsonl", line) == [plain]
     found = list(documents([tmp_path / "a.jsonl"], Templated(), "a model"))
-    assert found == [templated]
+    assert found == [Document(templated, special=False)]
 
 
 class Templated(Tokens):
@@ -118,11 +122,19 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_blocks_hold_all_documents_in_order() -> None:
-    found = blocks(["abc", "de"], Tokens(), 3)
+    texts = [Document("abc"), Document("de")]
+    found = blocks(texts, Tokens(), 3)
     assert found.tolist() == [[0, 1, 2], [99, 3, 4]]
-    assert blocks(["abc", "de"], Tokens(), 3, limit=5).tolist() == [[0, 1, 2]]
+    assert blocks(texts, Tokens(), 3, limit=5).tolist() == [[0, 1, 2]]
     with pytest.raises(PromptError, match="less than one block"):
-        blocks(["a"], Tokens(), 3)
+        blocks([Document("a")], Tokens(), 3)
+
+
+def test_what_a_chat_template_has_begun_is_not_begun_twice() -> None:
+    tokenizer = Tokens()
+    tokenizer.begins = True
+    found = blocks([Document("ab"), Document("cd", special=False)], tokenizer, 7)
+    assert found.tolist() == [[50, 0, 1, 99, 2, 3, 99]]
 
 
 def test_the_most_frequent_tokens_ascending() -> None:

@@ -361,3 +361,25 @@ def test_rounds_are_simulated_in_the_answers_only(tmp_path: Path) -> None:
     llm = LLM(target("llama"), speculative_config={"method": "medusa", **config}, max_num_seqs=4)
     llm.engine.controller = Constant(DEPTHS, shape=TreeShape.chain(DEPTHS))
     assert measured_length(llm, BLOCK - DEPTHS) == pytest.approx(reached.score, rel=0.01)
+
+
+def test_text_is_held_out_up_to_some_that_is_to_be_foreseen(tmp_path: Path) -> None:
+    own = torch.zeros_like(text(), dtype=torch.bool)
+    own[2:] = True
+    asked = settings("medusa", 1, held_out=0.05)
+    made = TrainingRun(loaded(), text(), asked, tmp_path / "some", own=own)
+    assert made.play(lambda progress: None).score >= 1
+    own[4:] = False
+    own[2] = False
+    with pytest.raises(ConfigError, match="1 have enough of the target's own answers"):
+        TrainingRun(loaded(), text(), asked, tmp_path / "few", own=own)
+
+
+def test_few_tokens_are_those_that_the_target_says(tmp_path: Path) -> None:
+    own = torch.zeros_like(text(), dtype=torch.bool)
+    own[:, 2:] = True
+    asked = settings("medusa", 1, head={"depths": DEPTHS, "draft_vocab_size": 3})
+    trainer = TrainingRun(loaded(), text(), asked, tmp_path, own=own)
+    counts = torch.bincount(text()[own], minlength=VOCABULARY)
+    known = trainer.network.get_buffer("d2t")
+    assert counts[known].min() >= counts.topk(3).values.min()

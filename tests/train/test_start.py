@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,18 @@ def test_a_run_that_was_stopped_at_its_first_report_does_not_report_twice(tmp_pa
     reports: list[Progress] = []
     run(tmp_path / "again", asked).play(reports.append)
     assert [one.step for one in reports] == [2]
+
+
+def test_a_run_goes_on_without_what_it_began_as(tmp_path: Path) -> None:
+    learned(tmp_path / "first", "medusa")
+    start = str(tmp_path / "first")
+    run(tmp_path / "again", settings("medusa", 1, start=start, head={})).play(lambda progress: None)
+    elsewhere = f"{tmp_path}/again/../first/"
+    assert run(tmp_path / "again", settings("medusa", 2, start=elsewhere, head={})).step == 1
+    shutil.rmtree(tmp_path / "first")
+    again = run(tmp_path / "again", settings("medusa", 2, start=start, head={}))
+    again.play(lambda progress: None)
+    assert again.step == 2
 
 
 def test_what_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.folder import CONFIG, Folder
+from outpace.heads.formats.base import Format
 from outpace.heads.formats.registry import find_format, format_names, format_of
 
 WEIGHTS = "model.safetensors"
@@ -25,13 +28,25 @@ def load_head(folder: str | os.PathLike[str]) -> Head:
     """Returns the head in a folder. Raises ``ModelLoadError`` with the cause and the remedy."""
     place = Folder(Path(folder))
     about = place.read_config()
+    return _format(place, about).read(place, about)
+
+
+def read_kind(folder: str | os.PathLike[str]) -> str | None:
+    """Returns the kind of the head in a folder, without reading its weights; None where that does
+    not tell a head from a model. Raises ``ModelLoadError`` as `load_head` does."""
+    place = Folder(Path(folder))
+    about = place.read_config()
+    return _format(place, about).kind_of(about)
+
+
+def _format(place: Folder, about: Mapping[str, Any]) -> type[Format]:
     form = format_of(about)
     if form is None:
         raise ModelLoadError(
             f"{place.path} holds no trained head: its {CONFIG} is in none of the formats "
             f"{', '.join(format_names())}."
         )
-    return form.read(place, about)
+    return form
 
 
 def kind_in(folder: object) -> str | None:

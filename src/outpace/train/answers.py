@@ -17,6 +17,7 @@ from typing import Any
 from outpace.chats import rendered
 from outpace.errors import ConfigError, ModelLoadError, PromptError
 from outpace.prompts import check_characters
+from outpace.targets.hf.tokenizing import tokenized
 from outpace.train.data import Written, conversation, items, naming, plain_chat
 
 FILE = "answers.jsonl"
@@ -126,6 +127,8 @@ class Answers:
             ) from error
         mine = asdict(self._settings)
         other = [name for name in mine if before.get(name) != mine[name]]
+        if other and not lines:  # nothing is lost
+            return self._begin()
         if other:
             raise ConfigError(
                 f"{self._path} holds answers with another {' and '.join(other)}: name another "
@@ -148,12 +151,15 @@ def fingerprint(prompts: Sequence[Sequence[int]]) -> str:
     return f"{len(prompts)} ({digest.hexdigest()[:16]})"
 
 
-def prompts(paths: Sequence[Path], tokenizer: Any, name: str, length: int) -> list[list[int]]:
+def prompts(
+    paths: Sequence[Path], tokenizer: Any, name: str, length: int, most: int | None = None
+) -> list[list[int]]:
     """Returns the prompts in files, as token ids.
 
     Of a conversation all up to the last answer, of a question without its answer all, of a text
     the first ``length`` tokens. Without files, the beginning of a text. name: the model's, for
-    errors. Raises ``PromptError`` where there is none.
+    errors. most: tokens that a prompt and its answer may have; None: any number. Raises
+    ``PromptError`` where there is none, or one that leaves no room for an answer.
     """
     if not paths:
         first = tokenizer.bos_token_id
@@ -168,6 +174,11 @@ def prompts(paths: Sequence[Path], tokenizer: Any, name: str, length: int) -> li
     for item in items(paths):
         with naming(item.where):
             found.append(_prompt(item.content, tokenizer, name, length))
+            if most is not None and len(found[-1]) >= most:
+                raise PromptError(
+                    f"the prompt has {len(found[-1]):,} tokens, and {name} takes {most:,} with its "
+                    "answer: shorten it, or leave it out."
+                )
     if not any(found):
         raise PromptError(f"{', '.join(map(str, paths))}: no prompt in there.")
     return [prompt for prompt in found if prompt]
@@ -194,5 +205,4 @@ def _prompt(content: str | Mapping[str, Any], tokenizer: Any, name: str, length:
 
 def _ids(tokenizer: Any, text: str, special: bool = True) -> list[int]:
     check_characters(text)
-    found: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
-    return found
+    return tokenized(tokenizer, text, add_special_tokens=special)

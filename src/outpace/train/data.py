@@ -15,6 +15,7 @@ from outpace.chats import rendered, with_text
 from outpace.errors import PromptError
 from outpace.prompts import check_characters
 from outpace.records import ROLES, Record, holds_records, question, records
+from outpace.targets.hf.tokenizing import tokenized
 
 SEPARATOR = "\n<|endoftext|>\n"
 """What stands between two documents of a text file."""
@@ -26,7 +27,16 @@ PAIRS = (("prompt", "response"), ("prompt", "completion"), ("instruction", "resp
 CHATS = ("messages", "conversations", "conversation")
 
 
-def documents(paths: Sequence[Path], tokenizer: Any, name: str) -> Iterator[str]:
+@dataclass(frozen=True)
+class Document:
+    """A text to learn from."""
+
+    text: str
+    special: bool = True
+    """Whether the tokenizer puts its special tokens around it; a chat template has done so."""
+
+
+def documents(paths: Sequence[Path], tokenizer: Any, name: str) -> Iterator[Document]:
     """Yields the documents of text and JSON files; name: the model's, for errors.
 
     A text file holds one document, or several with lines ``<|endoftext|>`` in between. A record of
@@ -38,12 +48,12 @@ def documents(paths: Sequence[Path], tokenizer: Any, name: str) -> Iterator[str]
     """
     for item in items(paths):
         if isinstance(item.content, str):
-            yield item.content
+            yield Document(item.content)
         else:
             with naming(item.where):
-                text = _document(item.content, tokenizer, name)
-                check_characters(text, "text")
-            yield text
+                found = _document(item.content, tokenizer, name)
+                check_characters(found.text, "text")
+            yield found
 
 
 @dataclass(frozen=True)
@@ -74,12 +84,14 @@ def naming(where: str) -> Iterator[None]:
         raise PromptError(f"{where}: {error}") from error
 
 
-def blocks(texts: Iterable[str], tokenizer: Any, size: int, limit: int | None = None) -> Tensor:
+def blocks(
+    texts: Iterable[Document], tokenizer: Any, size: int, limit: int | None = None
+) -> Tensor:
     """Returns the documents' tokens, one after another, cut into blocks ``[N, size]``.
 
     limit: tokens to take at most. Raises ``PromptError`` where there is not a single block.
     """
-    listed = (tokenizer(text, add_special_tokens=True)["input_ids"] for text in texts)
+    listed = (tokenized(tokenizer, each.text, add_special_tokens=each.special) for each in texts)
     return cut(listed, tokenizer.eos_token_id, size, limit)
 
 
@@ -147,7 +159,7 @@ def _object(record: Record) -> Mapping[str, Any]:
     return record.value
 
 
-def _document(entry: Mapping[str, Any], tokenizer: Any, name: str) -> str:
+def _document(entry: Mapping[str, Any], tokenizer: Any, name: str) -> Document:
     messages = conversation(entry)
     if messages is not None:
         return _chat(messages, tokenizer, name)
@@ -156,7 +168,7 @@ def _document(entry: Mapping[str, Any], tokenizer: Any, name: str) -> str:
         raise PromptError(
             "this is no training text, and needs 'text', 'messages', or 'prompt' and 'response'."
         )
-    return text
+    return Document(text)
 
 
 def conversation(entry: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -190,9 +202,10 @@ def plain_chat(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(filter(None, (message.get("content") for message in messages)))
 
 
-def _chat(messages: list[dict[str, Any]], tokenizer: Any, name: str) -> str:
+def _chat(messages: list[dict[str, Any]], tokenizer: Any, name: str) -> Document:
     if not getattr(tokenizer, "chat_template", None):
-        return plain_chat(messages)
+        return Document(plain_chat(messages))
     if messages[-1]["role"] != "assistant":
-        return rendered(tokenizer, name, messages)
-    return rendered(tokenizer, name, messages[:-1]) + (messages[-1].get("content") or "")
+        return Document(rendered(tokenizer, name, messages), special=False)
+    answer = messages[-1].get("content") or ""
+    return Document(rendered(tokenizer, name, messages[:-1]) + answer, special=False)

@@ -42,17 +42,18 @@ class Learner(ABC):
     def _optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self._weights, learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
 
-    def _step(self, optimizer: torch.optim.Optimizer, loss: Loss) -> float:
+    def _step(self, optimizer: torch.optim.Optimizer, loss: Loss) -> tuple[float, bool]:
+        """Makes a step, if the gradients are finite; returns the loss and whether it did."""
         for weight in self._weights:
             weight.grad = None
         found = loss()
         found.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self._weights, CLIP)
-        if bool(norm.isfinite()):
+        finite = bool(torch.nn.utils.clip_grad_norm_(self._weights, CLIP).isfinite())
+        if finite:
             optimizer.step()
         for weight in self._weights:
             weight.grad = None
-        return float(found.detach())
+        return float(found.detach()), finite
 
     def _copied(self) -> list[Tensor]:
         return [weight.detach().clone() for weight in self._weights]
@@ -71,7 +72,7 @@ class Osd(Learner):
         self._own = self._optimizer(learning_rate)
 
     def learn(self, loss: Loss) -> float:
-        return self._step(self._own, loss)
+        return self._step(self._own, loss)[0]
 
 
 class Optimistic(Learner):
@@ -89,7 +90,9 @@ class Optimistic(Learner):
     def learn(self, loss: Loss) -> float:
         used = self._copied()
         behind = [value - hint for value, hint in zip(used, self._hint, strict=True)]
-        value = self._step(self._own, loss)
+        value, made = self._step(self._own, loss)
+        if not made:
+            return value
         with torch.no_grad():
             self._hint = [new - old for new, old in zip(self._weights, used, strict=True)]
             self._set([old + 2 * hint for old, hint in zip(behind, self._hint, strict=True)])
@@ -120,7 +123,7 @@ class Ensemble(Learner):
         shares, losses = self.shares, []
         for number, optimizer in enumerate(self._learners):
             self._set(self._own[number])
-            losses.append(self._step(optimizer, loss))
+            losses.append(self._step(optimizer, loss)[0])
             self._own[number] = self._copied()
         worst = max(filter(math.isfinite, losses), default=0.0)  # in the place of no number
         pairs = zip(self._losses, losses, strict=True)

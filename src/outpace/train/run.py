@@ -28,7 +28,7 @@ from outpace.train.origin import origin_of
 from outpace.train.ranks import Ranks
 from outpace.train.rounding import EVERY, RoundedWeights
 from outpace.train.settings import TrainSettings
-from outpace.train.students.making import student_for
+from outpace.train.students.making import check_block, check_depths, student_for
 from outpace.train.teacher import Teacher, answered
 
 STATE, LOG = "training.pt", "training.jsonl"
@@ -97,25 +97,21 @@ class TrainingRun:
         preparing: is told what is done before the first step, and how much of it."""
         self._ranks = ranks or Ranks.alone()
         self._ranks.check(settings.batch)
-        if settings.block > loaded.max_length:
-            raise ConfigError(
-                f"--block must be at most {loaded.max_length} tokens, the context of "
-                f"{loaded.name}, not {settings.block}."
-            )
+        check_block(loaded, settings)
         self.settings, self.out = settings, out
         torch.manual_seed(settings.seed)
-        self._student = student_for(loaded, tokens, settings, out, preparing)
+        begun = (out / STATE).exists()
+        self._student = student_for(loaded, tokens, settings, out, preparing, own, begun)
         self._teacher = Teacher(loaded, self._student.layers, self._student.top, lessons)
         self._recipe = self._student.recipe(self._teacher)
         self.network = self._student.network
         """What learns."""
         self._rounded = RoundedWeights(self.network, settings.quantization)
-        too_few = self._student.depths + self._recipe.beyond_depths - 1
-        if too_few >= settings.block:
-            raise ConfigError(
-                f"--block must be more than {too_few} tokens for {settings.method} of these sizes."
-            )
+        check_depths(settings, self._student.depths, type(self._recipe))
+        own = own if self._student.drafts else None
         self._text, self._held_blocks = tokens, held_out(len(tokens), settings)
+        if own is not None:
+            self._held_blocks = max(self._held_blocks, self._first_foreseen(own))
         self._optimizer = torch.optim.AdamW(
             self.network.parameters(),
             lr=settings.learning_rate,
@@ -134,10 +130,24 @@ class TrainingRun:
         self._held, self._tokens = tokens.tensor_split([self._held_blocks])
         self._held_own: Tensor | None = None
         self._own: Tensor | None = None
-        if own is not None and self._student.drafts:
+        if own is not None:
             self._held_own, self._own = own.tensor_split([self._held_blocks])
         self._compared = False
         self._begin_alike()
+
+    def _first_foreseen(self, own: Tensor) -> int:
+        """Returns how many blocks there are up to the first one with tokens that a drafter has to
+        foresee; that one is held out, for else no report says anything. Raises ``ConfigError``
+        where none is left to learn from."""
+        places = answered(own)[:, 1 : own.shape[1] - self._student.depths]
+        found = places.any(1).nonzero()
+        if len(found) < 2:
+            raise ConfigError(
+                f"of the {len(own)} block(s) of text, {len(found)} have enough of the target's own "
+                "answers, and one is held out: have more answers written, or longer ones, or give "
+                "shorter prompts."
+            )
+        return int(found[0]) + 1
 
     def play(self, report: Report, every: int = 50, stop: Callable[[], bool] = bool) -> Progress:
         """Trains to the last step and returns where it ended; writes a checkpoint at each report.
@@ -341,7 +351,7 @@ class TrainingRun:
         mine = self.settings.as_dict()
         then = {**TrainSettings(method=self.settings.method).as_dict(), **state["settings"]}
         for settings in (mine, then):  # where it is unset, earlier versions wrote what that means
-            settings["start"] = settings["start"] or PRUNED
+            settings["start"] = os.path.realpath(settings["start"] or PRUNED)
         other = [name for name in mine if then.get(name) != mine[name] and name != "steps"]
         text = state.get("text")
         if not other and text and text["digest"] != _digest(self._text[: text["blocks"]]):

@@ -32,11 +32,16 @@ def train_online(
 ) -> None:
     """Answers the prompts one after another, and keeps the drafter as it is in the end; Ctrl-C ends
     the stream."""
+    from outpace.heads.registry import head_names
+
     _check(method, model, drafter, run, text)
     given = {"learner": online.learner, "learning_rate": run.learning_rate}
     how = {name: value for name, value in given.items() if value is not None}
-    start = {} if drafter.start is None else {"model": drafter.start}
-    config = {"method": method, **start, "online": how}
+    config: dict[str, Any] = {"method": method, "online": how}
+    if drafter.start is not None:
+        config["model"] = drafter.start
+    if method in head_names():
+        config["check"] = False  # what does not fit well yet is to learn
     llm, _ = load_llm(model.model, {"speculative_config": config, **model.arguments()}, {}, 1)
     if llm.tokenizer is None:
         raise PromptError(f"{llm.target.name} has no tokenizer, so no text can be read for it.")
@@ -46,6 +51,11 @@ def train_online(
             lengths.append(length)  # one by one: Ctrl-C loses none
     except KeyboardInterrupt:
         console.print("interrupted: what was learned so far is kept")
+    except Exception:
+        if lengths:
+            llm.save_drafter(drafter.out)
+            console.print(f"what was learned from {len(lengths):,} answers is kept", markup=False)
+        raise
     llm.save_drafter(drafter.out)
     if len(lengths) >= 2 * LATELY:
         first, last = _mean(lengths[:LATELY]), _mean(lengths[-LATELY:])
@@ -59,12 +69,14 @@ def _answered(console: Console, llm: Any, text: TextFlags) -> Iterator[float]:
     from outpace.core.params import SamplingParams
     from outpace.train.answers import prompts
 
-    asked = prompts(text.data or [], llm.tokenizer, llm.target.name, text.prompt_tokens)
+    asked = prompts(
+        text.data or [], llm.tokenizer, llm.target.name, text.prompt_tokens, llm.max_model_len
+    )
     wanted, lately = text.wanted(len(asked)), deque[float](maxlen=LATELY)
     with counting(console, "answering", wanted, 0) as report:
         for number in range(wanted):
             prompt = asked[number % len(asked)]
-            room = max(1, llm.max_model_len - len(prompt))
+            room = llm.max_model_len - len(prompt)
             params = SamplingParams(
                 temperature=text.temperature, max_tokens=min(text.answer_tokens, room)
             )

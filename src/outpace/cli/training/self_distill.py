@@ -26,9 +26,14 @@ def written(
 ) -> Iterator[Written]:
     """Has the target write what is still missing of its answers; returns them all. ranks: the first
     of them writes, and the others wait and read what it has written."""
+    from outpace.core.params import SamplingParams
     from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
 
-    asked = prompts(text.data or [], target.tokenizer, target.name, text.prompt_tokens)
+    # What is wrong is said before anything is written, under settings that would be wrong as well.
+    SamplingParams(temperature=text.temperature, max_tokens=text.answer_tokens)
+    asked = prompts(
+        text.data or [], target.tokenizer, target.name, text.prompt_tokens, target.max_length
+    )
     settings = AnswerSettings(
         target=target.name,
         temperature=text.temperature,
@@ -81,7 +86,7 @@ def _writer(target: Loaded, text: TextFlags) -> Any:
         params = [
             SamplingParams(
                 temperature=text.temperature,
-                max_tokens=max(1, min(text.answer_tokens, left)),
+                max_tokens=min(text.answer_tokens, left),
                 seed=seed,
             )
             for seed, left in zip(seeds, room, strict=True)

@@ -98,7 +98,11 @@ def train(
     curves = Curves(console, run.png, draws=ranks.first)
     model = launch.placed(model)
     with ranks.joined(model.device):
+        from outpace.train.run import STATE
+        from outpace.train.students.making import check_made
+
         target = _target(console, model, ranks if processes.shard_target else None)
+        check_made(target, settings, begun=(drafter.out / STATE).exists())
         training = _Training(console, target, settings, run, curves, ranks)
         if not own:
             training.train(training.read(text, drafter), text, drafter, method)
@@ -141,8 +145,9 @@ def _settings(
     console: Console, method: str, model: ModelFlags, drafter: DrafterFlags, run: dict[str, Any]
 ) -> TrainSettings:
     with starting(console):
+        from outpace.train.run import STATE
         from outpace.train.settings import TrainSettings
-        from outpace.train.students.making import check_sizes
+        from outpace.train.students.making import check_begin, check_sizes
     given: dict[str, Any] = {"start": _start(method, drafter), "loss": _loss(method, drafter)}
     named = {name: value for name, value in given.items() if value is not None}
     named["draft"] = _draft(method, model, drafter)
@@ -155,6 +160,8 @@ def _settings(
         **named,
     )
     check_sizes(settings)
+    if not (drafter.out / STATE).exists():  # a run that goes on has what it began as
+        check_begin(settings)
     return settings
 
 

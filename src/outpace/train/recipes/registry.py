@@ -25,5 +25,10 @@ REGISTRY = LazyRegistry(
 
 def recipe_for(head: Head, shared: Carrier) -> Recipe:
     """Returns the recipe for a head; ``ConfigError`` where there is none."""
+    return recipe_kind(head)(head, shared)
+
+
+def recipe_kind(head: Head) -> type[Recipe]:
+    """Returns of what kind the recipe for a head is; ``ConfigError`` where there is none."""
     kind: type[Recipe] = REGISTRY.find(head.recipe)
-    return kind(head, shared)
+    return kind

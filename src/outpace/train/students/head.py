@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outpace.errors import ConfigError
 from outpace.heads.base import Head, TargetShape
-from outpace.heads.checkpoint import fit, load_head, save_head
+from outpace.heads.checkpoint import fit, load_head, read_kind, save_head
 from outpace.heads.registry import find_head
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.data import frequent
@@ -22,10 +22,19 @@ from outpace.train.teacher import Teacher
 class HeadStudent(Student):
     """A head over the target's states."""
 
-    def __init__(self, loaded: Loaded, tokens: Tensor, settings: TrainSettings) -> None:
-        """tokens: the text, whose frequent tokens a new head with few of them knows."""
+    def __init__(
+        self, loaded: Loaded, tokens: Tensor, settings: TrainSettings, begun: Path | None = None
+    ) -> None:
+        """tokens: the text, or those of it that are drafted: a new head that knows few tokens knows
+        the most frequent ones. begun: the folder of the same run, where it goes on: the head that
+        it began as may be gone by now."""
         self.has_learned = bool(settings.start)
-        head = _learned(loaded, settings) if settings.start else _new(loaded, tokens, settings)
+        if settings.start:
+            head = learned_head(loaded, settings, begun)
+        else:
+            head = new_head(loaded, settings)
+            if few := head.config.draft_vocab_size:
+                head.d2t.copy_(frequent(tokens, few, loaded.vocabulary))
         self.network = self._head = head.to(loaded.device)
         self.depths, self.layers = head.config.depths, head.layers
 
@@ -41,8 +50,8 @@ class HeadStudent(Student):
         save_head(self._head, out)
 
 
-def _new(loaded: Loaded, tokens: Tensor, settings: TrainSettings) -> Head:
-    """A head of new weights."""
+def new_head(loaded: Loaded, settings: TrainSettings) -> Head:
+    """Returns a head of new weights; ``ConfigError`` for sizes that do not go together."""
     kind = find_head(settings.method)
     config = sizes_of(kind.Config, settings.head)
     if config.draft_vocab_size > loaded.vocabulary:
@@ -51,24 +60,38 @@ def _new(loaded: Loaded, tokens: Tensor, settings: TrainSettings) -> Head:
             "tokens of the target."
         )
     try:
-        head: Head = kind(TargetShape.of(loaded.config, loaded.name), config)
+        found: Head = kind(TargetShape.of(loaded.config, loaded.name), config)
     except ValueError as error:
         raise ConfigError(f"no head of these sizes can be made: {error}.") from error
-    if config.draft_vocab_size:
-        head.d2t.copy_(frequent(tokens, config.draft_vocab_size, loaded.vocabulary))
-    return head
+    return found
 
 
-def _learned(loaded: Loaded, settings: TrainSettings) -> Head:
-    """The head that training goes on from, in whichever format its folder holds it."""
-    what = f"the head in {settings.start!r}"
+def learned_head(loaded: Loaded, settings: TrainSettings, begun: Path | None = None) -> Head:
+    """Returns the head that training goes on from, in whichever format its folder holds it; raises
+    ``ConfigError`` and ``ModelLoadError`` as `check_start` does, and for another target's head.
+    begun: the folder of the same run, where it has begun: that holds a head of the same sizes."""
+    folder = settings.start if begun is None else begun
+    if begun is None:
+        check_start(settings)
+    head = load_head(folder)
+    _check_kind(settings, head.kind)
+    fit(head, TargetShape.of(loaded.config, loaded.name), f"the head in {str(folder)!r}")
+    return head.float()
+
+
+def check_start(settings: TrainSettings) -> None:
+    """Raises ``ConfigError`` for sizes that are set beside a head to begin as, or one of another
+    kind, and ``ModelLoadError`` for a folder without a head."""
     if settings.head:
         raise ConfigError(
             f"{next(iter(settings.head))} cannot be set for a head that begins as another one: it "
             "has the sizes of that one; leave it out."
         )
-    head = load_head(settings.start)
-    if head.kind != settings.method:
-        raise ConfigError(f"{what} is of the kind {head.kind!r}: train that kind.")
-    fit(head, TargetShape.of(loaded.config, loaded.name), what)
-    return head.float()
+    _check_kind(settings, read_kind(settings.start) or settings.method)
+
+
+def _check_kind(settings: TrainSettings, kind: str) -> None:
+    if kind != settings.method:
+        raise ConfigError(
+            f"the head in {settings.start!r} is of the kind {kind!r}: train that kind."
+        )

@@ -24,6 +24,7 @@ from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.base import Head
 from outpace.heads.steps.base import StateHead, StepHead
 from outpace.targets.base import Target
+from outpace.targets.hf.weights import pass_bytes
 
 
 @dataclass
@@ -59,6 +60,9 @@ class StateDrafter(TrainedDrafter):
         self._rows: list[_Seen] = []
         layer = cast(StateHead, self._head).prefix
         self._texts = None if layer is None else PrefixTexts(layer)
+        if layer is not None:  # it is read once for a draft, whatever the other parts are
+            read, depths = pass_bytes(layer), self._head.config.depths
+            self.pass_bytes += read // depths - read // self._head.depths_at_once
 
     @property
     def nbytes(self) -> int:
