@@ -20,7 +20,7 @@ from outpace.draft.base import Round, Rows
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.registry import find_drafter
 from outpace.draft.route.classifier import TaskClassifier
-from outpace.draft.route.learned.leader import AT_FIRST, Leader, Shadow
+from outpace.draft.route.learned.leader import AT_FIRST, LEAST, MOST, Leader, Purse, Shadow
 from outpace.draft.route.learned.state import StateFile
 from outpace.draft.route.learned.ucb import Bandit
 from outpace.draft.trained.riders.base import RidingHeadDrafter
@@ -123,6 +123,68 @@ def test_what_is_heard_now_and_then_stands_for_what_was_not_heard() -> None:
     assert leader.gains[0] == pytest.approx(2.0, rel=0.2)
 
 
+@pytest.mark.parametrize("memory", [0.5, 0.97])
+def test_one_round_is_not_all_that_is_known_after_a_long_silence(memory: float) -> None:
+    leader = Leader([1.0, 2.0], memory)
+    for _ in range(30_000):
+        leader.learn([[0.5], None], 1)
+    assert leader.best == 0
+    leader.learn([[0.5], [0.0]], 1)  # a single token that it would have said
+    for _ in range(300):
+        leader.learn([[0.5], [0.0]], 1)  # and only such ones
+    assert all(0 < gain <= MOST * 1.01 for gain in leader.gains)
+    leader.gains = [float("inf"), float("nan")]
+    assert leader.gains == [pytest.approx(MOST), pytest.approx(LEAST)]
+
+
+def test_a_purse_never_spends_more_than_its_share() -> None:
+    purse, spent = Purse(0.04), 0.0
+    for round in range(500):
+        purse.earned += 1.5
+        asked = [purse.hold(0.7) for _ in range(3)]  # three rows at once
+        if round % 5:  # one round in five comes to nothing
+            for _ in filter(None, asked):
+                purse.pay(0.7)
+                spent += 0.7
+        purse.held = 0.0
+        assert spent <= AT_FIRST + 0.04 * purse.earned
+    assert spent == pytest.approx(purse.spent)
+    assert spent > AT_FIRST + 0.9 * 0.04 * purse.earned
+
+
+def test_what_asking_costs_stays_below_its_share_in_a_batch() -> None:
+    """Rows that are asked about at once share a purse, and only their prompts are read."""
+    llm = decoder(method="hedge", drafters=[NGRAM, NEAR], every=1)
+    drafter: Any = llm.engine.drafter
+    drafter._best = lambda rows, row: 0
+    laws_of, read = drafter.children[1].laws_of, []
+
+    def watched(rows: Rows, tokens: torch.Tensor, wanted: Any) -> Any:
+        found = laws_of(rows, tokens, wanted)
+        told = [False] * len(wanted) if found is None else found.abs().sum((1, 2)).bool().tolist()
+        assert all(asked or not said for asked, said in zip(wanted, told, strict=True))
+        read.extend(filter(None, wanted))
+        return found
+
+    drafter.children[1].laws_of = watched
+    llm.generate(PROMPTS * 3, greedy(LENGTH))
+    assert read
+    assert drafter.spent <= AT_FIRST + 0.01 * drafter._purses.shared.earned
+
+
+def test_hedge_does_not_ask_what_learns_from_others_about_a_seeded_row() -> None:
+    learner = {**NEAR, "online": {"every": 1}}
+    llm = decoder(method="hedge", drafters=[NGRAM, learner], every=1, asking=1.0)
+    drafter: Any = llm.engine.drafter
+    asked: list[int] = []
+    laws_of = drafter.children[1].laws_of
+    drafter.children[1].laws_of = lambda *given: asked.append(1) or laws_of(*given)
+    llm.generate([PROMPTS[1]], SAMPLED)
+    assert not asked
+    llm.generate([PROMPTS[1]], greedy(LENGTH))
+    assert asked
+
+
 def test_hedge_learns_of_a_head_that_does_not_draft() -> None:
     """A head cannot say its laws of given tokens: it drafts beside the one that was chosen."""
     llm = decoder(method="hedge", drafters=[NGRAM, specimen("medusa")], asking=1.0, every=1)
@@ -172,9 +234,9 @@ def test_what_asking_costs_stays_below_its_share() -> None:
     asked: list[int] = []
     laws_of = drafter.children[1].laws_of
 
-    def watched(rows: Rows, tokens: torch.Tensor) -> Any:
+    def watched(rows: Rows, tokens: torch.Tensor, wanted: Any) -> Any:
         asked.append(tokens.shape[1])
-        return laws_of(rows, tokens)
+        return laws_of(rows, tokens, wanted)
 
     drafter.children[1].laws_of = watched
     drafter._learned.shared.learn = lambda ended, count: None  # the look-up leads for good
@@ -200,7 +262,7 @@ def test_hedge_knows_what_a_look_up_would_have_brought_alone() -> None:
 
 
 def test_hedge_drafts_with_the_better_model_and_finds_it_by_laws() -> None:
-    llm = decoder(method="hedge", drafters=[FAR, NEAR])
+    llm = decoder(method="hedge", drafters=[FAR, NEAR], asking=0.2)
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
     methods = []
     with llm.engine.observing(lambda trace: methods.append(trace.proposal.methods[:1])):

@@ -281,10 +281,12 @@ class Drafter(ABC):
     def observe(self, rows: Rows, round: Round) -> None:
         """Is told of every round; ``rows`` are as they were when it began."""
 
-    def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
+    def laws_of(
+        self, rows: Rows, tokens: Tensor, wanted: Sequence[bool] | None = None
+    ) -> Tensor | None:
         """Returns the laws ``[B, T, V]`` that it would have drawn ``tokens`` [B, T] from, one after
-        another behind what is committed; zeros in the rows that it cannot tell of, and None where
-        there is no other row."""
+        another behind what is committed. wanted: in which rows, unless in all of them. Zeros stand
+        in the others and where it cannot tell; None where there is no other row."""
         return None
 
     def origin(self) -> Origin | None:

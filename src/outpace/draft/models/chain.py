@@ -238,11 +238,14 @@ class DraftModel(Drafter):
             logits = scored[:, -1]
         return chains.proposal(self._tree(len(rows), chains.length))
 
-    def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
+    def laws_of(
+        self, rows: Rows, tokens: Tensor, wanted: Sequence[bool] | None = None
+    ) -> Tensor | None:
         """Returns the laws before any argmax, ``[B, T, V]``, from one pass that reads what was
         committed since, too; zeros in rows that reach beyond the context."""
         count = tokens.shape[1]
-        budgets = self._heard(rows, [count] * len(rows))
+        asked = [count if on else 0 for on in wanted or [True] * len(rows)]
+        budgets = self._heard(rows, asked)
         # What is known of a row must not depend on how many tokens others have just got.
         most = self.runner.max_length - max(count, LISTENS)
         live = [budget > 0 and len(self._own[row]) <= most for row, budget in enumerate(budgets)]

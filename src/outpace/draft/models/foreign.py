@@ -76,7 +76,9 @@ class ForeignModel(DraftModel):
     def origin(self) -> Origin | None:
         return None
 
-    def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
+    def laws_of(
+        self, rows: Rows, tokens: Tensor, wanted: Sequence[bool] | None = None
+    ) -> Tensor | None:
         return None
 
     def observe(self, rows: Rows, round: Round) -> None:

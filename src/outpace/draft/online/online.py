@@ -155,8 +155,10 @@ class Online(Drafter):
                 return Proposal.empty(len(rows), rows.seeds.device)
         return self._inner.propose(rows, budgets)
 
-    def laws_of(self, rows: Rows, tokens: Tensor) -> Tensor | None:
-        return self._inner.laws_of(rows, tokens)
+    def laws_of(
+        self, rows: Rows, tokens: Tensor, wanted: Sequence[bool] | None = None
+    ) -> Tensor | None:
+        return self._inner.laws_of(rows, tokens, wanted)
 
     def observe(self, rows: Rows, round: Round) -> None:
         self._inner.observe(rows, round)

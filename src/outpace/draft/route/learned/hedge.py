@@ -22,7 +22,7 @@ from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
 from outpace.draft.route.joining import Node, follow
 from outpace.draft.route.learned.base import Learning
-from outpace.draft.route.learned.leader import ALIKE, LEAST, Leader, Purse, Shadow
+from outpace.draft.route.learned.leader import ALIKE, Leader, Purse, Shadow
 from outpace.draft.route.learned.state import check_state, numbers
 from outpace.errors import ConfigError
 
@@ -155,7 +155,7 @@ class Hedge(Learning[Leader]):
     def restore(self, saved: Mapping[str, Any]) -> None:
         shared = self._learned.shared
         gains = numbers(saved, "gains", len(self.children))
-        shared.gains = [max(LEAST, gain) for gain in gains]
+        shared.gains = gains
         best = int(numbers(saved, "best", 1)[0])
         shared.best = min(max(0, best), len(self.children) - 1)
 
@@ -186,6 +186,8 @@ class Hedge(Learning[Leader]):
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         self._chosen, self._budgets = self.choice(rows), list(budgets)
+        for row in range(len(rows)):
+            self._purses.of(rows, row).held = 0.0
         every = range(len(self.children))
         self._wanted = [self._asked_for(number, rows, budgets) for number in every]
         for number, wanted in enumerate(self._wanted):
@@ -257,7 +259,7 @@ class Hedge(Learning[Leader]):
             if self._chosen[row] == number:
                 price += len(each.nodes[row]) * self._shares[number]
             else:
-                purse.spent += self._price_of_asking(number, rows, row)
+                purse.pay(self._price_of_asking(number, rows, row))
             text.readers.add(number)
         purse.earned += price
 
@@ -304,12 +306,12 @@ class Hedge(Learning[Leader]):
             child.tells_laws and not played[row] and self._is_due(number, rows, row)
             for row in all_rows
         ]
-        for row in (row for row in all_rows if due[row]):
-            self._purses.of(rows, row).spent += self._price_of_asking(number, rows, row)
-            self._texts[row].readers.add(number)
         if any(due):
             tokens = to_device(committed.padded(), rows.seeds.device)
-            laws = child.laws_of(rows, tokens)
+            laws = child.laws_of(rows, tokens, due)
+        for row in (row for row in all_rows if due[row]):
+            self._purses.of(rows, row).pay(self._price_of_asking(number, rows, row))
+            self._texts[row].readers.add(number)
         found = []
         for row in all_rows:
             if asked is not None and played[row]:
@@ -323,10 +325,14 @@ class Hedge(Learning[Leader]):
         return found
 
     def _is_due(self, number: int, rows: Rows, row: int) -> bool:
-        """Whether it is time to ask a model about a row, and the row's purse can pay."""
-        if self._texts[row].rounds % self._every:
+        """Whether it is time to ask a model about a row, and the row's purse holds the price ready.
+
+        What does not draft for pure rows is not asked about them: what it would say there may be
+        what it has learned from others."""
+        pure = bool(rows.pure and rows.pure[row])
+        if self._texts[row].rounds % self._every or (pure and self.children[number].skips_pure):
             return False
-        return self._purses.of(rows, row).allows(self._price_of_asking(number, rows, row))
+        return self._purses.of(rows, row).hold(self._price_of_asking(number, rows, row))
 
     def _price_of_asking(self, number: int, rows: Rows, row: int) -> float:
         """What it costs to ask a model: a pass, or a draft where it cannot say its laws."""

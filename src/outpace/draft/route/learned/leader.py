@@ -9,8 +9,12 @@ ALIKE = 1.02
 """Another drafter must promise so much more than the present one: whoever takes over has to read
 what it has not seen."""
 
-LEAST = 1e-3
-"""A gain that is read from a file is at least so much."""
+LEAST, MOST = 1e-3, 1e3
+"""A gain is no less and no more than this, whatever was heard or read from a file."""
+
+LONGEST_SILENCE = 4.0
+"""For so many times as many tokens as were heard at once they stand, at most: what was heard of a
+single round must not be all that is known of a drafter."""
 
 
 AT_FIRST = 4.0
@@ -70,7 +74,7 @@ class Leader:
     @gains.setter
     def gains(self, gains: Sequence[float]) -> None:
         pairs = zip(gains, self.prices, strict=True)
-        self.rounds = [1 / (gain * price) for gain, price in pairs]
+        self.rounds = [1 / (min(max(LEAST, gain), MOST) * price) for gain, price in pairs]
 
     def learn(self, ended: Sequence[Sequence[float] | None], count: int) -> None:
         """Adds so many tokens, of one round. ended: of each drafter, the rounds of its own that
@@ -79,9 +83,10 @@ class Leader:
         for number, new in enumerate(ended):
             self._unheard[number] += count
             if new is not None:
-                kept = self.memory ** (self._unheard[number] / count)
+                kept = self.memory ** min(self._unheard[number] / count, LONGEST_SILENCE)
                 for each in new:
                     self.rounds[number] = kept * self.rounds[number] + (1 - kept) * each
+                self.rounds[number] = max(self.rounds[number], 1 / (MOST * self.prices[number]))
                 self._unheard[number] = 0.0
         gains = self.gains
         top = max(range(len(gains)), key=gains.__getitem__)
@@ -97,7 +102,15 @@ class Purse:
     earned: float = 0.0
     """The price of all rounds so far."""
     spent: float = 0.0
+    held: float = 0.0
+    """What is to be spent in the present round, which may still come to nothing."""
 
-    def allows(self, price: float) -> bool:
-        """Returns whether so much more may be spent."""
-        return self.spent + price <= AT_FIRST + self.share * self.earned
+    def hold(self, price: float) -> bool:
+        """Returns whether so much more may be spent, and holds it ready then."""
+        allowed = self.spent + self.held + price <= AT_FIRST + self.share * self.earned
+        self.held += price if allowed else 0.0
+        return allowed
+
+    def pay(self, price: float) -> None:
+        """Spends what was held ready."""
+        self.held, self.spent = self.held - price, self.spent + price
