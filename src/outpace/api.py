@@ -146,11 +146,11 @@ class LLM:
     def _try_out(self) -> None:
         """Raises ``ConfigError`` for a drafter that was plainly made for another model."""
         room = self.max_model_len
-        if self.engine.drafter.on_trial:
+        for drafter in self.engine.drafter.tried():
             prompts = trial_prompts(self.tokenizer, self.target.vocabulary, max(1, room // 2))
             asked = replace(TRIAL, max_tokens=min(TRIAL.max_tokens or 1, max(1, room // 4)))
             requests = [each for prompt in prompts for each in self.requests(prompt, asked)]
-            try_out(self.engine, requests)
+            try_out(self.engine, drafter, requests)
 
     @property
     def tokenizer(self) -> Any:

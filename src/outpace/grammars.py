@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,32 +25,92 @@ KINDS = ("json", "json_object", "regex", "choice", "grammar")
 expression, a list of texts, and a grammar in Lark's notation."""
 
 
+STACK = 512 << 20
+"""Bytes of stack with which a grammar is compiled; what is not used takes no memory. llguidance
+goes down along references, and a chain of thousands would end the process with the usual stack."""
+
+LONGEST = 1 << 20
+"""Characters of a form at most: so many fit into that stack, whatever they say."""
+
+LARGEST_MULTIPLE = 10_000
+"""Of what a number in a JSON schema has to be a multiple; larger ones take minutes and gigabytes.
+"""
+
+STEPS = 5_000
+"""Items that a grammar may have open at a token. A mask is made between two rounds of all texts,
+and with ten times as many, llguidance's own limit, it takes a tenth of a second."""
+
+AT_ONCE = 2
+"""Grammars that are compiled at once; the others wait."""
+
+KEPT = 16
+"""Grammars that are kept: the next request often has the same form."""
+
 _JSON: Any = {"whitespace_pattern": r"[\x20\x0A]{0,16}"}
 """Small models under a JSON grammar like to write blanks without end; a schema may say otherwise
 under "x-guidance"."""
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer.
+    """Compiles grammars for one tokenizer, in any thread.
 
     Raises ``ConfigError`` for a tokenizer that is not of the fast kind or has no end of sequence,
     and where llguidance is not installed.
     """
 
+    _starting: ClassVar[threading.Lock] = threading.Lock()
+    """The size of a new thread's stack is the process's."""
+
     def __init__(self, tokenizer: Any, vocabulary: int, eos_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._eos_ids = [token for token in eos_ids if token < vocabulary]
+        self._turns = threading.Semaphore(AT_ONCE)
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, Grammar] = OrderedDict()  # the latest ones last
 
     def compile(self, kind: str, value: Any) -> Grammar:
-        """Returns the grammar of a kind from `KINDS`; ``ParamsError`` for one that is not sound."""
-        from llguidance import LLMatcher
+        """Returns the grammar of a kind from `KINDS`, of which each row takes a copy;
+        ``ParamsError`` for one that is not sound."""
+        form = _checked(kind, value)
+        key = f"{kind} {form}"
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        with self._turns:
+            made = self._with_deep_stack(lambda: self._compiled(kind, form))
+        with self._lock:
+            self._kept[key] = made
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return made
 
-        tokens = self._tokens
+    def _with_deep_stack(self, work: Callable[[], Grammar]) -> Grammar:
+        done: Future[Grammar] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        with self._starting:
+            before = threading.stack_size(STACK)
+            try:
+                threading.Thread(target=run, name="outpace-grammar", daemon=True).start()
+            finally:
+                threading.stack_size(before)
+        return done.result()
+
+    def _compiled(self, kind: str, form: str) -> Grammar:
+        from llguidance import LLMatcher, LLParserLimits
+
+        tokens, limits = self._tokens, LLParserLimits(step_max_items=STEPS)
         try:
-            source = _source(kind, value)
-            problem = LLMatcher.validate_grammar(source, tokens)
-            matcher = LLMatcher(tokens, source)
+            source = _source(kind, form)
+            problem = LLMatcher.validate_grammar(source, tokens, limits=limits)
+            matcher = LLMatcher(tokens, source, limits=limits)
         except ParamsError:
             raise
         except Exception as error:  # of a library whose exceptions are not documented
@@ -140,25 +205,64 @@ def _common(left: Sequence[int], right: Sequence[int]) -> int:
     return next(at for at, token in enumerate(left) if at == len(right) or token != right[at])
 
 
-def _source(kind: str, value: Any) -> str:
-    """Returns a grammar in llguidance's own notation."""
+def _source(kind: str, form: str) -> str:
+    """Returns a grammar in llguidance's own notation. form: as `_checked` returns it."""
     from llguidance import LLMatcher
 
-    if kind == "json_object":
-        return str(LLMatcher.grammar_from_json_schema({"type": "object"}, _JSON))
-    if kind == "json":
-        return str(LLMatcher.grammar_from_json_schema(_schema(value), _JSON))
-    if kind == "choice":
-        return str(LLMatcher.grammar_from_lark(f"start: {_choices(value)}"))
-    if not isinstance(value, str) or not value:
-        raise ParamsError(f"{kind} must be a text that is not empty, not {shown(value)}.")
+    if kind in ("json", "json_object"):
+        return str(LLMatcher.grammar_from_json_schema(form, _JSON))
     if kind == "regex":
-        return str(LLMatcher.grammar_from_regex(value))
-    return str(LLMatcher.grammar_from_lark(value))
+        return str(LLMatcher.grammar_from_regex(form))
+    return str(LLMatcher.grammar_from_lark(form))
 
 
-def _schema(value: Any) -> Any:
-    """Returns a JSON schema, which may be given as a text."""
+def _checked(kind: str, value: Any) -> str:
+    """Returns a form as a text; ``ParamsError`` for one that is none, or would take too much."""
+    if kind == "json_object":
+        form = json.dumps({"type": "object"})
+    elif kind == "json":
+        form = _schema(value)
+    elif kind == "choice":
+        # As one terminal: thousands of rules side by side would be more than are followed.
+        form = f"start: CHOICE\nCHOICE: {_choices(value)}"
+    elif isinstance(value, str) and value:
+        form = value
+    else:
+        raise ParamsError(f"{kind} must be a text that is not empty, not {shown(value)}.")
+    if len(form) > LONGEST:
+        raise ParamsError(f"{kind} has {len(form):,} characters, and {LONGEST:,} are the most.")
+    if kind == "grammar":
+        for schema in _schemas_in(form):
+            _check_multiples(schema)
+    return form
+
+
+def _schemas_in(grammar: str) -> Iterator[Any]:
+    """Yields the JSON schemas in a grammar; what is no JSON is left to llguidance to refuse."""
+    for found in re.finditer(r"%json\s*", grammar):
+        with suppress(ValueError, RecursionError):
+            yield json.JSONDecoder().raw_decode(grammar, found.end())[0]
+
+
+def _check_multiples(schema: Any) -> None:
+    """Raises ``ParamsError`` for a number that has to be a multiple of a large one."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            of = part.get("multipleOf")
+            if isinstance(of, (int, float)) and abs(of) > LARGEST_MULTIPLE:
+                raise ParamsError(
+                    f"json has multipleOf {of:,}, and {LARGEST_MULTIPLE:,} is the largest: leave "
+                    "it out, and look at the number yourself."
+                )
+            waiting += part.values()
+        elif isinstance(part, (list, tuple)):
+            waiting += part
+
+
+def _schema(value: Any) -> str:
+    """Returns a JSON schema, which may be given as a text, as a text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -166,6 +270,7 @@ def _schema(value: Any) -> Any:
             raise ParamsError(f"json must be a JSON schema, and is no JSON ({error}).") from error
     if not isinstance(value, (Mapping, bool)):
         raise ParamsError(f"json must be a JSON schema: an object, not {shown(value)}.")
+    _check_multiples(value)
     return json.dumps(value)
 
 

@@ -13,6 +13,12 @@ from urllib.request import url2pathname
 from outpace.core.values import shown
 from outpace.errors import ConfigError, PromptError
 
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""What image files are read: others are decoded by programs of their own, or are no pictures."""
+
+MOST_PIXELS = 50_000_000
+"""Of an image: a small file may hold very many, each of which takes 3 bytes and more."""
+
 _INSTALL = "images need Pillow: install it with pip install 'outpace[vision]'."
 
 
@@ -90,14 +96,27 @@ def _decoded(content: bytes, name: str) -> Any:
     from PIL import Image, ImageOps
 
     try:
-        image = Image.open(io.BytesIO(content))
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
+        _check_size(image, name)
         return ImageOps.exif_transpose(image).convert("RGB")
+    except PromptError:
+        raise
     except Exception as error:  # decoders raise all sorts over a broken file
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
         reason = "it is no image" if "cannot identify" in reason else reason
         raise PromptError(
             f"cannot read the image {name} ({reason}): give a whole PNG, JPEG or WebP file."
         ) from error
+
+
+def _check_size(image: Any, name: str) -> None:
+    """Raises ``PromptError`` before an image with too many pixels is decoded."""
+    width, height = image.size
+    if width * height > MOST_PIXELS:
+        raise PromptError(
+            f"the image {name} has {width:,} x {height:,} pixels, and {MOST_PIXELS:,} are the "
+            "most: make it smaller."
+        )
 
 
 def _named(name: str) -> str:

@@ -86,11 +86,22 @@ class Intake:
         as ``tools``.
         """
         tokenizer, given = self._needs_tokenizer("a chat"), chats.messages_of(messages)
+        if self._loaded.processor is not None:
+            return self._illustrated(given, files, **for_template)
         with self._shared.lock:
-            if self._loaded.processor is not None:
-                return self.pictures.chat(given, files, **for_template)
             text = chats.rendered(tokenizer, self._loaded.name, given, **for_template)
         return self._shared.ids(text, add_special_tokens=False)
+
+    def _illustrated(self, given: Conversation, files: bool, **for_template: Any) -> Prompt:
+        """As `chat_prompt`, for a model with a processor. Others may use the tokenizer while images
+        are decoded, and while a long text without any is tokenised."""
+        with self._shared.lock:
+            made = self.pictures.rendered(given, **for_template)
+        if not made.images:
+            return self._shared.ids(made.text, add_special_tokens=made.special)
+        pixels = self.pictures.decoded(made.images, files)
+        with self._shared.lock:  # processors use the tokenizer, too
+            return self.pictures.prompt(made.text, pixels, add_special_tokens=made.special)
 
     def chat_ids(self, /, messages: Conversation, **for_template: Any) -> list[int]:
         """Returns the token ids of `chat_prompt`."""
@@ -110,7 +121,9 @@ class Intake:
         form, continues: what their texts have to look like, and whether they go on from the
         prompt's (`LLM.requests`)."""
         priority = number("priority", priority, -math.inf, math.inf, closed=True)
-        grammar = None if form is None else self._grammar(form, params)
+        if form is not None and params.ignore_eos:
+            raise ParamsError("ignore_eos and a form of the text exclude each other: drop one.")
+        grammar = None if form is None else self._grammar(form)
         source, media = None, None
         continues = is_text(prompt) if continues is None else continues
         if self._sources is not None:
@@ -279,15 +292,17 @@ class Intake:
             )
         return found
 
-    def _grammar(self, form: Mapping[str, Any], params: SamplingParams) -> Grammar:
+    def check_form(self, form: Mapping[str, Any]) -> None:
+        """Raises ``ParamsError`` for a form that no text can be made to follow."""
+        self._grammar(form)
+
+    def _grammar(self, form: Mapping[str, Any]) -> Grammar:
         """The grammar of a form; ``ParamsError`` for one that is not sound."""
         if not isinstance(form, Mapping) or len(form) != 1 or next(iter(form)) not in KINDS:
             raise ParamsError(
                 "the form of a text (form, or structured_outputs in the server) must be an object "
                 f"with one of {', '.join(KINDS)}, not {shown(form)}."
             )
-        if params.ignore_eos:
-            raise ParamsError("ignore_eos and a form of the text exclude each other: drop one.")
         ((kind, value),) = form.items()
         return self._grammars.compile(kind, value)
 

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from outpace import chats
 from outpace.chats import Conversation
 from outpace.errors import PromptError
 from outpace.images import opened
-from outpace.prompts import Prompt
 from outpace.targets.base import Illustrated, Media
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.supported.plainly import reads_forward
-from outpace.targets.hf.tokenizing import tokenized
 from outpace.targets.hf.vision.processor import mark_of, prepared
 from outpace.targets.hf.vision.tokens import placeholders
 
 _MARK = "a text to look for"
+
+
+MOST_TOGETHER = 200_000_000
+"""Pixels of all images of a prompt."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as a chat template writes it."""
+
+    text: str
+    images: Sequence[Any]
+    special: bool
+    """Whether the tokenizer has to add its special tokens: the template has not begun the text."""
 
 
 class Processed(dict[str, Any]):
@@ -95,14 +109,34 @@ class Pictures:
         files: whether images may be files. options: the processor's. Raises ``PromptError`` where
         there is no processor, or it cannot.
         """
+        self._needs_processor()
+        return self.prompt(text, self.decoded(images, files), **options)
+
+    def decoded(self, images: Sequence[Any], files: bool = True) -> list[Any]:
+        """Returns images as processors take them; ``PromptError`` for what is none, and for more
+        pixels than a prompt may have. files: whether images may be files."""
+        found: list[Any] = []
+        pixels = 0
+        for image in images:
+            found.append(opened(image, files))
+            size = getattr(found[-1], "size", None)
+            pixels += math.prod(size) if isinstance(size, tuple) else 0  # arrays are there already
+            if pixels > MOST_TOGETHER:
+                raise PromptError(
+                    f"the first {len(found)} images of the prompt have {pixels:,} pixels, and "
+                    f"{MOST_TOGETHER:,} are the most: give fewer, or make them smaller."
+                )
+        return found
+
+    def prompt(self, text: str, pixels: Sequence[Any], **options: Any) -> Processed:
+        """Returns what the processor makes of a text and its images, which are `decoded`."""
         processor = self._needs_processor()
-        pixels = [opened(image, files) for image in images]
         self._check_count(text, len(pixels))
-        given = Illustrated(text, pixels, options)
+        given = Illustrated(text, list(pixels), options)
         return Processed(prepared(processor, self._loaded.name, given), given)
 
-    def chat(self, messages: Conversation, files: bool = True, **for_template: Any) -> Prompt:
-        """Returns the prompt that the chat template and the processor make of a conversation.
+    def rendered(self, messages: Conversation, **for_template: Any) -> Rendered:
+        """Returns what the chat template makes of a conversation.
 
         for_template: what else the template is given; its text, as ``chat_template``, comes before
         the model's own.
@@ -118,9 +152,7 @@ class Pictures:
         # As transformers' own apply_chat_template does.
         start = getattr(loaded.tokenizer, "bos_token", None)
         begun = start is not None and text.startswith(start)
-        if not images:
-            return tokenized(loaded.tokenizer, text, add_special_tokens=not begun)
-        return self.processed(text, images, files, add_special_tokens=not begun)
+        return Rendered(text, images, not begun)
 
     # -- inside --------------------------------------------------------------------------------
 

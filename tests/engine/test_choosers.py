@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.listed.options import audit_options
 from outpace.audit.model import AuditPlan, audit_model
-from outpace.draft.base import Round, Rows
+from outpace.draft.base import Round, RowInfo, Rows
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.registry import find_drafter
 from outpace.draft.route.classifier import TaskClassifier
@@ -358,6 +359,22 @@ def test_a_seeded_row_has_a_leader_of_its_own(head: bool) -> None:
     assert ids(llm.generate(PROMPTS[:3], SAMPLED))[1:2] == first
 
 
+@pytest.mark.parametrize("head", ["pass", "hidden_transfer"])
+@pytest.mark.parametrize("method", ["tagged", "ensemble", "hedge"])
+def test_a_seeded_row_does_not_draft_by_columns_that_others_could_take_away(
+    method: str, head: str
+) -> None:
+    """Columns ride while all rows are one child's, which a row cannot know alone."""
+    riding, near = specimen(head), {"method": "suffix"}
+    config = {"routes": {"a": riding}} if method == "tagged" else {"drafters": [riding, near]}
+    llm = decoder(method=method, **config)
+    params = SamplingParams(temperature=0.7, seed=1, max_tokens=24, ignore_eos=True, tag="a")
+    alone = ids(llm.generate([[5, 6, 7]], params))
+    again = ids(llm.generate([[5, 6, 7], PROMPTS[0]], [params, greedy(24)]))
+    assert again[:1] == alone
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH, tag="a"))) == EXPECTED
+
+
 def test_what_a_model_would_have_drawn_from_is_what_it_draws_from() -> None:
     llm = decoder(**NEAR)
     drafter: Any = llm.engine.drafter
@@ -590,3 +607,40 @@ def test_a_state_that_cannot_be_written_is_told_once_and_ends_no_text(tmp_path: 
     folder.mkdir()
     file.save({"gains": [3.0]})
     assert file.load() == {"gains": [3.0]}
+
+
+def test_a_text_that_joins_again_is_not_classified_again() -> None:
+    """By then it holds what was written, too, and might be told to be of another task."""
+    asked: list[int] = []
+
+    def by_length(prompt: Sequence[int]) -> tuple[str, float]:
+        asked.append(len(prompt))
+        return "long" if len(prompt) > 4 else "short", 1.0
+
+    routes = {"long": NGRAM, "short": {"method": "suffix"}}
+    llm = decoder(method="task", routes=routes, router=by_length)
+    drafter: Any = llm.engine.drafter
+    for prompt in ([5, 6], [5, 6, 7, 8, 9]):
+        info = RowInfo(id=7, prompt=prompt)
+        drafter.expect(info)
+        drafter.admit([info])
+        assert drafter.names[drafter._rows[0]] == "suffix"
+        drafter.retain([])
+    drafter.reset()
+    drafter.expect(RowInfo(id=7, prompt=[5, 6, 7, 8, 9, 10]))
+    assert asked == [2]
+    other = RowInfo(id=8, prompt=[5, 6, 7, 8, 9])
+    drafter.expect(other)
+    drafter.admit([other])
+    assert drafter.names[drafter._rows[0]] == "ngram"
+
+
+@pytest.mark.parametrize("combine", ["merge", "vote"])
+def test_what_learns_from_whole_chains_is_refused_where_drafts_are_joined(combine: str) -> None:
+    config = {"drafters": [FAR, NEAR], "combine": combine}
+    with pytest.raises(ConfigError, match="length='risk' learns from whole chains"):
+        LLM(
+            target("llama"),
+            speculative_config={"method": "ensemble", "length": "risk", **config},
+            max_model_len=CONTEXT,
+        )

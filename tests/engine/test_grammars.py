@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from outpace.core.law import Branches, History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.engine.request import Request
 from outpace.errors import ParamsError
-from outpace.grammars import Grammars
+from outpace.grammars import KEPT, Grammars
 
 from .texts import END, SIZE, text_decoder, tokenizer
 
@@ -146,10 +148,72 @@ def test_a_library_that_says_no_reason_is_told_by_its_error(
 
 
 def test_a_grammar_beyond_the_librarys_limits_is_told_as_what_it_is(coupled: LLM) -> None:
-    (request,) = played(coupled, {"choice": ["ab"] * 5000})
+    rules = "\n".join(f'r{number}: "ab"' for number in range(6000))
+    names = " | ".join(f"r{number}" for number in range(6000))
+    (request,) = played(coupled, {"grammar": f"start: {names}\n{rules}"})
     assert request.finish_reason == "error"
-    assert "cannot be followed further (Parser Error: Current row" in str(request.error)
+    assert "cannot be followed further (parser error: Too many items" in str(request.error)
     assert "simplify it" in str(request.error)
+
+
+def test_thousands_of_choices_are_one_terminal(coupled: LLM) -> None:
+    choices = [f"label {number}" for number in range(5000)]
+    (request,) = played(coupled, {"choice": choices})
+    assert request.finish_reason == "stop"
+    assert request.text in choices
+
+
+@pytest.mark.parametrize("kind", ["json", "grammar"])
+def test_a_long_chain_of_references_does_not_end_the_process(coupled: LLM, kind: str) -> None:
+    """In a process of its own, which llguidance ended: it goes down along them."""
+    count = 20_000
+    if kind == "json":
+        links = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(count)}
+        form: Any = {"$defs": {**links, f"d{count}": {"enum": [1]}}, "$ref": "#/$defs/d0"}
+    else:
+        form = "start: a0\n" + "\n".join(f"a{at}: a{at + 1}" for at in range(count))
+        form += f'\na{count}: "1"'
+    (request,) = played(coupled, {kind: form})
+    assert request.text == "1"
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({"json": {"type": "integer", "multipleOf": 9_999_991}}, "multipleOf 9,999,991"),
+        ({"json": {"items": [{"anyOf": [{"multipleOf": 20_000.0}]}]}}, "multipleOf 20,000.0"),
+        ({"grammar": 'start: %json {"multipleOf": 123456}'}, "multipleOf 123,456"),
+        ({"grammar": 'start: %json   {"\\u006dultipleOf": 123456}'}, "multipleOf 123,456"),
+        ({"regex": "a" * 2_000_000}, "regex has 2,000,000 characters, and 1,048,576 are the most"),
+    ],
+)
+def test_what_would_take_minutes_is_refused(coupled: LLM, form: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParamsError, match=re.escape(words)):
+        coupled.requests("go:", form=form)
+
+
+def test_a_form_is_compiled_once_and_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, compiled = Grammars(tokenizer(), SIZE, [END]), []
+    work = grammars._compiled
+    monkeypatch.setattr(
+        grammars, "_compiled", lambda kind, form: compiled.append(form) or work(kind, form)
+    )
+    first = grammars.compile("regex", "ab+")
+    assert grammars.compile("regex", "ab+") is first
+    for number in range(KEPT):
+        grammars.compile("regex", f"a{number}")
+    assert len(compiled) == KEPT + 1
+    assert grammars.compile("regex", "ab+") is not first
+    assert threading.stack_size() == 0  # other threads have the usual stack
+
+
+def test_forms_are_compiled_by_several_threads(coupled: LLM) -> None:
+    def one(number: int) -> str:
+        (request,) = coupled.requests("go:", form={"regex": f"[a-c]{{{number % 5 + 1}}}"})
+        return str(request.options.mask is not None)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(one, range(40))) == {"True"}
 
 
 def test_what_contradicts_the_form_ends_that_text_alone(coupled: LLM) -> None:

@@ -215,3 +215,33 @@ def test_an_interrupted_token_is_still_looked_at() -> None:
     whole.extend(ids_of("xy"))
     assert whole.finish_reason == "stop"
     assert (request.finish_reason, request.text) == (whole.finish_reason, whole.text)
+
+
+def test_an_interrupted_length_policy_has_learned_from_all_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who is told of a round after the drafter would miss one where that is interrupted."""
+    config: Any = {"model": drafter("llama"), "length": "heuristic"}
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=3, max_model_len=CONTEXT)
+    expected = ids(llm.generate(PROMPTS[:2], SAMPLED))
+    observe, rounds = llm.engine.drafter.observe, 0
+
+    def interrupted(*given: Any) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 2:
+            raise KeyboardInterrupt
+        observe(*given)
+
+    monkeypatch.setattr(llm.engine.drafter, "observe", interrupted)
+    requests = [one for prompt in PROMPTS[:2] for one in llm.requests(prompt, SAMPLED)]
+    for one in requests:
+        llm.engine.add(one)
+    stopped = 0
+    while llm.engine.busy:
+        try:
+            llm.engine.step()
+        except KeyboardInterrupt:
+            stopped += 1
+    assert stopped == 1
+    assert [one.output_ids for one in requests] == expected

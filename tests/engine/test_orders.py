@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 from dataclasses import replace
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -254,3 +256,31 @@ def test_a_simulated_text_has_its_length() -> None:
     assert all(one.ended - one.joined == one.length for one in found)
     assert len(TOPICS) > 2
     assert replace(found[0], arrived=0).latency == found[0].ended
+
+
+def test_requests_arrive_in_other_threads_while_one_plays() -> None:
+    fair = Fair()
+    failures: list[RuntimeError] = []
+    interval = sys.getswitchinterval()
+    requests = [request(client=str(number % 50)) for number in range(3000)]
+
+    def arrive(part: list[Request]) -> None:
+        try:
+            for one in part:
+                fair.arrives(one)
+        except RuntimeError as error:  # a dictionary that changed while it was looked through
+            failures.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [Thread(target=arrive, args=(requests[at::4],)) for at in range(4)]
+        for thread in threads:
+            thread.start()
+        for one in requests[::-1]:
+            one.error = RuntimeError("it has ended")
+            fair.played([one])
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures

@@ -60,6 +60,27 @@ def test_it_is_tried_beside_look_ups_too(constant: Any, tmp_path: Path) -> None:
     assert used.engine.drafter.name == "auto"
 
 
+@pytest.mark.parametrize("method", ["hedge", "ucb", "ensemble", "tagged"])
+def test_it_is_tried_in_every_router(method: str, constant: Any, tmp_path: Path) -> None:
+    """By itself: which drafter a router would let draft is another matter."""
+    wrong = {"method": "medusa", "model": saved(constant, tmp_path)}
+    others = {"drafters": [{"method": "ngram"}, wrong]}
+    config = {"routes": {"a": wrong}} if method == "tagged" else others
+
+    def made(model: Any) -> LLM:
+        asked = {"method": method, **config}
+        return LLM(model, speculative_config=asked, max_num_seqs=4, max_model_len=CONTEXT)
+
+    with pytest.raises(ConfigError, match=r"another model, or hardly at all.*accepted 0 of the 96"):
+        made(target("llama"))
+    llm = made(constant)
+    assert llm.engine.drafter.name == method
+    assert (llm.engine.target.active, llm.engine.busy) == (0, False)
+    wrong["check"] = False
+    plain = LLM(target("llama"), max_model_len=CONTEXT).generate(PROMPTS, greedy(8))
+    assert ids(made(target("llama")).generate(PROMPTS, greedy(8))) == ids(plain)
+
+
 def test_it_is_used_all_the_same_on_request(constant: Any, tmp_path: Path) -> None:
     llm = loaded(target("llama"), saved(constant, tmp_path), check=False)
     plain = LLM(target("llama"), max_model_len=CONTEXT).generate(PROMPTS, greedy(8))

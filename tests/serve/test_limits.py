@@ -228,6 +228,29 @@ def test_time_is_limited(llm: LLM) -> None:
 # -- the end ---------------------------------------------------------------------------------------
 
 
+def test_a_body_that_does_not_come_is_not_waited_for(llm: LLM) -> None:
+    with running(llm, request_seconds=0.3) as url:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+        connection.putrequest("POST", "/v1/completions")
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", "1000")
+        connection.endheaders(b"{")
+        answer = connection.getresponse()
+        error = json.loads(answer.read())["error"]
+        connection.close()
+    assert (answer.status, error["type"]) == (408, "timeout_error")
+    assert "has not come within 0.3 seconds" in error["message"]
+
+
+def test_clients_are_not_told_where_the_model_lies(llm: LLM) -> None:
+    with running(llm) as url:
+        status, answer, _ = call(
+            url, "/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}
+        )
+    told = answer["error"]["message"] if status == 400 else ""
+    assert str(llm.target.name) not in told
+
+
 def test_open_requests_end_before_the_server_does(llm: LLM) -> None:
     found: list[Any] = []
     with running(llm) as url:

@@ -96,6 +96,6 @@ def test_more_texts_than_there_can_ever_be_are_not_told_to_come_again(
         assert call(url, "/v1/completions", {**body, "n": most})[0] == 200
         for more in ({"n": most + 1}, {"prompt": ["a"] * (most + 1)}):
             status, answer, headers = call(url, "/v1/completions", {**body, **more})
-            assert (status, answer["error"]["param"]) == (400, "n")
+            assert (status, answer["error"]["param"]) == (400, *more)
             assert f" {most} texts at most" in answer["error"]["message"]
             assert "retry-after" not in headers

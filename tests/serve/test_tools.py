@@ -148,6 +148,42 @@ def test_a_demanded_call_keeps_to_the_definitions_of_its_own_schema(
         assert {found["city"], found["then"]} <= set(cities[call.function.name])
 
 
+def test_one_call_only_where_a_call_is_demanded(client: openai.OpenAI) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        (answer,) = ask(client, choice, parallel_tool_calls=False).choices
+        assert len(answer.message.tool_calls) == 1
+    assert ask(client, "none", parallel_tool_calls=False).choices[0].message.tool_calls is None
+    with pytest.raises(openai.BadRequestError, match="set tool_choice to 'required'") as found:
+        ask(client, "auto", parallel_tool_calls=False)
+    assert found.value.param == "parallel_tool_calls"
+
+
+def test_parameters_that_no_grammar_follows_are_named(client: openai.OpenAI) -> None:
+    strange = {"name": "odd", "parameters": {"properties": {"file": {"format": "path"}}}}
+    tools = [*TOOLS, {"type": "function", "function": strange}]
+    with pytest.raises(openai.BadRequestError, match="the parameters of the function 'odd'") as bad:
+        ask(client, "required", tools)
+    assert bad.value.param == "tools[2].function.parameters"
+    named = {"type": "function", "function": {"name": "weather"}}
+    assert ask(client, named, tools).choices[0].message.tool_calls  # nobody is to call the other
+
+
+def test_a_message_may_be_sent_back_as_the_client_has_it(client: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Weather?"}]
+    (called,) = ask(client, "required").choices
+    messages.append(called.message.model_dump())
+    result = {"role": "tool", "tool_call_id": called.message.tool_calls[0].id, "content": "sunny"}
+    messages.append(result)
+    answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4)
+    messages.append(answer.choices[0].message.model_dump())
+    messages.append({"role": "user", "content": "And now?"})
+    body: Any = {"functions": None, "function_call": None, "reasoning_effort": None}
+    again = client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=4, extra_body=body
+    )
+    assert again.choices[0].message.content
+
+
 def test_some_function_is_called_in_a_stream(client: openai.OpenAI) -> None:
     (whole,) = ask(client, "required").choices
     deltas = [chunk.choices[0] for chunk in ask(client, "required", stream=True)]

@@ -213,3 +213,24 @@ def test_a_template_that_is_given_comes_before_the_processors_own(tmp_path: Path
     assert given != other.chat_ids(asked)
     ChatTemplate(file).put(other.tokenizer, "a model", other.target.processor)
     assert other.chat_ids(asked) == given
+
+
+def test_huge_images_and_formats_of_other_programs_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from PIL import Image, PngImagePlugin
+
+    file = io.BytesIO()
+    Image.new("1", (8000, 8000)).save(file, "PNG")  # some kilobytes
+    huge = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    with monkeypatch.context() as patched:
+        patched.setattr(PngImagePlugin.PngImageFile, "load", None)  # nothing is decoded
+        with pytest.raises(PromptError, match="has 8,000 x 8,000 pixels, and 50,000,000 are the"):
+            llm().generate([{"prompt": TEXT, "multi_modal_data": {"image": huge}}], GREEDY)
+    eps = base64.b64encode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n").decode()
+    other = {"prompt": TEXT, "multi_modal_data": {"image": f"data:image/png;base64,{eps}"}}
+    with pytest.raises(PromptError, match="it is no image"):
+        llm().generate([other], GREEDY)
+    monkeypatch.setattr("outpace.pictures.MOST_TOGETHER", 100)
+    with pytest.raises(PromptError, match="the first 1 images of the prompt have"):
+        llm().generate([{"prompt": TEXT, "multi_modal_data": {"image": picture()}}], GREEDY)

@@ -231,11 +231,13 @@ class Drafter(ABC):
     has to: it is given the target's states of every token, or is a part of the target."""
     tells_laws: bool = False
     """Whether `laws_of` says anything."""
+    joins_drafts: bool = False
+    """Whether a draft of a row may be put together from, or chosen among, several that ended."""
     skips_pure: bool = False
     """Whether it drafts nothing for rows that are `Rows.pure`."""
-    on_trial: Mapping[str, str] = MappingProxyType({})
-    """Who has to show, when it is loaded, that it was made for the target: drafters by the name in
-    `Proposal.methods`, and what each drafts with, for an error's sentence."""
+    on_trial: str = ""
+    """What it drafts with, for an error's sentence, if that has to show when it is loaded that it
+    was made for the target."""
 
     @classmethod
     def configure(cls, given: Mapping[str, Any]) -> Any:
@@ -293,6 +295,11 @@ class Drafter(ABC):
         """Returns the model whose last hidden states it shows to `DraftingTerms.goes_on`; None if
         it shows none. Takes a pass."""
         return None
+
+    def tried(self) -> Iterator[Drafter]:
+        """Yields the drafters that are `on_trial`: itself, or those that it stands for."""
+        if self.on_trial:
+            yield self
 
     def rewind(self, rows: Rows) -> None:
         """Is told that a round came to nothing: it will be played again for some of its rows."""

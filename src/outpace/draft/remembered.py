@@ -55,6 +55,10 @@ class Remembered(Generic[State]):
         for oldest in list(self._left)[: max(0, len(self._left) - KEPT)]:
             del self._left[oldest]
 
+    def left(self, known: int) -> State | None:
+        """Returns the value of a text outside the batch, by its id; None where none is kept."""
+        return self._left.get(known)
+
     def __getitem__(self, row: int) -> State:
         known = self._ids[row]
         if known not in self._values:

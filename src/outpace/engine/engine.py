@@ -381,12 +381,14 @@ class Engine:
     def _learn(self, round: Played, compiled: float) -> None:
         """Tells everybody of a round. compiled: the `compile_seconds` before it."""
         trace = round.trace
-        told = round.tell(self.drafter)
         outcomes = counted(
             trace.requests, trace.decisions, trace.emitted, trace.seconds, trace.methods
         )
         steady = self.compile_seconds == compiled  # compiling is no price of a round
+        # The tokens are in the texts. So whoever follows from them is told first: to tell the
+        # drafter may take a pass, in which a user interrupts or memory runs out.
         self.controller.record(trace.requests, outcomes, trace.seconds if steady else None)
+        told = round.tell(self.drafter)
         for observer in self.observers:
             observer(trace)
         if not told:

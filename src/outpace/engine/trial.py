@@ -6,19 +6,18 @@ none of its tokens is taken. Nothing else would tell: the text is right all the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from outpace.core.params import SamplingParams
-from outpace.draft.base import Choosing, Pick
+from outpace.draft.base import Drafter
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
 from outpace.engine.trace import RoundTrace
 from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError
 from outpace.policy.lengths.constant import Constant
-from outpace.policy.row import DraftingRow
 from outpace.verify.registry import make_rule
 
 TEXTS = (
@@ -48,7 +47,7 @@ def trial_prompts(tokenizer: Any, vocabulary: int, longest: int) -> list[list[in
 
 @dataclass
 class _Record:
-    """What one drafter drafted in the trial, and what was accepted of it."""
+    """What was drafted in the trial, and what was accepted of it."""
 
     drafted: int = 0
     accepted: int = 0
@@ -59,49 +58,38 @@ class _Record:
         return self.accepted >= ENOUGH or self.drafted >= MOST
 
 
-class _OneToken(Constant):
-    """Has one token drafted in each round, by a drafter on trial where the controller chooses."""
+def try_out(engine: Engine, drafter: Drafter, requests: Sequence[Request]) -> None:
+    """Plays rounds of one token until enough that the drafter drafted were the target's, or all the
+    texts have ended. Their rows are gone then. Raises ``ConfigError`` where next to none was.
 
-    def __init__(self, records: Mapping[str, _Record]) -> None:
-        super().__init__(1)
-        self._records = records
-
-    def route(self, requests: Sequence[DraftingRow]) -> Choosing:
-        name = next((name for name, each in self._records.items() if not each.is_settled), "")
-        return lambda found, budgets: [Pick(name, budget) for budget in budgets]
-
-
-def try_out(engine: Engine, requests: Sequence[Request]) -> None:
-    """Plays rounds until enough tokens that the drafters on trial drafted were those of the target,
-    or all the texts have ended. Their rows are gone then. Raises ``ConfigError`` for a drafter of
-    which next to none was."""
-    records = {name: _Record() for name in engine.drafter.on_trial}
+    drafter: the engine's, or one of those that it stands for, which is tried by itself.
+    """
+    record = _Record()
 
     def count(trace: RoundTrace) -> None:
-        for name, decision in zip(trace.methods, trace.decisions, strict=True):
-            if name in records:
-                records[name].drafted += decision.drafted
-                records[name].accepted += len(decision.path)
+        for decision in trace.decisions:
+            record.drafted += decision.drafted
+            record.accepted += len(decision.path)
 
     # The user's own rule may be a lossy one, which refuses or accepts for other reasons.
-    own, engine.verifier = engine.verifier, Verifier(make_rule("match"))
-    controller, engine.controller = engine.controller, _OneToken(records)
+    own = (engine.drafter, engine.verifier, engine.controller)
+    engine.drafter, engine.verifier = drafter, Verifier(make_rule("match"))
+    engine.controller = Constant(1)
     try:
         for request in requests:
             engine.add(request)
         with engine.observing(count):
-            while engine.busy and not all(record.is_settled for record in records.values()):
+            while engine.busy and not record.is_settled:
                 engine.step()
     finally:
-        engine.verifier, engine.controller = own, controller
         for request in requests:
             if not request.finished:
                 engine.remove(request)
-    for name, record in records.items():
-        if record.accepted < ENOUGH and record.drafted >= MOST:
-            raise ConfigError(
-                f"{engine.drafter.on_trial[name]} was trained for another model, or hardly at all: "
-                f"this target accepted {record.accepted} of the {record.drafted} tokens that it "
-                "drafted. Train one for this target, or set 'check' to false in speculative_config "
-                "to use it all the same."
-            )
+        engine.drafter, engine.verifier, engine.controller = own
+    if record.accepted < ENOUGH and record.drafted >= MOST:
+        raise ConfigError(
+            f"{drafter.on_trial} was trained for another model, or hardly at all: this target "
+            f"accepted {record.accepted} of the {record.drafted} tokens that it drafted. Train one "
+            "for this target, or set 'check' to false in its speculative_config to use it all the "
+            "same."
+        )

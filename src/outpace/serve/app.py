@@ -32,7 +32,7 @@ from outpace.serve.openai import openapi
 from outpace.serve.openai.answers import Answer
 from outpace.serve.openai.calls import Call, Reader
 from outpace.serve.openai.errors import ApiError
-from outpace.serve.reading import Reading
+from outpace.serve.reading import Body, Reading
 from outpace.serve.settings import Settings
 from outpace.serve.trace import Tracer
 
@@ -86,6 +86,10 @@ class Server:
         timer = threading.Timer(self._settings.drain_seconds, self.thread.end_all)
         timer.daemon = True
         timer.start()
+
+    async def _body(self, request: Request) -> Body:
+        settings = self._settings
+        return await body_of(request, settings.max_body_bytes, settings.request_seconds)
 
     # -- the application ---------------------------------------------------------------------------
 
@@ -160,7 +164,7 @@ class Server:
 
     def _answered(self, read: Callable[[Any], Call]) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
-            body = await body_of(request, self._settings.max_body_bytes)
+            body = await self._body(request)
             call = await self._reading(read, body)
             notes = request.state.log
             if self._settings.log_prompts:
@@ -217,13 +221,13 @@ class Server:
     # -- everything else ---------------------------------------------------------------------------
 
     async def _tokenize(self, request: Request) -> Response:
-        body = await body_of(request, self._settings.max_body_bytes)
+        body = await self._body(request)
         tokens = await self._reading(self._reader.tokens, body)
         most = self._llm.max_model_len
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": most})
 
     async def _detokenize(self, request: Request) -> Response:
-        body = await body_of(request, self._settings.max_body_bytes)
+        body = await self._body(request)
         return JSONResponse({"prompt": await self._reading(self._reader.text, body)})
 
     async def _models(self, request: Request) -> Response:

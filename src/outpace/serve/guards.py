@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -162,22 +163,34 @@ class RequestLog:
             log.info("%s", json.dumps(line, ensure_ascii=False))
 
 
-async def body_of(request: Request, most: int) -> Body:
-    """Returns a request's body, which is JSON; ``ApiError`` for what is none, and for too much.
+async def body_of(request: Request, most: int, seconds: float) -> Body:
+    """Returns a request's body, which is JSON; ``ApiError`` for what is none, for too much, and for
+    what has not come after so many seconds.
 
     Only ``application/json`` is read: a web page of another origin cannot send that unasked.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "send the body as 'Content-Type: application/json'.")
+    try:
+        async with asyncio.timeout(seconds):
+            whole = await _whole(request, most)
+    except TimeoutError as error:
+        raise ApiError(
+            408, f"the body has not come within {seconds:g} seconds: send it again."
+        ) from error
+    try:
+        return Body(json.loads(whole, parse_constant=no_constant), len(whole))
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise ApiError(400, f"the body is not JSON: {reason}.") from error
+
+
+async def _whole(request: Request, most: int) -> bytes:
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
         if size > most:
             raise ApiError(413, f"the body is larger than {most} bytes: send less.")
         parts.append(part)
-    try:
-        return Body(json.loads(b"".join(parts), parse_constant=no_constant), size)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise ApiError(400, f"the body is not JSON: {reason}.") from error
+    return b"".join(parts)

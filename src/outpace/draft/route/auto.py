@@ -131,9 +131,6 @@ class AutoDrafter(Several):
         self._look_ups = [n for n, child in enumerate(children) if not child.pass_bytes]
         self._models = [n for n, child in enumerate(children) if child.pass_bytes]
         self.any_shape = any(child.any_shape for child in children)
-        self.on_trial = {
-            name: what for name, child in self.choices.items() for what in child.on_trial.values()
-        }
 
     @property
     def deepest(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -122,6 +122,10 @@ class Several(Drafter):
         for child in self.children:
             child.admit(rows)
 
+    def tried(self) -> Iterator[Drafter]:
+        for child in self.children:
+            yield from child.tried()
+
     def retain(self, rows: Sequence[int]) -> None:
         for child in self.children:
             child.retain(rows)
@@ -162,7 +166,14 @@ class Several(Drafter):
     def made(
         self, child: int, rows: Rows, budgets: Sequence[int]
     ) -> tuple[Proposal, list[list[Node]]]:
-        """Returns what a child proposes, and its nodes by row."""
+        """Returns what a child proposes, and its nodes by row.
+
+        Columns ride only where all rows are one child's. So a child that drafts by them drafts
+        nothing in pure rows, whose drafts must not depend on the others.
+        """
+        if rows.pure and self.children[child].riders:
+            pairs = zip(rows.pure, budgets, strict=True)
+            budgets = [0 if pure else budget for pure, budget in pairs]
         if any(budgets):
             with rows.law.drafting():  # what one child lacks, another one may have
                 made = self.children[child].propose(rows, budgets)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, RowInfo, Setup
 from outpace.draft.options import needed, option
+from outpace.draft.remembered import Remembered
 from outpace.draft.route.base import build_children, names_of, specimen_configs
 from outpace.draft.route.classifier import TaskClassifier
 from outpace.draft.route.tagged import RoutesOptions, Tagged
@@ -70,6 +71,7 @@ class Task(Tagged):
         super().__init__(children, names, vocabulary, tags)
         self._router, self._threshold = router, threshold
         self._expected: dict[int, int] = {}  # by request: the number of the text that will join
+        self._routes = Remembered(int)  # a text that joins again is not classified again
 
     @classmethod
     def build(cls, setup: Setup) -> Task:
@@ -96,10 +98,23 @@ class Task(Tagged):
 
     def expect(self, row: RowInfo) -> None:
         super().expect(row)
-        self._expected = {row.id: self._routed(row)}
+        known = self._routes.left(row.id)
+        self._expected = {row.id: self._routed(row) if known is None else known}
+
+    def admit(self, rows: Sequence[RowInfo]) -> None:
+        super().admit(rows)
+        begin = len(self._routes)
+        self._routes.admit(rows)
+        for row, number in enumerate(self._rows[begin:], begin):
+            self._routes[row] = number
+
+    def retain(self, rows: Sequence[int]) -> None:
+        super().retain(rows)
+        self._routes.retain(rows)
 
     def reset(self) -> None:
         super().reset()
+        self._routes.retain([])
         self._expected = {}
 
     def route(self, info: RowInfo) -> int:

@@ -133,7 +133,7 @@ class TrainedDrafter(Drafter):
         drafter.take(setup.options)
         if setup.options.check and given is not None and not isinstance(given, Head):
             # What was handed over is its owner's affair.
-            drafter.on_trial = {cls.name: _named(given)}
+            drafter.on_trial = _named(given)
         if online is None:
             return drafter
         from outpace.draft.online.online import Online

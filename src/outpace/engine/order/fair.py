@@ -6,6 +6,7 @@ counter.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from weakref import WeakKeyDictionary
@@ -31,6 +32,7 @@ class Fair(Order):
     name = "fair"
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # requests arrive in any thread, while another one plays
         self._given: OrderedDict[Hashable, float] = OrderedDict()  # the longest idle one first
         # Of requests that have not ended, the part of their tokens that was counted.
         self._counted: WeakKeyDictionary[Request, float] = WeakKeyDictionary()
@@ -39,22 +41,25 @@ class Fair(Order):
         return (self._given.get(request.client, 0.0),)
 
     def arrives(self, request: Request) -> None:
-        active = {one.client for one in self._counted if not one.finished}
-        if request.client not in active:
-            floor = min((self._given[client] for client in active), default=self._least())
-            self._given[request.client] = max(floor, self._given.get(request.client, 0.0))
-        self._counted[request] = 0.0
-        self._given.move_to_end(request.client)
-        self._forget(active | {request.client})
+        with self._lock:
+            active = {one.client for one in self._counted if not one.finished}
+            if request.client not in active:
+                floor = min((self._given[client] for client in active), default=self._least())
+                self._given[request.client] = max(floor, self._given.get(request.client, 0.0))
+            self._counted[request] = 0.0
+            self._given.move_to_end(request.client)
+            self._forget(active | {request.client})
 
     def joins(self, request: Request) -> None:
-        self._count(request)
+        with self._lock:
+            self._count(request)
 
     def played(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self._count(request)
-            if request.finished:
-                self._counted.pop(request, None)
+        with self._lock:
+            for request in requests:
+                self._count(request)
+                if request.finished:
+                    self._counted.pop(request, None)
 
     def _count(self, request: Request) -> None:
         """Adds what the request has got since it was last counted; its prompt counts once."""

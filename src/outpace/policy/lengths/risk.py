@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import EndsBehind
+from outpace.draft.base import Drafter
 from outpace.draft.options import option
+from outpace.errors import ConfigError
 from outpace.policy.base import Outcome
 from outpace.policy.lengths.base import ByRequest, StoppingPolicy, check_number
 from outpace.policy.lengths.confidence import of
@@ -84,6 +86,13 @@ class Risk(StoppingPolicy):
         """For each row, a list that its drafter fills in this round. It has a tensor [B] for each
         drafted token: the range of confidence that the token of each row falls into."""
         self._rows: dict[DraftingRow, int] = {}
+
+    def meet(self, drafter: Drafter) -> None:
+        if drafter.joins_drafts:
+            raise ConfigError(
+                f"length='risk' learns from whole chains of one drafter, and method="
+                f"{drafter.name!r} has several draft for a row at once: choose another length."
+            )
 
     def calibration(self, request: DraftingRow) -> Calibration:
         """Returns what is known for a request."""

@@ -71,7 +71,7 @@ class Reader:
             raise ApiError(400, "best_of must equal n: texts are not ranked here.", "best_of")
         form = self._form(given)
         prompts = _prompts(given["prompt"])
-        self._check_count(params.n * len(prompts))
+        self._check_count(params.n * len(prompts), "prompt" if len(prompts) > 1 else "n")
         requests = [
             one for prompt in prompts for one in self._requests(given, prompt, params, form)
         ]
@@ -88,6 +88,8 @@ class Reader:
         if form and demanded:
             raise ApiError(400, "tool_choice and a form of the text exclude each other.", "tools")
         prompt = self._chat_prompt(given, offered)
+        if demanded:
+            self._check_tools(offered, choice)
         requests = self._requests(given, prompt, params, form or demanded)
         return self._call(given, requests, params, True, logprobs, parses_tools=bool(offered))
 
@@ -139,7 +141,12 @@ class Reader:
             messages = tools.as_template(given["messages"])
             return self._llm.chat_prompt(messages, files=False, **more)
         except PromptError as error:
-            raise ApiError(400, str(error), "messages") from error
+            raise ApiError(400, self._told(error), "messages") from error
+
+    def _told(self, error: OutpaceError) -> str:
+        """What a client is told of an error. Where the model lies on this machine is no business of
+        theirs: they know it by the name that it is served under."""
+        return str(error).replace(self._llm.target.name, self._settings.model_name)
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -180,14 +187,14 @@ class Reader:
         except ParamsError as error:  # two options that contradict each other
             raise ApiError(400, str(error), _named(str(error), given)) from error
 
-    def _check_count(self, texts: int) -> None:
+    def _check_count(self, texts: int, param: str = "n") -> None:
         """Raises ``ApiError`` for more texts than one request can ever have. Those that only have
         to wait for others are refused where they are handed over, and may come again."""
         settings = self._settings
         room = self._llm.engine.target.rows + settings.max_waiting
         most = min(settings.max_n, room, settings.max_per_client or room)
         if texts > most:
-            raise ApiError(400, f"one request may ask for {most} texts at most.", "n")
+            raise ApiError(400, f"one request may ask for {most} texts at most.", param)
 
     def _form(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """The form that the text must have, from whichever of the three ways to say so."""
@@ -215,7 +222,32 @@ class Reader:
             raise ApiError(
                 400, "the model's chat template does not know tools: leave them out.", "tools"
             )
+        if given.get("parallel_tool_calls") is False and choice in (None, "auto"):
+            raise ApiError(
+                400,
+                "parallel_tool_calls can be false only where a call is demanded, which is then the "
+                "only one: set tool_choice to 'required' or to a function.",
+                "parallel_tool_calls",
+            )
         return list(offered), choice
+
+    def _check_tools(self, offered: Sequence[Mapping[str, Any]], choice: Any) -> None:
+        """Raises ``ApiError`` for a function that a text may have to call and whose parameters no
+        grammar can follow, by its name."""
+        only = choice["function"]["name"] if isinstance(choice, Mapping) else None
+        for number, tool in enumerate(offered):
+            function = tool["function"]
+            if only not in (None, function["name"]):
+                continue
+            try:
+                self._llm.intake.check_form({"json": tools.parameters_of(function)})
+            except OutpaceError as error:
+                raise ApiError(
+                    400,
+                    f"the parameters of the function {function['name']!r} cannot be followed: "
+                    f"{error}",
+                    f"tools[{number}].function.parameters",
+                ) from error
 
     def _requests(
         self, given: Mapping[str, Any], prompt: Any, params: SamplingParams, form: Any
@@ -238,9 +270,9 @@ class Reader:
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
             param = "messages" if "messages" in given else "prompt"
-            raise ApiError(400, str(error), param, code) from error
+            raise ApiError(400, self._told(error), param, code) from error
         except OutpaceError as error:
-            raise ApiError(400, str(error), _named(str(error), given)) from error
+            raise ApiError(400, self._told(error), _named(str(error), given)) from error
 
     def _call(
         self,

@@ -185,7 +185,7 @@ CHAT: Schema = _object(
                 ),
             ]
         },
-        "parallel_tool_calls": {"type": "boolean", "enum": [True]},
+        "parallel_tool_calls": FLAG,
         "metadata": OBJECT,
         "store": {"type": "boolean", "enum": [False]},
         "service_tier": {"type": "string", "enum": ["auto", "default"]},

@@ -170,6 +170,12 @@ def form_of(choice: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any] |
     return {"grammar": _grammar(functions)}
 
 
+def parameters_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the JSON schema of a function's arguments."""
+    found: Mapping[str, Any] = function.get("parameters") or {"type": "object"}
+    return found
+
+
 def _grammar(functions: Sequence[Mapping[str, Any]]) -> str:
     """Returns the grammar, in Lark's notation, of one call of any of the functions.
 
@@ -182,7 +188,7 @@ def _grammar(functions: Sequence[Mapping[str, Any]]) -> str:
         "call: " + " | ".join(f"call_{number}" for number in numbers),
     ]
     for number, function in zip(numbers, functions, strict=True):
-        schema = {**_BLANKS, **(function.get("parameters") or {"type": "object"})}
+        schema = {**_BLANKS, **parameters_of(function)}
         said = ["{", '"name"', ":", json.dumps(function["name"], ensure_ascii=False), ","]
         said += ['"arguments"', ":"]
         before = "".join(f'{json.dumps(text)} " "? ' for text in said)

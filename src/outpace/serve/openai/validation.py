@@ -125,9 +125,10 @@ def _check_fields(value: dict[str, Any], schema: Mapping[str, Any], path: str) -
         if value.get(name) is None:
             raise ApiError(400, f"{inside}{name} is missing.", f"{inside}{name}")
     for name, item in value.items():
+        if item is None:  # clients send back what they were sent, with all that it lacks
+            continue
         if name in known:
-            if item is not None:
-                check(item, known[name], f"{inside}{name}")
+            check(item, known[name], f"{inside}{name}")
         elif schema.get("additionalProperties", True) is False:
             hint = did_you_mean(name, known) if len(name) < 80 else "."
             hint = hint if "did you mean" in hint else ": leave it out"

@@ -106,6 +106,7 @@ class Hedge(Learning[Leader]):
             return Leader(prices, options.memory)
 
         super().__init__(children, names, vocabulary, first, options.state)
+        self.joins_drafts = any(one.pass_bytes and not one.tells_laws for one in children)
         self._horizon, self._shares = horizon, shares
         self._purses = Learned(lambda: Purse(options.asking))
         self._every = options.every
