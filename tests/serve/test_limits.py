@@ -244,10 +244,14 @@ def test_a_body_that_does_not_come_is_not_waited_for(llm: LLM) -> None:
 
 def test_clients_are_not_told_where_the_model_lies(llm: LLM) -> None:
     with running(llm) as url:
-        status, answer, _ = call(
-            url, "/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}
-        )
-    told = answer["error"]["message"] if status == 400 else ""
+        body = {
+            "messages": [{"role": "user", "content": "x"}],
+            "chat_template_kwargs": {"self": 1},
+        }
+        status, answer, _ = call(url, "/v1/chat/completions", body)
+    told = answer["error"]["message"]
+    assert status == 400
+    assert f"the chat template of {MODEL} refuses" in told
     assert str(llm.target.name) not in told
 
 
@@ -320,6 +324,36 @@ def test_the_command_serves_and_drains_at_sigterm() -> None:
     assert said[-1]["choices"][0]["finish_reason"] == "length"
     assert "Traceback" not in rest
     assert '"status": 200' in rest
+
+
+def test_a_second_ctrl_c_ends_what_is_open_with_an_answer() -> None:
+    words = ["serve", "--port", "0", "--threads", "1", "--max-num-seqs", "1"]
+    environment = {**os.environ, KEY_VARIABLE: ""}
+    command = [sys.executable, "-c", SERVE, *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        try:
+            line = next(line for line in process.stderr if "serves" in line)
+            url = line.split()[-1]
+            wait_for(lambda: _answers(url))
+            held = opened(url, {**ENDLESS, "stream": True, "max_tokens": 900})
+            waiting = opened(url, ENDLESS)
+            with held.getresponse() as answer:
+                first = answer.readline()
+                process.send_signal(signal.SIGINT)
+                wait_for(lambda: _refuses(url))
+                process.send_signal(signal.SIGINT)
+                events = [one for one in (first, *answer) if one.strip()]
+            refused = waiting.getresponse()
+            told = json.loads(refused.read())["error"]["message"]
+            held.close()
+            waiting.close()
+            rest = process.stderr.read()
+        finally:
+            process.kill()
+    assert events[-1].strip() == b"data: [DONE]"
+    assert "error" in json.loads(events[-2][6:])
+    assert (refused.status, "Traceback" in rest) == (503, False), told
 
 
 def _answers(url: str) -> bool:

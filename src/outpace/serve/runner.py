@@ -25,15 +25,24 @@ class Runner(uvicorn.Server):
 
     Its first signal (SIGTERM, Ctrl-C) drains: open requests go on, and within moments uvicorn
     closes the socket, so that new connections are refused. What comes in until then gets status
-    503. A second Ctrl-C stops at once.
+    503. A second one ends the open requests where they are, each with an answer that says so; a
+    third one stops at once.
     """
 
-    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, drain: Callable[[], None], end: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self._on_signal = on_signal
+        self._drain, self._end = drain, end
+        self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._on_signal()
+        self._signals += 1
+        if self._signals == 2:
+            self._end()
+            return
+        if self._signals == 1:
+            self._drain()
         super().handle_exit(sig, frame)
 
 
@@ -60,11 +69,12 @@ def make_runner(llm: LLM, settings: Settings) -> Runner:
         lifespan="on",
         timeout_graceful_shutdown=int(settings.drain_seconds) + CLOSING_SECONDS,
     )
-    return Runner(config, server.drain)
+    return Runner(config, server.drain, server.thread.end_all)
 
 
 def serve(llm: LLM, settings: Settings, listening: socket.socket) -> None:
-    """Serves until SIGTERM or Ctrl-C, and returns when open requests have ended."""
+    """Serves until SIGTERM or Ctrl-C, and until open requests have ended. Behind Ctrl-C it returns;
+    SIGTERM then ends the process, as the signal would have."""
     log_to_stderr()
     runner = make_runner(llm, settings)
     try:

@@ -13,9 +13,8 @@ LEAST, MOST = 1e-3, 1e3
 """A gain is no less and no more than this, whatever was heard or read from a file."""
 
 LONGEST_SILENCE = 4.0
-"""For so many times as many tokens as were heard at once they stand, at most: what was heard of a
-single round must not be all that is known of a drafter."""
-
+"""What is heard of a drafter stands for the tokens since it was heard last, too, but for no more
+than so many times as many as were heard: a single round must not be all that is known of it."""
 
 AT_FIRST = 4.0
 """Passes of the target for whose price models are asked before anything is earned."""
