@@ -29,6 +29,9 @@ def test_gradients_that_are_not_finite_change_nothing(name: str, wrong: float) -
         other.learn(lambda: untouched(x).square().mean())
     assert torch.allclose(net.weight, untouched.weight)
     assert not torch.equal(net.weight, network().weight)
+    learned = net.weight.detach().clone()
+    learner.learn(lambda: (net(x) * wrong).sum())
+    assert torch.equal(net.weight, learned)
 
 
 def test_the_shares_of_an_ensemble_stay_shares() -> None:

@@ -120,12 +120,15 @@ class Ensemble(Learner):
         return [chance / sum(chances) for chance in chances]
 
     def learn(self, loss: Loss) -> float:
-        shares, losses = self.shares, []
+        shares, losses, used = self.shares, [], self._copied()
         for number, optimizer in enumerate(self._learners):
             self._set(self._own[number])
             losses.append(self._step(optimizer, loss)[0])
             self._own[number] = self._copied()
-        worst = max(filter(math.isfinite, losses), default=0.0)  # in the place of no number
+        if not any(map(math.isfinite, losses)):
+            self._set(used)
+            return math.nan
+        worst = max(filter(math.isfinite, losses))  # in the place of no number
         pairs = zip(self._losses, losses, strict=True)
         self._losses = [
             MEMORY * before + (now if math.isfinite(now) else worst) for before, now in pairs
