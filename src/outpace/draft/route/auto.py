@@ -62,6 +62,7 @@ class AutoOptions(DraftModelOptions):
             self._only((), "is about a draft model or head: give 'model', too.")
         elif self._kind is not None:
             self._only(OF_HEADS, f"is about a draft model, and 'model' is a {self._kind} head.")
+            _refuse_riders(self._kind)
         else:
             fit = {one.name for one in fields(DraftModelOptions)} | {"trees"}
             self._only(fit, "is about a trained head, and 'model' is none.")
@@ -76,6 +77,7 @@ class AutoOptions(DraftModelOptions):
                 f"drafter cannot be {method!r}, which stands for several drafters: use it as the "
                 "method."
             )
+        _refuse_riders(method)
         self._only((), "is about 'model': set it inside 'drafter'.")
 
     def _only(self, fit: Collection[str], why: str) -> None:
@@ -187,13 +189,17 @@ class AutoDrafter(Several):
         return min(pick.budget, asked[pick.name].counts[row]) if pick.name in asked else 0
 
 
-def _check_model(drafter: Drafter) -> None:
-    """Raises ``ConfigError`` for what cannot take turns with look-ups."""
-    if drafter.riders:
+def _refuse_riders(method: str) -> None:
+    """Raises ``ConfigError`` for a drafter that cannot take turns with look-ups."""
+    if find_drafter(method).riders:
         raise ConfigError(
-            f"method 'auto' cannot take {drafter.name!r} as its drafter, which drafts inside the "
+            f"method 'auto' cannot take {method!r} as its drafter, which drafts inside the "
             "target's own pass: use it as the method."
         )
+
+
+def _check_model(drafter: Drafter) -> None:
+    """Raises ``ConfigError`` for a drafter that runs no model."""
     if not drafter.pass_bytes:
         raise ConfigError(
             f"method 'auto' cannot take {drafter.name!r} as its drafter, which runs no model: name "

@@ -70,6 +70,8 @@ class RidingHeadDrafter(HeadDrafter):
     their own.
     """
 
+    riders: int = 1  # at least: as many as the head has depths
+
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
         self.head = cast(RidingHead, self._head)
