@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -32,9 +34,9 @@ goes down along references, and a chain of thousands would end the process with 
 LONGEST = 1 << 20
 """Characters of a form at most: so many fit into that stack, whatever they say."""
 
-LARGEST_MULTIPLE = 10_000
-"""Of what a number in a JSON schema has to be a multiple; larger ones take minutes and gigabytes.
-"""
+LARGEST_MULTIPLE = 100_000
+"""What all ``multipleOf`` of a JSON schema have as their least common multiple, at most: where
+several are about one number, llguidance makes a state for each, in minutes and gigabytes."""
 
 STEPS = 5_000
 """Items that a grammar may have open at a token. A mask is made between two rounds of all texts,
@@ -104,9 +106,10 @@ class Grammars:
         return done.result()
 
     def _compiled(self, kind: str, form: str) -> Grammar:
+        tokens = self._tokens  # which says what is missing where llguidance is not installed
         from llguidance import LLMatcher, LLParserLimits
 
-        tokens, limits = self._tokens, LLParserLimits(step_max_items=STEPS)
+        limits = LLParserLimits(step_max_items=STEPS)
         try:
             source = _source(kind, form)
             problem = LLMatcher.validate_grammar(source, tokens, limits=limits)
@@ -245,20 +248,24 @@ def _schemas_in(grammar: str) -> Iterator[Any]:
 
 
 def _check_multiples(schema: Any) -> None:
-    """Raises ``ParamsError`` for a number that has to be a multiple of a large one."""
-    waiting = [schema]
+    """Raises ``ParamsError`` for numbers that have to be multiples of too many others, or of a
+    large one. schema: of JSON's own kinds."""
+    waiting, found = [schema], []
     while waiting:
         part = waiting.pop()
         if isinstance(part, Mapping):
             of = part.get("multipleOf")
-            if isinstance(of, (int, float)) and abs(of) > LARGEST_MULTIPLE:
-                raise ParamsError(
-                    f"json has multipleOf {of:,}, and {LARGEST_MULTIPLE:,} is the largest: leave "
-                    "it out, and look at the number yourself."
-                )
+            if isinstance(of, (int, float)) and math.isfinite(of):
+                found.append(Fraction(str(of)))
             waiting += part.values()
         elif isinstance(part, (list, tuple)):
             waiting += part
+    scale = math.lcm(*(each.denominator for each in found))
+    if math.lcm(*(int(each * scale) for each in found)) > LARGEST_MULTIPLE:
+        raise ParamsError(
+            "json has multipleOf, the numbers of which have a least common multiple above "
+            f"{LARGEST_MULTIPLE:,}: leave it out, and look at the number yourself."
+        )
 
 
 def _schema(value: Any) -> str:
@@ -270,8 +277,12 @@ def _schema(value: Any) -> str:
             raise ParamsError(f"json must be a JSON schema, and is no JSON ({error}).") from error
     if not isinstance(value, (Mapping, bool)):
         raise ParamsError(f"json must be a JSON schema: an object, not {shown(value)}.")
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ParamsError(f"json must be a JSON schema, and is no JSON ({error}).") from error
     _check_multiples(value)
-    return json.dumps(value)
+    return text
 
 
 def _choices(value: Any) -> str:

@@ -103,7 +103,8 @@ def _decoded(content: bytes, name: str) -> Any:
         raise
     except Exception as error:  # decoders raise all sorts over a broken file
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
-        reason = "it is no image" if "cannot identify" in reason else reason
+        known = ", ".join(FORMATS)
+        reason = f"it is none of {known}" if "cannot identify" in reason else reason
         raise PromptError(
             f"cannot read the image {name} ({reason}): give a whole PNG, JPEG or WebP file."
         ) from error

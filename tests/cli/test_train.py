@@ -398,6 +398,21 @@ def test_a_prompt_without_room_is_named_before_anything_is_answered(
     assert not (out / "answers.jsonl").exists()
 
 
+def test_the_runs_of_all_tasks_go_on_without_what_they_began_as(
+    run: Run, target: Path, tmp_path: Path
+) -> None:
+    text, start = tmp_path / "text.txt", tmp_path / "head"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    run("train", "medusa", "-m", str(target), "--data", str(text), "--out", str(start), *SHORT)
+    asked = ("train", "medusa", "-m", str(target), *two_tasks(tmp_path), "--start", str(start))
+    given = (*asked, "--out", str(tmp_path / "heads"))
+    assert run(*given, *SHORT).exit_code == 0
+    shutil.rmtree(start)
+    again = run(*given, *SHORT[2:], "--steps", "3")
+    assert again.exit_code == 0, again.stderr
+    assert again.stderr.count("going on from step 2") == 2
+
+
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [

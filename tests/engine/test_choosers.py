@@ -139,7 +139,7 @@ def test_one_round_is_not_all_that_is_known_after_a_long_silence(memory: float) 
 
 
 def test_a_purse_never_spends_more_than_its_share() -> None:
-    purse, spent = Purse(0.04), 0.0
+    purse, spent = Purse(0.04, AT_FIRST), 0.0
     for round in range(500):
         purse.earned += 1.5
         asked = [purse.hold(0.7) for _ in range(3)]  # three rows at once

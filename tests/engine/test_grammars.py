@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +16,7 @@ from outpace import LLM
 from outpace.core.law import Branches, History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.engine.request import Request
-from outpace.errors import ParamsError
+from outpace.errors import ConfigError, ParamsError
 from outpace.grammars import KEPT, Grammars
 
 from .texts import END, SIZE, text_decoder, tokenizer
@@ -180,16 +181,34 @@ def test_a_long_chain_of_references_does_not_end_the_process(coupled: LLM, kind:
 @pytest.mark.parametrize(
     ("form", "words"),
     [
-        ({"json": {"type": "integer", "multipleOf": 9_999_991}}, "multipleOf 9,999,991"),
-        ({"json": {"items": [{"anyOf": [{"multipleOf": 20_000.0}]}]}}, "multipleOf 20,000.0"),
-        ({"grammar": 'start: %json {"multipleOf": 123456}'}, "multipleOf 123,456"),
-        ({"grammar": 'start: %json   {"\\u006dultipleOf": 123456}'}, "multipleOf 123,456"),
+        (
+            {"json": {"type": "integer", "multipleOf": 9_999_991}},
+            "multiple above 100,000",
+        ),
+        ({"json": {"items": [{"anyOf": [{"multipleOf": 200_000.5}]}]}}, "least common multiple"),
+        ({"grammar": 'start: %json {"multipleOf": 123456}'}, "least common multiple"),
+        ({"grammar": 'start: %json   {"\\u006dultipleOf": 123456}'}, "least common multiple"),
+        ({"json": {"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}}, "least common multiple"),
+        ({"json": {"const": {1, 2}}}, "is no JSON"),
         ({"regex": "a" * 2_000_000}, "regex has 2,000,000 characters, and 1,048,576 are the most"),
     ],
 )
 def test_what_would_take_minutes_is_refused(coupled: LLM, form: dict[str, Any], words: str) -> None:
     with pytest.raises(ParamsError, match=re.escape(words)):
         coupled.requests("go:", form=form)
+
+
+def test_usual_multiples_are_followed(coupled: LLM) -> None:
+    price = {"type": "number", "multipleOf": 0.01, "minimum": 1, "maximum": 2}
+    properties = {"price": price, "tax": {**price, "multipleOf": 0.5}, "count": {"multipleOf": 7}}
+    assert coupled.requests("go:", form={"json": {"properties": properties}})
+
+
+def test_without_the_library_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    monkeypatch.setitem(sys.modules, "llguidance.hf", None)
+    with pytest.raises(ConfigError, match=r"need llguidance: pip install 'outpace\[serve\]'"):
+        Grammars(tokenizer(), SIZE, [END]).compile("regex", "a")
 
 
 def test_a_form_is_compiled_once_and_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

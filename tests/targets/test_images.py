@@ -133,7 +133,7 @@ REFUSED: list[tuple[Any, str]] = [
     (TEXT, "no image came with it"),
     ({"prompt": TEXT, "images": ["/no/such.png"]}, "No such file.*check its path"),
     ({"prompt": TEXT, "images": ["https://a.b/c.png"]}, "fetches nothing"),
-    ({"prompt": TEXT, "images": ["data:image/png;base64,AAAA"]}, "it is no image"),
+    ({"prompt": TEXT, "images": ["data:image/png;base64,AAAA"]}, "it is none of PNG, JPEG"),
     ({"prompt": TEXT, "images": ["data:image/png;base64,A"]}, "not in base64"),
     ({"prompt": TEXT, "images": ["data:image/png,A"]}, "no data: URL of an image"),
     ({"prompt": TEXT, "images": [data_url(picture())[:102]]}, "cannot read the image"),
@@ -229,7 +229,7 @@ def test_huge_images_and_formats_of_other_programs_are_refused(
             llm().generate([{"prompt": TEXT, "multi_modal_data": {"image": huge}}], GREEDY)
     eps = base64.b64encode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n").decode()
     other = {"prompt": TEXT, "multi_modal_data": {"image": f"data:image/png;base64,{eps}"}}
-    with pytest.raises(PromptError, match="it is no image"):
+    with pytest.raises(PromptError, match="it is none of PNG, JPEG"):
         llm().generate([other], GREEDY)
     monkeypatch.setattr("outpace.pictures.MOST_TOGETHER", 100)
     with pytest.raises(PromptError, match="the first 1 images of the prompt have"):

@@ -25,8 +25,8 @@ class Runner(uvicorn.Server):
 
     Its first signal (SIGTERM, Ctrl-C) drains: open requests go on, and within moments uvicorn
     closes the socket, so that new connections are refused. What comes in until then gets status
-    503. A second one ends the open requests where they are, each with an answer that says so; a
-    third one stops at once.
+    503. A second one ends the texts that are being written or wait, each with an answer that says
+    so; a third one stops at once.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Runner(uvicorn.Server):
             return
         if self._signals == 1:
             self._drain()
+        self.force_exit |= self._signals > 2
         super().handle_exit(sig, frame)
 
 

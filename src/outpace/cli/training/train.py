@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -93,16 +94,17 @@ def train(
     ranks = launch.ranks
     ranks.check(settings.batch)
     own = {task: one_task(task, files, text, drafter) for task in files}
-    for texts, made in own.values() or [(text, drafter)]:
+    runs = list(own.values()) or [(text, drafter)]
+    for texts, made in runs:
         check_out(console, model, made, texts)
+    begun = _have_begun(settings, (made.out for _, made in runs))
     curves = Curves(console, run.png, draws=ranks.first)
     model = launch.placed(model)
     with ranks.joined(model.device):
-        from outpace.train.run import STATE
         from outpace.train.students.making import check_made
 
         target = _target(console, model, ranks if processes.shard_target else None)
-        check_made(target, settings, begun=(drafter.out / STATE).exists())
+        check_made(target, settings, begun)
         training = _Training(console, target, settings, run, curves, ranks)
         if not own:
             training.train(training.read(text, drafter), text, drafter, method)
@@ -145,9 +147,8 @@ def _settings(
     console: Console, method: str, model: ModelFlags, drafter: DrafterFlags, run: dict[str, Any]
 ) -> TrainSettings:
     with starting(console):
-        from outpace.train.run import STATE
         from outpace.train.settings import TrainSettings
-        from outpace.train.students.making import check_begin, check_sizes
+        from outpace.train.students.making import check_sizes
     given: dict[str, Any] = {"start": _start(method, drafter), "loss": _loss(method, drafter)}
     named = {name: value for name, value in given.items() if value is not None}
     named["draft"] = _draft(method, model, drafter)
@@ -160,9 +161,19 @@ def _settings(
         **named,
     )
     check_sizes(settings)
-    if not (drafter.out / STATE).exists():  # a run that goes on has what it began as
-        check_begin(settings)
     return settings
+
+
+def _have_begun(settings: TrainSettings, folders: Iterable[Path]) -> bool:
+    """Whether all runs go on, which then need not read what they began as; raises where one that
+    begins could not."""
+    from outpace.train.run import STATE
+    from outpace.train.students.making import check_begin
+
+    begun = all((folder / STATE).exists() for folder in folders)
+    if not begun:
+        check_begin(settings)
+    return begun
 
 
 def _start(method: str, drafter: DrafterFlags) -> str | None:

@@ -83,8 +83,8 @@ class Ensemble(Several):
         """alike: the children draw from the same law."""
         super().__init__(children, names, vocabulary)
         self._combine = combine
-        self.joins_drafts = combine != "precedence"
-        if self.joins_drafts:
+        if combine != "precedence":
+            self.joins_drafts = True
             self.trees = combine == "merge"
             self.draws = frozenset({self._merges(alike) if self.trees else Drawn.POINT})
         self._votes: Learned[_Votes] = Learned(lambda: _Votes([0.5] * len(self.children)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,7 +110,7 @@ class Reader:
         try:
             return self._llm.token_ids(given["prompt"], given.get("add_special_tokens", True))
         except OutpaceError as error:
-            raise ApiError(400, str(error), "prompt") from error
+            raise ApiError(400, self._told(error), "prompt") from error
 
     def text(self, body: Any) -> str:
         """Reads the body of ``/detokenize``; returns the text."""
@@ -146,7 +147,8 @@ class Reader:
     def _told(self, error: OutpaceError) -> str:
         """What a client is told of an error. Where the model lies on this machine is no business of
         theirs: they know it by the name that it is served under."""
-        return str(error).replace(self._llm.target.name, self._settings.model_name)
+        name = str(self._llm.target.name)
+        return str(error).replace(name, self._settings.model_name) if os.sep in name else str(error)
 
     # -- inside ------------------------------------------------------------------------------------
 

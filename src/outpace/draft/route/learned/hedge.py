@@ -22,7 +22,7 @@ from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
 from outpace.draft.route.joining import Node, follow
 from outpace.draft.route.learned.base import Learning
-from outpace.draft.route.learned.leader import ALIKE, Leader, Purse, Shadow
+from outpace.draft.route.learned.leader import ALIKE, AT_FIRST, Leader, Purse, Shadow
 from outpace.draft.route.learned.state import check_state, numbers
 from outpace.errors import ConfigError
 
@@ -106,9 +106,12 @@ class Hedge(Learning[Leader]):
             return Leader(prices, options.memory)
 
         super().__init__(children, names, vocabulary, first, options.state)
-        self.joins_drafts = any(one.pass_bytes and not one.tells_laws for one in children)
+        self.joins_drafts |= any(
+            one.pass_bytes and not one.tells_laws and not one.riders for one in children
+        )
         self._horizon, self._shares = horizon, shares
-        self._purses = Learned(lambda: Purse(options.asking))
+        self._purses = Learned(lambda: Purse(options.asking, options.asking * EXPECTED))
+        self._purses.shared.at_first = AT_FIRST
         self._every = options.every
         self._texts = Remembered(lambda: Heard([Shadow(horizon) for _ in children]))
         # Of the present round, by row; empty where nothing is drafted at all.
@@ -211,8 +214,8 @@ class Hedge(Learning[Leader]):
         if child.tells_laws or child.riders:
             return wanted
         return [
-            min(budgets[row], self._horizon) if not own and self._is_due(number, rows, row) else own
-            for row, own in enumerate(wanted)
+            own or (min(most, self._horizon) if most and self._is_due(number, rows, row) else 0)
+            for row, (own, most) in enumerate(zip(wanted, budgets, strict=True))
         ]
 
     def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> Asked:

@@ -17,7 +17,8 @@ LONGEST_SILENCE = 4.0
 than so many times as many as were heard: a single round must not be all that is known of it."""
 
 AT_FIRST = 4.0
-"""Passes of the target for whose price models are asked before anything is earned."""
+"""Passes of the target for whose price models are asked before anything is earned, once for all
+texts together; one that goes by its own history has what it is expected to earn."""
 
 
 class Shadow:
@@ -98,6 +99,8 @@ class Purse:
     """What asking models may cost: a share of the price of all rounds, and something at first."""
 
     share: float
+    at_first: float = 0.0
+    """What may be spent before anything is earned."""
     earned: float = 0.0
     """The price of all rounds so far."""
     spent: float = 0.0
@@ -106,7 +109,7 @@ class Purse:
 
     def hold(self, price: float) -> bool:
         """Returns whether so much more may be spent, and holds it ready then."""
-        allowed = self.spent + self.held + price <= AT_FIRST + self.share * self.earned
+        allowed = self.spent + self.held + price <= self.at_first + self.share * self.earned
         self.held += price if allowed else 0.0
         return allowed
 
