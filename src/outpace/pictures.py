@@ -20,7 +20,6 @@ from outpace.targets.hf.vision.tokens import placeholders
 
 _MARK = "a text to look for"
 
-
 MOST_TOGETHER = 200_000_000
 """Pixels of all images of a prompt."""
 

@@ -227,12 +227,16 @@ def test_a_form_is_compiled_once_and_the_latest_are_kept(monkeypatch: pytest.Mon
 
 
 def test_forms_are_compiled_by_several_threads(coupled: LLM) -> None:
-    def one(number: int) -> str:
-        (request,) = coupled.requests("go:", form={"regex": f"[a-c]{{{number % 5 + 1}}}"})
-        return str(request.options.mask is not None)
+    def first(number: int) -> list[int]:
+        letter = "abcde"[number % 5]
+        (request,) = coupled.requests("go:", form={"regex": f"{letter}{{{number % 3 + 1}}}"})
+        assert request.options.mask is not None
+        allowed: list[int] = request.options.mask.allowed([], [[]])[0].nonzero()[:, 0].tolist()
+        return allowed
 
     with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(one, range(40))) == {"True"}
+        found = list(pool.map(first, range(40)))
+    assert found == [tokenizer()("abcde"[number % 5]).input_ids for number in range(40)]
 
 
 def test_what_contradicts_the_form_ends_that_text_alone(coupled: LLM) -> None:

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -299,8 +301,10 @@ def test_the_name_that_clients_call_a_model_by(
 SERVE = "from outpace.cli.main import run; run()"
 
 
-def test_the_command_serves_and_drains_at_sigterm() -> None:
-    words = ["serve", "--port", "0", "--threads", "1", "--max-num-seqs", "2"]
+@contextmanager
+def served(rows: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Runs the command; yields the address and the process, once that answers."""
+    words = ["serve", "--port", "0", "--threads", "1", "--max-num-seqs", str(rows)]
     environment = {**os.environ, KEY_VARIABLE: ""}
     command = [sys.executable, "-c", SERVE, *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
@@ -309,16 +313,27 @@ def test_the_command_serves_and_drains_at_sigterm() -> None:
             line = next(line for line in process.stderr if "serves" in line)
             url = line.split()[-1]
             wait_for(lambda: _answers(url))
-            connection = opened(url, {**ENDLESS, "stream": True})
-            with connection.getresponse() as answer:
-                first = answer.readline()
-                process.send_signal(signal.SIGTERM)
-                wait_for(lambda: _refuses(url))
-                events = [one for one in (first, *answer) if one.strip()]
-            connection.close()
-            rest = process.stderr.read()
+            yield url, process
         finally:
             process.kill()
+
+
+def logged(process: subprocess.Popen[str]) -> str:
+    """Returns what a process writes until it ends."""
+    assert process.stderr is not None
+    return process.stderr.read()
+
+
+def test_the_command_serves_and_drains_at_sigterm() -> None:
+    with served(rows=2) as (url, process):
+        connection = opened(url, {**ENDLESS, "stream": True})
+        with connection.getresponse() as answer:
+            first = answer.readline()
+            process.send_signal(signal.SIGTERM)
+            wait_for(lambda: _refuses(url))
+            events = [one for one in (first, *answer) if one.strip()]
+        connection.close()
+        rest = logged(process)
     assert events[-1].strip() == b"data: [DONE]"
     said = [json.loads(one[6:]) for one in events if one.startswith(b"data: {")]
     assert said[-1]["choices"][0]["finish_reason"] == "length"
@@ -327,30 +342,21 @@ def test_the_command_serves_and_drains_at_sigterm() -> None:
 
 
 def test_a_second_ctrl_c_ends_what_is_open_with_an_answer() -> None:
-    words = ["serve", "--port", "0", "--threads", "1", "--max-num-seqs", "1"]
-    environment = {**os.environ, KEY_VARIABLE: ""}
-    command = [sys.executable, "-c", SERVE, *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr is not None
-        try:
-            line = next(line for line in process.stderr if "serves" in line)
-            url = line.split()[-1]
-            wait_for(lambda: _answers(url))
-            held = opened(url, {**ENDLESS, "stream": True, "max_tokens": 900})
-            waiting = opened(url, ENDLESS)
-            with held.getresponse() as answer:
-                first = answer.readline()
-                process.send_signal(signal.SIGINT)
-                wait_for(lambda: _refuses(url))
-                process.send_signal(signal.SIGINT)
-                events = [one for one in (first, *answer) if one.strip()]
-            refused = waiting.getresponse()
-            told = json.loads(refused.read())["error"]["message"]
-            held.close()
-            waiting.close()
-            rest = process.stderr.read()
-        finally:
-            process.kill()
+    with served(rows=1) as (url, process):
+        held = opened(url, {**ENDLESS, "stream": True, "max_tokens": 900})
+        waiting = opened(url, ENDLESS)
+        with held.getresponse() as answer:
+            first = answer.readline()
+            wait_for(lambda: call(url, "/ready")[1]["waiting"] == 1)
+            process.send_signal(signal.SIGINT)
+            wait_for(lambda: _refuses(url))
+            process.send_signal(signal.SIGINT)
+            events = [one for one in (first, *answer) if one.strip()]
+        refused = waiting.getresponse()
+        told = json.loads(refused.read())["error"]["message"]
+        held.close()
+        waiting.close()
+        rest = logged(process)
     assert events[-1].strip() == b"data: [DONE]"
     assert "error" in json.loads(events[-2][6:])
     assert (refused.status, "Traceback" in rest) == (503, False), told

@@ -38,7 +38,7 @@ def test_a_head_goes_on_from_what_another_has_learned(method: str, tmp_path: Pat
     before, after = (dict(load_head(tmp_path / name).named_parameters())
                      for name in ("first", "again"))  # fmt: skip
     assert before.keys() == after.keys()
-    changed = [name for name in before if not torch.equal(before[name], again_of(again, name))]
+    changed = [name for name in before if not torch.equal(before[name], weight_of(again, name))]
     assert changed
 
 
@@ -48,11 +48,11 @@ def test_a_copy_of_the_targets_rows_does_not_learn(tmp_path: Path) -> None:
     again = run(tmp_path / "again", settings("eagle", 3, start=str(tmp_path / "first"), head={}))
     again.play(lambda progress: None)
     before = first.network.get_parameter("lm_head.weight")
-    assert torch.equal(again_of(again, "lm_head.weight"), before)
-    assert not torch.equal(again_of(again, "fc.weight"), first.network.get_parameter("fc.weight"))
+    assert torch.equal(weight_of(again, "lm_head.weight"), before)
+    assert not torch.equal(weight_of(again, "fc.weight"), first.network.get_parameter("fc.weight"))
 
 
-def again_of(trainer: TrainingRun, name: str) -> torch.Tensor:
+def weight_of(trainer: TrainingRun, name: str) -> torch.Tensor:
     """Returns a weight as the run has it now."""
     return trainer.network.get_parameter(name).detach()
 

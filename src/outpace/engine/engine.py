@@ -385,8 +385,7 @@ class Engine:
             trace.requests, trace.decisions, trace.emitted, trace.seconds, trace.methods
         )
         steady = self.compile_seconds == compiled  # compiling is no price of a round
-        # The tokens are in the texts. So whoever follows from them is told first: to tell the
-        # drafter may take a pass, in which a user interrupts or memory runs out.
+        # Before the drafter, which may take a pass to be told, and be interrupted in that.
         self.controller.record(trace.requests, outcomes, trace.seconds if steady else None)
         told = round.tell(self.drafter)
         for observer in self.observers:

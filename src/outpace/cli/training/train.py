@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -106,16 +106,11 @@ def train(
         target = _target(console, model, ranks if processes.shard_target else None)
         check_made(target, settings, begun)
         training = _Training(console, target, settings, run, curves, ranks)
-        if not own:
+        if own:
+            training.train_tasks(own, files, text, drafter)
+        else:
             training.train(training.read(text, drafter), text, drafter, method)
             _say(console, f"use it: {_use(settings, drafter)}")
-            return
-        if ranks.first:  # first of all, since it takes seconds
-            train_router(console, training.target, files, text, settings.seed, drafter.out)
-        training.train_each(own)
-        if ranks.first:
-            routes = write_routes(method, files, drafter.out)
-            _say(console, f"use them: --speculative-config {routes}")
 
 
 def _say(console: Console, line: str) -> None:
@@ -229,6 +224,21 @@ class _Training:
         found = _text(self.console, self.target, text, self.settings, drafter, self.ranks)
         held_out(len(found[0]), self.settings)
         return found
+
+    def train_tasks(
+        self,
+        tasks: Mapping[str, tuple[TextFlags, DrafterFlags]],
+        files: Mapping[str, Sequence[Path]],
+        text: TextFlags,
+        drafter: DrafterFlags,
+    ) -> None:
+        """Trains the router of several tasks, a drafter for each, and says how they are used."""
+        if self.ranks.first:  # first of all, since it takes seconds
+            train_router(self.console, self.target, files, text, self.settings.seed, drafter.out)
+        self.train_each(tasks)
+        if self.ranks.first:
+            routes = write_routes(self.settings.method, files, drafter.out)
+            _say(self.console, f"use them: --speculative-config {routes}")
 
     def train_each(self, tasks: Mapping[str, tuple[TextFlags, DrafterFlags]]) -> None:
         """Trains the drafters of all tasks, whose texts are read before the first one learns: one

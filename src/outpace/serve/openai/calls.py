@@ -89,9 +89,12 @@ class Reader:
         if form and demanded:
             raise ApiError(400, "tool_choice and a form of the text exclude each other.", "tools")
         prompt = self._chat_prompt(given, offered)
-        if demanded:
-            self._check_tools(offered, choice)
-        requests = self._requests(given, prompt, params, form or demanded)
+        try:
+            requests = self._requests(given, prompt, params, form or demanded)
+        except ApiError:
+            if demanded:
+                self._check_tools(offered, choice)
+            raise
         return self._call(given, requests, params, True, logprobs, parses_tools=bool(offered))
 
     def tokens(self, body: Any) -> list[int]:

@@ -158,8 +158,7 @@ class Hedge(Learning[Leader]):
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         shared = self._learned.shared
-        gains = numbers(saved, "gains", len(self.children))
-        shared.gains = gains
+        shared.gains = numbers(saved, "gains", len(self.children))
         best = int(numbers(saved, "best", 1)[0])
         shared.best = min(max(0, best), len(self.children) - 1)
 
