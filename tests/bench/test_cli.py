@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 from typer.testing import CliRunner, Result
 
 from outpace.api import BUNDLED, LLM
 from outpace.bench.builtin import CHATS
-from outpace.bench.peers import openvino
 from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import read_prompts, read_sets
 from outpace.bench.report.results import Report
@@ -259,90 +256,6 @@ def test_a_peer_that_does_not_quantise_is_refused(pair: Pair, whose: str) -> Non
     models = Models(pair.target, pair.drafter, "float32", "cpu", **{whose: "int8"})
     with pytest.raises(ConfigError, match="leave 'hf' out of --vs"):
         peers(["hf"], models)
-
-
-def test_openvino_multiplies_by_the_same_integers(pair: Pair) -> None:
-    """With its own rounding of activations off, what is left to differ is the last bits."""
-    ov = pytest.importorskip("openvino")
-    from outpace.bench.peers.openvino import converted
-
-    ids = torch.arange(24)[None]
-    options = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    path = f"{converted(pair.target, 'int8')}/openvino_model.xml"
-    compiled = ov.Core().compile_model(
-        path, "CPU", {**options, "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-    )
-    request = compiled.create_infer_request()
-    ones, beam = torch.ones_like(ids).numpy(), torch.zeros(1, dtype=torch.int32).numpy()
-    request.infer(
-        {
-            "input_ids": ids.numpy(),
-            "attention_mask": ones,
-            "position_ids": ids.numpy(),
-            "beam_idx": beam,
-        }
-    )
-    theirs = torch.tensor(request.get_tensor("logits").data)
-    with torch.inference_mode():
-        plain, ours = (
-            load(pair.target, quantization=kind).model(input_ids=ids).logits
-            for kind in (None, "int8")
-        )
-    assert (theirs - ours).std() < 0.1 * (plain - ours).std()
-
-
-def test_openvino_holds_four_bits_in_groups() -> None:
-    ov = pytest.importorskip("openvino")
-    from outpace.bench.peers.ir import GROUP, four_bits
-
-    weight = torch.randn(3, 2 * GROUP, generator=torch.Generator().manual_seed(0))
-    node = four_bits(weight.numpy())
-    model = ov.Model([node.output(0)], [], "weight")
-    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    found = torch.tensor(compiled([])[0])
-    largest = weight.reshape(3, 2, GROUP).abs().amax(2, keepdim=True) / 7
-    step = largest.expand(3, 2, GROUP).reshape(weight.shape)
-    assert found.shape == weight.shape
-    assert ((found - weight).abs() <= step * 0.5001).all()
-    assert len(found[0, :GROUP].unique()) <= 16
-
-
-def test_an_interrupted_conversion_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folder of 8-bit weights begins as a copy of the plain one: half done, it would be taken for
-    8 bits and hold 32."""
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    made: list[str] = []
-
-    def plain(model: str, out: Path) -> None:
-        out.mkdir(parents=True)
-        (out / openvino.LAST).write_text("plain")
-
-    def quantised(whole: Path, out: Path, kind: str) -> None:
-        plain("", out)
-        made.append(kind)
-        if len(made) == 1:
-            raise KeyboardInterrupt
-        (out / "weights").write_text(kind)
-
-    monkeypatch.setattr(openvino, "save_ir", plain)
-    monkeypatch.setattr(openvino, "save_quantised", quantised)
-    with pytest.raises(KeyboardInterrupt):
-        openvino.converted("a/model", "int8")
-    for _ in range(2):
-        assert (Path(openvino.converted("a/model", "int8")) / "weights").read_text() == "int8"
-    assert made == ["int8", "int8"]
-    assert len(list((tmp_path / "outpace-openvino").iterdir())) == 2
-
-
-def test_openvino_writes_the_same_greedy_text(pair: Pair) -> None:
-    pytest.importorskip("openvino_genai")
-    models = Models(pair.target, pair.drafter, "float32", "cpu")
-    job = BatchJob(((3, 1, 4, 1, 5), (9, 2, 6)), 12, 0.0)
-    plain, *others = [c.run(job).texts for c in peers(["hf", "openvino"], models)]
-    assert len(others) == 3
-    assert all(texts == plain for texts in others)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_what_it_cannot_run_is_refused(asked: Path, models: Models, words: str) 
         peers(["llamacpp"], models)
 
 
-@pytest.mark.parametrize("name", ["hf", "hf-assisted", "openvino"])
+@pytest.mark.parametrize("name", ["hf", "hf-assisted"])
 def test_peers_that_read_folders_refuse_a_file(name: str) -> None:
     with pytest.raises(ConfigError, match="reads model folders"):
         peers([name], Models("t.gguf", "d.gguf", "float32", "cpu"))

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from outpace.bench.library import transformers
 from outpace.core.extras import extra
+from outpace.targets.hf.gguf.load import read_gguf_tokenizer, read_widened
+from outpace.targets.hf.loading.source import locate, names_gguf
 
 INSTALL = "outpace[peers]"
 
@@ -64,12 +66,22 @@ class _Traceable(nn.Module):
         return (output.logits, *cache.flat)
 
 
-def save_ir(model_path: str, out: Path) -> None:
-    """Writes ``openvino_model.xml`` and its weights, uncompressed, in the checkpoint's float32."""
-    ov = extra("openvino", "the OpenVINO peer", INSTALL)
+def _read(path: str) -> tuple[Any, Any]:
+    """Returns a model with its weights as numbers in float32, and its tokenizer."""
+    if names_gguf(path):
+        file = locate(path)
+        return read_widened(file), read_gguf_tokenizer(file)
     model = transformers().AutoModelForCausalLM.from_pretrained(
-        model_path, dtype=torch.float32, attn_implementation="sdpa"
+        path, dtype=torch.float32, attn_implementation="sdpa"
     )
+    return model, transformers().AutoTokenizer.from_pretrained(path)
+
+
+def save_ir(model_path: str, out: Path) -> None:
+    """Writes ``openvino_model.xml`` and its weights, uncompressed in float32. model_path: a folder,
+    a name on the hub or a GGUF file."""
+    ov = extra("openvino", "the OpenVINO peer", INSTALL)
+    model, tokenizer = _read(model_path)
     config = model.config.get_text_config()
     layers = config.num_hidden_layers
     heads = config.num_key_value_heads
@@ -89,7 +101,7 @@ def save_ir(model_path: str, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     ov.save_model(graph, out / "openvino_model.xml", compress_to_fp16=False)
     model.config.save_pretrained(out)
-    _save_tokenizer(ov, model_path, out)
+    _save_tokenizer(ov, tokenizer, out)
 
 
 GROUP = 128
@@ -145,11 +157,10 @@ def four_bits(weight: Any) -> Any:
     return ops.reshape(scaled, ops.constant(np.array(weight.shape, dtype=np.int64)), False)
 
 
-def _save_tokenizer(ov: Any, model_path: str, out: Path) -> None:
+def _save_tokenizer(ov: Any, tokenizer: Any, out: Path) -> None:
     """Writes the tokenizer's graphs, without which a pipeline with a drafter does not load."""
     tokenizers = extra("openvino_tokenizers", "the OpenVINO peer", INSTALL)
-    known = transformers().AutoTokenizer.from_pretrained(model_path)
-    reading, writing = tokenizers.convert_tokenizer(known, with_detokenizer=True)
+    reading, writing = tokenizers.convert_tokenizer(tokenizer, with_detokenizer=True)
     ov.save_model(reading, out / "openvino_tokenizer.xml")
     ov.save_model(writing, out / "openvino_detokenizer.xml")
 

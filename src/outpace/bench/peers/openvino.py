@@ -17,19 +17,24 @@ from outpace.bench.peers.registry import Models, drafter_of
 from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
 from outpace.core.extras import extra
 from outpace.errors import ConfigError
+from outpace.targets.hf.loading.source import names_gguf
 
 COUNTS = (3, 5)
 """Drafted tokens per round, a contestant for each."""
 LAST = "openvino_detokenizer.xml"
 """The file of a converted model that is written last."""
+FOR_BLOCKS = "int4"
+"""What the weights of a GGUF file are rounded to again, in OpenVINO's own form of 4 bits."""
 
 
 class OpenVino(Contestant):
     """One pipeline. Its cache is in float32, as everybody's here; its default would be 8 bits."""
 
-    def __init__(self, pipeline: Any, count: int | None) -> None:
+    def __init__(self, pipeline: Any, count: int | None, form: str | None) -> None:
+        """form: what the target's weights are rounded to; None if they are as in its files."""
         self.name = "openvino" if count is None else f"openvino-speculative-{count}"
-        self.what = f"OpenVINO GenAI, {'plain' if count is None else f'{count} assistant tokens'}"
+        how = "plain" if count is None else f"{count} assistant tokens"
+        self.what = ", ".join(["OpenVINO GenAI", how, *([f"{form} weights"] if form else [])])
         self._pipeline, self._count = pipeline, count
 
     def refusal(self, batch: int, temperature: float) -> str | None:
@@ -65,11 +70,18 @@ def contestants(models: Models) -> list[Contestant]:
             "the OpenVINO peer is converted in float32 for the CPU, and this run is "
             f"{models.dtype} on {models.device}: leave 'openvino' out of --vs."
         )
-    found: list[Contestant] = [OpenVino(_pipeline(models, speculative=False), None)]
+    form = _form(models.target, models.quantization)
+    found: list[Contestant] = [OpenVino(_pipeline(models, speculative=False), None, form)]
     if models.drafter is not None:
         speculative = _pipeline(models, speculative=True)
-        found += [OpenVino(speculative, count) for count in COUNTS]
+        found += [OpenVino(speculative, count, form) for count in COUNTS]
     return found
+
+
+def _form(model: str, quantization: str | None) -> str | None:
+    """What OpenVINO's copy of the weights is rounded to; None: nothing. Those of a GGUF file are in
+    blocks, which it cannot take over."""
+    return FOR_BLOCKS if quantization is None and names_gguf(model) else quantization
 
 
 def _pipeline(models: Models, speculative: bool) -> Any:
@@ -80,11 +92,12 @@ def _pipeline(models: Models, speculative: bool) -> Any:
         "KV_CACHE_PRECISION": "f32",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
     }
-    folder = converted(models.target, models.quantization)
+    folder = converted(models.target, _form(models.target, models.quantization))
     try:
         if not speculative:
             return genai.LLMPipeline(folder, "CPU", **options)
-        small = converted(drafter_of(models, "openvino"), models.drafter_quantization)
+        drafter = drafter_of(models, "openvino")
+        small = converted(drafter, _form(drafter, models.drafter_quantization))
         draft = genai.draft_model(small, "CPU", **options)
         return genai.LLMPipeline(folder, "CPU", draft_model=draft, **options)
     except RuntimeError as error:
@@ -98,10 +111,15 @@ def converted(model: str, quantization: str | None = None) -> str:
         plain = Path(converted(model))
         folder = plain.with_name(f"{plain.name}-{quantization}")
         return _whole(folder, lambda new: save_quantised(plain, new, quantization))
-    stamp = Path(model, "config.json").stat().st_mtime_ns if Path(model).is_dir() else 0
-    key = hashlib.sha256(f"{Path(model).resolve()} {stamp}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{Path(model).resolve()} {_stamp(Path(model))}".encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / "outpace-openvino" / key
     return _whole(folder, lambda new: save_ir(model, new))
+
+
+def _stamp(model: Path) -> int:
+    """When a model's folder or file was last changed; 0 for a name on the hub."""
+    known = model / "config.json" if (model / "config.json").exists() else model
+    return known.stat().st_mtime_ns if known.exists() else 0
 
 
 def _whole(folder: Path, make: Callable[[Path], None]) -> str:

@@ -12,8 +12,8 @@ from outpace.errors import ConfigError, did_you_mean
 QUANTISING = frozenset({"openvino"})
 """Peers that can quantise weights to 8 or 4 bits, if a run asks for it."""
 
-GGUF_READING = frozenset({"llamacpp"})
-"""Peers that read the blocks of a GGUF file as they are."""
+GGUF_READING = frozenset({"llamacpp", "openvino"})
+"""Peers that take GGUF files."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Models:
 
     @property
     def gguf(self) -> bool:
-        """Whether the weights come from a GGUF file, whose blocks are used as they are."""
+        """Whether the weights come from a GGUF file, whose blocks outpace computes as they are."""
         return self.target.endswith(".gguf")
 
 
