@@ -16,8 +16,9 @@ from audit_engine.pairs import PROMPTS as LETTERS_IN
 from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
+from outpace.draft.exits import FIRST, PAPER, Exit
 from outpace.draft.itself.chosen import ChosenLayers, Fingerprint, evenly
-from outpace.draft.itself.exits import FIRST, PAPER, ExitThreshold
+from outpace.draft.itself.partial import Ending, ending_of
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.base import SubLayers
 from outpace.targets.hf.partial.layers import decoder_layers
@@ -174,18 +175,50 @@ def test_a_threshold_of_zero_never_ends_a_chain_and_one_near_one_always_does() -
 
 
 def test_the_adaptive_threshold_goes_where_the_paper_sends_it() -> None:
-    careless, timid = ExitThreshold(), ExitThreshold()
+    careless = timid = cut_short = Exit()
     for _ in range(100):
-        careless.learn(4, 1)
-        timid.learn(4, 4)
+        careless = careless.after(PAPER, 4, 1)
+        timid = timid.after(PAPER, 4, 4)
+        cut_short = cut_short.after(PAPER, 4, 4, whole=True)
     assert careless.threshold == pytest.approx(FIRST + 100 * 0.1 * PAPER.step)
     assert timid.threshold < FIRST - 50 * 0.1 * PAPER.step
+    assert cut_short.threshold == FIRST  # the budget ended these drafts, not the threshold
     for _ in range(700):
-        timid.learn(4, 4)
+        timid = timid.after(PAPER, 4, 4)
     assert timid.threshold == 0.0  # and not below: it rises again as soon as drafts fail
-    fixed = ExitThreshold(0.3, adaptive=False)
-    fixed.learn(4, 0)
-    assert fixed.threshold == 0.3
+
+
+def test_a_threshold_that_is_given_stays() -> None:
+    assert ending_of(0.3) == Ending(0.3, rule=None)
+    assert ending_of("adaptive") == Ending(FIRST, PAPER)
+    assert ending_of(None) is None
+
+
+# -- seeded texts repeat ---------------------------------------------------------------------------
+
+EARLY: dict[str, Any] = {"method": "layer_skip", "layers": {"attention": [0], "mlp": [1]}}
+
+
+@pytest.mark.parametrize("draft_exit", ["adaptive", None])
+@pytest.mark.parametrize("room", [{}, {"max_batch_total_tokens": CONTEXT + CONTEXT // 2}], ids=str)
+def test_a_seeded_text_is_the_same_alone_in_company_and_put_aside(
+    draft_exit: str | None, room: dict[str, Any]
+) -> None:
+    """What a part of the target writes is not what the target writes: whoever reads a prompt must
+    not depend on the other rows."""
+    config = {**EARLY, "draft_exit": draft_exit, "num_speculative_tokens": 6}
+    prompts = [[n + 1 for n in range(length)] for length in (8, 5, 3, 17, 2, 11)]
+    length = CONTEXT - max(map(len, prompts))
+    params = [
+        SamplingParams(temperature=1.0, seed=n, max_tokens=length, ignore_eos=True)
+        for n in range(6)
+    ]
+    alone = [
+        decoder(config).generate([prompt], one)[0].token_ids
+        for prompt, one in zip(prompts, params, strict=True)
+    ]
+    llm = decoder(config, max_num_seqs=6, **room)
+    assert ids(llm.generate(prompts, params)) == alone
 
 
 # -- which layers ----------------------------------------------------------------------------------

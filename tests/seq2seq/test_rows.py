@@ -125,7 +125,7 @@ def test_a_seed_gives_one_text_whatever_is_drafted() -> None:
 
 REFUSED = ("layer_skip", "early_exit", "hidden_transfer", "pass")
 OTHERS = [name for name in drafter_names() if name not in {*REFUSED, "draft_model", "none"}]
-SOME = ("draft_tree", "ngram", "suffix", "lookahead", "medusa", "eagle3", "staged")
+SOME = ("draft_tree", "ngram", "suffix", "lookahead", "medusa", "eagle", "eagle3", "staged")
 
 
 def drafting(method: str) -> LLM:

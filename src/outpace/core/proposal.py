@@ -176,6 +176,9 @@ class Needs:
     """The target's law before any argmax at every node, delivered by `Drafter.observe`."""
     images: bool = False
     """A prompt's images as they were given, besides what the target's processor makes of them."""
+    prompts: bool = False
+    """That the target has read a prompt, but for its last token, before the first draft: else the
+    pass that scores this draft may read a short one."""
 
 
 EndsBehind = Callable[[Tensor, Tensor], Tensor]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outpace.core.gumbel import realise
 from outpace.core.law import Branches
-from outpace.core.proposal import Law, Point, Proposal, Sampled
+from outpace.core.proposal import EndsBehind, Law, Point, Proposal, Sampled
 from outpace.core.rng import Role, inverse_cdf, uniform
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
@@ -20,17 +20,24 @@ class Chains:
     """Draws the drafted tokens of one round from their laws, as the rows' options and the rule ask.
 
     Greedy and coupled rows' tokens are given once the law is (`Point`); all others are sampled.
-    Nothing leaves the device, unless the terms of the round say where chains end.
+    Nothing leaves the device, unless the terms of the round or the drafter say where chains end.
     """
 
-    def __init__(self, rows: Rows, counts: Sequence[int], lane: int = 0) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        counts: Sequence[int],
+        lane: int = 0,
+        ends_behind: EndsBehind | None = None,
+    ) -> None:
         """counts: how many tokens each row may draft; some row at least one. lane: the drafter's
-        random streams."""
+        random streams. ends_behind: the drafter's own, besides that of the round's terms."""
         self.counts = list(counts)
         self.tokens = rows.seeds.new_empty(len(rows), 0)  # [B, N]
         self._rows = rows
         begin = rows.terms.ends_behind
-        self._ends_behind = None if begin is None else begin(counts)
+        both = None if begin is None else begin(counts), ends_behind
+        self._ends_behind = [one for one in both if one is not None]
         self._sampled = not (rows.coupled or rows.law.all_greedy)
         self._laws: list[Tensor] = []  # [B, 1, V] each, of what was sampled
         self._chosen: list[Tensor] = []  # [B, 1] bool each, beside the laws
@@ -55,15 +62,16 @@ class Chains:
         logits were made from, if `DraftingTerms.goes_on` asks for them.
         """
         rows, tokens = self._rows, self.tokens[:, None]
-        if states is not None and not self._goes_on_by(states):
+        if states is not None and not self._goes_on_by_states(states):
             return False
         here = (
             logits[:, None],
             Branches(tokens, tokens.new_ones(tokens.shape, dtype=torch.bool)),
             rows.history,
         )
-        soft = rows.law.soft(*here) if rows.terms.wants_laws else None  # [B, 1, V]
-        if soft is not None and not self._goes_on(soft):
+        by_laws = rows.terms.wants_laws or self._ends_behind
+        soft = rows.law.soft(*here) if by_laws else None  # [B, 1, V]
+        if soft is not None and not self._goes_on_by_law(soft):
             return False
         if rows.law.all_greedy:
             token = rows.law.best(*here)
@@ -80,7 +88,7 @@ class Chains:
             self._end_behind(soft[:, 0], token[:, 0])
         return self.length < max(self.counts)
 
-    def _goes_on_by(self, states: Tensor) -> bool:
+    def _goes_on_by_states(self, states: Tensor) -> bool:
         """Ends the chains whose states say so (`DraftingTerms.goes_on`); returns whether any goes
         on."""
         goes_on = self._rows.terms.goes_on
@@ -93,7 +101,7 @@ class Chains:
         pairs = zip(self.counts, keep.tolist(), strict=True)
         self.counts = [count if on else min(count, self.length) for count, on in pairs]
 
-    def _goes_on(self, soft: Tensor) -> bool:
+    def _goes_on_by_law(self, soft: Tensor) -> bool:
         """Ends the chains whose next law says so (`DraftingTerms.keeps_drafting`); returns whether
         any goes on. soft: ``[B, 1, V]``."""
         keeps_drafting = self._rows.terms.keeps_drafting
@@ -106,8 +114,9 @@ class Chains:
 
     def _end_behind(self, soft: Tensor, token: Tensor) -> None:
         """Ends the chains for which these tokens are the last. soft: ``[B, V]``; token: ``[B]``."""
-        if self._ends_behind is not None and self.length < max(self.counts):
-            self._end(~self._ends_behind(soft, token))
+        for ends in self._ends_behind:
+            if self.length < max(self.counts):
+                self._end(~ends(soft, token))
 
     def _draw(self, q: Tensor) -> Tensor:
         """Returns the next token of each chain, ``[B, 1]``, from its law ``[B, 1, V]``."""

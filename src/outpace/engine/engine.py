@@ -287,7 +287,8 @@ class Engine:
         if self.target.ready == self.target.active:
             return
         begin, ready = perf_counter(), self.target.ready
-        for chunk in self.target.fill(self.max_batched_tokens, self._layers):
+        whole = self.drafter.needs.prompts
+        for chunk in self.target.fill(self.max_batched_tokens, self._layers, whole):
             deliver_chunk(self.drafter, chunk)
         seconds = perf_counter() - begin
         for request in self.running[ready:]:

@@ -168,12 +168,14 @@ class Target(ABC):
         """
 
     @abstractmethod
-    def fill(self, token_budget: int, layers: frozenset[int] = frozenset()) -> list[Chunk]:
+    def fill(
+        self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
+    ) -> list[Chunk]:
         """Reads up to about ``token_budget`` tokens of the prompts that are not read yet, row after
         row, and returns what was read.
 
         The last token of a prompt stays pending: it is the root of the row's first round. So may
-        more of it, if the first pass can read it as well.
+        more of it, if the first pass can read it as well and ``whole`` does not forbid that.
         """
 
     @abstractmethod

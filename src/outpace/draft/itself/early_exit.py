@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from outpace.core.proposal import Proposal
 from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
-from outpace.draft.itself.partial import PartialDrafter, first_exit
+from outpace.draft.itself.partial import PartialDrafter, ending_of
 from outpace.draft.options import needed, option
 from outpace.errors import ConfigError
 from outpace.targets.base import LowerView
@@ -31,7 +31,7 @@ class EarlyExitOptions:
     )
 
     def __post_init__(self) -> None:
-        first_exit(self.draft_exit)
+        ending_of(self.draft_exit)
         given = self.exit_layer
         if isinstance(given, bool) or not isinstance(given, int) or given < 1:
             raise ConfigError(
@@ -49,7 +49,6 @@ class EarlyExit(PartialDrafter):
 
     name: ClassVar[str] = "early_exit"
     Options: ClassVar[type[Any]] = EarlyExitOptions
-    reads_prompts: ClassVar[bool] = True
     view: LowerView
 
     @classmethod
@@ -60,8 +59,8 @@ class EarlyExit(PartialDrafter):
             raise ConfigError(
                 f"exit_layer must be below the target's {count} layers, not {wanted}."
             )
-        exit = first_exit(setup.options.draft_exit)
-        return cls(setup.target, setup.target.lower(wanted), exit)
+        ending = ending_of(setup.options.draft_exit)
+        return cls(setup.target, setup.target.lower(wanted), ending)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from outpace.core.proposal import Needs
 from outpace.draft.base import Setup
 from outpace.draft.itself.chosen import ChosenLayers, evenly, read_chosen, sub_layers
-from outpace.draft.itself.partial import PartialDrafter, first_exit
+from outpace.draft.itself.partial import PartialDrafter, ending_of
 from outpace.draft.options import option
 from outpace.targets.base import SubLayers
 from outpace.targets.hf.loading.loaded import Loaded
@@ -36,7 +37,7 @@ class LayerSkipOptions:
     )
 
     def __post_init__(self) -> None:
-        first_exit(self.draft_exit)
+        ending_of(self.draft_exit)
         layers = self.layers
         if isinstance(layers, (str, os.PathLike)):
             layers = None if layers == EVEN else read_chosen(layers)
@@ -47,11 +48,15 @@ class LayerSkipOptions:
 
 class LayerSkip(PartialDrafter):
     """Drafts with the target itself, some attention and MLP parts left out: no further weights, no
-    further cache."""
+    further cache.
+
+    Keys and values that this writes are not the target's. So it reads nothing but the root and its
+    own draft; the text before them has been read by the target.
+    """
 
     name: ClassVar[str] = "layer_skip"
     Options: ClassVar[type[Any]] = LayerSkipOptions
-    reads_prompts: ClassVar[bool] = False
+    needs: Needs = Needs(prompts=True)
 
     @classmethod
     def build(cls, setup: Setup) -> LayerSkip:
@@ -64,8 +69,8 @@ class LayerSkip(PartialDrafter):
             skipped = evenly(loaded.config.num_hidden_layers)
         else:
             skipped = ChosenLayers.checked(layers, loaded)
-        exit = first_exit(setup.options.draft_exit)
-        return cls(setup.target, setup.target.view(skipped), exit)
+        ending = ending_of(setup.options.draft_exit)
+        return cls(setup.target, setup.target.view(skipped), ending)
 
     def leave_out(self, skipped: SubLayers) -> None:
         """Drafts without other parts from now on."""
@@ -74,5 +79,5 @@ class LayerSkip(PartialDrafter):
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
-        last = int(loaded.config.num_hidden_layers) - 1
-        return {"layers": {"attention": [last], "mlp": []}, "draft_exit": 0.05}
+        # The first layer's, so that what is written behind it is not what the target writes there.
+        return {"layers": {"attention": [0], "mlp": []}, "draft_exit": 0.05}

@@ -87,7 +87,8 @@ class Several(Drafter):
         layers = sorted({layer for child in children for layer in child.needs.states})
         laws = any(child.needs.laws for child in children)
         images = any(child.needs.images for child in children)
-        self.needs = Needs(tuple(layers), laws, images)
+        prompts = any(child.needs.prompts for child in children)
+        self.needs = Needs(tuple(layers), laws, images, prompts)
         self.longest = max(child.longest for child in children)
         self.copies_prompts = all(
             child.copies_prompts for child in children if child.needs.states

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from outpace.core.proposal import EndsBehind
+from outpace.draft.exits import probability
 from outpace.draft.options import option
 from outpace.policy.lengths.base import StoppingPolicy, check_number
 from outpace.policy.row import DraftingRow
@@ -41,9 +40,4 @@ class Confidence(StoppingPolicy):
 
     def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsBehind]:
         threshold = self.options.threshold
-        return lambda counts: lambda law, token: of(law, token) < threshold
-
-
-def of(law: Tensor, token: Tensor) -> Tensor:
-    """Returns ``[B]``: each token's probability. law: ``[B, V]``; token: ``[B]``."""
-    return law.gather(-1, token[:, None])[:, 0]
+        return lambda counts: lambda law, token: probability(law, token) < threshold

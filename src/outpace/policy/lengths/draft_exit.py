@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from outpace.core.proposal import EndsBehind
-from outpace.draft.itself.exits import FIRST, PAPER, ThresholdRule
+from outpace.draft.exits import FIRST, PAPER, Exit, ThresholdRule, below
 from outpace.draft.options import option
 from outpace.policy.base import Outcome
 from outpace.policy.lengths.base import ByRequest, StoppingPolicy, check_number
-from outpace.policy.lengths.confidence import of
 from outpace.policy.row import DraftingRow
 
 
@@ -40,12 +39,6 @@ class DraftExitOptions:
             check_number("draft_exit", name, value, 0, 1)
 
 
-@dataclass(frozen=True)
-class _State:
-    threshold: float
-    rate: float | None = None  # accepted / drafted, smoothed; None before the first round
-
-
 class DraftExit(StoppingPolicy):
     """Ends a chain behind a token that has less than a threshold in the drafter's law, and moves
     the threshold towards a wanted acceptance rate:
@@ -63,7 +56,7 @@ class DraftExit(StoppingPolicy):
 
     def __init__(self, count: int, options: Any, invariant: bool) -> None:
         super().__init__(count, options, invariant)
-        self._states = ByRequest(_State(options.threshold), invariant, pooled=True)
+        self._states = ByRequest(Exit(options.threshold), invariant, pooled=True)
         self._rule = ThresholdRule(
             options.target_acceptance, options.step, options.rate_memory, options.threshold_memory
         )
@@ -74,11 +67,10 @@ class DraftExit(StoppingPolicy):
 
     def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsBehind]:
         thresholds = [self.threshold(request) for request in requests]
-        return lambda counts: lambda law, token: of(law, token) < law.new_tensor(thresholds)
+        return lambda counts: below(thresholds)
 
     def learn(self, request: DraftingRow, outcome: Outcome) -> None:
-        old, whole = self._states.of(request), outcome.drafted >= self.count
-        moved = self._rule.moved(
-            old.threshold, old.rate, outcome.drafted, outcome.accepted, lowers=not whole
-        )
-        self._states.put(request, _State(*moved))
+        whole = outcome.drafted >= self.count
+        exit = self._states.of(request)
+        moved = exit.after(self._rule, outcome.drafted, outcome.accepted, whole)
+        self._states.put(request, moved)

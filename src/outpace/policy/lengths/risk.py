@@ -15,11 +15,11 @@ from torch import Tensor
 
 from outpace.core.proposal import EndsBehind
 from outpace.draft.base import Drafter
+from outpace.draft.exits import probability
 from outpace.draft.options import option
 from outpace.errors import ConfigError
 from outpace.policy.base import Outcome
 from outpace.policy.lengths.base import ByRequest, StoppingPolicy, check_number
-from outpace.policy.lengths.confidence import of
 from outpace.policy.row import DraftingRow
 
 BINS = 10
@@ -114,7 +114,7 @@ class Risk(StoppingPolicy):
 
         def ends_behind(law: Tensor, token: Tensor) -> Tensor:
             nonlocal safe
-            within = (of(law, token) * BINS).long().clamp(0, BINS - 1)  # [B]
+            within = (probability(law, token) * BINS).long().clamp(0, BINS - 1)  # [B]
             drawn.append(within)
             table = torch.tensor(chances, dtype=torch.float64, device=law.device)  # [B, BINS]
             chance = table.gather(1, within[:, None])[:, 0]

@@ -123,11 +123,14 @@ class HFTarget(Target):
 
     # -- prompts -------------------------------------------------------------------------------
 
-    def fill(self, token_budget: int, layers: frozenset[int] = frozenset()) -> list[Chunk]:
+    def fill(
+        self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
+    ) -> list[Chunk]:
         if self._ready and self._left(0) > 0:
             self._ready = 0  # their first round, which was to read the rest, came to nothing
         # Where states are wanted they are there before the first round, however prompts are read.
-        if self._ready == 0 and not layers and self._fit_the_first_pass():
+        first = not (layers or whole)
+        if self._ready == 0 and first and self._fit_the_first_pass():
             self._ready = self.active
             return []
         unread = self._prompts[self._ready :]

@@ -53,7 +53,11 @@ class DecoderRunner(Runner):
         """Bytes of the decoder's weights that one pass reads. Those that made the keys and values
         of sources are not told apart from the others."""
         model = self.side.model
-        return pass_bytes(model.get_decoder()) + pass_bytes(model.get_output_embeddings())
+        return pass_bytes(model.get_decoder()) + self.head_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        return pass_bytes(self.model.model.get_output_embeddings())
 
     @property
     def nbytes(self) -> int:

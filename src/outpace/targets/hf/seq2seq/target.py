@@ -29,10 +29,12 @@ class Seq2SeqTarget(HFTarget):
     def _runner(self, model: nn.Module, fixed: FixedShapes | None) -> Runner:
         return DecoderRunner(model, self.rows, self.max_length, fixed)
 
-    def fill(self, token_budget: int, layers: frozenset[int] = frozenset()) -> list[Chunk]:
+    def fill(
+        self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
+    ) -> list[Chunk]:
         """As `Target.fill`. The tokens of sources count as those of prompts do."""
         spent = self.runner.encode(self._ready, token_budget)
-        return super().fill(max(1, token_budget - spent), layers)
+        return super().fill(max(1, token_budget - spent), layers, whole)
 
     @property
     def _readable(self) -> int:

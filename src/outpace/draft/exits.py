@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
+from outpace.core.proposal import EndsBehind
+
 FIRST = 0.6
 """The threshold before anything is known."""
 
@@ -62,30 +66,32 @@ class ThresholdRule:
 PAPER = ThresholdRule()
 
 
-@dataclass
-class ExitThreshold:
-    """The threshold of one text."""
+@dataclass(frozen=True)
+class Exit:
+    """The threshold of a text, and the acceptance rate that it follows.
+
+    >>> Exit().after(PAPER, drafted=4, accepted=2).rate
+    0.5
+    """
 
     threshold: float = FIRST
-    adaptive: bool = True
-    rate: float = PAPER.wanted
-    """The acceptance rate of late."""
+    rate: float | None = None
+    """Accepted tokens by drafted ones, smoothed; None before the first draft."""
 
-    def learn(self, drafted: int, accepted: int) -> None:
-        """Is told what became of a draft."""
-        if self.adaptive and drafted:
-            self.threshold, self.rate = PAPER.moved(self.threshold, self.rate, drafted, accepted)
+    def after(self, rule: ThresholdRule, drafted: int, accepted: int, whole: bool = False) -> Exit:
+        """Returns what it is after one more draft, of at least one token.
+
+        whole: the draft was as long as it could be. That says nothing against the threshold, which
+        is then not lowered.
+        """
+        return Exit(*rule.moved(self.threshold, self.rate, drafted, accepted, lowers=not whole))
 
 
-def ended(
-    exits: Sequence[ExitThreshold], counts: Sequence[int], length: int, sure: Sequence[float]
-) -> list[int]:
-    """Returns how many tokens each chain may have once its ``length``-th was drawn.
+def probability(law: Tensor, token: Tensor) -> Tensor:
+    """Returns ``[B]``: each token's probability. law: ``[B, V]``; token: ``[B]``."""
+    return law.gather(-1, token[:, None])[:, 0]
 
-    counts: how many it might have had before; sure: the probability that the drafter gave its last
-    token.
-    """
-    return [
-        min(count, length) if confidence < one.threshold else count
-        for one, count, confidence in zip(exits, counts, sure, strict=True)
-    ]
+
+def below(thresholds: Sequence[float]) -> EndsBehind:
+    """Returns what ends a chain behind a token less probable than its row's threshold."""
+    return lambda law, token: probability(law, token) < law.new_tensor(thresholds)
