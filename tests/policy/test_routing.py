@@ -165,7 +165,7 @@ def texts(play: Simulation, count: int, prompt: int, task: Task, choose: Any, re
     return (play.tokens - before[0]) / (play.seconds - before[1])
 
 
-@pytest.mark.parametrize(("copied", "least"), [(0.9, 0.97), (0.5, 0.97), (0.1, 0.9)])
+@pytest.mark.parametrize(("copied", "least"), [(0.9, 0.97), (0.5, 0.97), (0.1, 0.88)])
 def test_a_model_does_not_read_a_text_of_which_look_ups_leave_it_little(
     copied: float, least: float
 ) -> None:

@@ -32,9 +32,10 @@ and of two equal choices the one that was measured luckily looks better."""
 CLOSE = 1.25
 """Where drafting promises less than this, plain rounds are measured now and then, too."""
 
-REPAID = 1.5
-"""What a drafter reads before its first draft must be repaid so many times by what it promises:
-texts end early, and of several ways the one that promises most promises too much."""
+REPAID, REPAID_BESIDE = 1.5, 2.5
+"""What a drafter reads before its first draft must be repaid so many times by what it promises,
+since texts end early: alone, and beside others, where the one of several ways that promises most
+promises too much."""
 
 PLAIN = 2
 """Plain rounds before the first draft at a batch and context: one may have been disturbed."""
@@ -262,7 +263,8 @@ class Auto(Controller):
         narrow = widths[1]
         more = (tokens[narrow] / tokens[0] - 1) / len(free)
         longer = curve[max(narrow, floor)] - plain + reading + asking
-        chosen = self._try(narrow, max(0.0, longer - more * plain), plain)
+        bearer = scout if reading else None
+        chosen = self._try(narrow, max(0.0, longer - more * plain), plain, bearer)
         self._rest = None if chosen else Rest(place, WeakSet(free))
         return chosen
 
@@ -293,7 +295,8 @@ class Auto(Controller):
         saved, forgone = (fsum(map(mul, tokens, savings)) / plain for tokens in (ahead, behind))
         reading = self._reading.seconds(unread)
         patience = 0.0 if alone else self._known.ends.early
-        return saved > REPAID * reading and forgone >= patience * reading
+        repaid = REPAID if alone else REPAID_BESIDE
+        return saved > repaid * reading and forgone >= patience * reading
 
     def _tokens(self, free: Sequence[DraftingRow]) -> dict[int, float]:
         """What each width is expected to bring in all free rows together. Where a drafter finds
@@ -316,9 +319,17 @@ class Auto(Controller):
             row.expected = known, ladder.tokens(chances, request.remaining - 1, self._slim)
         return row.expected[1]
 
-    def _try(self, width: int, loss: float, plain: float) -> int:
-        """The width, as a trial, if its expected loss is allowed for; 0 otherwise."""
+    def _try(self, width: int, loss: float, plain: float, scout: DraftingRow | None = None) -> int:
+        """The width, as a trial, if its expected loss is allowed for; 0 otherwise.
+
+        scout: the text that has to be read for it, and bears that; None where nothing has to be
+        read, or nothing is known of drafting yet, which somebody has to find out.
+        """
         self._trial = self._trials.allow(loss, plain)
+        if scout is not None:
+            row, rounds = self._row(scout), loss / plain
+            self._trial &= self._trials.bears(row, len(scout.output_ids), rounds)
+            row.lost += rounds * self._trial
         return width if self._trial else 0
 
     # -- learning ------------------------------------------------------------------------------

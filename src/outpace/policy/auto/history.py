@@ -24,6 +24,7 @@ class RowHistory:
     drafted: bool = False  # in its last round: then the drafter is up to date
     spell: int = 0  # tokens since drafting began to promise more than plain decoding
     idle: int = 0  # tokens since it last did
+    lost: float = 0.0  # plain rounds that trials in this text were expected to lose
     expected: tuple[object, Mapping[int, float]] | None = None
     """What each width was last expected to bring, behind all that this follows from."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weakref import WeakSet
 
 from outpace.policy.auto.cost import ENOUGH, CostModel, Place
+from outpace.policy.auto.history import RowHistory
 from outpace.policy.row import DraftingRow
 
 SHARE = 0.0125
@@ -15,6 +16,11 @@ SHARE = 0.0125
 
 CREDIT = 2.0
 """So much may be lost in addition, at the beginning; in plain rounds."""
+
+OF_TEXT = 0.1
+"""The share of a text's own rounds so far that trials in it may lose. Trials are made where they
+cost least, in texts with short prompts. Were these not spared, a short answer to a short question
+would pay for what all others learn."""
 
 DISTURBED = 4.0
 """The most that one trial counts as lost, in plain rounds: another process may have held it up."""
@@ -42,6 +48,14 @@ class Trials:
         """Returns whether one that is expected to lose so many seconds may be made. plain: seconds
         of a plain round."""
         return self._loss + loss <= SHARE * self._total + CREDIT * plain
+
+    @staticmethod
+    def bears(row: RowHistory, tokens: int, rounds: float) -> bool:
+        """Returns whether a text bears a trial that is expected to lose so many plain rounds.
+
+        tokens: of the text so far, which took as many plain rounds or fewer.
+        """
+        return row.lost + rounds <= OF_TEXT * tokens
 
     def spend(self, seconds: float) -> None:
         """Is told how long a round took, of which trials may take their share."""
