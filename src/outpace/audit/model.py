@@ -63,6 +63,8 @@ class AuditPlan:
     def __post_init__(self) -> None:
         if not self.prompts or not all(self.prompts):
             raise ConfigError("an audit needs prompts of one token or more: give at least one.")
+        if any(isinstance(prompt, str) for prompt in self.prompts):
+            raise ConfigError("an audit takes prompts as token ids: give llm.token_ids(text) each.")
         if self.samples < 1 or (self.tokens is not None and self.tokens < 1):
             raise ConfigError("an audit needs at least one text of one token: raise the number.")
         if not 0 < self.alpha < 1:

@@ -19,6 +19,7 @@ from outpace.errors import OutpaceError, did_you_mean
 VERBS = {
     "generate": "outpace.cli.generating.generate:generate",
     "chat": "outpace.cli.chat:chat",
+    "methods": "outpace.cli.methods:methods",
     "bench": "outpace.cli.benching.bench:app",
     "audit": "outpace.cli.auditing.audit:app",
     "train": "outpace.cli.training.train:train",

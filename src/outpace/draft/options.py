@@ -43,12 +43,16 @@ def make_options(kind: type[Options], given: Mapping[str, Any], method: str) -> 
                 f"{did_you_mean(name, [*names, *COMMON])}."
             )
     for one in options:
-        if one.metadata.get("needed") and given.get(one.name) is None:
+        if _is_needed(one) and given.get(one.name) is None:
             raise ConfigError(
                 f"method {method!r} needs {one.name!r} in speculative_config. "
                 f"{one.metadata['help']}"
             )
     return kind(**given)
+
+
+def _is_needed(one: dataclasses.Field[Any]) -> bool:
+    return bool(one.metadata.get("needed"))
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,10 @@ class Described:
     name: str
     default: Any
     help: str
+    needed: bool = False
 
 
 def described(kind: type[Any]) -> Iterator[Described]:
     """Yields the options of a drafter in the order of their definition."""
     for one in dataclasses.fields(kind):
-        yield Described(one.name, one.default, one.metadata.get("help", ""))
+        yield Described(one.name, one.default, one.metadata.get("help", ""), _is_needed(one))

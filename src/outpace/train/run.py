@@ -374,8 +374,8 @@ def held_out(blocks: int, settings: TrainSettings) -> int:
     held = max(1, int(blocks * settings.held_out))
     if blocks <= held:
         raise ConfigError(
-            f"{blocks} block(s) of text are too few, one of which is held out: give more text, or "
-            "a smaller --block."
+            f"{blocks} block(s) of text are too few, one of which is held out: give more text (or "
+            "let --self-distill write more: --answers, --answer-tokens), or a smaller --block."
         )
     return held
 

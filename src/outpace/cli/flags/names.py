@@ -71,17 +71,17 @@ LOSSY: Mapping[str, str] = {
 
 def complete_method(incomplete: str) -> Iterator[tuple[str, str]]:
     """Yields the methods that begin so, with their help, for the shell."""
-    return _beginning(incomplete, {**METHODS, **_installed("outpace.drafters")})
+    return _beginning(incomplete, {**METHODS, **installed("outpace.drafters")})
 
 
 def complete_rule(incomplete: str) -> Iterator[tuple[str, str]]:
     """Yields the rules that begin so, with their help, for the shell."""
     lossy = {name: f"lossy: {what}" for name, what in LOSSY.items()}
-    return _beginning(incomplete, {**LOSSLESS, **lossy, **_installed("outpace.rules")})
+    return _beginning(incomplete, {**LOSSLESS, **lossy, **installed("outpace.rules")})
 
 
-def _installed(group: str) -> dict[str, str]:
-    """The names that other packages register, without importing these."""
+def installed(group: str) -> dict[str, str]:
+    """Returns the names that other packages register, without importing these."""
     return {entry.name: f"from {entry.value}" for entry in entry_points(group=group)}
 
 

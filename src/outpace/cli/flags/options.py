@@ -271,7 +271,7 @@ EarlyStopping = Annotated[
 MaxTokens = Annotated[
     int | None,
     _count(
-        "--max-tokens", "Longest text. Unset: as the model says, or 256; --compare: 128.", STOPPING
+        "--max-tokens", "Longest text. Unset: as the model says, or 256 (128 to compare).", STOPPING
     ),
 ]
 MinTokens = Annotated[int | None, _count("--min-tokens", "Do not stop before.", STOPPING)]

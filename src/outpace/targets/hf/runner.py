@@ -16,6 +16,7 @@ from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.targets.base import Source
+from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.hf.fixed import PENDING, FixedShapes, FixedView
 from outpace.targets.hf.recurrent.own_states import (
     FIRST_LAYER_FIRST,
@@ -79,6 +80,11 @@ class Runner:
             raise ConfigError(
                 f"{type(model).__name__} counts positions by slots and is told them anew for each "
                 "pass, which cannot be compiled or recorded: leave compile out."
+            )
+        if fixed is not None and block_bytes(loaded):
+            raise ConfigError(
+                "compile is for models whose weights are numbers, and these are in blocks, which "
+                "our own code computes: leave compile out."
             )
         self.fixed = fixed
         self.steps: Steps | None = None
