@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace import LLM, SamplingParams
+from outpace.draft.guesses import Guess, merged
 from outpace.draft.itself.lookahead import LookaheadOptions
-from outpace.draft.itself.ngrams import NgramPool, merged
+from outpace.draft.itself.ngrams import NgramPool
 from outpace.errors import ConfigError
 from outpace.verify.registry import rules
 from targets.families import CONTEXT, PROMPTS, plain, target
@@ -147,7 +148,7 @@ def test_a_pool_holds_the_latest_different_ngrams(
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=5), st.integers(0, 9))
 def test_merged_chains_share_their_beginnings(chains: list[list[int]], nodes: int) -> None:
-    guess = merged(chains, nodes)
+    guess = merged(map(Guess.chain, chains), nodes)
     found: list[tuple[int, ...]] = [()]
     for token, parent in zip(guess.tokens, guess.parents, strict=True):
         found.append((*found[parent], token))
