@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from outpace.core.proposal import Point, Proposal
-from outpace.core.transfer import to_device
+from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 
 
@@ -116,13 +116,11 @@ def guesses_of(proposal: Proposal) -> list[Guess]:
 def point_trees(guesses: Sequence[Guess], device: torch.device) -> Proposal:
     """Returns given trees, one per row, of any sizes and shapes, as a proposal."""
     width = max(map(len, guesses), default=0)
-    shape = (len(guesses), width)
-    padding = [[0] * (width - len(guess)) for guess in guesses]
-    tokens = [[*guess.tokens, *rest] for guess, rest in zip(guesses, padding, strict=True)]
+    tokens = padded([guess.tokens for guess in guesses], device)
     counts = to_device([len(guess) for guess in guesses], device)
     if all(guess.is_chain for guess in guesses):
-        tree = Tree.chain(*shape, device)
+        tree = Tree.chain(len(guesses), width, device)
     else:
         parents = [[*guess.parents, *range(len(guess), width)] for guess in guesses]
         tree = Tree(to_device(parents, device))
-    return Proposal(to_device(tokens, device).view(shape), tree, counts, Point())
+    return Proposal(tokens, tree, counts, Point())

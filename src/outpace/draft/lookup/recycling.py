@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from outpace.core.proposal import Drawn, Needs, Point, Proposal
-from outpace.core.transfer import to_device
+from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
@@ -157,10 +157,9 @@ class RecyclingDrafter(Drafter):
         if not width:
             return Proposal.empty(len(rows), rows.seeds.device)
         device = rows.seeds.device
-        padded = [[*draft, *[0] * (width - len(draft))] for draft in drafts]
         counts = to_device([len(draft) for draft in drafts], device)
         tree = self._tree(shape.first(width), len(rows), device)
-        return Proposal(to_device(padded, device), tree, counts, Point())
+        return Proposal(padded(drafts, device), tree, counts, Point())
 
     def observe(self, rows: Rows, round: Round) -> None:
         if round.laws is None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from outpace.core.law import Branches
 from outpace.core.proposal import Drawn, Needs, Proposal
-from outpace.core.transfer import to_device
+from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
@@ -372,7 +372,7 @@ class DraftModel(Drafter):
         device = self.runner.device
         # Where all rows end together, only their last logits are needed.
         keep = 1 + more if alike else width
-        tokens = to_device([[*row, *[0] * (width - len(row))] for row in fed], device)
+        tokens = padded(fed, device, width)
         if self._usual is not None:
             self._usual.look_at(self._own[: len(live)], live)
         logits, states = self._score(tokens, keep, **asked)

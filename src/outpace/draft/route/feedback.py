@@ -38,15 +38,6 @@ class Committed:
         greedy = [options.params.greedy for options in rows.law.rows]
         return cls(tokens, nodes, round.laws, greedy)
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the row that got most."""
-        return max(map(len, self.tokens))
-
-    def padded(self) -> list[list[int]]:
-        """Returns the tokens by row, filled up to the `longest`."""
-        return [[*row, *[0] * (self.longest - len(row))] for row in self.tokens]
-
     def of_draft(self, asked: Asked, row: int) -> list[float]:
         """Returns, for each committed token, the chance that what a child drafted was accepted
         there: the overlap of the laws where it was sampled, else whether it was the token. Behind
@@ -71,7 +62,7 @@ class Committed:
 
     def of_laws(self, laws: Tensor, row: int) -> list[float]:
         """Returns the same for a child that was not asked, by the laws ``[B, T, V]`` that it would
-        have drawn the `padded` tokens from."""
+        have drawn the tokens from, each row's padded to T."""
         count = len(self.tokens[row])
         p, q = self.laws[row, self.nodes[row]].double(), laws[row, :count].double()  # [T, V]
         if self.greedy[row]:

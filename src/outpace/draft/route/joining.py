@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Point, Proposal, Sampled
-from outpace.core.transfer import to_device
+from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 
 
@@ -121,9 +121,8 @@ def side_by_side(
                 index[row].append(offset + place)
     width = max(map(len, index))
     sizes = to_device([len(row) for row in index], device)
-    index = [[*row, *[0] * (width - len(row))] for row in index]
     parents = [[*row, *range(len(row), width)] for row in parents]
-    at = to_device(index, device)  # [B, N]
+    at = padded(index, device)  # [B, N]
     tokens = torch.cat([proposal.tokens for proposal in made], 1).gather(1, at)
     q = torch.cat([_law_of(one, vocabulary) for one in made], 1)
     q = q.gather(1, at[..., None].expand(-1, -1, vocabulary))

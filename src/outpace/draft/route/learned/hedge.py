@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from outpace.core.laws.constraints import History
 from outpace.core.proposal import Proposal
-from outpace.core.transfer import to_device
+from outpace.core.transfer import padded
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess
@@ -310,7 +310,7 @@ class Hedge(Learning[Leader]):
             for row in all_rows
         ]
         if any(due):
-            tokens = to_device(committed.padded(), rows.seeds.device)
+            tokens = padded(committed.tokens, rows.seeds.device)
             laws = child.laws_of(rows, tokens, due)
         for row in (row for row in all_rows if due[row]):
             self._purses.of(rows, row).pay(self._price_of_asking(number, rows, row))
