@@ -16,17 +16,14 @@ import torch
 
 from outpace.core.proposal import Drawn, Needs, Point, Proposal
 from outpace.core.transfer import padded, to_device
-from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.branching import BRANCHING_HELP, shape_of
 from outpace.draft.options import option
+from outpace.draft.trees import TreePlans
 
 CANDIDATES = 4
 """Successors of a token that are kept where the tree is grown: such trees have no fifth sibling."""
-
-TREES = 64
-"""Kept of the shapes that were drafted."""
 
 Successors = Callable[[int], Sequence[int]]
 """Returns the tokens that may follow a token, the most likely one first."""
@@ -125,19 +122,22 @@ class RecyclingDrafter(Drafter):
     needs: Needs = Needs(laws=True)
     Options: ClassVar[type[Any]] = RecyclingOptions
 
-    def __init__(self, vocabulary: int, shape: TreeShape | None = None) -> None:
-        """vocabulary: rows of the target's head; shape: None for what `Rows.shape` says."""
+    def __init__(
+        self, vocabulary: int, device: torch.device, shape: TreeShape | None = None
+    ) -> None:
+        """vocabulary: rows of the target's head; device: where rounds are played; shape: None for
+        what `Rows.shape` says."""
         self.shape = shape
         self.any_shape = shape is None
         self._candidates = min(vocabulary, CANDIDATES if shape is None else shape.width)
         self._matrix = _Matrix(vocabulary, self._candidates)
         self._own: list[_OwnText] = []
-        self._trees: dict[tuple[TreeShape, int], Tree] = {}
+        self._plans = TreePlans(device)
 
     @classmethod
     def build(cls, setup: Setup) -> RecyclingDrafter:
         vocabulary = int(setup.loaded.config.vocab_size)
-        return cls(vocabulary, shape_of(setup.options.branching))
+        return cls(vocabulary, setup.target.device, shape_of(setup.options.branching))
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         for row in rows:
@@ -158,7 +158,7 @@ class RecyclingDrafter(Drafter):
             return Proposal.empty(len(rows), rows.seeds.device)
         device = rows.seeds.device
         counts = to_device([len(draft) for draft in drafts], device)
-        tree = self._tree(shape.first(width), len(rows), device)
+        tree = self._plans.of(shape.first(width)).tree(len(rows))
         return Proposal(padded(drafts, device), tree, counts, Point())
 
     def observe(self, rows: Rows, round: Round) -> None:
@@ -198,14 +198,6 @@ class RecyclingDrafter(Drafter):
         own = self._own[row]
         own.learn(rows.since(row, own.known))
         return own.after
-
-    def _tree(self, shape: TreeShape, rows: int, device: torch.device) -> Tree:
-        """The tree of a shape, made once with all that a tree derives."""
-        if (shape, rows) not in self._trees:
-            if len(self._trees) >= TREES:
-                self._trees.clear()
-            self._trees[shape, rows] = Tree.uniform(list(shape.parents), rows, device)
-        return self._trees[shape, rows]
 
     @property
     def nbytes(self) -> int:

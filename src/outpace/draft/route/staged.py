@@ -124,7 +124,7 @@ class Staged(DraftModel):
             else:
                 logits = self._score(self._readable(drawn[:, None]), keep=1)[0][:, -1]
             self.runner.advance([int(row) for row in live])
-        return chains.proposal(self._tree(len(rows), chains.length))
+        return chains.proposal(self._plans.chain(len(rows), chains.length))
 
     def _guesses(self, rows: Rows, budgets: Sequence[int]) -> list[list[int]]:
         if not any(budgets):
