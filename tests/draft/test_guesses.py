@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outpace.core.proposal import Point
 from outpace.draft.guesses import Guess, guesses_of, merged, point_trees
@@ -48,3 +50,13 @@ def test_trees_are_merged_by_their_paths() -> None:
     both = merged([Guess.chain([7, 8]), FORKED])
     assert (both.tokens, both.parents) == ([7, 8, 5, 9], [0, 1, 0, 3])
     assert merged([Guess.chain([7, 8]), FORKED], most=0) == Guess()
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=5), st.integers(0, 9))
+def test_merged_chains_share_their_beginnings(chains: list[list[int]], nodes: int) -> None:
+    guess = merged(map(Guess.chain, chains), nodes)
+    found: list[tuple[int, ...]] = [()]
+    for token, parent in zip(guess.tokens, guess.parents, strict=True):
+        found.append((*found[parent], token))
+    every = [tuple(chain[:end]) for chain in chains for end in range(1, len(chain) + 1)]
+    assert found[1:] == list(dict.fromkeys(every))[:nodes]

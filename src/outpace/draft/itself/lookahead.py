@@ -15,7 +15,7 @@ from outpace.core.transfer import to_device
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess, merged, point_trees
-from outpace.draft.itself.ngrams import NgramPool
+from outpace.draft.ngrams import NgramPool
 from outpace.draft.options import option
 from outpace.errors import ConfigError
 

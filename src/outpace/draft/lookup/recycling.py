@@ -6,7 +6,6 @@ Token Recycling" (arXiv 2408.08696).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.branching import BRANCHING_HELP, shape_of
+from outpace.draft.ngrams import NgramPool
 from outpace.draft.options import option
 from outpace.draft.trees import TreePlans
 
@@ -60,38 +60,6 @@ class _Matrix:
         return self._rows.nbytes
 
 
-class _OwnText:
-    """The latest different successors of each token in one text."""
-
-    def __init__(self, candidates: int) -> None:
-        self.known = 0
-        self._candidates = candidates
-        self._last: int | None = None
-        self._after: dict[int, list[int]] = {}
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Appends tokens to the text."""
-        for token in tokens:
-            if self._last is not None:
-                found = self._after.setdefault(self._last, [])
-                if token in found:
-                    found.remove(token)
-                found.insert(0, token)
-                del found[self._candidates :]
-            self._last = token
-        self.known += len(tokens)
-
-    def after(self, token: int) -> Sequence[int]:
-        """Returns the successors of a token, the latest one first."""
-        return self._after.get(token, ())
-
-    @property
-    def nbytes(self) -> int:
-        # A copy of the list, because another thread may be writing.
-        lists = sum(map(sys.getsizeof, list(self._after.values())))
-        return sys.getsizeof(self._after) + lists + sys.getsizeof(0) * len(self._after)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RecyclingOptions:
     """What a user may set."""
@@ -131,7 +99,7 @@ class RecyclingDrafter(Drafter):
         self.any_shape = shape is None
         self._candidates = min(vocabulary, CANDIDATES if shape is None else shape.width)
         self._matrix = _Matrix(vocabulary, self._candidates)
-        self._own: list[_OwnText] = []
+        self._own: list[NgramPool] = []  # by row: which tokens follow which in its text
         self._plans = TreePlans(device)
 
     @classmethod
@@ -142,7 +110,7 @@ class RecyclingDrafter(Drafter):
     def admit(self, rows: Sequence[RowInfo]) -> None:
         for row in rows:
             self._matrix.suggest(row.prompt)
-        self._own += [_OwnText(self._candidates) for _ in rows]
+        self._own += [NgramPool(2, self._candidates) for _ in rows]
 
     def retain(self, rows: Sequence[int]) -> None:
         self._own = [self._own[row] for row in rows]
@@ -197,7 +165,7 @@ class RecyclingDrafter(Drafter):
             return self._matrix.after
         own = self._own[row]
         own.learn(rows.since(row, own.known))
-        return own.after
+        return lambda token: [successor for (successor,) in own.after(token)]
 
     @property
     def nbytes(self) -> int:
