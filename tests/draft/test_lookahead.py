@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outpace import LLM, SamplingParams
 from outpace.draft.itself.lookahead import LookaheadOptions
-from outpace.draft.itself.ngrams import NgramPool, merged
 from outpace.errors import ConfigError
 from outpace.verify.registry import rules
 from targets.families import CONTEXT, PROMPTS, plain, target
@@ -128,31 +125,6 @@ def test_a_row_that_wants_no_draft_does_not_move_its_window() -> None:
     off = rounds(llm, PROMPTS[:2], params)
     assert all(int(trace.proposal.counts[0]) == 0 for trace in off if len(trace.requests) == 2)
     assert all(trace.proposal.riders is None for trace in rounds(llm, PROMPTS[:1], params[:1]))
-
-
-@given(st.lists(st.integers(0, 3), max_size=30), st.integers(2, 4), st.integers(1, 3), st.data())
-def test_a_pool_holds_the_latest_different_ngrams(
-    text: list[int], size: int, most: int, data: st.DataObject
-) -> None:
-    pool, cut = NgramPool(size, most), data.draw(st.integers(0, len(text)))
-    pool.learn(text[:cut])
-    pool.learn(text[cut:])
-    ngrams = [tuple(text[begin : begin + size]) for begin in range(len(text) - size + 1)]
-    latest = list(dict.fromkeys(reversed(ngrams)))
-    for token in range(4):
-        expected = [ngram[1:] for ngram in latest if ngram[0] == token][:most]
-        assert list(pool.after(token)) == expected
-    assert pool.known == len(text)
-
-
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=5), st.integers(0, 9))
-def test_merged_chains_share_their_beginnings(chains: list[list[int]], nodes: int) -> None:
-    guess = merged(chains, nodes)
-    found: list[tuple[int, ...]] = [()]
-    for token, parent in zip(guess.tokens, guess.parents, strict=True):
-        found.append((*found[parent], token))
-    every = [tuple(chain[:end]) for chain in chains for end in range(1, len(chain) + 1)]
-    assert found[1:] == list(dict.fromkeys(every))[:nodes]
 
 
 def test_rules_that_cannot_verify_it_are_refused() -> None:

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outpace import LLM, SamplingParams
-from outpace.draft.lookup.recycling import _Matrix, _OwnText
+from outpace.draft.lookup.recycling import _Matrix
 from outpace.errors import ConfigError
 from outpace.verify.registry import rules
 from targets.families import CONTEXT, PROMPTS, VOCABULARY, plain, target
@@ -126,20 +124,6 @@ def test_the_memory_is_the_matrix() -> None:
     assert llm.memory["drafter_cache"] == VOCABULARY * 5 * 4
     llm.generate([PROMPTS[0]], SAMPLED)
     assert llm.memory["drafter_cache"] == VOCABULARY * 5 * 4
-
-
-@given(st.lists(st.integers(0, 3), max_size=30), st.integers(1, 3), st.integers(0, 30))
-def test_a_texts_own_successors_are_the_latest_different_ones(
-    text: list[int], candidates: int, cut: int
-) -> None:
-    own = _OwnText(candidates)
-    own.learn(text[:cut])
-    own.learn(text[cut:])
-    assert own.known == len(text)
-    for token in range(4):
-        followers = [b for a, b in pairwise(text) if a == token]
-        latest = list(dict.fromkeys(reversed(followers)))
-        assert list(own.after(token)) == latest[:candidates]
 
 
 def test_a_prompt_never_replaces_what_the_target_said() -> None:

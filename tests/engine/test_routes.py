@@ -14,8 +14,8 @@ from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.core.proposal import Drawn, Proposal, Sampled
+from outpace.draft.guesses import Guess, guesses_of
 from outpace.draft.models.specimen import noisy_copy
-from outpace.draft.route.joining import Node, nodes_of
 from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError, IncompatibleRule
 from targets.families import CONTEXT, PROMPTS, plain, target
@@ -212,15 +212,15 @@ def test_equal_drafters_that_go_their_own_ways_have_laws_of_their_own(
 
 def test_the_nodes_of_a_ragged_tree() -> None:
     llm = decoder("merge")
-    trees: list[Sequence[Sequence[Node]]] = []
-    with llm.engine.observing(lambda trace: trees.append(nodes_of(trace.proposal))):
+    trees: list[Sequence[Guess]] = []
+    with llm.engine.observing(lambda trace: trees.append(guesses_of(trace.proposal))):
         llm.generate(PROMPTS, greedy(LENGTH))
     rows = [row for tree in trees for row in tree]
-    assert any(node.parent != place for row in rows for place, node in enumerate(row))
+    assert any(not row.is_chain for row in rows)
     for row in rows:
         assert len(row) <= 6
-        assert all(node.parent <= place for place, node in enumerate(row))
-        assert len({(node.parent, node.token) for node in row}) == len(row)
+        assert all(parent <= place for place, parent in enumerate(row.parents))
+        assert len(set(zip(row.parents, row.tokens, strict=True))) == len(row)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,3 +19,18 @@ def to_device(values: Any, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return found.to(device)
     return found.pin_memory().to(device, non_blocking=True)
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device, width: int | None = None) -> Tensor:
+    """Returns whole numbers, in rows of any lengths, as ``[B, width]`` on the device: 0 stands
+    behind the end of a row.
+
+    width: None for the length of the longest row.
+
+    >>> padded([[5, 6], [7]], torch.device("cpu")).tolist()
+    [[5, 6], [7, 0]]
+    """
+    if width is None:
+        width = max(map(len, rows), default=0)
+    filled = [[*row, *[0] * (width - len(row))] for row in rows]
+    return to_device(filled, device).view(len(rows), width)

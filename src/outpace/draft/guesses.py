@@ -1,29 +1,38 @@
-"""Trees of given tokens that differ from row to row, as look-ups find them."""
+"""Trees of tokens on the host, one for each row: what drafters find, and what a proposal says."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from outpace.core.proposal import Point, Proposal
-from outpace.core.transfer import to_device
+from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
-from outpace.draft.chains import point_chains
 
 
 @dataclass
 class Guess:
     """The nodes that one row drafts: parents before children, elder siblings before younger ones.
 
-    ``parents[i]`` is the parent of node i + 1; 0 is the root.
+    Nodes count from 1, and 0 is the root: node n says ``tokens[n - 1]`` behind ``parents[n - 1]``.
     """
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     score: float = 0.0
     """Tokens that are expected to be accepted, by the drafter's own estimate."""
+
+    @classmethod
+    def chain(cls, tokens: Iterable[int]) -> Guess:
+        """Returns the tree in which each token follows the one before it."""
+        listed = list(tokens)
+        return cls(listed, list(range(len(listed))))
+
+    def __len__(self) -> int:
+        """How many nodes there are."""
+        return len(self.tokens)
 
     def add(self, token: int, parent: int, chance: float = 0.0) -> int:
         """Appends a node and returns its number. chance: that it is accepted."""
@@ -36,15 +45,82 @@ class Guess:
     def is_chain(self) -> bool:
         return self.parents == list(range(len(self.parents)))
 
+    def follow(self, tokens: Sequence[int]) -> list[int]:
+        """Returns the nodes that say the first of these tokens, from the root down, as far as any
+        do.
+
+        >>> Guess([5, 7, 8], [0, 0, 2]).follow([7, 8, 9])
+        [2, 3]
+        """
+        path, here = [], 0
+        for token in tokens:
+            nodes = enumerate(zip(self.parents, self.tokens, strict=True), 1)
+            here = next((number for number, said in nodes if said == (here, token)), -1)
+            if here < 0:
+                break
+            path.append(here)
+        return path
+
+    def eldest(self) -> dict[int, int]:
+        """Returns the first child of each node that has any.
+
+        >>> Guess([5, 7, 8], [0, 0, 2]).eldest()
+        {2: 3, 0: 1}
+        """
+        numbered = list(enumerate(self.parents, 1))
+        return {parent: number for number, parent in reversed(numbered)}
+
+    def eldest_chain(self) -> list[int]:
+        """Returns the tokens of the path of first children."""
+        eldest, chain, here = self.eldest(), [], 0
+        while here in eldest:
+            here = eldest[here]
+            chain.append(self.tokens[here - 1])
+        return chain
+
+
+def merged(guesses: Iterable[Guess], most: int | None = None) -> Guess:
+    """Returns one tree of several, in which equal paths are one; those of earlier trees come first.
+
+    most: nodes at which it is cut; None for all.
+
+    >>> merged([Guess.chain([5, 6]), Guess.chain([5, 7]), Guess.chain([8, 9])], most=4)
+    Guess(tokens=[5, 6, 7, 8], parents=[0, 1, 1, 0], score=0.0)
+    """
+    tree = Guess()
+    known: dict[tuple[int, int], int] = {}
+    for guess in guesses:
+        place = [0]  # where each node of this guess is in the tree
+        for token, parent in zip(guess.tokens, guess.parents, strict=True):
+            key = (place[parent], token)
+            if key not in known:
+                if len(tree) == most:
+                    return tree
+                known[key] = tree.add(token, place[parent])
+            place.append(known[key])
+    return tree
+
+
+def guesses_of(proposal: Proposal) -> list[Guess]:
+    """Returns the valid nodes of each row, in their order: one transfer from the device."""
+    size = proposal.tree.size
+    if not size:
+        return [Guess() for _ in range(len(proposal.counts))]
+    parts = [proposal.counts[:, None], proposal.tokens, proposal.tree.parents]
+    return [
+        Guess(row[1 : 1 + row[0]], row[1 + size : 1 + size + row[0]])
+        for row in torch.cat(parts, 1).tolist()
+    ]
+
 
 def point_trees(guesses: Sequence[Guess], device: torch.device) -> Proposal:
     """Returns given trees, one per row, of any sizes and shapes, as a proposal."""
+    width = max(map(len, guesses), default=0)
+    tokens = padded([guess.tokens for guess in guesses], device)
+    counts = to_device([len(guess) for guess in guesses], device)
     if all(guess.is_chain for guess in guesses):
-        return point_chains([guess.tokens for guess in guesses], device)
-    width = max(len(guess.tokens) for guess in guesses)
-    padding = [[0] * (width - len(guess.tokens)) for guess in guesses]
-    tokens = [[*guess.tokens, *rest] for guess, rest in zip(guesses, padding, strict=True)]
-    parents = [[*guess.parents, *rest] for guess, rest in zip(guesses, padding, strict=True)]
-    counts = to_device([len(guess.tokens) for guess in guesses], device)
-    tree = Tree(to_device(parents, device))
-    return Proposal(to_device(tokens, device), tree, counts, Point())
+        tree = Tree.chain(len(guesses), width, device)
+    else:
+        parents = [[*guess.parents, *range(len(guess), width)] for guess in guesses]
+        tree = Tree(to_device(parents, device))
+    return Proposal(tokens, tree, counts, Point())

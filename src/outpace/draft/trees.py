@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -48,11 +49,15 @@ class TreePlan:
         if drafted != sorted(drafted):
             at = {node: place for place, node in enumerate(drafted)}
             self.order = self._index(at[node] for node in sorted(drafted))
-        self.levels = list(self._levels())
         inner = [node for node in drafted if shape.children[node]]
         number = {0: 0, **{node: place for place, node in enumerate(inner, 1)}}
         self._fed = [number[shape.parents[node - 1]] for node in inner]
         self._trees: dict[tuple[int, int | None], Tree] = {}
+
+    @cached_property
+    def levels(self) -> list[Level]:
+        """Those of all depths from 1 on."""
+        return list(self._levels())
 
     def _levels(self) -> Iterator[Level]:
         above: Sequence[int] = (0,)
@@ -171,6 +176,10 @@ class TreePlans:
                 self._plans.clear()
             self._plans[shape] = TreePlan(shape, self._device)
         return self._plans[shape]
+
+    def chain(self, rows: int, nodes: int) -> Tree:
+        """Returns the tree of chains of so many nodes."""
+        return self.of(TreeShape.chain(nodes)).tree(rows)
 
 
 def draw_tree(

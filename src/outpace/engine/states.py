@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outpace.core.transfer import to_device
+from outpace.core.transfer import padded
 from outpace.draft.base import Drafter
 from outpace.engine.verifier import Decision
 from outpace.targets.base import Chunk, Scores, States
@@ -34,8 +34,7 @@ def deliver_round(
     columns = [[*range(root + 1), *(root + node for node in one.path)] for one in decisions]
     longest = max(map(len, columns))
     if longest > root + 1:
-        padded = [[*row, *[0] * (longest - len(row))] for row in columns]
-        index = to_device(padded, states.device)[..., None].expand(-1, -1, states.shape[-1])
+        index = padded(columns, states.device)[..., None].expand(-1, -1, states.shape[-1])
         states = states.gather(1, index)
     tokens = [[*before, *one.accepted] for before, one in zip(pending, decisions, strict=True)]
     drafter.read(range(len(tokens)), tokens, states[:, :longest])

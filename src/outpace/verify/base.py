@@ -156,16 +156,11 @@ def walk(realised: Tensor, proposal: Proposal) -> Verdict:
     tree, rows = proposal.tree, torch.arange(realised.shape[0], device=realised.device)
     parent_choice = realised.gather(1, tree.parents)
     hit = (parent_choice == proposal.tokens) & proposal.valid
-    chain = tree.is_chain
-    node = hit.long().cumprod(1).sum(1) if chain else _deepest(_reached(hit, tree), tree)
+    if tree.is_chain:
+        node = hit.long().cumprod(1).sum(1)
+    else:  # of equal siblings the eldest is followed
+        node = deepest(reached(hit & ~repeated(hit, tree), tree), tree)
     return Verdict(node, realised[rows, node])
-
-
-def _reached(hit: Tensor, tree: Tree) -> Tensor:
-    """``[B, M]`` bool: nodes whose whole path was hit, of equal siblings the eldest only."""
-    root = torch.ones_like(hit[:, :1])
-    hits = torch.cat([root, hit & ~repeated(hit, tree)], 1)
-    return (hits[:, None, :] | ~tree.ancestors).all(-1)
 
 
 def repeated(chosen: Tensor, tree: Tree) -> Tensor:
@@ -173,11 +168,34 @@ def repeated(chosen: Tensor, tree: Tree) -> Tensor:
     return (tree.elder & chosen[:, None, :]).any(-1) & chosen
 
 
-def _deepest(reached: Tensor, tree: Tree) -> Tensor:
-    return torch.where(reached, tree.depth, -1).argmax(1)
-
-
 # -- helpers for stop and next -----------------------------------------------------------------
+
+
+def reached(passes: Tensor, tree: Tree) -> Tensor:
+    """Returns ``[B, M]`` bool: the nodes whose whole path passes; the root always does.
+
+    passes: ``[B, N]`` bool, of each drafted node by itself.
+    """
+    every = torch.cat([torch.ones_like(passes[:, :1]), passes], 1)
+    return (every[:, None, :] | ~tree.ancestors).all(-1)
+
+
+def deepest(among: Tensor, tree: Tree) -> Tensor:
+    """Returns ``[B]``: the deepest of some nodes, of equally deep ones the first.
+
+    among: ``[B, M]`` bool, with the root.
+    """
+    return torch.where(among, tree.depth, -1).argmax(1)
+
+
+def target_law(p: Tensor, node: Tensor) -> Tensor:
+    """Returns ``[B, V]``: the target's own law at each row's node, for rules that draw the extra
+    token from it.
+
+    p: ``[B, M, V]``; node: ``[B]``.
+    """
+    here = rows_of(p, node)
+    return normalised(here, fallback=here)
 
 
 def at_drafted(p: Tensor, proposal: Proposal) -> Tensor:

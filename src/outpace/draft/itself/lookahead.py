@@ -14,8 +14,8 @@ from outpace.core.proposal import Drawn, Proposal, Riders
 from outpace.core.transfer import to_device
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
-from outpace.draft.guesses import Guess, point_trees
-from outpace.draft.itself.ngrams import NgramPool, merged
+from outpace.draft.guesses import Guess, merged, point_trees
+from outpace.draft.ngrams import NgramPool
 from outpace.draft.options import option
 from outpace.errors import ConfigError
 
@@ -192,7 +192,7 @@ class LookaheadDrafter(Drafter):
         known = pool.after(root)
         if not known and not self._pure(rows, row):
             known = [(self._windows[row].first,)]
-        return merged(known, budget)
+        return merged(map(Guess.chain, known), budget)
 
     def _parents(self, drafted: int) -> list[int]:
         """What each rider follows: the lowest level is a chain behind the root, and every other

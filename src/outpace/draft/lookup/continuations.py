@@ -53,7 +53,7 @@ def likeliest_tree(texts: Texts, nodes: int, least: float = 0.0) -> Guess:
 
     if texts:
         offer(texts, 0, 0, 1.0)
-    while heap and len(guess.tokens) < nodes:
+    while heap and len(guess) < nodes:
         chance, _, token, parent, depth, members = heapq.heappop(heap)
         node = guess.add(token, parent, -chance)
         offer(members, depth + 1, node, -chance)

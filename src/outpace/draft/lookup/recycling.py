@@ -6,7 +6,6 @@ Token Recycling" (arXiv 2408.08696).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,18 +14,16 @@ import numpy as np
 import torch
 
 from outpace.core.proposal import Drawn, Needs, Point, Proposal
-from outpace.core.transfer import to_device
-from outpace.core.trees.tree import Tree
+from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.branching import BRANCHING_HELP, shape_of
+from outpace.draft.ngrams import NgramPool
 from outpace.draft.options import option
+from outpace.draft.trees import TreePlans
 
 CANDIDATES = 4
 """Successors of a token that are kept where the tree is grown: such trees have no fifth sibling."""
-
-TREES = 64
-"""Kept of the shapes that were drafted."""
 
 Successors = Callable[[int], Sequence[int]]
 """Returns the tokens that may follow a token, the most likely one first."""
@@ -63,38 +60,6 @@ class _Matrix:
         return self._rows.nbytes
 
 
-class _OwnText:
-    """The latest different successors of each token in one text."""
-
-    def __init__(self, candidates: int) -> None:
-        self.known = 0
-        self._candidates = candidates
-        self._last: int | None = None
-        self._after: dict[int, list[int]] = {}
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Appends tokens to the text."""
-        for token in tokens:
-            if self._last is not None:
-                found = self._after.setdefault(self._last, [])
-                if token in found:
-                    found.remove(token)
-                found.insert(0, token)
-                del found[self._candidates :]
-            self._last = token
-        self.known += len(tokens)
-
-    def after(self, token: int) -> Sequence[int]:
-        """Returns the successors of a token, the latest one first."""
-        return self._after.get(token, ())
-
-    @property
-    def nbytes(self) -> int:
-        # A copy of the list, because another thread may be writing.
-        lists = sum(map(sys.getsizeof, list(self._after.values())))
-        return sys.getsizeof(self._after) + lists + sys.getsizeof(0) * len(self._after)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RecyclingOptions:
     """What a user may set."""
@@ -125,24 +90,27 @@ class RecyclingDrafter(Drafter):
     needs: Needs = Needs(laws=True)
     Options: ClassVar[type[Any]] = RecyclingOptions
 
-    def __init__(self, vocabulary: int, shape: TreeShape | None = None) -> None:
-        """vocabulary: rows of the target's head; shape: None for what `Rows.shape` says."""
+    def __init__(
+        self, vocabulary: int, device: torch.device, shape: TreeShape | None = None
+    ) -> None:
+        """vocabulary: rows of the target's head; device: where rounds are played; shape: None for
+        what `Rows.shape` says."""
         self.shape = shape
         self.any_shape = shape is None
         self._candidates = min(vocabulary, CANDIDATES if shape is None else shape.width)
         self._matrix = _Matrix(vocabulary, self._candidates)
-        self._own: list[_OwnText] = []
-        self._trees: dict[tuple[TreeShape, int], Tree] = {}
+        self._own: list[NgramPool] = []  # by row: which tokens follow which in its text
+        self._plans = TreePlans(device)
 
     @classmethod
     def build(cls, setup: Setup) -> RecyclingDrafter:
         vocabulary = int(setup.loaded.config.vocab_size)
-        return cls(vocabulary, shape_of(setup.options.branching))
+        return cls(vocabulary, setup.target.device, shape_of(setup.options.branching))
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         for row in rows:
             self._matrix.suggest(row.prompt)
-        self._own += [_OwnText(self._candidates) for _ in rows]
+        self._own += [NgramPool(2, self._candidates) for _ in rows]
 
     def retain(self, rows: Sequence[int]) -> None:
         self._own = [self._own[row] for row in rows]
@@ -157,10 +125,9 @@ class RecyclingDrafter(Drafter):
         if not width:
             return Proposal.empty(len(rows), rows.seeds.device)
         device = rows.seeds.device
-        padded = [[*draft, *[0] * (width - len(draft))] for draft in drafts]
         counts = to_device([len(draft) for draft in drafts], device)
-        tree = self._tree(shape.first(width), len(rows), device)
-        return Proposal(to_device(padded, device), tree, counts, Point())
+        tree = self._plans.of(shape.first(width)).tree(len(rows))
+        return Proposal(padded(drafts, device), tree, counts, Point())
 
     def observe(self, rows: Rows, round: Round) -> None:
         if round.laws is None:
@@ -198,15 +165,7 @@ class RecyclingDrafter(Drafter):
             return self._matrix.after
         own = self._own[row]
         own.learn(rows.since(row, own.known))
-        return own.after
-
-    def _tree(self, shape: TreeShape, rows: int, device: torch.device) -> Tree:
-        """The tree of a shape, made once with all that a tree derives."""
-        if (shape, rows) not in self._trees:
-            if len(self._trees) >= TREES:
-                self._trees.clear()
-            self._trees[shape, rows] = Tree.uniform(list(shape.parents), rows, device)
-        return self._trees[shape, rows]
+        return lambda token: [successor for (successor,) in own.after(token)]
 
     @property
     def nbytes(self) -> int:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from outpace.core.law import Branches
 from outpace.core.proposal import Drawn, Needs, Proposal
-from outpace.core.transfer import to_device
-from outpace.core.trees.tree import Tree
+from outpace.core.transfer import padded, to_device
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.draft.models.looking import Looking
@@ -27,6 +26,7 @@ from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.models.usual import USUAL, UsualTokens, marks
 from outpace.draft.online.options import online_options
 from outpace.draft.remembered import Remembered
+from outpace.draft.trees import TreePlans
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.heads.classifiers.origin import Origin
@@ -91,7 +91,7 @@ class DraftModel(Drafter):
         self._begins = Remembered(int)  # by row: the first token of the text that it reads
         self.weight_bytes = drafter.nbytes
         self.pass_bytes = runner.pass_bytes
-        self._trees: dict[tuple[int, int], Tree] = {}
+        self._plans = TreePlans(runner.device)
 
     @classmethod
     def build(cls, setup: Setup) -> Drafter:
@@ -236,7 +236,7 @@ class DraftModel(Drafter):
             scored, states = self._score(self._readable(chains.tokens[:, -1:]), keep=1, **asked)
             self.runner.advance([int(row) for row in live])
             logits = scored[:, -1]
-        return chains.proposal(self._tree(len(rows), chains.length))
+        return chains.proposal(self._plans.chain(len(rows), chains.length))
 
     def laws_of(
         self, rows: Rows, tokens: Tensor, wanted: Sequence[bool] | None = None
@@ -281,16 +281,6 @@ class DraftModel(Drafter):
         """Drafted tokens as the model can be fed them. One that it does not have is only drawn
         where the options leave none of its own: whatever follows it does not matter."""
         return tokens if self._knows_all else tokens.clamp(max=self._own_size - 1)
-
-    def _tree(self, rows: int, nodes: int) -> Tree:
-        """The first nodes of a draft: few shapes come again and again, with all that a tree
-        derives."""
-        if (rows, nodes) not in self._trees:
-            self._trees[rows, nodes] = self._shaped(rows, nodes)
-        return self._trees[rows, nodes]
-
-    def _shaped(self, rows: int, nodes: int) -> Tree:
-        return Tree.chain(rows, nodes, self.runner.device)
 
     def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
         """How many tokens each row drafts: as many as its budget, but for a tiny context."""
@@ -372,7 +362,7 @@ class DraftModel(Drafter):
         device = self.runner.device
         # Where all rows end together, only their last logits are needed.
         keep = 1 + more if alike else width
-        tokens = to_device([[*row, *[0] * (width - len(row))] for row in fed], device)
+        tokens = padded(fed, device, width)
         if self._usual is not None:
             self._usual.look_at(self._own[: len(live)], live)
         logits, states = self._score(tokens, keep, **asked)

@@ -43,4 +43,4 @@ class IntersectionModel(ForeignModel):
             logits = self._score(fed[-1], keep=1)[0][:, -1]
             self.runner.advance([int(row) for row in live])
         self._note_cached(live, torch.cat(fed, 1))
-        return chains.proposal(self._tree(len(rows), chains.length))
+        return chains.proposal(self._plans.chain(len(rows), chains.length))

@@ -25,7 +25,7 @@ from outpace.draft.models.dynamic_tree import DynamicTree
 from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
 from outpace.draft.models.sight import Sight
 from outpace.draft.options import option
-from outpace.draft.trees import TreePlans, draw_tree
+from outpace.draft.trees import draw_tree
 from outpace.errors import ConfigError
 from outpace.heads.classifiers.origin import Origin
 from outpace.targets.hf.loading.loaded import Loaded
@@ -97,7 +97,6 @@ class DraftTree(DraftModel):
         self.shape = shape
         self.any_shape = shape is None
         self._with_replacement = with_replacement
-        self._plans = TreePlans(runner.device)
         self.draws = frozenset({Drawn.IID if with_replacement else Drawn.WITHOUT})
 
     @classmethod

@@ -15,7 +15,7 @@ from outpace.draft.models.sight import check_wanted
 from outpace.draft.options import option
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.draft.route.base import Asked, Several, check_config, check_configs, rule_of
-from outpace.draft.route.joining import cut, eldest_chain
+from outpace.draft.route.joining import cut
 from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import kind_in
@@ -163,7 +163,9 @@ class AutoDrafter(Several):
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         asked = {self.names[n]: self.ask(n, rows, budgets) for n in self._look_ups}
-        found = {name: list(map(eldest_chain, each.nodes)) for name, each in asked.items()}
+        found = {
+            name: [nodes.eldest_chain() for nodes in each.nodes] for name, each in asked.items()
+        }
         picks = (rows.route or self._first)(found, budgets)
         for n in self._models:
             name = self.names[n]

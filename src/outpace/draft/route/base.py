@@ -14,8 +14,9 @@ from outpace.core.proposal import Drawn, Needs, Point, Proposal, Riders, Verdict
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
+from outpace.draft.guesses import Guess, guesses_of
 from outpace.draft.remembered import Remembered
-from outpace.draft.route.joining import Node, eldest_chain, follow, nodes_of, row_by_row
+from outpace.draft.route.joining import row_by_row
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
 
@@ -51,7 +52,7 @@ class Asked:
 
     child: int
     proposal: Proposal
-    nodes: list[list[Node]]  # of each row
+    nodes: list[Guess]  # of each row
 
     @property
     def counts(self) -> list[int]:
@@ -165,9 +166,7 @@ class Several(Drafter):
             self._asked.append(asked)
         return asked
 
-    def made(
-        self, child: int, rows: Rows, budgets: Sequence[int]
-    ) -> tuple[Proposal, list[list[Node]]]:
+    def made(self, child: int, rows: Rows, budgets: Sequence[int]) -> tuple[Proposal, list[Guess]]:
         """Returns what a child proposes, and its nodes by row.
 
         Columns ride only where all rows are one child's. So a child that drafts by them drafts
@@ -181,13 +180,13 @@ class Several(Drafter):
                 made = self.children[child].propose(rows, budgets)
         else:
             made = Proposal.empty(len(rows), rows.seeds.device)
-        nodes = nodes_of(made)
+        nodes = guesses_of(made)
         beside_drawn = self._samples and not (rows.coupled or rows.law.all_greedy)
         guessed = self._samples and self.children[child].draws == {Drawn.POINT}
         given = isinstance(made.law, Point) and not made.tree.is_chain
         if given and (guessed or beside_drawn):
-            made = point_chains([eldest_chain(row) for row in nodes], rows.seeds.device)
-            nodes = nodes_of(made)
+            made = point_chains([row.eldest_chain() for row in nodes], rows.seeds.device)
+            nodes = guesses_of(made)
         return made, nodes
 
     def join(self, asked: Sequence[Asked], chosen: Sequence[int]) -> Proposal:
@@ -214,7 +213,7 @@ def _as_its_own(asked: Asked, round: Round, committed: Sequence[Sequence[int]]) 
     """The round as if what the child proposed had been scored: as far as it says what was
     committed, it was accepted."""
     paths = [
-        follow(nodes, tokens[:-1]) for nodes, tokens in zip(asked.nodes, committed, strict=True)
+        nodes.follow(tokens[:-1]) for nodes, tokens in zip(asked.nodes, committed, strict=True)
     ]
     ends = [path[-1] if path else 0 for path in paths]
     following = [tokens[len(path)] for path, tokens in zip(paths, committed, strict=True)]
@@ -228,14 +227,13 @@ def _as_its_own(asked: Asked, round: Round, committed: Sequence[Sequence[int]]) 
 def committed_in(round: Round) -> list[list[int]]:
     """Returns the tokens that a round committed to each row: the accepted ones and the extra one,
     as if no stop condition had cut them."""
-    nodes, last = nodes_of(round.proposal), round.verdict.next_token.tolist()
+    nodes, last = guesses_of(round.proposal), round.verdict.next_token.tolist()
     found = []
     for row, end in enumerate(round.verdict.nodes):
         path = []
         while end:
-            node = nodes[row][end - 1]
-            path.append(node.token)
-            end = node.parent
+            path.append(nodes[row].tokens[end - 1])
+            end = nodes[row].parents[end - 1]
         found.append([*reversed(path), last[row]])
     return found
 

@@ -8,13 +8,14 @@ behind. merge: SpecInfer (Miao et al. 2023, arXiv 2305.09781), SpecTr (Sun et al
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
+from outpace.draft.guesses import merged, point_trees
 from outpace.draft.models.chain import DraftModel
 from outpace.draft.options import needed, option
 from outpace.draft.route.base import (
@@ -28,7 +29,7 @@ from outpace.draft.route.base import (
     rule_of,
     specimen_configs,
 )
-from outpace.draft.route.joining import Node, eldest_chain, follow, point_trees, side_by_side
+from outpace.draft.route.joining import side_by_side
 from outpace.errors import ConfigError, did_you_mean
 from outpace.targets.hf.loading.loaded import Loaded
 
@@ -130,7 +131,7 @@ class Ensemble(Several):
                 weights = self._votes.of(rows, row).weights
                 for asked in self._asked:
                     if nodes := asked.nodes[row]:
-                        said = len(follow(nodes, committed)) / min(len(nodes), len(committed))
+                        said = len(nodes.follow(committed)) / min(len(nodes), len(committed))
                         old = VOTE_MEMORY * weights[asked.child]
                         weights[asked.child] = old + (1 - VOTE_MEMORY) * said
         super().observe(rows, round)
@@ -174,7 +175,7 @@ class Ensemble(Several):
         if not chosen and any(any(each.counts) for each in asked):
             made, counts = [each.proposal for each in asked], [each.counts for each in asked]
             return side_by_side(made, counts, self._vocabulary, Drawn.SEVERAL in self.draws)
-        trees = [_trie([each.nodes[row] for each in asked]) for row in range(len(rows))]
+        trees = [merged(each.nodes[row] for each in asked) for row in range(len(rows))]
         return point_trees(trees, rows.seeds.device)
 
     # -- vote ----------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ class Ensemble(Several):
         drafts = []
         for row in range(len(rows)):
             weights = self._votes.of(rows, row).weights
-            chains = [(eldest_chain(each.nodes[row]), weights[each.child]) for each in asked]
+            chains = [(each.nodes[row].eldest_chain(), weights[each.child]) for each in asked]
             drafts.append(heaviest(chains))
         return point_chains(drafts, rows.seeds.device)
 
@@ -194,21 +195,6 @@ class _Votes:
     """What a drafter's vote weighs: the share of its tokens that was accepted lately."""
 
     weights: list[float] = field(default_factory=list)
-
-
-def _trie(drafts: Sequence[Sequence[Node]]) -> list[Node]:
-    """The drafts of one row as one tree, in which equal paths are one."""
-    tree: list[Node] = []
-    known: dict[tuple[int, int], int] = {}
-    for nodes in drafts:
-        place = [0]  # where each node of this draft is in the tree
-        for node in nodes:
-            key = (place[node.parent], node.token)
-            if key not in known:
-                tree.append(replace(node, parent=key[0]))
-                known[key] = len(tree)
-            place.append(known[key])
-    return tree
 
 
 def heaviest(chains: Sequence[tuple[Sequence[int], float]]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +9,8 @@ from torch import Tensor
 
 from outpace.core.proposal import Sampled
 from outpace.draft.base import Round, Rows
+from outpace.draft.guesses import guesses_of
 from outpace.draft.route.base import Asked
-from outpace.draft.route.joining import Node, follow, nodes_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,37 +26,28 @@ class Committed:
     def of(cls, rows: Rows, round: Round) -> Committed:
         """Returns what a round committed; its laws must have been asked for (`Needs.laws`)."""
         assert round.laws is not None
-        drafted, last = nodes_of(round.proposal), round.verdict.next_token.tolist()
+        drafted, last = guesses_of(round.proposal), round.verdict.next_token.tolist()
         tokens, nodes = [], []
         for row, end in enumerate(round.verdict.nodes):
             path = [end]
             while path[-1]:
-                path.append(drafted[row][path[-1] - 1].parent)
+                path.append(drafted[row].parents[path[-1] - 1])
             path.reverse()
             nodes.append(path)
-            tokens.append([*(drafted[row][node - 1].token for node in path[1:]), last[row]])
+            tokens.append([*(drafted[row].tokens[node - 1] for node in path[1:]), last[row]])
         greedy = [options.params.greedy for options in rows.law.rows]
         return cls(tokens, nodes, round.laws, greedy)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the row that got most."""
-        return max(map(len, self.tokens))
-
-    def padded(self) -> list[list[int]]:
-        """Returns the tokens by row, filled up to the `longest`."""
-        return [[*row, *[0] * (self.longest - len(row))] for row in self.tokens]
 
     def of_draft(self, asked: Asked, row: int) -> list[float]:
         """Returns, for each committed token, the chance that what a child drafted was accepted
         there: the overlap of the laws where it was sampled, else whether it was the token. Behind
         the first token that was another one, or the end of the draft, nothing was drafted: 0."""
         nodes, tokens = asked.nodes[row], self.tokens[row]
-        path = follow(nodes, tokens)
+        path = nodes.follow(tokens)
         law = asked.proposal.law
         if not isinstance(law, Sampled) or self.greedy[row]:
             return [float(place < len(path)) for place in range(len(tokens))]
-        first = _eldest(nodes)
+        first = nodes.eldest()
         pairs = [
             (node, first[parent])
             for node, parent in zip(self.nodes[row], [0, *path], strict=False)
@@ -72,14 +62,9 @@ class Committed:
 
     def of_laws(self, laws: Tensor, row: int) -> list[float]:
         """Returns the same for a child that was not asked, by the laws ``[B, T, V]`` that it would
-        have drawn the `padded` tokens from."""
+        have drawn the tokens from, each row's padded to T."""
         count = len(self.tokens[row])
         p, q = self.laws[row, self.nodes[row]].double(), laws[row, :count].double()  # [T, V]
         if self.greedy[row]:
             return (p.argmax(-1) == q.argmax(-1)).double().tolist()
         return torch.minimum(p, q).sum(-1).tolist()
-
-
-def _eldest(nodes: Sequence[Node]) -> dict[int, int]:
-    """The first child of each node that has any."""
-    return {node.parent: number for number, node in reversed(list(enumerate(nodes, 1)))}

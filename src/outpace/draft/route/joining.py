@@ -3,75 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from outpace.core.proposal import Point, Proposal, Sampled
-from outpace.core.transfer import to_device
+from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
-
-
-@dataclass(frozen=True)
-class Node:
-    """A drafted token of one row on the host."""
-
-    token: int
-    parent: int  # its number in the row: 0 is the root, and a row's nodes count from 1
-
-
-def nodes_of(proposal: Proposal) -> list[list[Node]]:
-    """Returns the valid nodes of each row, in their order: one transfer from the device."""
-    size = proposal.tree.size
-    if not size:
-        return [[] for _ in range(len(proposal.counts))]
-    parts = [proposal.counts[:, None], proposal.tokens, proposal.tree.parents]
-    listed = torch.cat(parts, 1).tolist()
-    return [
-        [Node(*pair) for pair in zip(row[1 : 1 + row[0]], row[1 + size :], strict=False)]
-        for row in listed
-    ]
-
-
-def follow(nodes: Sequence[Node], tokens: Sequence[int]) -> list[int]:
-    """Returns the nodes that say the first of these tokens, from the root down, as far as any do.
-
-    >>> follow([Node(5, 0), Node(7, 0), Node(8, 2)], [7, 8, 9])
-    [2, 3]
-    """
-    path, here = [], 0
-    for token in tokens:
-        found = (n for n, node in enumerate(nodes, 1) if (node.parent, node.token) == (here, token))
-        here = next(found, -1)
-        if here < 0:
-            break
-        path.append(here)
-    return path
-
-
-def eldest_chain(nodes: Sequence[Node]) -> list[int]:
-    """Returns the tokens of the path of first children."""
-    first = {node.parent: number for number, node in reversed(list(enumerate(nodes, 1)))}
-    chain, here = [], 0
-    while here in first:
-        here = first[here]
-        chain.append(nodes[here - 1].token)
-    return chain
-
-
-def point_trees(rows: Sequence[Sequence[Node]], device: torch.device) -> Proposal:
-    """Returns given trees, one per row, of any sizes, as a proposal."""
-    width = max(map(len, rows), default=0)
-    tokens = [[*(node.token for node in row), *[0] * (width - len(row))] for row in rows]
-    parents = [[*(node.parent for node in row), *range(len(row), width)] for row in rows]
-    chain = all(parent == place for row in parents for place, parent in enumerate(row))
-    counts = to_device([len(row) for row in rows], device)
-    shape = (len(rows), width)
-    tree = Tree(to_device(parents, device).view(shape))
-    if chain:
-        tree = Tree.chain(*shape, device)
-    return Proposal(to_device(tokens, device).view(shape), tree, counts, Point())
 
 
 def row_by_row(made: Sequence[Proposal], chosen: Sequence[int], vocabulary: int) -> Proposal:
@@ -182,9 +121,8 @@ def side_by_side(
                 index[row].append(offset + place)
     width = max(map(len, index))
     sizes = to_device([len(row) for row in index], device)
-    index = [[*row, *[0] * (width - len(row))] for row in index]
     parents = [[*row, *range(len(row), width)] for row in parents]
-    at = to_device(index, device)  # [B, N]
+    at = padded(index, device)  # [B, N]
     tokens = torch.cat([proposal.tokens for proposal in made], 1).gather(1, at)
     q = torch.cat([_law_of(one, vocabulary) for one in made], 1)
     q = q.gather(1, at[..., None].expand(-1, -1, vocabulary))

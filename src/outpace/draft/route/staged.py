@@ -16,10 +16,10 @@ from torch import Tensor
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
+from outpace.draft.guesses import guesses_of
 from outpace.draft.models.chain import DraftModel
 from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
 from outpace.draft.route.base import check_config
-from outpace.draft.route.joining import eldest_chain, nodes_of
 from outpace.errors import ConfigError
 from outpace.heads.classifiers.origin import Origin
 from outpace.targets.hf.loading.loaded import Loaded
@@ -124,15 +124,15 @@ class Staged(DraftModel):
             else:
                 logits = self._score(self._readable(drawn[:, None]), keep=1)[0][:, -1]
             self.runner.advance([int(row) for row in live])
-        return chains.proposal(self._tree(len(rows), chains.length))
+        return chains.proposal(self._plans.chain(len(rows), chains.length))
 
     def _guesses(self, rows: Rows, budgets: Sequence[int]) -> list[list[int]]:
         if not any(budgets):
             return [[] for _ in budgets]
-        guessed = nodes_of(self.lookup.propose(rows, budgets))
+        guessed = guesses_of(self.lookup.propose(rows, budgets))
         # A look-up may find tokens that the draft model does not have.
         known = itertools.takewhile
-        return [list(known(self._knows, eldest_chain(nodes))) for nodes in guessed]
+        return [list(known(self._knows, nodes.eldest_chain())) for nodes in guessed]
 
     def _knows(self, token: int) -> bool:
         return token < self._own_size

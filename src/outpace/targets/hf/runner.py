@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from outpace.core.transfer import to_device
+from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.targets.base import Source
@@ -224,9 +224,7 @@ class Runner:
         longest = max(len(prompt) for prompt in prompts)
         for begin in range(0, longest, PREFILL_CHUNK):
             chunks = [list(prompt[begin : begin + PREFILL_CHUNK]) for prompt in prompts]
-            width = max(len(chunk) for chunk in chunks)
-            padded = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
-            output = self.forward(to_device(padded, self.device), keep=1, first=first, **options)
+            output = self.forward(padded(chunks, self.device), keep=1, first=first, **options)
             for row, chunk in enumerate(chunks, first):
                 self.lengths[row] += len(chunk)
         return output

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import ONE_LAW, Drawn, Proposal
-from outpace.verify.base import Rule, at_drafted, first_failure, normalised, rows_of
+from outpace.verify.base import Rule, at_drafted, first_failure, target_law
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.options import require
 
@@ -53,8 +53,7 @@ class BildRule(Rule):
         return first_failure(passes.double(), proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        here = rows_of(p, node)
-        return normalised(here, fallback=here)
+        return target_law(p, node)
 
     def keeps_drafting(self, q: Tensor) -> Tensor:
         """Returns ``[B]`` bool: whether the drafter is sure enough of its next law q [B, V]."""

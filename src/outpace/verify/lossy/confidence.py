@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outpace.core.proposal import ONE_LAW, Drawn, Proposal, Sampled
 from outpace.errors import ConfigError
-from outpace.verify.base import Rule, at_drafted, first_failure, in_pieces, normalised, rows_of
+from outpace.verify.base import Rule, at_drafted, first_failure, in_pieces, target_law
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.options import require
 
@@ -62,8 +62,7 @@ class ConfidenceRule(Rule):
         return first_failure((at_drafted(p, proposal) >= level).double(), proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        here = rows_of(p, node)
-        return normalised(here, fallback=here)
+        return target_law(p, node)
 
 
 def confidence(q: Tensor) -> Tensor:

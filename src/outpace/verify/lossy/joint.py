@@ -16,10 +16,9 @@ from outpace.verify.base import (
     Rule,
     at_drafted,
     drafted_mass,
-    normalised,
     of_token,
-    rows_of,
     stop_at,
+    target_law,
 )
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.options import require
@@ -66,5 +65,4 @@ class JointRule(Rule):
         return stop_at(node, p.shape[1], torch.float64)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        here = rows_of(p, node)
-        return normalised(here, fallback=here)
+        return target_law(p, node)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.errors import ConfigError
-from outpace.verify.base import Rule, normalised, rows_of, stop_at
+from outpace.verify.base import Rule, deepest, reached, stop_at, target_law
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.options import require
 
@@ -51,14 +51,10 @@ class LudRule(Rule):
         tree = proposal.tree
         sure = torch.ge(self._laws(proposal, p).amax(-1), self.threshold)  # [B, N]
         passes = sure & proposal.valid & ~tree.elder.any(-1)
-        root = torch.ones_like(p[:, :1, 0], dtype=torch.bool)
-        reached = (torch.cat([root, passes], 1)[:, None, :] | ~tree.ancestors).all(-1)  # [B, M]
-        node = torch.where(reached, tree.depth, -1).argmax(1)
-        return stop_at(node, p.shape[1], torch.float64)
+        return stop_at(deepest(reached(passes, tree), tree), p.shape[1], torch.float64)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        here = rows_of(p, node)
-        return normalised(here, fallback=here)
+        return target_law(p, node)
 
     def _laws(self, proposal: Proposal, p: Tensor) -> Tensor:
         """The drafter's laws ``[B, N, V]``, before the argmax of greedy rows."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.trees.tree import Tree
-from outpace.verify.base import Rule, at_drafted, in_pieces, normalised, rows_of, stop_at
+from outpace.verify.base import Rule, at_drafted, in_pieces, reached, stop_at, target_law
 from outpace.verify.options import require
 
 
@@ -49,23 +49,20 @@ class TypicalRule(Rule):
         level = (self.posterior_alpha * (-entropy).exp()).clamp(max=self.posterior_threshold)
         at = at_drafted(p, proposal)
         passes = (at > level.gather(1, tree.parents)) & proposal.valid
-        return stop_at(_deepest(passes, at, tree), p.shape[1], torch.float64)
+        return stop_at(_likeliest(passes, at, tree), p.shape[1], torch.float64)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        here = rows_of(p, node)
-        return normalised(here, fallback=here)
+        return target_law(p, node)
 
 
-def _deepest(passes: Tensor, at: Tensor, tree: Tree) -> Tensor:
+def _likeliest(passes: Tensor, at: Tensor, tree: Tree) -> Tensor:
     """Returns ``[B]``: the deepest node whose whole path passes, of equally deep ones the
     likeliest.
 
     passes, at: ``[B, N]``, of each node: whether it passes, and its probability.
     """
-    root = torch.ones_like(passes[:, :1])
-    reached = (torch.cat([root, passes], 1)[:, None, :] | ~tree.ancestors).all(-1)  # [B, M]
-    depth = torch.where(reached, tree.depth, -1)
+    depth = torch.where(reached(passes, tree), tree.depth, -1)  # [B, M]
     longest = depth == depth.amax(1, keepdim=True)
-    step = torch.cat([root.double(), at], 1).log()
+    step = torch.nn.functional.pad(at, (1, 0), value=1.0).log()
     likely = torch.where(tree.ancestors, step[:, None, :], 0.0).sum(-1)
     return torch.where(longest, likely, float("-inf")).argmax(1)

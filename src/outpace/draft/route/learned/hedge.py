@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 
 from outpace.core.laws.constraints import History
 from outpace.core.proposal import Proposal
-from outpace.core.transfer import to_device
+from outpace.core.transfer import padded
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.guesses import Guess
 from outpace.draft.options import option
 from outpace.draft.remembered import Remembered
 from outpace.draft.route.base import Asked, Learned
 from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
-from outpace.draft.route.joining import Node, follow
 from outpace.draft.route.learned.base import Learning
 from outpace.draft.route.learned.leader import ALIKE, AT_FIRST, Leader, Purse, Shadow
 from outpace.draft.route.learned.state import check_state, numbers
@@ -274,14 +274,14 @@ class Hedge(Learning[Leader]):
         before, texts = rows.history_before(), committed.tokens
         every = range(len(rows))
         said: list[list[float]] = [[] for _ in every]
-        known: list[list[Node] | None] = [
+        known: list[Guess | None] = [
             asked.nodes[row] if asked and self._budgets[row] else None for row in every
         ]
         while True:
             for row in every:
                 nodes = known[row]
                 if nodes is not None and len(said[row]) < len(texts[row]):
-                    path = follow(nodes, texts[row][len(said[row]) :])
+                    path = nodes.follow(texts[row][len(said[row]) :])
                     said[row] += [1.0] * len(path)
                     said[row] += [0.0] * (len(said[row]) < len(texts[row]))
             missing = [len(said[row]) < len(texts[row]) for row in every]
@@ -310,7 +310,7 @@ class Hedge(Learning[Leader]):
             for row in all_rows
         ]
         if any(due):
-            tokens = to_device(committed.padded(), rows.seeds.device)
+            tokens = padded(committed.tokens, rows.seeds.device)
             laws = child.laws_of(rows, tokens, due)
         for row in (row for row in all_rows if due[row]):
             self._purses.of(rows, row).pay(self._price_of_asking(number, rows, row))

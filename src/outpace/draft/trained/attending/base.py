@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from outpace.core.transfer import to_device
+from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import RowInfo, Rows
 from outpace.draft.trained.head_drafter import HeadDrafter, TreeHeadOptions, of_parents
@@ -132,9 +132,7 @@ class AttendingHeadDrafter(HeadDrafter):
     def _compute(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
         """Puts the first entries that wait into the cache, those that have these tokens behind
         them; returns their outputs ``[B, W, H]``, each row's first."""
-        device = self._target.device
-        width = max(map(len, tokens))
-        padded = to_device([[*each, *[0] * (width - len(each))] for each in tokens], device)
+        behind = padded(tokens, self._target.device)  # [B, W]
         blank = self._no_states(rows)
         states = pad_sequence(
             [
@@ -143,8 +141,8 @@ class AttendingHeadDrafter(HeadDrafter):
             ],
             batch_first=True,
         )
-        sight = self._cache.next_of(rows, width)
-        outputs, entries = self.head.step(self.head.guide(states), padded, sight, self._target)
+        sight = self._cache.next_of(rows, behind.shape[1])
+        outputs, entries = self.head.step(self.head.guide(states), behind, sight, self._target)
         self._cache.append(rows, entries, [len(each) for each in tokens])
         return outputs
 

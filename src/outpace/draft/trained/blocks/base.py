@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from outpace.core.transfer import to_device
-from outpace.core.trees.tree import Tree
 from outpace.draft.base import RowInfo, Rows
+from outpace.draft.trained.by_depth import ByDepth
 from outpace.draft.trained.head_drafter import HeadDrafter, TreeHeadOptions
 from outpace.heads.base import Head
 from outpace.heads.blocks.base import BlockHead
@@ -63,7 +63,7 @@ class BlockHeadDrafter(HeadDrafter):
         return self._cache.lengths[row] > 0
 
     @torch.inference_mode()
-    def walk(self, rows: Rows) -> _Walk:
+    def walk(self, rows: Rows) -> ByDepth:
         numbers = range(len(rows))
         before, own = self._cache.of(numbers)
         roots = [rows.since(row, rows.length(row) - 1) for row in numbers]
@@ -75,21 +75,4 @@ class BlockHeadDrafter(HeadDrafter):
             own[:, None],
             self._target,
         )
-        return _Walk(self._vocabulary.logits(logits[:, 0]))
-
-
-class _Walk:
-    """The laws of a block, depth by depth."""
-
-    def __init__(self, logits: Tensor) -> None:
-        """logits: ``[B, K, V]``."""
-        self._logits, self._depth = logits, 0
-
-    def first(self) -> Tensor:
-        """Returns the logits ``[B, V]`` behind the roots."""
-        return self._logits[:, 0]
-
-    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """Returns those of the next depth, the same for all of its nodes."""
-        self._depth += 1
-        return self._logits[:, self._depth, None].expand(-1, parents.shape[-1], -1)
+        return ByDepth(self._vocabulary.logits(logits[:, 0]))

@@ -12,7 +12,6 @@ import torch
 
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.transfer import to_device
-from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
 from outpace.draft.trained.head_drafter import TrainedDrafter
@@ -70,7 +69,7 @@ class DiffusionDrafter(TrainedDrafter):
         chains = Chains(rows, counts, self.lane)
         while chains.grow(logits[:, chains.length], given[:, chains.length]):
             pass
-        return chains.proposal(Tree.chain(len(rows), chains.length, rows.seeds.device))
+        return chains.proposal(self._plans.chain(len(rows), chains.length))
 
     @torch.inference_mode()
     def _denoised(self, rows: Rows) -> Denoised:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from outpace.core.proposal import Proposal
 from outpace.core.transfer import to_device
-from outpace.core.trees.tree import Tree
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.remembered import KEPT
+from outpace.draft.trained.by_depth import ByDepth
 from outpace.draft.trained.head_drafter import HeadDrafter
 from outpace.heads.base import Head
 from outpace.heads.riders.base import RidingHead
@@ -120,10 +120,10 @@ class RidingHeadDrafter(HeadDrafter):
     def knows(self, row: int) -> bool:
         return self._texts[row].guesses is not None
 
-    def walk(self, rows: Rows) -> _Walk:
+    def walk(self, rows: Rows) -> ByDepth:
         found = [text.guesses for text in self._texts[: len(rows)]]
         blank = torch.zeros_like(next(each for each in found if each is not None))
-        return _Walk(torch.stack([blank if each is None else each for each in found]))
+        return ByDepth(torch.stack([blank if each is None else each for each in found]))
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         for row, budget in enumerate(budgets):
@@ -181,21 +181,3 @@ class RidingHeadDrafter(HeadDrafter):
         with torch.inference_mode():
             riders = self.head.riders(last, len(before), 1)
         text.guesses = self._guesses(self._target.carry(before, riders))
-
-
-class _Walk:
-    """The guesses of one draft, which do not depend on the tokens in between."""
-
-    def __init__(self, guesses: Tensor) -> None:
-        """guesses: ``[B, depths, V]``."""
-        self._guesses = guesses
-        self._depth = 0
-
-    def first(self) -> Tensor:
-        """Returns the logits ``[B, V]`` behind the roots."""
-        return self._guesses[:, 0]
-
-    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """Returns those behind the last tokens that were fed, ``[B, W, V]``."""
-        self._depth += 1
-        return self._guesses[:, self._depth, None].expand(-1, len(parents), -1)

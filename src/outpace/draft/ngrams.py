@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-
-from outpace.draft.guesses import Guess
+from collections.abc import Sequence
 
 
 class NgramPool:
@@ -50,22 +48,3 @@ class NgramPool:
         one = sys.getsizeof((0,) * (self._size - 1)) + number * (self._size - 1)
         inside = sum(sys.getsizeof(found) + one * len(found) for found in lists)
         return sys.getsizeof(self._found) + number * len(lists) + inside
-
-
-def merged(chains: Iterable[Sequence[int]], nodes: int) -> Guess:
-    """Returns the tree of some chains, with common beginnings once, cut to so many nodes.
-
-    >>> merged([(5, 6), (5, 7), (8, 9)], nodes=4).parents
-    [0, 1, 1, 0]
-    """
-    guess = Guess()
-    known: dict[tuple[int, int], int] = {}
-    for chain in chains:
-        parent = 0
-        for token in chain:
-            if (parent, token) not in known:
-                if len(guess.tokens) == nodes:
-                    return guess
-                known[parent, token] = guess.add(token, parent)
-            parent = known[parent, token]
-    return guess
