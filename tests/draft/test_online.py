@@ -156,8 +156,8 @@ def test_windows_overlap_and_each_law_is_learned_once() -> None:
     [
         ({"learner": "ods"}, "unknown learner 'ods'.*did you mean 'osd'"),
         ({"evry": 2}, "unknown key 'evry' in 'online'.*did you mean 'every'"),
-        ({"every": 0}, "every in 'online' must be a whole number from 1"),
-        ({"share": 2}, "share in 'online' must be a number above 0"),
+        ({"every": 0}, "every in 'online' must be at least 1, not 0"),
+        ({"share": 2}, "share in 'online' must be a number in"),
         ({"positions": "some"}, "positions in 'online' must be"),
         (3, "online must be a dict"),
     ],

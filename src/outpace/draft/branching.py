@@ -27,12 +27,13 @@ def shape_of(branching: object) -> TreeShape | None:
     if branching == "auto":
         return None
     listed = list(branching) if isinstance(branching, (list, tuple)) else []
-    if not listed or any(not isinstance(count, int) or count < 1 for count in listed):
+    if not listed or any(not is_whole(count) or count < 1 for count in listed):
         raise ConfigError(
             "branching must be 'auto' or list the children per node at each depth, such as "
             f"[3, 2, 1], not {shown(branching)}."
         )
     # Counted before it is built: a number with many digits would fill the memory with nodes.
+    listed = [int(count) for count in listed]
     nodes = sum(itertools.accumulate(listed, operator.mul))
     if nodes > LARGEST:
         raise ConfigError(

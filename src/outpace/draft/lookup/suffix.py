@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from outpace.core.proposal import Drawn, Proposal
-from outpace.core.values import flag, is_whole, shown
+from outpace.core.values import flag, is_whole, number, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess, point_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
@@ -51,8 +51,11 @@ class SuffixOptions:
         self._check_whole("suffix_decoding_max_tree_depth", 1, DEEPEST)
         self._check_whole("suffix_decoding_max_cached_requests", 0, 10**9)
         self._check_whole("max_cached_tokens", 0, 10**9)
-        self._check_number("suffix_decoding_max_spec_factor", 100.0)
-        self._check_number("suffix_decoding_min_token_prob", 1.0)
+        for name, high in (
+            ("suffix_decoding_max_spec_factor", 100),
+            ("suffix_decoding_min_token_prob", 1),
+        ):
+            number(name, getattr(self, name), 0, high, closed=True, error=ConfigError)
         flag("tree", self.tree, error=ConfigError)
 
     def _check_whole(self, name: str, low: int, high: int) -> None:
@@ -61,12 +64,6 @@ class SuffixOptions:
             raise ConfigError(
                 f"{name} must be a whole number from {low} to {high}, not {shown(value)}."
             )
-
-    def _check_number(self, name: str, high: float) -> None:
-        value = getattr(self, name)
-        kind = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not (kind and 0 <= value <= high):
-            raise ConfigError(f"{name} must be a number from 0 to {high:g}, not {shown(value)}.")
 
 
 class SuffixDrafter(Drafter):

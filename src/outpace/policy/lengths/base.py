@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from outpace.core.proposal import DraftingTerms, EndsBehind
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.core.values import is_whole, shown
+from outpace.core.values import is_whole, number, shown
 from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
 from outpace.policy.base import Controller, Outcome, is_pure
@@ -124,12 +124,7 @@ class StoppingPolicy(LengthPolicy):
 
 def check_number(policy: str, name: str, value: Any, low: float, high: float) -> None:
     """Raises ``ConfigError`` unless an option is a number in [low, high]."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (number and low <= value <= high):
-        raise ConfigError(
-            f"length={policy!r}: {name} must be a number in [{low:g}, {high:g}], not "
-            f"{shown(value)}."
-        )
+    number(f"length={policy!r}: {name}", value, low, high, closed=True, error=ConfigError)
 
 
 def check_whole(policy: str, name: str, value: Any) -> None:
