@@ -77,6 +77,7 @@ class Staged(DraftModel):
         return {**super().specimen(loaded), "lookup": {"method": "ngram", "prompt_lookup_min": 1}}
 
     def expect(self, row: RowInfo) -> None:
+        super().expect(row)
         self.lookup.expect(row)
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
