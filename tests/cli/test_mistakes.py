@@ -80,6 +80,8 @@ def assert_one_sentence(result: Any, words: str) -> None:
         ),
         (["--speculative-config", "{}", "-k", "3"], "--speculative-config and -k exclude"),
         (["--method", "ngrm"], "unknown method 'ngrm' (did you mean 'ngram'?)"),
+        (["--method", "beam"], "and is asked for by --num-beams"),
+        (["--speculative-config", '{"method": "beam"}'], "and is asked for by --num-beams"),
         (["--method", "ngram", "--verify", "tokn"], "did you mean 'token'?"),
         (["--method", "draft_model"], "--method draft_model needs --draft"),
         (["--method", "ngram", "-k", "0"], "-k must be at least 1, not 0"),

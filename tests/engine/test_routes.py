@@ -245,6 +245,12 @@ def test_a_staged_model_has_the_targets_tokens() -> None:
         LLM(target("llama"), speculative_config=config)
 
 
+def test_a_staged_look_up_runs_no_model() -> None:
+    config = {"method": "staged", "lookup": NEAR, **NEAR}
+    with pytest.raises(ConfigError, match="lookup cannot be 'draft_model', which runs a model"):
+        LLM(target("llama"), speculative_config=config)
+
+
 @pytest.mark.parametrize(
     "look_up",
     [{"method": "recycling"}, {"method": "hedge", "drafters": [NGRAM, {"method": "suffix"}]}],

@@ -69,6 +69,10 @@ class Staged(DraftModel):
         drafter = super()._built(replace(setup, options=same))
         assert isinstance(drafter, Staged)
         drafter.lookup = setup.child(setup.options.lookup)
+        if drafter.lookup.pass_bytes:
+            raise ConfigError(
+                f"lookup cannot be {drafter.lookup.name!r}, which runs a model: choose a look-up."
+            )
         drafter.needs = replace(drafter.needs, laws=drafter.lookup.needs.laws)
         return drafter
 
