@@ -89,7 +89,7 @@ class GGUFModel:
         return any(tensor.kind in KINDS for tensor in self.tensors.values())
 
 
-def reason_of(error: BaseException) -> str:
+def printable_reason(error: BaseException) -> str:
     """Returns what an error of another library says, in one short line: it may quote the file."""
     words = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {''.join(c if c.isprintable() else '?' for c in words)}"
