@@ -26,7 +26,7 @@ def needed(help: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class NoOptions:
-    """Of a drafter that has none."""
+    """The options of a drafter, or of a length policy, without options."""
 
 
 def make_options(kind: type[Options], given: Mapping[str, Any], method: str) -> Options:

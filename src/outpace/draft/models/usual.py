@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.draft.vocabulary import NEVER
+from outpace.core.laws.truncation import NEVER
 from outpace.targets.cpu.some_tokens import SomeTokens
 
 USUAL = 49_152

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -13,6 +13,7 @@ from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import is_whole, number, shown
 from outpace.draft.base import Drafter
+from outpace.draft.options import NoOptions
 from outpace.errors import ConfigError
 from outpace.policy.base import Controller, Outcome, is_pure
 from outpace.policy.row import DraftingRow
@@ -21,11 +22,6 @@ LONGEST = 32
 """Tokens of a draft, at most, that a policy comes to by itself."""
 
 State = TypeVar("State")
-
-
-@dataclass(frozen=True)
-class NoLengthOptions:
-    """Of a policy that has none."""
 
 
 class ByRequest(Generic[State]):
@@ -75,7 +71,7 @@ class LengthPolicy(Controller):
     """Whether it ends chains by the drafter's laws or states, which the drafter then must have."""
     usual: ClassVar[int]
     """Tokens of a draft, or of the first one, where num_speculative_tokens is "auto"."""
-    Options: ClassVar[type[Any]] = NoLengthOptions
+    Options: ClassVar[type[Any]] = NoOptions
 
     def __init__(self, count: int, options: Any, invariant: bool) -> None:
         """count: num_speculative_tokens. invariant: the rule's texts do not depend on drafts."""
