@@ -21,8 +21,7 @@ from outpace.core.beam_params import BeamSearchParams
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS
 from outpace.engine.request import Request
-from outpace.engine.trial import OPTIONS as TRIAL
-from outpace.engine.trial import trial_prompts, try_out
+from outpace.engine.trial import TRIAL, trial_prompts, try_out
 from outpace.errors import ConfigError, OutpaceError, UnknownArgument, names_checked, reason_of
 from outpace.intake import Intake
 from outpace.outputs import BeamSearchOutput, Chunk, RequestOutput

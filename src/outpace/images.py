@@ -17,7 +17,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """What image files are read: others are decoded by programs of their own, or are no pictures."""
 
 MOST_PIXELS = 50_000_000
-"""Of an image: a small file may hold very many, each of which takes 3 bytes and more."""
+"""Pixels of an image, at most: a small file may hold very many, each of which takes 3 bytes and
+more."""
 
 _INSTALL = "images need Pillow: install it with pip install 'outpace[vision]'."
 

@@ -13,7 +13,8 @@ from outpace.errors import ConfigError, did_you_mean
 
 AUTO, DYNAMIC = "auto", "dynamic"
 TOP_K, DEPTH = 10, 6
-"""Of dynamic trees, unless they are given; EAGLE-2's."""
+"""What dynamic trees have where the options say nothing else, as EAGLE-2's: so many nodes of a
+level are expanded, each into as many children; and so many levels at most."""
 TOP_K_HELP = f"Nodes of a level that are expanded, and children of each; dynamic trees ({TOP_K})."
 DEPTH_HELP = f"Levels at most; dynamic trees ({DEPTH})."
 

@@ -51,7 +51,8 @@ class Verifier:
 
     @property
     def coupled(self) -> bool:
-        """Whether tokens are drawn with noise that depends on their position only."""
+        """Whether tokens are drawn with noise that depends on the request's seed and the token's
+        position only."""
         return self.rule.coupled
 
     @property

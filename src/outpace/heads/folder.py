@@ -22,7 +22,7 @@ UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, 
 list in the place of a number, no entry at all, a negative size."""
 
 DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-"""Of the weights of a network, in files."""
+"""The dtypes that the weights of a network may have in files."""
 
 Network = TypeVar("Network", bound=nn.Module)
 

@@ -48,14 +48,14 @@ class TrainSettings:
     """The folder of a drafter to begin as; of a draft model also "pruned" or "random". Unset: a
     head of new weights, or a pruned model."""
     draft: str = ""
-    """Of a classifier: the draft model's folder or hub name, whose tokens it learns to tell."""
+    """For a classifier: the draft model's folder or hub name, whose tokens it learns to tell."""
     loss: str = FORWARD_KL
-    """Of a draft model: how far its laws are from the target's (`losses`)."""
+    """For a draft model: how far its laws are from the target's (`losses`)."""
     precision: str = AUTO
-    """Of the products of a step, one of `PRECISIONS`. Weights, sums and checkpoints stay in
-    float32."""
+    """The dtype of the products of a step, one of `PRECISIONS`. Weights, sums and checkpoints stay
+    in float32."""
     quantization: Quantization | None = None
-    """Of a head or a draft model: how it learns to be rounded, which it will be while it drafts.
+    """For a head or a draft model: how it learns to be rounded, which it will be while it drafts.
     What is kept are unrounded weights."""
 
     def __post_init__(self) -> None:

@@ -64,7 +64,7 @@ class Online(Drafter):
         self.updates = 0
         """How many there have been."""
         self.losses: deque[float] = deque(maxlen=LOSSES)
-        """Of the latest updates, before each of them."""
+        """The losses of the latest updates, each before its update."""
         # What the engine and the controller ask of a drafter, as the inner one says it.
         self.name, self.draws, self.trees = inner.name, inner.draws, inner.trees  # type: ignore[misc]
         self.needs = replace(inner.needs, laws=True)

@@ -24,7 +24,7 @@ class OnlineOptions:
     """How a drafter learns between rounds."""
 
     learner: str = option("osd", "'osd', 'optimistic' or 'ensemble' (train.learners).")
-    learning_rate: float = option(1e-4, "Of its steps.")
+    learning_rate: float = option(1e-4, "How far each of its steps goes.")
     every: int = option(8, "Windows of text between two updates.")
     window: int = option(128, "Tokens of a window; what is learned from sees no more of a text.")
     positions: str = option(
