@@ -70,9 +70,9 @@ class Pick:
     budget: int = 0
 
 
-Choosing = Callable[[Mapping[str, Sequence[Sequence[int]]], Sequence[int]], Sequence[Pick]]
-"""From what look-ups have found, by their names and rows, and the budget of each row, to a pick for
-each row."""
+Router = Callable[[Mapping[str, Sequence[Sequence[int]]], Sequence[int]], Sequence[Pick]]
+"""Picks each row's drafter: takes what look-ups found, by drafter and row, and each row's budget;
+returns a `Pick` for each row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ class Rows:
     pure: Sequence[bool] = ()
     """By row, whether its text has to follow from its own history alone: a seeded, sampled row.
     What was learned from other rows must not change what is drafted for it."""
-    route: Choosing | None = None
+    route: Router | None = None
     """Who drafts how much in each row, for a drafter that leaves this choice to the controller."""
     lengths: Sequence[int] = ()
     """Committed tokens of each row."""

@@ -18,6 +18,7 @@ from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.draft.models.chain import DraftModel
 from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
+from outpace.draft.registry import find_drafter
 from outpace.draft.route.base import check_config
 from outpace.draft.route.joining import eldest_chain, nodes_of
 from outpace.errors import ConfigError
@@ -42,8 +43,6 @@ class StagedOptions(DraftModelOptions):
                 "guesses the draft model's own tokens: use a model with the target's tokenizer, or "
                 "method 'draft_model'."
             )
-        from outpace.draft.registry import find_drafter
-
         method = check_config("staged", self.lookup).method
         if find_drafter(method).needs.states:
             raise ConfigError(

@@ -44,8 +44,8 @@ class TaskOptions(RoutesOptions):
                     )
 
 
-Router = Callable[[Sequence[int]], tuple[str, float]]
-"""From a prompt's token ids to its task and the probability of that."""
+TaskRouter = Callable[[Sequence[int]], tuple[str, float]]
+"""Takes a prompt's token ids; returns its task and the probability of that."""
 
 
 class Task(Tagged):
@@ -64,7 +64,7 @@ class Task(Tagged):
         names: Sequence[str],
         vocabulary: int,
         tags: Sequence[str],
-        router: Router,
+        router: TaskRouter,
         threshold: float,
     ) -> None:
         super().__init__(children, names, vocabulary, tags)
@@ -133,7 +133,7 @@ class Task(Tagged):
             ) from error
 
 
-def _reader(classifier: TaskClassifier, loaded: Loaded) -> Router:
+def _reader(classifier: TaskClassifier, loaded: Loaded) -> TaskRouter:
     """A router that decodes a prompt and classifies its text."""
     tokenizer = loaded.tokenizer
     if tokenizer is None:
