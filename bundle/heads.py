@@ -31,7 +31,7 @@ from outpace.train.settings import TrainSettings
 OPENINGS = Path(__file__).with_name("openings.txt")
 SMALL = {"draft_vocab_size": 1280}
 SIZES = {"eagle3": {"depths": 4, "groups": 1, "inner_size": 192}}
-"""Of heads that would not fit into two megabytes as they are."""
+"""The sizes of heads that would not fit into two megabytes as they are."""
 TEMPERATURE, LONGEST = 0.8, 320
 NAME = "the bundled target"
 

@@ -1,6 +1,8 @@
-"""The drafters that CONTRIBUTING shows really work."""
+"""The drafters that CONTRIBUTING shows really work, and docstrings are sentences."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from outpace.draft.base import Drafter, Rows
 from targets.families import PROMPTS, plain, target
 from targets.generating import greedy, ids
 
-PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "CONTRIBUTING.md"
 LENGTH = 40
 
 
@@ -60,3 +63,30 @@ def test_an_option_of_the_example_is_checked(monkeypatch: pytest.MonkeyPatch) ->
     register(monkeypatch, example("RecallDrafter"))
     with pytest.raises(ValueError, match=r"unknown key 'raech'.*did you mean 'reach'"):
         LLM(target("llama"), speculative_config={"method": "recall_example", "raech": 3})
+
+
+def described(source: str) -> Iterator[tuple[int, str]]:
+    """Yields line and text of each docstring, and of each string below a name that it describes."""
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        for line in body if isinstance(body, list) else ():
+            match line:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield line.lineno, text
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "bundle"])
+def test_what_describes_something_says_its_noun(folder: str) -> None:
+    """Behind "dtype" the words "Of its activations." are no sentence, and no help in a tooltip."""
+    without = [
+        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, text in described(path.read_text(encoding="utf-8"))
+        if text.split(maxsplit=1)[:1] == ["Of"]
+    ]
+    assert without == []
+
+
+def test_a_string_without_a_noun_is_found() -> None:
+    found = list(described('class A:\n    """It is."""\n    size: int\n    """Of it."""\n'))
+    assert found == [(2, "It is."), (4, "Of it.")]

@@ -72,8 +72,8 @@ def verdict(rule, drawn, nodes, p, near):
     law = Point() if drawn is Drawn.POINT else Sampled(q, with_replacement=drawn is Drawn.IID)
     tree, counts = Tree.uniform(parents, 1), torch.tensor([nodes])
     proposal = Proposal(tokens, tree, counts, law)
-    taps = torch.ones(1, nodes + 1, 3)
-    ready = rule.given(Evidence(taps=taps, second=near, soft=p, draft=q))
+    states = torch.ones(1, nodes + 1, 3)
+    ready = rule.given(Evidence(states=states, second=near, soft=p, draft=q))
     key = torch.tensor([1])
 
     def once():

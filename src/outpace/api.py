@@ -21,9 +21,8 @@ from outpace.core.beam_params import BeamSearchParams
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS
 from outpace.engine.request import Request
-from outpace.engine.trial import OPTIONS as TRIAL
-from outpace.engine.trial import trial_prompts, try_out
-from outpace.errors import ConfigError, OutpaceError, UnknownArgument, names_checked
+from outpace.engine.trial import TRIAL, trial_prompts, try_out
+from outpace.errors import ConfigError, OutpaceError, UnknownArgument, names_checked, reason_of
 from outpace.intake import Intake
 from outpace.outputs import BeamSearchOutput, Chunk, RequestOutput
 from outpace.progress import with_bar
@@ -196,10 +195,9 @@ class LLM:
         except OutpaceError:
             raise
         except Exception as error:  # compilers raise all sorts
-            first = str(error).strip().split("\n")[0][:300]
+            reason = reason_of(error, named=True)
             raise ConfigError(
-                f"{self.target.name} cannot be compiled or recorded ({type(error).__name__}: "
-                f"{first}): leave compile out."
+                f"{self.target.name} cannot be compiled or recorded ({reason}): leave compile out."
             ) from error
 
     def _warm_up(self, rows: Sequence[int]) -> None:

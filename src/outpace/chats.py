@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from outpace.core.values import shown
-from outpace.errors import PromptError
+from outpace.errors import PromptError, reason_of
 from outpace.prompts import check_characters
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -98,10 +98,9 @@ def applied(
             list(messages), **{**for_template, "tokenize": False, "add_generation_prompt": True}
         )
     except Exception as error:  # a template is a program of the model's, and raises what it likes
-        reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
         raise PromptError(
-            f"the chat template of {name} refuses these messages ({reason}): check their roles and "
-            "their order."
+            f"the chat template of {name} refuses these messages ({reason_of(error)}): check their "
+            "roles and their order."
         ) from error
     check_characters(text)
     return str(text)

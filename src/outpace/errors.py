@@ -93,6 +93,26 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     return f" (choose from {', '.join(names)})"
 
 
+_LONGEST_REASON = 300
+
+
+def reason_of(error: BaseException, *, lines: int = 1, named: bool = False) -> str:
+    """Returns the first line of what an error says, cut; its class's name where it says nothing.
+
+    lines: how many are put into one, for errors whose first line says only what the others are
+    about. named: whether the class's name comes first, which the text of a ``KeyError``, for
+    example, says nothing without.
+
+    >>> reason_of(OSError("no such file\\nand more")), reason_of(KeyError("a"), named=True)
+    ('no such file', "KeyError: 'a'")
+    """
+    said = " ".join(line.strip() for line in str(error).strip().split("\n")[:lines])
+    name = type(error).__name__
+    if not said:
+        return name
+    return f"{name}: {said[:_LONGEST_REASON]}" if named else said[:_LONGEST_REASON]
+
+
 Class = TypeVar("Class", bound=type)
 
 

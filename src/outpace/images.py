@@ -11,13 +11,14 @@ from typing import Any
 from urllib.request import url2pathname
 
 from outpace.core.values import shown
-from outpace.errors import ConfigError, PromptError
+from outpace.errors import ConfigError, PromptError, reason_of
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """What image files are read: others are decoded by programs of their own, or are no pictures."""
 
 MOST_PIXELS = 50_000_000
-"""Of an image: a small file may hold very many, each of which takes 3 bytes and more."""
+"""Pixels of an image, at most: a small file may hold very many, each of which takes 3 bytes and
+more."""
 
 _INSTALL = "images need Pillow: install it with pip install 'outpace[vision]'."
 
@@ -102,7 +103,7 @@ def _decoded(content: bytes, name: str) -> Any:
     except PromptError:
         raise
     except Exception as error:  # decoders raise all sorts over a broken file
-        reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
+        reason = reason_of(error)
         known = ", ".join(FORMATS)
         reason = f"it is none of {known}" if "cannot identify" in reason else reason
         raise PromptError(

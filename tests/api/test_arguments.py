@@ -206,8 +206,8 @@ def test_a_corrupt_generation_config_is_refused(folder: Path, content: str) -> N
 @pytest.mark.parametrize(
     ("entries", "sentence"),
     [
-        ({"top_p": 1.5}, r"top_p must be in \(0, 1\], not 1\.5"),
-        ({"temperature": "warm"}, "temperature must be a number, not 'warm'"),
+        ({"top_p": 1.5}, r"top_p must be a number in \(0, 1\], not 1\.5"),
+        ({"temperature": "warm"}, r"temperature must be a number in \[0, inf\), not 'warm'"),
         ({"do_sample": "false"}, "do_sample must be True or False, not 'false'"),
     ],
 )

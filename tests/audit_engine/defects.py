@@ -21,8 +21,8 @@ class Defect:
     name: str
     patch: m.Patch
     caught_by: tuple[str, ...]
-    """Of "text", "drafts", "contract" (all three: `audit model`), "diff", "options". The first is
-    what the fast test runs. Empty: harmless to exactness, so that nobody may object."""
+    """Some of "text", "drafts", "contract" (all three: `audit model`), "diff", "options". The first
+    is what the fast test runs. Empty: harmless to exactness, so that nobody may object."""
     setup: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
     prompts: Sequence[Sequence[int]] = PROMPTS

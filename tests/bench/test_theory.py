@@ -9,7 +9,6 @@ import pytest
 from outpace.bench.stats.theory import (
     Times,
     acceptance_of,
-    best_k,
     best_k_from_times,
     ceiling,
     expected_tokens,
@@ -28,19 +27,24 @@ TABLE = {
 }
 
 
+def flat(c: float, deepest: int = 64) -> Times:
+    """Times as the formulas take them: scoring several tokens takes as long as scoring one."""
+    return Times(draft={1: c, deepest: c * deepest}, verify={1: 1.0, deepest + 1: 1.0})
+
+
 @pytest.mark.parametrize("c", TABLE)
 def test_the_published_table(c: float) -> None:
     for alpha, (k, gain) in zip(ALPHAS, TABLE[c], strict=True):
         assert speedup(alpha, k, c) == pytest.approx(gain, abs=0.006), (alpha, c)
-        best = best_k(alpha, c)
+        best = best_k_from_times(alpha, flat(c))
         # The maximum is flat: a neighbour may be as good to the last digit shown.
         assert speedup(alpha, best, c) == pytest.approx(gain, abs=0.006)
         assert abs(best - k) <= 1
 
 
 def test_a_gain_exists_exactly_where_alpha_exceeds_c() -> None:
-    assert best_k(0.2, 0.2 + 1e-9) == 0
-    assert best_k(0.2, 0.2 - 1e-3) >= 1
+    assert best_k_from_times(0.2, flat(0.2 + 1e-9)) == 0
+    assert best_k_from_times(0.2, flat(0.2 - 1e-3)) >= 1
     assert speedup(0.5, 1, 0.1) == pytest.approx(1.5 / 1.1)
 
 
@@ -50,15 +54,13 @@ def test_expected_tokens_is_the_closed_form() -> None:
 
 
 def test_flat_measured_times_give_the_closed_form() -> None:
-    flat = Times(draft={1: 0.1, 8: 0.8}, verify={1: 1.0, 9: 1.0})
     for k in range(9):
-        assert speedup_from_times(0.7, k, flat) == pytest.approx(speedup(0.7, k, 0.1))
-    assert best_k_from_times(0.7, flat) == best_k(0.7, 0.1)
+        assert speedup_from_times(0.7, k, flat(0.1, 8)) == pytest.approx(speedup(0.7, k, 0.1))
 
 
 def test_scoring_that_grows_shortens_the_best_draft() -> None:
     growing = Times(draft={1: 0.1, 8: 0.8}, verify={1: 1.0, 9: 5.0})
-    assert best_k_from_times(0.7, growing) < best_k(0.7, 0.1)
+    assert best_k_from_times(0.7, growing) < best_k_from_times(0.7, flat(0.1, 8))
     hopeless = Times(draft={1: 2.0, 8: 16.0}, verify={1: 1.0, 9: 9.0})
     assert best_k_from_times(0.9, hopeless) == 0
     assert ceiling(hopeless) == (0, 1.0)

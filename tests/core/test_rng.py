@@ -64,7 +64,7 @@ def test_seeds_and_positions_broadcast() -> None:
 
 @pytest.mark.parametrize("seed", [0, 2**63 - 1])
 def test_no_two_texts_of_a_request_have_a_stream_in_common_in_any_lane(seed: int) -> None:
-    """Of the n texts one drafter's numbers are not another drafter's of another text."""
+    """What one drafter draws for one of the n texts, no drafter draws for another of them."""
     texts = [(seed + index * SEED_STEP) % 2**63 for index in range(40)]
     streams = [seeds_of_lane(torch.tensor(texts), lane).tolist() for lane in range(5)]
     assert len(set(itertools.chain(*streams))) == 40 * 5

@@ -122,5 +122,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         TreeHeadOptions(model=model, top_k=3)
     with pytest.raises(ConfigError, match="depth must be a whole number from 1"):
         TreeHeadOptions(model=model, branching="dynamic", depth=0)
-    with pytest.raises(ConfigError, match="branching must be 'auto' or list"):
+    with pytest.raises(ConfigError, match="branching must be 'auto', 'dynamic' or list"):
         TreeHeadOptions(model=model, branching="wide")
+    with pytest.raises(ConfigError, match="did you mean 'dynamic'"):
+        TreeHeadOptions(model=model, branching="dynamc")

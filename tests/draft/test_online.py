@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from outpace import LLM, SamplingParams
+from outpace.draft.base import Drafter
+from outpace.draft.online.online import Online
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
 from outpace.heads.checkpoint import load_head
@@ -156,8 +158,8 @@ def test_windows_overlap_and_each_law_is_learned_once() -> None:
     [
         ({"learner": "ods"}, "unknown learner 'ods'.*did you mean 'osd'"),
         ({"evry": 2}, "unknown key 'evry' in 'online'.*did you mean 'every'"),
-        ({"every": 0}, "every in 'online' must be a whole number from 1"),
-        ({"share": 2}, "share in 'online' must be a number above 0"),
+        ({"every": 0}, "every in 'online' must be at least 1, not 0"),
+        ({"share": 2}, "share in 'online' must be a number in"),
         ({"positions": "some"}, "positions in 'online' must be"),
         (3, "online must be a dict"),
     ],
@@ -177,6 +179,36 @@ def test_what_cannot_learn_is_refused() -> None:
     head = find_drafter("medusa").specimen(Loaded(target("llama"), None, "llama"))
     config = {"method": "medusa", **head, "online": {"window": 16}}
     LLM(target("llama"), speculative_config=config)
+
+
+ITS_OWN = {
+    "configure": "it is built around a drafter, whose class is configured",
+    "usual_rule": "the class of the drafter inside is asked",
+    "specimen": "the class of the drafter inside is asked",
+    "origin": "no classifier knows states that learning changes",
+    "tried": "it is on trial itself, as `on_trial` says",
+    "default_rule": "the class of the drafter inside is asked",
+    "Options": "the class of the drafter inside is asked",
+    "asked_anywhere": "it remembers its rounds, to learn from them",
+}
+"""What it does not hand on to the drafter inside, and why."""
+
+
+def test_every_call_and_answer_of_a_drafter_is_handed_on_or_known_not_to_be() -> None:
+    drafting = learner("draft_model").engine.drafter
+    assert isinstance(drafting, Online)
+    asked = {name for name in vars(Drafter) if not name.startswith("_")}
+    asked |= {name for name in Drafter.__annotations__ if not name.startswith("_")}
+    answered = vars(Online).keys() | vars(drafting).keys()
+    assert asked - answered == ITS_OWN.keys()
+
+
+def test_a_text_that_is_about_to_join_is_shown_to_what_drafts_inside() -> None:
+    routed = {"method": "task", "routes": {"any": {"method": "ngram"}}}
+    routed |= {"router": lambda prompt: ("any", 1.0), "default": {"method": "ngram"}}
+    config = {"method": "staged", "model": drafter("llama", 0.3), "lookup": routed, "online": QUICK}
+    llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
+    assert ids(llm.generate(DOMAINS[0], greedy(60))) == texts()[0]
 
 
 def test_a_coupled_text_is_the_same_with_a_drafter_that_learns() -> None:

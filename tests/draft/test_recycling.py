@@ -145,3 +145,8 @@ def test_rules_for_chains_refuse_it() -> None:
 def test_bad_shapes_are_refused(branching: Any) -> None:
     with pytest.raises(ConfigError, match="branching"):
         decoder(branching=branching)
+
+
+def test_its_trees_are_not_dynamic() -> None:
+    with pytest.raises(ConfigError, match=r"'auto' or list .*, not 'dynamic' \(choose from auto\)"):
+        decoder(branching="dynamic")

@@ -89,7 +89,7 @@ def test_the_confidence_is_an_option_of_each_drafter() -> None:
     together = ids(small.generate(PROMPTS, sampled))
     assert ids(small.generate([PROMPTS[2]], sampled))[0] == together[2]
     for wrong in (1.5, "high", True):
-        with pytest.raises(ConfigError, match="confidence must be a probability"):
+        with pytest.raises(ConfigError, match="confidence must be a number in"):
             decoder(target("llama"), confidence=wrong)
 
 

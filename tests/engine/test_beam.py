@@ -266,7 +266,7 @@ def test_there_may_be_fewer_texts_than_beams() -> None:
         ({"beam_width": 0}, "beam_width must be at least 1"),
         ({"beam_width": 3, "n": 4}, "raise beam_width"),
         ({"early_stopping": "always"}, "True, False or 'never'"),
-        ({"length_penalty": "long"}, "length_penalty must be a number"),
+        ({"length_penalty": "long"}, "length_penalty must be a finite number"),
         ({"temperature": 0.7}, "temperature must be 0"),
         ({"speculative": 4}, "beams are decoded plainly"),
         ({"seed": 1}, "ranks texts and draws none"),

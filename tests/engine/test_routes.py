@@ -245,6 +245,12 @@ def test_a_staged_model_has_the_targets_tokens() -> None:
         LLM(target("llama"), speculative_config=config)
 
 
+def test_a_staged_look_up_runs_no_model() -> None:
+    config = {"method": "staged", "lookup": NEAR, **NEAR}
+    with pytest.raises(ConfigError, match="lookup cannot be 'draft_model', which runs a model"):
+        LLM(target("llama"), speculative_config=config)
+
+
 @pytest.mark.parametrize(
     "look_up",
     [{"method": "recycling"}, {"method": "hedge", "drafters": [NGRAM, {"method": "suffix"}]}],
@@ -258,7 +264,7 @@ def test_a_staged_look_up_is_given_the_laws_that_it_learns_from(look_up: dict[st
 
 
 def test_a_model_beside_look_ups_keeps_its_rule() -> None:
-    """Of sampled drafts, "match" would accept less."""
+    """The rule "match" would accept less of sampled drafts."""
     for look_up in ("suffix", "recycling"):
         config = {"method": "auto", "lookups": [{"method": look_up}], **NEAR}
         llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)

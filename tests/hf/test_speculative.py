@@ -421,6 +421,7 @@ def test_a_head_is_not_loaded_in_another_dtype() -> None:
     ("options", "sentence"),
     [
         ({"method": "nope"}, "unknown method 'nope'"),
+        ({"method": "beam"}, r"unknown method 'beam': .* LLM\.beam_search"),
         ({"drafter": "a/model", "prompt_lookup_max": 3}, "unknown key 'prompt_lookup_max'"),
         ({"num_speculative_tokens": "many"}, "must be 'auto' or a whole number"),
         ({"verify": "nope"}, "unknown verify rule 'nope'"),

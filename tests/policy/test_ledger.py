@@ -57,7 +57,7 @@ class Text:
         return self
 
     def trail(self, width: int, accepted: int) -> Trail:
-        """Of eldest children only."""
+        """The path of eldest children only."""
         shape = self.ladder.shape.first(width)
         return shape.trail([level[0] for level in shape.levels[:accepted]])
 

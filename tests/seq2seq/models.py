@@ -85,7 +85,7 @@ SEEDS = {
     "m2m100": 2,
     "led": 2,
 }
-"""Of weights with which texts vary; 1 for the others."""
+"""Seeds of weights with which texts vary; 1 for the others."""
 TEXTS = tuple(name for name in FAMILIES if name != "whisper")
 
 PROMPTS: Sequence[Sequence[int]] = ([5, 6, 7, 8, 9], [3], [12, 13] * 6)

@@ -370,7 +370,7 @@ def build(name: str, seed: int = 1, **changes: Any) -> Any:
 
 
 NOISE = {"falcon": 0.2}
-"""Of drafters that would otherwise always be right."""
+"""How far the weights of drafters are off that would otherwise always be right."""
 
 
 @cache

@@ -28,8 +28,8 @@ STAY = {
 many heads of keys as of queries. All others here have two key heads for four query heads."""
 
 SOME = ("llama", "qwen2-window", "gemma3", "cohere2", "llama4", "granite")
-"""Of those that are switched: plain ones, with windows in all layers, in some, in chunks, and with
-a scale of their own."""
+"""Some of the families that are switched: plain ones, with windows in all layers, in some,
+in chunks, and with a scale of their own."""
 
 
 @pytest.mark.parametrize("family", representatives(FAMILIES, {*STAY, *SOME}))

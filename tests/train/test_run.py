@@ -301,7 +301,7 @@ def test_few_tokens_are_the_frequent_ones(tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         ({"steps": 0}, "steps must be a whole number"),
-        ({"learning_rate": -1.0}, "learning_rate must be above 0"),
+        ({"learning_rate": -1.0}, r"learning_rate must be a number in \(0, 1\]"),
         ({"block": CONTEXT + 1}, "--block must be at most 128 tokens, the context of llama"),
         ({"seed": 10**17}, "seed must be a whole number of at most"),
         ({"method": "eagle3", "head": {"reads": 3}}, "reads is 3"),

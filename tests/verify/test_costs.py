@@ -41,7 +41,7 @@ def round_of(name: str, drawn: Drawn, vocabulary: int) -> tuple[Rule, Tensor, Pr
     p, q = laws(vocabulary)
     options: dict[str, Any] = {"head": JudgeHead(torch.ones(3))} if name == "judge" else {}
     rule = make_rule(name, **options)
-    rule = rule.given(Evidence(taps=torch.ones(1, NODES + 1, 3), second=p, soft=p, draft=q))
+    rule = rule.given(Evidence(states=torch.ones(1, NODES + 1, 3), second=p, soft=p, draft=q))
     parents = SHAPE if rule.trees else list(range(NODES))
     # Without equal siblings: the top tokens of each law, in turn.
     rank = torch.tensor([SHAPE[:node].count(up) for node, up in enumerate(SHAPE)])

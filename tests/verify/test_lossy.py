@@ -221,7 +221,7 @@ def test_a_judge_is_learnt_and_overrules_the_ratio() -> None:
     head = JudgeHead.fit(states, states @ truth > 1.0)
     agree = ((head.score(states) > 0.5) == (states @ truth > 1.0)).double().mean()
     assert agree > 0.95
-    rule = JudgeRule(head=head).given(Evidence(taps=torch.stack([truth, truth, -truth])[None]))
+    rule = JudgeRule(head=head).given(Evidence(states=torch.stack([truth, truth, -truth])[None]))
     p = [[0.1, 0.9]] * 3
     assert stops(rule, p, chain([0, 0])) == pytest.approx([0, 0.9, 0.1])
 
@@ -258,7 +258,7 @@ def test_what_is_no_judge_is_refused_in_a_sentence(content: object, tmp_path: Pa
 
 
 def test_a_judge_of_other_hidden_states_is_refused_in_a_sentence() -> None:
-    rule = JudgeRule(head=JudgeHead(torch.ones(3))).given(Evidence(taps=torch.zeros(1, 2, 4)))
+    rule = JudgeRule(head=JudgeHead(torch.ones(3))).given(Evidence(states=torch.zeros(1, 2, 4)))
     with pytest.raises(ConfigError, match="states of 3 numbers, and those of this target have 4"):
         stops(rule, [[0.5, 0.5]] * 2, chain([0]))
 
@@ -269,7 +269,7 @@ def test_a_judge_needs_examples_of_both_kinds() -> None:
 
 
 def test_a_rule_without_its_evidence_says_so() -> None:
-    with pytest.raises(ConfigError, match="taps"):
+    with pytest.raises(ConfigError, match="states"):
         stops(JudgeRule(head=JudgeHead(torch.ones(2))), [[0.5, 0.5]] * 2, chain([0]))
     with pytest.raises(ConfigError, match="second"):
         stops(make_rule("reflective"), [[0.5, 0.5]] * 2, chain([0]))

@@ -67,7 +67,7 @@ def proposals(
 def make(name: str, p: Tensor) -> Rule:
     head = {"head": JudgeHead(torch.ones(3))} if name == "judge" else {}
     rule = make_rule(name, **head)
-    return rule.given(Evidence(taps=torch.randn(*p.shape[:2], 3), second=p.flip(-1)))
+    return rule.given(Evidence(states=torch.randn(*p.shape[:2], 3), second=p.flip(-1)))
 
 
 @pytest.mark.parametrize("name", list(rules()))

@@ -80,7 +80,7 @@ def test_given_leaves_the_rule_alone_and_insists_on_what_it_needs() -> None:
     assert informed.evidence.second is not None
     assert rule.evidence.second is None
     judge = make_rule("judge", head=JudgeHead(torch.ones(2)))
-    with pytest.raises(ConfigError, match="taps"):
+    with pytest.raises(ConfigError, match="states"):
         judge.given(Evidence())
     assert make_rule("token").given(Evidence()) is not None
 

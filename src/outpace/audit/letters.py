@@ -14,7 +14,7 @@ END = "<end>"
 CONTEXT = 512
 """The models' context length: enough for texts that outgrow the first cache buffers."""
 WINDOW = 4
-"""Of the family with sliding windows: far below the length of the texts."""
+"""Tokens that the family with sliding windows looks back at: far below the length of the texts."""
 PADDED = 18
 """Rows of the models' heads: more than there are tokens, as real models have them too."""
 

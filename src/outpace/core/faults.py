@@ -51,7 +51,7 @@ class ProcessorFault(RowFault):
         words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         fault = cls(
             row,
-            f"the logits processor {name_of(processor)} raised {words}; correct it, or leave it "
+            f"the logits processor {name_of(processor)!r} raised {words}; correct it, or leave it "
             "out of logits_processors.",
         )
         fault.__cause__ = error
@@ -63,10 +63,10 @@ class ProcessorFault(RowFault):
     ) -> ProcessorFault:
         """Returns the fault of a processor that returned ``what`` and not what is ``wanted``."""
         return cls(
-            row, f"the logits processor {name_of(processor)} returned {what}; it must {wanted}."
+            row, f"the logits processor {name_of(processor)!r} returned {what}; it must {wanted}."
         )
 
 
-def name_of(processor: Callable[..., Any]) -> str:
-    """Returns the name of a function, or that of the class of any other object."""
-    return repr(getattr(processor, "__name__", type(processor).__name__))
+def name_of(called: Callable[..., Any]) -> str:
+    """Returns the name of a function, or of the class of an object that is called like one."""
+    return str(getattr(called, "__name__", type(called).__name__))

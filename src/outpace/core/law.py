@@ -106,7 +106,7 @@ class LawMaker:
         self._silent: set[int] | None = None
         """While laws are a drafter's: the rows in which its root has none. None: they are not."""
         self._unread: list[tuple[Tensor, Tensor, Branches]] = []
-        """Of laws that nobody has looked at: the highest scores, the logits and the nodes."""
+        """Laws that nobody has looked at: the highest scores, the logits and the nodes of each."""
         self._prompts, self._outputs = (
             TokenCounts(len(self.rows) if self._looks_back else 0, vocabulary, self.device)
             for _ in range(2)

@@ -8,7 +8,7 @@ further on they would overflow or compare otherwise. ``error`` is the class of w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -43,6 +43,18 @@ def plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") and not isinstance(value, type) else value
 
 
+def plain_entries(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options by name, those that are a scalar of numpy as Python's.
+
+    >>> plain_entries({"count": np.int64(7), "name": "text"})
+    {'count': 7, 'name': 'text'}
+    """
+    return {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in given.items()
+    }
+
+
 def is_whole(value: Any) -> bool:
     """Returns whether this is a whole number; True and False are not.
 
@@ -71,21 +83,35 @@ def whole(
     return number
 
 
-def number(name: str, value: Any, low: float, high: float, *, closed: bool) -> float:
-    """Returns a finite number with low <= value <= high, or low < value where not ``closed``."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ParamsError(f"{name} must be a number, not {shown(value)}.")
-    try:
-        found = float(value)
-    except OverflowError:  # a whole number beyond the floating-point ones
-        found = math.inf  # either sign is out of range
-    if math.isnan(found):
-        raise ParamsError(f"{name} must be a number, not {shown(value)}.")
-    inside = low <= found <= high if closed else low < found <= high
-    if not inside or math.isinf(found):
-        bounds = f"{'[' if closed else '('}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
-        raise ParamsError(f"{name} must be in {bounds}, not {shown(value)}.")
-    return found
+def number(
+    name: str,
+    value: Any,
+    low: float,
+    high: float,
+    *,
+    closed: bool,
+    below: bool = False,
+    error: type[OutpaceError] = ParamsError,
+) -> float:
+    """Returns a finite number with low <= value <= high, or low < value where not ``closed``.
+
+    below: whether it must be smaller than ``high``, too.
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            found = float(value)
+        except OverflowError:  # a whole number beyond the floating-point ones
+            found = math.inf  # either sign is out of range
+        above_low = low <= found if closed else low < found
+        under_high = found < high if below else found <= high
+        if above_low and under_high and math.isfinite(found):
+            return found
+    begin = "[" if closed and math.isfinite(low) else "("
+    end = ")" if below or math.isinf(high) else "]"
+    wanted = f"a number in {begin}{low:g}, {high:g}{end}"
+    if math.isinf(low) and math.isinf(high):
+        wanted = "a finite number"
+    raise error(f"{name} must be {wanted}, not {shown(value)}.")
 
 
 def flag(name: str, value: Any, *, error: type[OutpaceError] = ParamsError) -> bool:

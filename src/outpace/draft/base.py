@@ -47,7 +47,7 @@ class RowInfo:
     """A text that joins the batch."""
 
     id: int
-    """Of the request; no other request of the engine ever has it."""
+    """The number of its request, which no other request of the engine ever has."""
     prompt: Sequence[int]
     group: Hashable = None
     """The samples of one prompt have the same group."""
@@ -70,9 +70,9 @@ class Pick:
     budget: int = 0
 
 
-Choosing = Callable[[Mapping[str, Sequence[Sequence[int]]], Sequence[int]], Sequence[Pick]]
-"""From what look-ups have found, by their names and rows, and the budget of each row, to a pick for
-each row."""
+Router = Callable[[Mapping[str, Sequence[Sequence[int]]], Sequence[int]], Sequence[Pick]]
+"""Picks each row's drafter: takes what look-ups found, by drafter and row, and each row's budget;
+returns a `Pick` for each row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ class Rows:
     pure: Sequence[bool] = ()
     """By row, whether its text has to follow from its own history alone: a seeded, sampled row.
     What was learned from other rows must not change what is drafted for it."""
-    route: Choosing | None = None
+    route: Router | None = None
     """Who drafts how much in each row, for a drafter that leaves this choice to the controller."""
     lengths: Sequence[int] = ()
     """Committed tokens of each row."""
@@ -203,7 +203,8 @@ class Drafter(ABC):
     """Nodes of a draft at most, where the engine chooses how many. With the root, ten are what a
     CPU scores in about one reading of the weights."""
     shape: TreeShape | None = None
-    """Of its trees, where that is given; None for chains."""
+    """The shape of its trees, where its options fix one. None: it drafts chains, trees of the shape
+    in `Rows.shape` (`any_shape`), or a different tree in every row."""
     any_shape: bool = False
     """Whether it drafts the tree that `Rows.shape` says."""
     choices: Mapping[str, Drafter] = MappingProxyType({})
@@ -221,11 +222,11 @@ class Drafter(ABC):
     loaded: Loaded | None = None
     """The model that it runs, if it runs one of its own."""
     weight_bytes: int = 0
-    """Of ``nbytes``, those of weights."""
+    """The part of ``nbytes`` that is weights."""
     riders: int = 0
     """Columns of its own that ride in the target's pass behind the root and each drafted node."""
     pass_bytes: int = 0
-    """Of weights, those that are read for one drafted level."""
+    """Bytes of the weights that are read for one drafted level."""
     keeps_up: bool = False
     """Whether it need not read first what was committed while it did not draft, as a draft model
     has to: it is given the target's states of every token, or is a part of the target."""

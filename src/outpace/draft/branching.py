@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Sequence
 
 from outpace.core.trees.tree_shape import LARGEST, TreeShape
 from outpace.core.values import is_whole, shown
 from outpace.draft.dynamic import Growth
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, did_you_mean
 
-DYNAMIC = "dynamic"
+AUTO, DYNAMIC = "auto", "dynamic"
 TOP_K, DEPTH = 10, 6
-"""Of dynamic trees, unless they are given; EAGLE-2's."""
+"""What dynamic trees have where the options say nothing else, as EAGLE-2's: so many nodes of a
+level are expanded, each into as many children; and so many levels at most."""
 TOP_K_HELP = f"Nodes of a level that are expanded, and children of each; dynamic trees ({TOP_K})."
 DEPTH_HELP = f"Levels at most; dynamic trees ({DEPTH})."
 
 BRANCHING_HELP = "Children of a node at each depth, such as [3, 2, 1]; 'auto': as it pays."
 
 
-def shape_of(branching: object) -> TreeShape | None:
+def shape_of(branching: object, words: Sequence[str] = (AUTO,)) -> TreeShape | None:
     """Returns the shape with so many children per node at each depth, None for "auto".
 
-    Raises ``ConfigError`` for anything else, and for trees that are too large.
+    words: all that the drafter's option may be instead of a list, for the error's sentence. Raises
+    ``ConfigError`` for anything else, and for trees that are too large.
     """
-    if branching == "auto":
+    if isinstance(branching, str) and branching == AUTO:
         return None
     listed = list(branching) if isinstance(branching, (list, tuple)) else []
-    if not listed or any(not isinstance(count, int) or count < 1 for count in listed):
+    if not listed or any(not is_whole(count) or count < 1 for count in listed):
+        named = ", ".join(repr(word) for word in words)
+        hint = did_you_mean(branching, words) if isinstance(branching, str) else ""
         raise ConfigError(
-            "branching must be 'auto' or list the children per node at each depth, such as "
-            f"[3, 2, 1], not {shown(branching)}."
+            f"branching must be {named} or list the children per node at each depth, such as "
+            f"[3, 2, 1], not {shown(branching)}{hint}."
         )
     # Counted before it is built: a number with many digits would fill the memory with nodes.
+    listed = [int(count) for count in listed]
     nodes = sum(itertools.accumulate(listed, operator.mul))
     if nodes > LARGEST:
         raise ConfigError(
@@ -48,16 +54,17 @@ def growth_of(branching: object, top_k: int | None, depth: int | None) -> Growth
     Raises ``ConfigError`` for wrong numbers, for numbers without dynamic trees, and, of other
     trees, for what `shape_of` refuses.
     """
+    dynamic = isinstance(branching, str) and branching == DYNAMIC
     for name, value in (("top_k", top_k), ("depth", depth)):
         if value is None:
             continue
-        if branching != DYNAMIC:
+        if not dynamic:
             raise ConfigError(f"{name!r} is about dynamic trees: add branching 'dynamic'.")
         if not (is_whole(value) and 1 <= value <= LARGEST):
             raise ConfigError(
                 f"{name} must be a whole number from 1 to {LARGEST}, not {shown(value)}."
             )
-    if branching == DYNAMIC:
+    if dynamic:
         return Growth(top_k or TOP_K, depth or DEPTH)
-    shape_of(branching)
+    shape_of(branching, (AUTO, DYNAMIC))
     return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from outpace.config import COMMON
+from outpace.core.values import plain_entries
 from outpace.errors import ConfigError, did_you_mean
 
 Options = TypeVar("Options")
@@ -25,14 +26,14 @@ def needed(help: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class NoOptions:
-    """Of a drafter that has none."""
+    """The options of a drafter, or of a length policy, without options."""
 
 
 def make_options(kind: type[Options], given: Mapping[str, Any], method: str) -> Options:
     """Returns the options of a drafter; ``ConfigError`` for a name that it does not have, and for
     one that it needs and was not given.
 
-    Values are checked by the dataclass itself.
+    Values are checked by the dataclass itself; numpy's numbers are taken like Python's.
     """
     options = dataclasses.fields(kind)  # type: ignore[arg-type]
     names = [one.name for one in options]
@@ -48,7 +49,7 @@ def make_options(kind: type[Options], given: Mapping[str, Any], method: str) -> 
                 f"method {method!r} needs {one.name!r} in speculative_config. "
                 f"{one.metadata['help']}"
             )
-    return kind(**given)
+    return kind(**plain_entries(given))
 
 
 def _is_needed(one: dataclasses.Field[Any]) -> bool:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outpace.core.lazy import LazyRegistry
+from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
     from outpace.draft.base import Drafter
 
 GROUP = "outpace.drafters"
 """Entry-point group in which other packages name their `Drafter` subclasses."""
+
+BEAMS = ("beam", "beams", "beam_search", "num_beams")
+"""Names under which a beam search may be looked for among the drafters."""
 
 REGISTRY = LazyRegistry(
     "method",
@@ -64,5 +68,10 @@ def drafters() -> dict[str, type[Drafter]]:
 
 def find_drafter(name: str) -> type[Drafter]:
     """Returns the drafter of this name; ``ConfigError`` with a suggestion if there is none."""
+    if name in BEAMS and name not in drafter_names():
+        raise ConfigError(
+            f"unknown method {name!r}: a beam search drafts nothing, and is asked for by "
+            "LLM.beam_search."
+        )
     found: type[Drafter] = REGISTRY.find(name)
     return found

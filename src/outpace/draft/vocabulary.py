@@ -10,15 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-NEVER = float("-inf")
+from outpace.core.laws.truncation import NEVER
 
 
 class Vocabulary:
     """Which token of the target each of a drafter's own tokens is.
 
     >>> some = Vocabulary(torch.tensor([4, 1]), size=5)
-    >>> some.to_target(torch.tensor([0, 1])).tolist(), some.to_own(torch.tensor([4, 3])).tolist()
-    ([4, 1], [0, -1])
+    >>> some.to_own(torch.tensor([4, 3])).tolist()
+    [0, -1]
     >>> some.logits(torch.tensor([2.0, 3.0])).tolist()
     [-inf, 3.0, -inf, -inf, 2.0]
     """
@@ -34,8 +34,6 @@ class Vocabulary:
         own = torch.arange(len(target_ids)).to(target_ids) if own_ids is None else own_ids
         self._own = target_ids.new_full((size,), -1)
         self._own[target_ids] = own
-        self._target = target_ids.new_full((int(own.max()) + 1 if len(own) else 1,), -1)
-        self._target[own] = target_ids
         self.is_same = own_ids is None and torch.equal(target_ids, own)
         """Whether each token has the same number in both."""
 
@@ -52,12 +50,6 @@ class Vocabulary:
     def __len__(self) -> int:
         """How many tokens both know."""
         return len(self._target_ids)
-
-    def to_target(self, tokens: Tensor) -> Tensor:
-        """Returns the target's tokens for the drafter's own, of any shape; -1 where it has none."""
-        known = tokens < len(self._target)
-        found = self._target[tokens.where(known, torch.zeros_like(tokens))]
-        return found.where(known, torch.full_like(found, -1))
 
     def to_own(self, tokens: Tensor) -> Tensor:
         """Returns the drafter's own tokens for the target's, of any shape; -1 where it has none."""

@@ -28,7 +28,8 @@ class RoundTrace:
     """How many nodes each row was allowed to draft."""
     proposal: Proposal
     methods: Sequence[str]
-    """By row, the name of the drafter, of those it stands for where it stands for several."""
+    """By row, the name of the drafter that made the draft: the child's, where one drafter stands
+    for several."""
     decisions: Sequence[Decision]
     emitted: Sequence[int]
     """How many tokens each text took before a stop condition."""

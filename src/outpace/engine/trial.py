@@ -32,8 +32,8 @@ ENOUGH, MOST = 5, 96
 """Accepted tokens at which all is well; drafted ones after which fewer are too few. A head of
 which a fiftieth is accepted is refused in 95 of 100 cases, one of a sixth in 1 of 1000."""
 
-OPTIONS = SamplingParams(temperature=0, max_tokens=MOST, ignore_eos=True)
-"""Of the texts."""
+TRIAL = SamplingParams(temperature=0, max_tokens=MOST, ignore_eos=True)
+"""How the texts of a trial are generated."""
 
 
 def trial_prompts(tokenizer: Any, vocabulary: int, longest: int) -> list[list[int]]:

@@ -51,7 +51,8 @@ class Verifier:
 
     @property
     def coupled(self) -> bool:
-        """Whether tokens are drawn with noise that depends on their position only."""
+        """Whether tokens are drawn with noise that depends on the request's seed and the token's
+        position only."""
         return self.rule.coupled
 
     @property
@@ -63,7 +64,7 @@ class Verifier:
     @property
     def layers(self) -> frozenset[int]:
         """The layers whose hidden states the rule looks at."""
-        return frozenset(self.rule.needs.taps)
+        return frozenset(self.rule.needs.states)
 
     def riders(self, proposal: Proposal) -> Riders | None:
         """Returns what has to be scored besides the draft: the drafter's own columns and, for a
@@ -101,9 +102,9 @@ class Verifier:
         if needs.second_pass is not None and scores.rider_logits is not None:
             copy = scores.rider_logits[:, -(1 + proposal.tree.size) :]
             second = rows.law.soft(copy, branches, rows.history)
-        taps = scores.of_nodes(needs.taps) if needs.taps else None
+        states = scores.of_nodes(needs.states) if needs.states else None
         draft = proposal.soft if needs.draft_laws else None
-        return self.rule.given(Evidence(taps, second, soft, draft))
+        return self.rule.given(Evidence(states, second, soft, draft))
 
 
 def _second_copy(proposal: Proposal, text: Sequence[int]) -> Riders:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from outpace.errors import ModelLoadError
+from outpace.errors import ModelLoadError, reason_of
 from outpace.heads.saving import saving
 
 CONFIG = "config.json"
@@ -22,7 +22,7 @@ UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, 
 list in the place of a number, no entry at all, a negative size."""
 
 DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-"""Of the weights of a network, in files."""
+"""The dtypes that the weights of a network may have in files."""
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -46,7 +46,7 @@ class Folder:
             ) from error
         except (OSError, ValueError, RecursionError) as error:
             raise ModelLoadError(
-                f"cannot read {file} ({first_line(error)}): train or copy the head again."
+                f"cannot read {file} ({reason_of(error)}): train or copy the head again."
             ) from error
         return about if isinstance(about, dict) else {}
 
@@ -98,7 +98,7 @@ class Folder:
         """Returns the error for weights that cannot be read or do not fit."""
         return ModelLoadError(
             f"the weights in {self.path / file} are damaged, or not those that {CONFIG} describes "
-            f"({first_line(error)}): train or copy the head again."
+            f"({_said(error)}): train or copy the head again."
         )
 
     @contextmanager
@@ -114,17 +114,16 @@ class Folder:
 
     def unfit(self, kind: str, error: BaseException | str) -> ModelLoadError:
         """Returns the error for a configuration that says nothing usable."""
-        why = f"it has no entry {error}" if isinstance(error, KeyError) else first_line(error)
+        why = f"it has no entry {error}" if isinstance(error, KeyError) else _said(error)
         return ModelLoadError(
             f"{self.path / CONFIG} does not describe a head of the kind {kind!r} ({why}): train or "
             "copy the head again."
         )
 
 
-def first_line(error: BaseException | str) -> str:
-    """Returns the beginning of an error's text."""
-    lines = [line.strip() for line in str(error).strip().split("\n")]
-    return " ".join(lines[:2])[:200]
+def _said(error: BaseException | str) -> str:
+    """A reason, or the beginning of an error's text: torch says what does not fit in line two."""
+    return error if isinstance(error, str) else reason_of(error, lines=2)
 
 
 def _tensors(found: Any) -> dict[str, Tensor]:

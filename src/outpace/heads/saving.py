@@ -9,6 +9,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from outpace.errors import reason_of
+
 
 @contextmanager
 def saving(path: Path) -> Iterator[None]:
@@ -24,10 +26,10 @@ def saving(path: Path) -> Iterator[None]:
     except Exception as error:
         if not _is_of_a_writer(error):
             raise
-        reason = str(error).strip().split("\n")[0][:200]
         raise OSError(
             errno.EIO,
-            f"a file cannot be written ({reason}); make room on its disk, or name another folder",
+            f"a file cannot be written ({reason_of(error)}); make room on its disk, or name "
+            "another folder",
             str(path),
         ) from error
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import LARGEST, TreeShape
-from outpace.draft.base import Choosing
+from outpace.draft.base import Router
 from outpace.policy.row import DraftingRow
 
 
@@ -43,7 +43,7 @@ class Controller(ABC):
         drafter's own laws decide about that."""
         return terms
 
-    def route(self, requests: Sequence[DraftingRow]) -> Choosing | None:
+    def route(self, requests: Sequence[DraftingRow]) -> Router | None:
         """Returns what picks each row's drafter in the coming round, if that is to be chosen."""
         return None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, chain_trail
-from outpace.draft.base import Choosing, Pick
+from outpace.draft.base import Pick, Router
 from outpace.policy.auto.controller import CLOSE, Auto
 from outpace.policy.auto.trials import LOOK_ASIDE
 from outpace.policy.base import Controller, Outcome, is_pure, wish
@@ -69,7 +69,7 @@ class Routing(Controller):
         wishes = [wish(request) for request in requests]
         return [most if wished is None else wished for wished in wishes]
 
-    def route(self, requests: Sequence[DraftingRow]) -> Choosing:
+    def route(self, requests: Sequence[DraftingRow]) -> Router:
         for name in self._models:
             shaped = self._autos[name].prepare(requests)
             self.shape = shaped if shaped is not None else self.shape

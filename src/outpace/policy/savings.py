@@ -20,9 +20,9 @@ class Way:
     """How a round might go."""
 
     tokens: float
-    """That it is expected to bring a row."""
+    """Tokens that the round is expected to bring a row."""
     takes: float
-    """In plain rounds."""
+    """Time of the round, in plain rounds."""
 
     @property
     def rate(self) -> float:

@@ -54,7 +54,7 @@ class Description:
     """Its path or hub name; "the bundled target" or "the bundled drafter" for those."""
     device: str
     dtype: str
-    """Of its activations."""
+    """The dtype of its activations."""
     quantization: str | None
     blocks: str | None
     """The kinds of blocks that its weights are in, with their share of the bytes in blocks:

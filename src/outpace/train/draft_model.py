@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from outpace.errors import ConfigError, UnsupportedModel, VocabularyMismatch
+from outpace.errors import ConfigError, UnsupportedModel, VocabularyMismatch, reason_of
 from outpace.heads.saving import saving
 from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load
@@ -187,8 +187,9 @@ def _made(config: Any, what: str) -> nn.Module:
         make: Any = AutoModelForCausalLM.from_config  # untyped
         model: nn.Module = make(config)
     except Exception as error:  # configurations raise all sorts
-        first = str(error).strip().split("\n")[0][:200]
-        raise ConfigError(f"no {config.model_type} model of {what} can be made: {first}") from error
+        raise ConfigError(
+            f"no {config.model_type} model of {what} can be made: {reason_of(error)}"
+        ) from error
     return model
 
 

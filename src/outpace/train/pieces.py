@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 Piece = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From own states ``[P, H]`` and those of the target to the sum of the losses at these places, and
-something of each place ``[P]``."""
+"""Takes the learner's own states at P places and the target's, both ``[P, H]``; returns the sum of
+the losses there, and ``[P]`` whatever is wanted of each place."""
 
 
 def in_pieces(

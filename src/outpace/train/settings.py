@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from numbers import Real
 from typing import Any, TypeVar, cast
 
 import torch
 
-from outpace.core.values import is_whole, shown
+from outpace.core.values import is_whole, number, shown
 from outpace.errors import ConfigError, did_you_mean
 from outpace.heads.base import config_of
 from outpace.targets.cpu.weights.quantize import QUANTIZATIONS, Quantization
@@ -49,14 +48,14 @@ class TrainSettings:
     """The folder of a drafter to begin as; of a draft model also "pruned" or "random". Unset: a
     head of new weights, or a pruned model."""
     draft: str = ""
-    """Of a classifier: the draft model's folder or hub name, whose tokens it learns to tell."""
+    """For a classifier: the draft model's folder or hub name, whose tokens it learns to tell."""
     loss: str = FORWARD_KL
-    """Of a draft model: how far its laws are from the target's (`losses`)."""
+    """For a draft model: how far its laws are from the target's (`losses`)."""
     precision: str = AUTO
-    """Of the products of a step, one of `PRECISIONS`. Weights, sums and checkpoints stay in
-    float32."""
+    """The dtype of the products of a step, one of `PRECISIONS`. Weights, sums and checkpoints stay
+    in float32."""
     quantization: Quantization | None = None
-    """Of a head or a draft model: how it learns to be rounded, which it will be while it drafts.
+    """For a head or a draft model: how it learns to be rounded, which it will be while it drafts.
     What is kept are unrounded weights."""
 
     def __post_init__(self) -> None:
@@ -68,10 +67,7 @@ class TrainSettings:
             if type(value) is not int or value < 1:
                 raise ConfigError(f"{name} must be a whole number from 1 on, not {shown(value)}.")
         for name, top in (("learning_rate", 1.0), ("held_out", 0.5), ("clip", 1e6)):
-            value = getattr(self, name)
-            plain = isinstance(value, Real) and not isinstance(value, bool)
-            if not (plain and 0 < float(value) <= top):
-                raise ConfigError(f"{name} must be above 0 and at most {top}, not {shown(value)}.")
+            number(name, getattr(self, name), 0, top, closed=False, error=ConfigError)
         if not is_whole(self.seed) or abs(self.seed) > LARGEST_SEED:
             raise ConfigError(
                 f"seed must be a whole number of at most {LARGEST_SEED}, not {shown(self.seed)}."

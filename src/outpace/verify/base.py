@@ -46,8 +46,9 @@ class Rule(ABC):
     trees: ClassVar[bool]
     """Whether a node may have several children."""
     coupled: ClassVar[bool] = False
-    """Whether the engine draws each token with noise that depends on its position only, and follows
-    the draft as long as it agrees, instead of asking the rule."""
+    """Whether the engine draws each token with noise that depends on the request's seed and the
+    token's position only, and follows the draft as long as it agrees, instead of asking the
+    rule."""
     evidence: ClassVar[Evidence] = Evidence()
     """What `given` has put here, in a copy of the rule."""
     _work: ClassVar[_Work | None] = None

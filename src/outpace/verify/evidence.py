@@ -12,9 +12,9 @@ from torch import Tensor
 class RuleNeeds:
     """What a rule asks of the round, declared once. Most rules ask for nothing."""
 
-    taps: tuple[int, ...] = ()
-    """Hidden states at every node, numbered as in transformers: 0 the embedding, -1 what the head
-    reads."""
+    states: tuple[int, ...] = ()
+    """The layers whose hidden states are wanted at every node, numbered as in transformers: 0 is
+    the embedding, -1 what the output matrix reads."""
     second_pass: str | None = None
     """Score the draft a second time: context, draft, this text, the draft again."""
     soft: bool = False
@@ -30,13 +30,13 @@ class RuleNeeds:
 class Evidence:
     """One round's answer to `RuleNeeds`; fields that nobody asked for stay ``None``."""
 
-    taps: Tensor | None = None  # [B, M, H], the layers side by side, in the order asked for
+    states: Tensor | None = None  # [B, M, H], the layers side by side, in the order asked for
     second: Tensor | None = None  # [B, M, V], the target's laws at the nodes of the second copy
     soft: Tensor | None = None  # [B, M, V]
     draft: Tensor | None = None  # [B, N, V]
 
     def missing(self, needs: RuleNeeds) -> str | None:
         """Returns the name of a field that the rule cannot do without and that is not here."""
-        if needs.taps and self.taps is None:
-            return "taps"
+        if needs.states and self.states is None:
+            return "states"
         return "second" if needs.second_pass is not None and self.second is None else None

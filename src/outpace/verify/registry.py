@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from outpace.core.lazy import LazyRegistry
+from outpace.core.values import plain_entries
 from outpace.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -75,8 +74,7 @@ def make_rule(name: str, **options: object) -> Rule:
         if option not in allowed:
             hint = did_you_mean(option, allowed)
             raise ConfigError(f"verify={name!r} has no option {option!r}{hint}.")
-    numbers = {key: value.item() for key, value in options.items() if isinstance(value, np.generic)}
-    return kind(**{**options, **numbers})
+    return kind(**plain_entries(options))
 
 
 def rule_options(rule: type[Rule]) -> dict[str, object]:

@@ -330,6 +330,11 @@ def test_a_model_in_parts(path: Path, tmp_path: Path) -> None:
             check_path(named)
     with pytest.raises(ModelLoadError, match=r"big-00002-of-00003.gguf is not beside it"):
         parts_of(parts[0])
+    parts[2].unlink()
+    with pytest.raises(
+        ModelLoadError, match=r"00002-of-00003.gguf, .*00003.gguf are not beside it"
+    ):
+        parts_of(parts[0])
 
 
 def test_a_part_with_another_name(path: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from outpace.audit.families.prompts import (
 )
 from outpace.audit.families.sizes import CONTEXT
 from outpace.core.params import SamplingParams
-from outpace.errors import OutpaceError, PromptError, UnsupportedModel
+from outpace.errors import OutpaceError, PromptError, UnsupportedModel, reason_of
 from outpace.targets.hf.supported.support import check_type
 
 LENGTH = 24
@@ -54,7 +54,7 @@ def findings(family: Family) -> Iterator[Finding]:
     try:
         plain = _lively(family)
     except Exception as error:  # whatever stops a family in its own making
-        yield replace(found, reason=brief(error))
+        yield replace(found, reason=reason_of(error, named=True))
         return
     dtype = str(plain.model.dtype).removeprefix("torch.")
     found = replace(found, dtype=dtype, verdict="not finished", reason="decoding came to no end")
@@ -64,12 +64,6 @@ def findings(family: Family) -> Iterator[Finding]:
     if judged.verdict == "DIFFERENT" and not plain.alike:
         judged = _judged_without_cache(begun, family, plain.model) or judged
     yield judged
-
-
-def brief(error: BaseException) -> str:
-    """Returns an error's class and the first line of what it says."""
-    said = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 # -- plain texts -------------------------------------------------------------------------------
@@ -169,7 +163,7 @@ def _judged(found: Finding, model: Any, expected: list[list[int]] | Exception) -
     except Exception as error:
         return _failed(found, "the check at load fails", error)
     if isinstance(expected, Exception):
-        reason = f"transformers' own code raises {brief(expected)}"
+        reason = f"transformers' own code raises {reason_of(expected, named=True)}"
         return replace(found, verdict="not built", reason=reason)
     drafter, prompts = noised(model, NOISE), prompts_for(model, found.kind)
     for ways in (CHAINS, TREES):
@@ -197,7 +191,7 @@ def _judged(found: Finding, model: Any, expected: list[list[int]] | Exception) -
 def _failed(found: Finding, what: str, error: Exception) -> Finding:
     """Returns the finding on a model with which our own code raises an error: a defect, unless
     there was not enough memory."""
-    found = replace(found, reason=f"{what}: {brief(error)}")
+    found = replace(found, reason=f"{what}: {reason_of(error, named=True)}")
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return replace(found, verdict="not finished")
     return found

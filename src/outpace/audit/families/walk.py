@@ -25,7 +25,7 @@ class Limits:
 
     seconds: float = 300.0
     gigabytes: float = 6.0
-    """Of memory. Only Linux can be asked to see to it."""
+    """Memory of the process that tries a family. Only Linux can be asked to see to it."""
 
 
 def walk(families: Sequence[Family], limits: Limits, workers: int = 1) -> Iterator[Finding]:

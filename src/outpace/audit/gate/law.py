@@ -223,7 +223,7 @@ class _Case:
         self.pair, self.depth = pair, tree.depth.double()
         self.rule = rule.given(
             Evidence(
-                taps=world.states[pair[:, None], seen],
+                states=world.states[pair[:, None], seen],
                 second=world.second[pair[:, None], seen],
                 soft=None,
                 draft=draft,

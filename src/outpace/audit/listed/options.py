@@ -28,6 +28,7 @@ from outpace.api import LLM
 from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model
 from outpace.audit.listed.checks import Trial
 from outpace.audit.listed.reference import Case, Reference
+from outpace.core.laws.truncation import NEVER
 from outpace.core.params import SamplingParams
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import IncompatibleRule, OutpaceError
@@ -49,19 +50,19 @@ AGAIN = {"logit_bias": {5: 4.0}}
 
 def other_than_last(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """A logits processor that looks back: never the same token twice in a row."""
-    return scores.scatter(1, ids[:, -1:], float("-inf"))
+    return scores.scatter(1, ids[:, -1:], NEVER)
 
 
 def nothing_after(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """A logits processor that forbids every token after some letters, as a grammar does in a state
     that no text should reach. Prompts end with such letters, too."""
     dead = torch.isin(ids[:, -1:], torch.tensor([3, 4, 5, 7]))
-    return scores.masked_fill(dead, float("-inf"))
+    return scores.masked_fill(dead, NEVER)
 
 
 def rarely_nothing_after(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """The same for one of these letters, so that most texts go on beside drafts that end there."""
-    return scores.masked_fill(ids[:, -1:] == 4, float("-inf"))
+    return scores.masked_fill(ids[:, -1:] == 4, NEVER)
 
 
 def cases() -> list[Case]:
@@ -79,7 +80,7 @@ def cases() -> list[Case]:
         Case("repetition_penalty", {"repetition_penalty": 1.8}, "law"),
         Case("presence_penalty", {"presence_penalty": 2.0}, "law", AGAIN),
         Case("frequency_penalty", {"frequency_penalty": 2.0}, "law", AGAIN),
-        Case("logit_bias", {"logit_bias": {3: 4.0, 1: float("-inf")}}, "law"),
+        Case("logit_bias", {"logit_bias": {3: 4.0, 1: NEVER}}, "law"),
         Case("allowed_token_ids", {"allowed_token_ids": (0, 2, 4, 6, 8)}, "law"),
         Case("bad_words", {"bad_words": list(LETTERS[::2])}, "law"),
         Case("bad_words_ids", {"bad_words_ids": every_third}, "law"),

@@ -16,9 +16,9 @@ _COLOURS = (
     *("#1f6f8b", "#d1495b", "#e0952b", "#4f8f6c", "#8d6a9f", "#b07d62", "#2e4057", "#c2709c"),
     *("#7fb7c9", "#eaa0a8", "#f0cb8a", "#a5cdb6", "#c4b1d0", "#d8bfae", "#8a97a8", "#e3bcd2"),
 )
-"""Of methods, or of the curves of a cost report: each keeps its own in all figures."""
+"""The colours of methods, or of the curves of a cost report: each keeps its own in all figures."""
 _PARTS = {"draft": "#3b3b3b", "verify": "#8c8c8c", "sample": "#c4c4c4", "other": "#e6e6e6"}
-"""Of the parts of a round: greys, which no method has."""
+"""The colours of the parts of a round: greys, which no method has."""
 _LABEL, _TICK = 60, 28
 """Characters after which a label of the legend, or of a tick, goes on in a new line."""
 _CHARACTER, _HANDLE, _LINE = 0.055, 0.6, 0.16

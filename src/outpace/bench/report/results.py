@@ -73,7 +73,8 @@ class MethodResult:
     speedup: Interval | None
     decode_speedup: Interval | None
     speedup_by_job: tuple[float, ...] = ()
-    """Of each prompt, or of each batch of prompts, in their order. None of the baseline."""
+    """The speed-up of each prompt, or of each batch of prompts, in their order; () for the
+    baseline."""
     tasks: tuple[TaskResult, ...] = ()
     acceptance: AcceptanceCounts | None = None
     split: Split | None = None

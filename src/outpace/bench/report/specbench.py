@@ -95,9 +95,3 @@ def _answer(line: dict[str, Any]) -> Answer:
         decoding_steps=sum(sum(choice.get("decoding_steps", [])) for choice in choices),
         accept_lengths=tuple(n for choice in choices for n in choice.get("accept_lengths", [])),
     )
-
-
-def mean_accepted(answers: Iterable[Answer]) -> float:
-    """Returns the mean tokens per target pass, as Spec-Bench reports it."""
-    lengths = [n for answer in answers for n in answer.accept_lengths]
-    return sum(lengths) / len(lengths) if lengths else 0.0

@@ -31,7 +31,7 @@ from outpace.bench.stats.theory import acceptance_of, expected_tokens, speedup_f
 from outpace.errors import ConfigError, PromptError
 
 Texts = list[list[list[int]]]
-"""Of each job, the tokens of each text."""
+"""By job, the tokens of each of its texts."""
 
 BASELINE = "plain"
 """Name of the contestant that all others are compared with."""

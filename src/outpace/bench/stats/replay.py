@@ -13,7 +13,7 @@ from outpace.prompts import Prompt
 
 TEXTS = 4
 TOKENS = 64
-"""Of all texts together."""
+"""Tokens of all texts together."""
 CHAIN = 5
 """Tokens of a draft where the engine chooses how many."""
 

@@ -8,11 +8,8 @@ longer, `speedup_from_times` uses measured times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-DEEPEST = 64
-"""Longest draft that is considered. At alpha = .95 and c = .01 the best one has 40 tokens."""
 
 
 def expected_tokens(alpha: float, k: int) -> float:
@@ -31,15 +28,6 @@ def speedup(alpha: float, k: int, c: float) -> float:
     1.87
     """
     return expected_tokens(alpha, k) / (k * c + 1)
-
-
-def best_k(alpha: float, c: float, deepest: int = DEEPEST) -> int:
-    """Returns the draft length with the greatest speed-up, 0 where none is above 1.
-
-    >>> best_k(0.8, 0.2), best_k(0.1, 0.2)
-    (4, 0)
-    """
-    return max(range(deepest + 1), key=lambda k: speedup(alpha, k, c))
 
 
 @dataclass(frozen=True)
@@ -91,18 +79,19 @@ def speedup_from_times(alpha: float, k: int, times: Times) -> float:
 
 
 def best_k_from_times(alpha: float, times: Times) -> int:
-    """Returns the draft length within the measured ones with the greatest speed-up."""
-    return _best(lambda k: speedup_from_times(alpha, k, times), times.deepest())
+    """Returns the draft length within the measured ones with the greatest speed-up, 0 where none is
+    above 1.
+
+    >>> best_k_from_times(0.8, Times(draft={1: 0.2, 8: 1.6}, verify={1: 1.0, 9: 1.0}))
+    4
+    """
+    return max(range(times.deepest() + 1), key=lambda k: speedup_from_times(alpha, k, times))
 
 
 def ceiling(times: Times) -> tuple[int, float]:
     """Returns the draft length and the speed-up of a drafter that is always right."""
     k = best_k_from_times(1.0, times)
     return k, speedup_from_times(1.0, k, times)
-
-
-def _best(value: Callable[[int], float], deepest: int) -> int:
-    return max(range(deepest + 1), key=value)
 
 
 def acceptance_of(accepted: Sequence[int], drafted: Sequence[int]) -> float:

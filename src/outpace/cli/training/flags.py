@@ -182,7 +182,7 @@ DEFAULTS: Mapping[str, Any] = {
     "precision": "auto",
     "seed": 0,
 }
-"""Of a run, for flags that are not given."""
+"""What a run takes for flags that are not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +214,8 @@ class RunFlags:
         str | None,
         _option(
             "--precision",
-            "Of matrix products: float32, bfloat16, or auto (default): bfloat16 on a GPU with it.",
+            "Precision of matrix products: float32, bfloat16, or auto (default): bfloat16 on a GPU "
+            "with it.",
             RUN,
         ),
     ] = None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 NEVER = float("-inf")
+"""The score of a token that has probability 0."""
 
 FIRST = (64, 1024, 16384)
 """How many of the highest scores are looked at, one number after the other, until they decide."""

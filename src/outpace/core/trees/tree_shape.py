@@ -125,7 +125,7 @@ class TreeShape:
 
     @cached_property
     def depth(self) -> tuple[int, ...]:
-        """Of each node, the root included."""
+        """The depth of each node, the root included."""
         found = [0]
         for parent in self.parents:
             found.append(found[parent] + 1)
@@ -137,7 +137,7 @@ class TreeShape:
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """Of each node, the root included, eldest first."""
+        """The children of each node, the root included, eldest first."""
         found: list[list[int]] = [[] for _ in range(self.size + 1)]
         for node, parent in enumerate(self.parents, 1):
             found[parent].append(node)

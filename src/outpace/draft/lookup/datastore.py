@@ -50,14 +50,14 @@ class Description:
     """What a datastore says of itself."""
 
     tokens: int
-    """Of all texts, without separators."""
+    """Tokens of all texts, without separators."""
     texts: int
     vocabulary: int
     """Every token is below this number, which is the separator."""
     tokenizer: str = ""
     """The name of the tokenizer."""
     fingerprint: str | None = None
-    """Of the tokenizer; None where token ids were given."""
+    """What `fingerprint_of` says of the tokenizer; None where token ids were given."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes of each file."""
     checksums: dict[str, int] = field(default_factory=dict)

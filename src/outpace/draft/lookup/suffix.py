@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from outpace.core.proposal import Drawn, Proposal
-from outpace.core.values import flag, is_whole, shown
+from outpace.core.values import flag, is_whole, number, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess, point_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.draft.lookup.growing_text import GrowingText
-from outpace.draft.lookup.matching import DEEPEST, check_number
+from outpace.draft.lookup.matching import DEEPEST
 from outpace.draft.lookup.occurrences import Occurrences
 from outpace.draft.lookup.past import PastTexts
 from outpace.draft.options import option
@@ -49,9 +49,11 @@ class SuffixOptions:
         self._check_whole("suffix_decoding_max_tree_depth", 1, DEEPEST)
         self._check_whole("suffix_decoding_max_cached_requests", 0, 10**9)
         self._check_whole("max_cached_tokens", 0, 10**9)
-        factor, least = self.suffix_decoding_max_spec_factor, self.suffix_decoding_min_token_prob
-        check_number("suffix_decoding_max_spec_factor", factor, 100.0)
-        check_number("suffix_decoding_min_token_prob", least, 1.0)
+        for name, high in (
+            ("suffix_decoding_max_spec_factor", 100),
+            ("suffix_decoding_min_token_prob", 1),
+        ):
+            number(name, getattr(self, name), 0, high, closed=True, error=ConfigError)
         flag("tree", self.tree, error=ConfigError)
 
     def _check_whole(self, name: str, low: int, high: int) -> None:

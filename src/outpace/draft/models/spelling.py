@@ -23,7 +23,8 @@ MARKED = 0.02
 """Share of the tokens that carry a mark for the space, from which it is taken to be one."""
 
 OFFSET = 2.7
-"""Of Zipf's law in Mandelbrot's form: the token of rank r is met about 1 / (r + OFFSET) times."""
+"""The offset in Zipf's law as Mandelbrot wrote it: the token of rank r is met about
+1 / (r + OFFSET) times."""
 
 
 def spellings(tokenizer: Any) -> dict[int, bytes]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.draft.vocabulary import NEVER
+from outpace.core.laws.truncation import NEVER
 from outpace.targets.cpu.some_tokens import SomeTokens
 
 USUAL = 49_152
@@ -25,11 +25,11 @@ USUAL = 49_152
 code in the vocabulary of Qwen2.5, which has 151,665."""
 
 RECENT = 64
-"""Tokens at the end of a text that say whether it is a usual one."""
+"""Tokens at the end of a text that say whether it is a usual one: how many of them are rare."""
 
 RARE = 8
-"""Of these, how many may be rare ones. A text in another script has many more, and its drafts
-would be rejected where they had to be rare tokens."""
+"""A text is a usual one if at most so many of its `RECENT` last tokens are rare. A text in another
+script has many more, and its drafts would be rejected where they had to be rare tokens."""
 
 HELD = 1024
 """Tokens at the end of a text whose rare ones are drafted, too."""

@@ -64,7 +64,7 @@ class Online(Drafter):
         self.updates = 0
         """How many there have been."""
         self.losses: deque[float] = deque(maxlen=LOSSES)
-        """Of the latest updates, before each of them."""
+        """The losses of the latest updates, each before its update."""
         # What the engine and the controller ask of a drafter, as the inner one says it.
         self.name, self.draws, self.trees = inner.name, inner.draws, inner.trees  # type: ignore[misc]
         self.needs = replace(inner.needs, laws=True)
@@ -73,7 +73,7 @@ class Online(Drafter):
         self.ends_chains, self.copies_prompts = inner.ends_chains, inner.copies_prompts
         self.loaded, self.on_trial = inner.loaded, inner.on_trial
         self.riders, self.keeps_up = inner.riders, inner.keeps_up
-        self.tells_laws = inner.tells_laws
+        self.tells_laws, self.joins_drafts = inner.tells_laws, inner.joins_drafts
         self.weight_bytes = inner.weight_bytes + pupil.nbytes
         self.pass_bytes = inner.pass_bytes
         self._rehearse(width)
@@ -116,6 +116,9 @@ class Online(Drafter):
         self._pupil.network.zero_grad()
 
     # -- rows ----------------------------------------------------------------------------------
+
+    def expect(self, row: RowInfo) -> None:
+        self._inner.expect(row)
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         self._inner.admit(rows)

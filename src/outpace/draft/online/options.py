@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from outpace.core.values import is_whole, shown
+from outpace.core.values import number, plain_entries, shown, whole
 from outpace.draft.options import option
 from outpace.errors import ConfigError, did_you_mean
 
@@ -24,7 +24,7 @@ class OnlineOptions:
     """How a drafter learns between rounds."""
 
     learner: str = option("osd", "'osd', 'optimistic' or 'ensemble' (train.learners).")
-    learning_rate: float = option(1e-4, "Of its steps.")
+    learning_rate: float = option(1e-4, "How far each of its steps goes.")
     every: int = option(8, "Windows of text between two updates.")
     window: int = option(128, "Tokens of a window; what is learned from sees no more of a text.")
     positions: str = option(
@@ -36,19 +36,10 @@ class OnlineOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("every", 1), ("window", 16)):
-            value = getattr(self, name)
-            if not is_whole(value) or value < least:
-                raise ConfigError(
-                    f"{name} in 'online' must be a whole number from {least} on, not "
-                    f"{shown(value)}."
-                )
+            whole(f"{name} in 'online'", getattr(self, name), least, error=ConfigError)
         for name in ("learning_rate", "share"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-                raise ConfigError(
-                    f"{name} in 'online' must be a number above 0 and at most 1, not "
-                    f"{shown(value)}."
-                )
+            number(f"{name} in 'online'", value, 0, 1, closed=False, error=ConfigError)
         if self.positions not in (CORRECTED, ALL):
             raise ConfigError(
                 f"positions in 'online' must be {CORRECTED!r} or {ALL!r}, not "
@@ -78,7 +69,7 @@ def online_options(given: Any) -> OnlineOptions | None:
     for name in given:
         if name not in names:
             raise ConfigError(f"unknown key {name!r} in 'online'{did_you_mean(name, names)}.")
-    return OnlineOptions(**given)
+    return OnlineOptions(**plain_entries(given))
 
 
 def check_learns(online: Any, quantization: Any) -> None:

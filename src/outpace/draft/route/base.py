@@ -15,6 +15,7 @@ from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
 from outpace.draft.guesses import Guess, guesses_of
+from outpace.draft.registry import find_drafter
 from outpace.draft.remembered import Remembered
 from outpace.draft.route.joining import row_by_row
 from outpace.errors import ConfigError
@@ -256,8 +257,6 @@ def check_configs(method: str, name: str, given: Any, least: int = 1) -> None:
 
 def check_config(method: str, config: Any) -> SpeculativeConfig:
     """Returns a child's config; ``ConfigError`` for a mistake in it, before anything is loaded."""
-    from outpace.draft.registry import find_drafter
-
     wanted = SpeculativeConfig.of_child(config)
     for key in ("verify", "length"):
         if getattr(wanted, key) is not None:
@@ -277,8 +276,6 @@ def rule_of(configs: Sequence[Mapping[str, Any]]) -> str:
     """Returns the rule for drafters of which each may draft for a row: one that takes trees where
     any of them makes some. Beside a drafter that samples, given trees are cut to chains; where all
     drafts are given, "match" takes them all and accepts as much as any rule."""
-    from outpace.draft.registry import find_drafter
-
     wanted = (SpeculativeConfig.of_child(config) for config in configs)
     kinds = [(find_drafter(each.method), each) for each in wanted]
     rules = [kind.usual_rule(kind.configure(each.options)) for kind, each in kinds]
@@ -313,6 +310,4 @@ def names_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def specimen_configs(loaded: Loaded, *methods: str) -> list[dict[str, Any]]:
     """Returns configs of tiny instances of these drafters, for gate and contract tests."""
-    from outpace.draft.registry import find_drafter
-
     return [{"method": name, **find_drafter(name).specimen(loaded)} for name in methods]

@@ -23,7 +23,7 @@ LENGTHS = (1, 4)
 """Letters of the shortest and of the longest n-gram, within words."""
 
 LETTERS = 4000
-"""Of a prompt, from its beginning and from its end, at most."""
+"""Letters of a prompt that are read from its beginning, and from its end, at most."""
 
 FORMAT = "outpace task router 1"
 

@@ -19,6 +19,7 @@ from outpace.draft.chains import Chains
 from outpace.draft.guesses import guesses_of
 from outpace.draft.models.chain import DraftModel
 from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
+from outpace.draft.registry import find_drafter
 from outpace.draft.route.base import check_config
 from outpace.errors import ConfigError
 from outpace.heads.classifiers.origin import Origin
@@ -42,8 +43,6 @@ class StagedOptions(DraftModelOptions):
                 "guesses the draft model's own tokens: use a model with the target's tokenizer, or "
                 "method 'draft_model'."
             )
-        from outpace.draft.registry import find_drafter
-
         method = check_config("staged", self.lookup).method
         if find_drafter(method).needs.states:
             raise ConfigError(
@@ -69,6 +68,10 @@ class Staged(DraftModel):
         drafter = super()._built(replace(setup, options=same))
         assert isinstance(drafter, Staged)
         drafter.lookup = setup.child(setup.options.lookup)
+        if drafter.lookup.pass_bytes:
+            raise ConfigError(
+                f"lookup cannot be {drafter.lookup.name!r}, which runs a model: choose a look-up."
+            )
         drafter.needs = replace(drafter.needs, laws=drafter.lookup.needs.laws)
         return drafter
 
@@ -77,6 +80,7 @@ class Staged(DraftModel):
         return {**super().specimen(loaded), "lookup": {"method": "ngram", "prompt_lookup_min": 1}}
 
     def expect(self, row: RowInfo) -> None:
+        super().expect(row)
         self.lookup.expect(row)
 
     def admit(self, rows: Sequence[RowInfo]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from outpace.core.values import shown
+from outpace.core.values import number
 from outpace.draft.base import Drafter, RowInfo, Setup
 from outpace.draft.options import needed, option
 from outpace.draft.remembered import Remembered
@@ -34,8 +34,7 @@ class TaskOptions(RoutesOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (isinstance(self.threshold, (int, float)) and 0 <= self.threshold <= 1):
-            raise ConfigError(f"threshold must be in [0, 1], not {shown(self.threshold)}.")
+        number("threshold", self.threshold, 0, 1, closed=True, error=ConfigError)
         if not callable(self.router):
             known = TaskClassifier.load(self.router).tasks
             for task in self.routes:
@@ -45,8 +44,8 @@ class TaskOptions(RoutesOptions):
                     )
 
 
-Router = Callable[[Sequence[int]], tuple[str, float]]
-"""From a prompt's token ids to its task and the probability of that."""
+TaskRouter = Callable[[Sequence[int]], tuple[str, float]]
+"""Takes a prompt's token ids; returns its task and the probability of that."""
 
 
 class Task(Tagged):
@@ -65,7 +64,7 @@ class Task(Tagged):
         names: Sequence[str],
         vocabulary: int,
         tags: Sequence[str],
-        router: Router,
+        router: TaskRouter,
         threshold: float,
     ) -> None:
         super().__init__(children, names, vocabulary, tags)
@@ -105,8 +104,8 @@ class Task(Tagged):
         super().admit(rows)
         begin = len(self._routes)
         self._routes.admit(rows)
-        for row, number in enumerate(self._rows[begin:], begin):
-            self._routes[row] = number
+        for row, child in enumerate(self._rows[begin:], begin):
+            self._routes[row] = child
 
     def retain(self, rows: Sequence[int]) -> None:
         super().retain(rows)
@@ -134,7 +133,7 @@ class Task(Tagged):
             ) from error
 
 
-def _reader(classifier: TaskClassifier, loaded: Loaded) -> Router:
+def _reader(classifier: TaskClassifier, loaded: Loaded) -> TaskRouter:
     """A router that decodes a prompt and classifies its text."""
     tokenizer = loaded.tokenizer
     if tokenizer is None:

@@ -68,7 +68,7 @@ class HeadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeHeadOptions(HeadOptions):
-    """Of a head that drafts trees of any kind."""
+    """The options of a head that drafts trees of any kind."""
 
     branching: Any = option(
         "auto",
@@ -103,7 +103,7 @@ class TrainedDrafter(Drafter):
     copies_prompts = True
     keeps_up = True
     specimen_sizes: ClassVar[Mapping[str, Any]] = {"depths": 3}
-    """Of the head that its `specimen` has."""
+    """The sizes of the head that its `specimen` has."""
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         """vocabulary: tokens that the target can generate."""

@@ -28,7 +28,7 @@ class DiffusionConfig(HeadConfig):
     context: int = 32
     """Tokens before the block that it reads."""
     width: int = 192
-    """Of its embeddings and layers."""
+    """The width of its embeddings and layers."""
     blocks: int = 2
     """Transformer layers."""
 

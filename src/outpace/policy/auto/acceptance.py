@@ -126,7 +126,7 @@ class Finding:
 
     @property
     def share(self) -> float:
-        """Of the rows, those for which it finds something where it finds anything."""
+        """The share of the rows for which it finds something, in rounds where it finds anything."""
         return self.rows_found / self.rows_asked
 
     @property

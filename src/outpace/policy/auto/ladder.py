@@ -59,7 +59,7 @@ class Ladder:
 
     @cached_property
     def levels(self) -> dict[int, int]:
-        """Of each width."""
+        """How many levels the tree of each width has."""
         heights = self.heights(self.widths[-1])
         return {width: heights[width] for width in self.widths}
 

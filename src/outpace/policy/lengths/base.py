@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from outpace.core.proposal import DraftingTerms, EndsBehind
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.core.values import is_whole, shown
+from outpace.core.values import is_whole, number, shown
 from outpace.draft.base import Drafter
+from outpace.draft.options import NoOptions
 from outpace.errors import ConfigError
 from outpace.policy.base import Controller, Outcome, is_pure
 from outpace.policy.row import DraftingRow
@@ -21,11 +22,6 @@ LONGEST = 32
 """Tokens of a draft, at most, that a policy comes to by itself."""
 
 State = TypeVar("State")
-
-
-@dataclass(frozen=True)
-class NoLengthOptions:
-    """Of a policy that has none."""
 
 
 class ByRequest(Generic[State]):
@@ -75,7 +71,7 @@ class LengthPolicy(Controller):
     """Whether it ends chains by the drafter's laws or states, which the drafter then must have."""
     usual: ClassVar[int]
     """Tokens of a draft, or of the first one, where num_speculative_tokens is "auto"."""
-    Options: ClassVar[type[Any]] = NoLengthOptions
+    Options: ClassVar[type[Any]] = NoOptions
 
     def __init__(self, count: int, options: Any, invariant: bool) -> None:
         """count: num_speculative_tokens. invariant: the rule's texts do not depend on drafts."""
@@ -124,12 +120,7 @@ class StoppingPolicy(LengthPolicy):
 
 def check_number(policy: str, name: str, value: Any, low: float, high: float) -> None:
     """Raises ``ConfigError`` unless an option is a number in [low, high]."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (number and low <= value <= high):
-        raise ConfigError(
-            f"length={policy!r}: {name} must be a number in [{low:g}, {high:g}], not "
-            f"{shown(value)}."
-        )
+    number(f"length={policy!r}: {name}", value, low, high, closed=True, error=ConfigError)
 
 
 def check_whole(policy: str, name: str, value: Any) -> None:

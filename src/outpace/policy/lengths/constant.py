@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.policy.lengths.base import LengthPolicy, NoLengthOptions
+from outpace.draft.options import NoOptions
+from outpace.policy.lengths.base import LengthPolicy
 from outpace.policy.row import DraftingRow
 
 
@@ -24,7 +25,7 @@ class Constant(LengthPolicy):
         *,
         shape: TreeShape | None = None,
     ) -> None:
-        super().__init__(count, options or NoLengthOptions(), invariant)
+        super().__init__(count, options or NoOptions(), invariant)
         self.shape = shape
 
     def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:

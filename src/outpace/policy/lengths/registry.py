@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.lazy import LazyRegistry
+from outpace.core.values import plain_entries
 from outpace.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ def find_length(name: str) -> type[LengthPolicy]:
 
 
 def length_options(name: str, given: Mapping[str, Any]) -> Any:
-    """Returns the policy's options; ``ConfigError`` for an unknown policy, option or bad value."""
+    """Returns the policy's options; ``ConfigError`` for an unknown policy, option or bad value.
+
+    numpy's numbers are taken like Python's.
+    """
     kind = find_length(name)
     known = [one.name for one in dataclasses.fields(kind.Options)]
     for each in given:
@@ -52,4 +56,4 @@ def length_options(name: str, given: Mapping[str, Any]) -> Any:
             if not known:
                 raise ConfigError(f"length={name!r} has no options, and {each!r} was given.")
             raise ConfigError(f"length={name!r} has no option {each!r}{did_you_mean(each, known)}.")
-    return kind.Options(**given)
+    return kind.Options(**plain_entries(given))

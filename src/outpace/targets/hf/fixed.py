@@ -72,7 +72,7 @@ class FixedView:
     """What a pass of a fixed shape sees of the cache, as a part of the step's key."""
 
     slots: int
-    """Of each row."""
+    """How many slots of each row it sees."""
     spacing: Spacing | None
     """Where the rows lie, which a recorded step cannot be told later. None where they are unevenly
     spaced: then the step looks it up on the device, and any such placement will do."""

@@ -33,4 +33,4 @@ class Turns:
 
 
 TURNS = Turns()
-"""Of this process: models know nothing of who computes with them."""
+"""The turns in this process: models know nothing of who computes with them."""

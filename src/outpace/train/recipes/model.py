@@ -42,15 +42,16 @@ class ModelRecipe(Recipe):
         return Marks(loss / lesson.count(), self._drafts(right))
 
     def _piece(self, own: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of the losses at some places, and where the first guess is the target's."""
+        """Returns the sum of the losses at P places, and ``[P]`` at which of them the model's first
+        guess is the target's. own, theirs: ``[P, H]``, the last states of model and target."""
         p = self._teacher.logits(theirs)
         q = self._readout(own)[..., : p.shape[-1]].float()
         loss = self._distance(p.log_softmax(-1), q.log_softmax(-1)).sum()
         return loss, p.argmax(-1) == q.argmax(-1)
 
     def _drafts(self, right: Tensor) -> Tensor:
-        """``[B, T]``, whether the guess behind each token is right, to ``[B, T - D, D]``, by the
-        place where a draft begins and depth: behind the root, the next token, and so on."""
+        """Returns ``[B, T - D, D]``: whether each token of the draft behind each root is right, by
+        root and depth. right: ``[B, T]``, whether the guess behind each token is."""
         return right[:, 1:].unfold(1, self._depths, 1)
 
 

@@ -149,7 +149,7 @@ class JudgeRule(Rule):
 
     @property
     def needs(self) -> RuleNeeds:
-        return RuleNeeds(taps=(-1,))
+        return RuleNeeds(states=(-1,))
 
     def recognise(self, model: Callable[[], Origin]) -> None:
         assert isinstance(self.head, JudgeHead)
@@ -158,9 +158,11 @@ class JudgeRule(Rule):
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         assert isinstance(self.head, JudgeHead)
-        if self.evidence.taps is None:
-            raise ConfigError("verify='judge' needs evidence.taps in every round: rule.given(...).")
-        judged = self.head.score(self.evidence.taps)[:, 1:] > self.threshold  # [B, N]
+        if self.evidence.states is None:
+            raise ConfigError(
+                "verify='judge' needs evidence.states in every round: rule.given(...)."
+            )
+        judged = self.head.score(self.evidence.states)[:, 1:] > self.threshold  # [B, N]
         accept = ratio(at_drafted(p, proposal), drafted_mass(proposal, torch.float64))
         return first_failure(torch.where(judged, 1.0, accept), proposal)
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from outpace.core import values
 from outpace.core.laws.constraints import History
 from outpace.core.proposal import Proposal
 from outpace.core.transfer import padded
-from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess
 from outpace.draft.options import option
@@ -61,14 +61,10 @@ class HedgeOptions(DraftersOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_state(self.state)
-        if not (is_whole(self.every) and self.every >= 1):
-            raise ConfigError(f"every must be whole, 1 or more, not {shown(self.every)}.")
-        if not (is_whole(self.horizon) and 1 <= self.horizon <= 32):
-            raise ConfigError(f"horizon must be whole, 1 to 32, not {shown(self.horizon)}.")
-        if not (isinstance(self.memory, (int, float)) and 0 < self.memory < 1):
-            raise ConfigError(f"memory must be between 0 and 1, not {shown(self.memory)}.")
-        if not (isinstance(self.asking, (int, float)) and 0 < self.asking <= 1):
-            raise ConfigError(f"asking must be above 0 and at most 1, not {shown(self.asking)}.")
+        values.whole("every", self.every, least=1, error=ConfigError)
+        values.whole("horizon", self.horizon, least=1, most=32, error=ConfigError)
+        values.number("memory", self.memory, 0, 1, closed=False, below=True, error=ConfigError)
+        values.number("asking", self.asking, 0, 1, closed=False, error=ConfigError)
 
 
 class Hedge(Learning[Leader]):

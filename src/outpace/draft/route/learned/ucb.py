@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from outpace.core.proposal import Proposal
-from outpace.core.values import shown
+from outpace.core.values import number
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.options import option
 from outpace.draft.route.base import Asked
@@ -77,8 +77,7 @@ class UcbOptions(DraftersOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_state(self.state)
-        if not (isinstance(self.exploration, (int, float)) and self.exploration >= 0):
-            raise ConfigError(f"exploration must be at least 0, not {shown(self.exploration)}.")
+        number("exploration", self.exploration, 0, math.inf, closed=True, error=ConfigError)
 
 
 class Ucb(Learning[Bandit]):

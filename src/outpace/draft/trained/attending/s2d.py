@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 
-from outpace.core.values import shown
+from outpace.core.values import number
 from outpace.draft.base import Setup
 from outpace.draft.options import option
 from outpace.draft.trained.attending.base import AttendingHeadDrafter
@@ -33,11 +33,8 @@ class S2dOptions(TreeHeadOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = self.confidence
-        if given is not None and not (
-            isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given <= 1
-        ):
-            raise ConfigError(f"confidence must be a probability, not {shown(given)}.")
+        if self.confidence is not None:
+            number("confidence", self.confidence, 0, 1, closed=True, error=ConfigError)
 
 
 class S2dDrafter(AttendingHeadDrafter):

@@ -44,7 +44,7 @@ class NativeBlockLinear(NativeProduct):
 
     @property
     def kind(self) -> str:
-        """Of the blocks."""
+        """The kind of its blocks."""
         return self.shape.kind
 
     @property

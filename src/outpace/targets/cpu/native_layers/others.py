@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outpace.core.laws.truncation import NEVER
 from outpace.targets.cpu.native import Part, Weight, part
 from outpace.targets.cpu.native_layers.product import NativeProduct
 
@@ -49,7 +50,7 @@ class OtherTokens:
     def spread(self, found: Tensor, first: int) -> Tensor:
         """Returns logits ``[A, keep, V]`` from those of the first tokens and of these, ``[A, keep,
         first + outputs of the part]``; all others are -inf."""
-        logits = found.new_full((*found.shape[:-1], self.size), float("-inf"))
+        logits = found.new_full((*found.shape[:-1], self.size), NEVER)
         logits[..., :first] = found[..., :first]
         logits[..., self.at] = found[..., first:][..., self.where]
         return logits

@@ -128,7 +128,7 @@ class BlockLinear(nn.Module):
 
     @property
     def kind(self) -> str:
-        """Of the blocks."""
+        """The kind of its blocks."""
         return self.blocks.kind
 
     @property
@@ -176,7 +176,7 @@ class BlockEmbedding(nn.Module):
 
     @property
     def kind(self) -> str:
-        """Of the blocks."""
+        """The kind of its blocks."""
         return self.blocks.kind
 
     @property

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from outpace.core.faults import name_of
 from outpace.errors import ConfigError
 from outpace.targets.hf.generating.processors import AsGenerate
-from outpace.targets.hf.generating.trials import answer, apart, described, forgets, name_of, same
+from outpace.targets.hf.generating.trials import answer, apart, described, forgets, same
 
 Criterion = Callable[[Tensor, Any], Any]
 

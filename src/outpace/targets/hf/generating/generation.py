@@ -19,7 +19,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from outpace.core.params import LogitsProcessor, SamplingParams
 from outpace.core.values import token_ids, whole
-from outpace.errors import ConfigError, ModelLoadError
+from outpace.errors import ConfigError, ModelLoadError, reason_of
 
 REMEDY = (
     "set it aside with LLM(..., generation_config='none'), which ignores the model's own "
@@ -65,10 +65,9 @@ def check_file(folder: str | Path) -> None:
     try:
         GenerationConfig.from_pretrained(folder)
     except Exception as error:  # whatever its constructor stumbles over
-        reason = str(error).strip().split("\n")[0][:300]
         raise ModelLoadError(
-            f"cannot read {str(file)!r} ({type(error).__name__}: {reason}): correct it, or delete "
-            "it to go without."
+            f"cannot read {str(file)!r} ({reason_of(error, named=True)}): correct it, or delete it "
+            "to go without."
         ) from error
 
 
@@ -91,10 +90,9 @@ def check(config: GenerationConfig) -> None:
         _before_penalty(config, text)
         _processors(config, text, SamplingParams())
     except Exception as error:  # the constructors of processors raise all sorts
-        reason = str(error).strip().split("\n")[0][:300]
         raise ConfigError(
-            f"the model's generation_config cannot be used ({type(error).__name__}: {reason}): "
-            f"{REMEDY}"
+            "the model's generation_config cannot be used "
+            f"({reason_of(error, named=True)}): {REMEDY}"
         ) from error
 
 

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
+from outpace.core.faults import name_of
 from outpace.core.params import SamplingParams
 from outpace.errors import ConfigError, ParamsError
-from outpace.targets.hf.generating.trials import answer, apart, described, forgets, name_of, same
+from outpace.targets.hf.generating.trials import answer, apart, described, forgets, same
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 

@@ -16,11 +16,6 @@ import torch
 from torch import Tensor
 
 
-def name_of(called: Any) -> str:
-    """Returns the name of a function, or of the class of an object that is called like one."""
-    return str(getattr(called, "__name__", type(called).__name__))
-
-
 def described(made: Any) -> str:
     """Returns an answer's shape in words, or the answer if it is no tensor."""
     return f"a tensor of shape {list(made.shape)}" if isinstance(made, Tensor) else repr(made)

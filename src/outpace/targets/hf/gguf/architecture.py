@@ -16,7 +16,7 @@ from transformers.integrations import ggml
 
 from outpace.core.values import shown
 from outpace.errors import ModelLoadError, UnsupportedModel
-from outpace.targets.hf.gguf.file import GGUFModel, reason_of
+from outpace.targets.hf.gguf.file import GGUFModel, printable_reason
 from outpace.targets.hf.gguf.rotary import rotary_options
 from outpace.targets.hf.gguf.vocabulary import token_id
 
@@ -132,7 +132,7 @@ def config_of(model: GGUFModel) -> Any:
 def no_such_model(model: GGUFModel, error: Exception) -> ModelLoadError:
     """Returns the error for values of which no model can be made."""
     return ModelLoadError(
-        f"{model.path} describes no model that there can be ({reason_of(error)}): "
+        f"{model.path} describes no model that there can be ({printable_reason(error)}): "
         "download it again."
     )
 

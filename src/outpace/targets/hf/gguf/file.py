@@ -89,7 +89,7 @@ class GGUFModel:
         return any(tensor.kind in KINDS for tensor in self.tensors.values())
 
 
-def reason_of(error: BaseException) -> str:
+def printable_reason(error: BaseException) -> str:
     """Returns what an error of another library says, in one short line: it may quote the file."""
     words = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {''.join(c if c.isprintable() else '?' for c in words)}"
@@ -118,9 +118,10 @@ def parts_of(path: Path) -> list[Path]:
     missing = [name for name in names if not (path.parent / name).is_file()]
     if len(names) > 1 and missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        are = "is" if len(missing) == 1 else "are"
         raise ModelLoadError(
             f"{path} is part of a model in {len(names)} files, and {', '.join(missing[:3])}{more} "
-            "is not beside it: download all of them into one folder."
+            f"{are} not beside it: download all of them into one folder."
         )
     return [path.parent / name for name in names]
 

@@ -26,7 +26,7 @@ from outpace.errors import ModelLoadError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32
-"""Of tensors, in bytes, unless a file says otherwise."""
+"""Tensors begin at multiples of so many bytes, unless a file says otherwise."""
 
 STRING, ARRAY = 8, 9
 NUMBERS = {
@@ -48,10 +48,10 @@ class Stored:
 
     name: str
     kind: str
-    """Of its numbers or blocks, by its name in GGUF: "F32", "Q4_K", ..."""
+    """The kind of its numbers or blocks, as GGUF calls it: "F32", "Q4_K", ..."""
     shape: tuple[int, ...]
-    """Of its numbers, in torch's order: the last dimension is the one in which they lie side by
-    side."""
+    """How its numbers are arranged, in torch's order: the last dimension is the one in which they
+    lie side by side."""
     raw: Tensor
     """uint8, all its bytes: a view of the mapped file. Never write to it."""
 

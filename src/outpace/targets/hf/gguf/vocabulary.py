@@ -17,7 +17,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 from outpace.core.values import shown
 from outpace.errors import ModelLoadError
 from outpace.targets.hf.gguf.bytelevel import CONTROL, USER_DEFINED, byte_level
-from outpace.targets.hf.gguf.file import GGUFModel, is_number, reason_of
+from outpace.targets.hf.gguf.file import GGUFModel, is_number, printable_reason
 
 LOGGER = logging.getLogger("outpace")
 
@@ -97,7 +97,7 @@ def tokenizer_of(model: GGUFModel) -> Any:
         raise
     except BaseException as error:  # the tokenizers library panics with one of its own
         raise ModelLoadError(
-            f"cannot read the tokenizer of {str(model.path)!r} ({reason_of(error)}): "
+            f"cannot read the tokenizer of {str(model.path)!r} ({printable_reason(error)}): "
             "download it again, or pass tokenizer=."
         ) from error
     return tokenizer

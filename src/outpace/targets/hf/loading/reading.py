@@ -21,7 +21,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from outpace.errors import ModelLoadError
+from outpace.errors import ModelLoadError, reason_of
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import read_gguf_tokenizer
 from outpace.targets.hf.loading.source import has_tokenizer, is_pickled, locate
@@ -41,7 +41,7 @@ def read_config(source: str, name: str, trust: bool) -> Any:
         if isinstance(error, OSError) and not Path(source).exists():
             raise ModelLoadError(
                 f"{name!r} is neither a folder here nor a model that can be downloaded: "
-                f"{_first_line(error)}"
+                f"{reason_of(error)}"
             ) from error
         raise ModelLoadError(
             f"cannot read the config.json of {name!r} ({_reason(error)}): {AGAIN}"
@@ -63,7 +63,7 @@ def read_weights(
         )
     except SafetensorError as error:
         raise ModelLoadError(
-            f"the weights in {name!r} are damaged or cut short ({_first_line(error)}): download or "
+            f"the weights in {name!r} are damaged or cut short ({reason_of(error)}): download or "
             "save the model again."
         ) from error
     except Exception as error:  # as above
@@ -153,11 +153,7 @@ def read_tokenizer_of(source: str, name: str, trust: bool) -> Any:
         return None  # prompts must then be token ids, and the engine says so
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:300]
-
-
 def _reason(error: BaseException) -> str:
     # The text of errors such as KeyError says nothing without their name.
     speaks = isinstance(error, (OSError, ImportError)) or type(error) in (ValueError, RuntimeError)
-    return _first_line(error) if speaks else f"{type(error).__name__}: {_first_line(error)}"
+    return reason_of(error, named=not speaks)

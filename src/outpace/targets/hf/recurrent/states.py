@@ -28,8 +28,8 @@ from outpace.core.trees.tree import Tree
 from outpace.targets.hf.slots.cache import SlotCache
 
 Columns = Sequence[int | Sequence[int]]
-"""For each column of a pass another one, the same for all rows or one for each; -1 is what was
-there before the pass."""
+"""For each column of a pass the one whose state it starts from: a number for all rows, or one for
+each row. -1 stands for the state from before the pass."""
 
 
 class Name(NamedTuple):

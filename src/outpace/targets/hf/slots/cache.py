@@ -147,7 +147,7 @@ class SlotCache(Cache):
         self.generation = 0
         """How often the buffers were exchanged: until then they stay where they are."""
         self.slots: PassSlots
-        """Of the current pass."""
+        """The slots of the current pass."""
         self._device = torch.device(device)
         self._allocator = ExtentAllocator(0)
         self._extents: list[Extent] = []  # by row

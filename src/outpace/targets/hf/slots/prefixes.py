@@ -23,7 +23,8 @@ class SavedText:
     slots: Sequence[Tensor] = ()
     """Its part of each buffer, ``[H, T, D]``."""
     states: States | None = None
-    """Of a model that keeps any: by slot. Only behind these slots can another text go on."""
+    """The model's states behind some slots, by slot, where it keeps any. Only behind these can
+    another text go on."""
 
     @property
     def nbytes(self) -> int:

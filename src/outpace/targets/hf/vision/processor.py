@@ -11,7 +11,7 @@ from transformers.models.auto import processing_auto
 from transformers.utils import import_utils
 
 from outpace.core.values import shown
-from outpace.errors import ConfigError, ModelLoadError, PromptError
+from outpace.errors import ConfigError, ModelLoadError, PromptError, reason_of
 from outpace.targets.base import Illustrated
 from outpace.targets.hf.vision.tokens import placeholders
 
@@ -42,10 +42,9 @@ def read_processor(source: str, name: str, config: Any, trust: bool) -> Any:
     except Exception as error:  # transformers raises all sorts over the files of others
         if not any((Path(source) / file).exists() for file in FILES) or _needs_pillow(error):
             return None  # prompts then cannot have images, and the engine says so
-        reason = str(error).strip().split("\n")[0][:300]
         raise ModelLoadError(
-            f"cannot read the processor of {name!r} ({type(error).__name__}: {reason}): download "
-            "or save the model again."
+            f"cannot read the processor of {name!r} ({reason_of(error, named=True)}): download or "
+            "save the model again."
         ) from error
     return processor if hasattr(processor, "image_processor") else None
 
@@ -97,10 +96,9 @@ def prepared(processor: Any, name: str, given: Illustrated) -> dict[str, Any]:
     try:
         made = processor(text=[given.text], images=images, return_tensors="pt", **given.options)
     except Exception as error:  # a processor is a program of the model's
-        reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
         raise PromptError(
-            f"the processor of {name} refuses this prompt ({reason}): check its text and its "
-            "images."
+            f"the processor of {name} refuses this prompt ({reason_of(error)}): check its text and "
+            "its images."
         ) from error
     return dict(made)
 

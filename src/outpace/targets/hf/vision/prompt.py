@@ -44,7 +44,7 @@ class ImagePrompt:
     more: Mapping[str, Any]
     """Further arguments."""
     implementation: str
-    """Of attention, which has masks in its own form."""
+    """The name of the model's attention in transformers, which says what its masks look like."""
 
     @classmethod
     def of(cls, model: Any, length: int, given: Mapping[str, Any]) -> ImagePrompt:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.errors import PromptError, UnsupportedModel
+from outpace.errors import PromptError, UnsupportedModel, reason_of
 from outpace.targets.hf.turns import TURNS
 from outpace.targets.hf.vision.prompt import ImagePrompt
 from outpace.targets.hf.vision.tokens import placeholders
@@ -42,10 +42,9 @@ def read_prompt(
     except (torch.OutOfMemoryError, UnsupportedModel):
         raise
     except Exception as error:  # of the model's own code, over inputs that are not as it expects
-        reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
         raise PromptError(
-            f"{type(model).__name__} cannot read the images of this prompt ({reason}): give text "
-            "and images through its processor."
+            f"{type(model).__name__} cannot read the images of this prompt ({reason_of(error)}): "
+            "give text and images through its processor."
         ) from error
     return ImagePrompt.of(loaded, len(token_ids), given)
 
