@@ -61,6 +61,7 @@ class Described:
 
 
 def described(kind: type[Any]) -> Iterator[Described]:
-    """Yields the options of a drafter in the order of their definition."""
-    for one in dataclasses.fields(kind):
+    """Yields the options of a drafter, those that it needs first, in the order of definition."""
+    fields = dataclasses.fields(kind)
+    for one in sorted(fields, key=lambda field: "needed" not in field.metadata):
         yield Described(one.name, one.default, one.metadata.get("help", ""))

@@ -12,45 +12,25 @@ from typing import Any, ClassVar
 import numpy as np
 
 from outpace.core.proposal import Drawn, Proposal
-from outpace.core.values import flag, is_whole, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess, point_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.draft.lookup.growing_text import GrowingText
+from outpace.draft.lookup.matching import MatchOptions
 from outpace.draft.options import option
-from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
-
-DEEPEST = 64
-"""Tokens of a context that may be compared."""
 
 KEPT = 16
 """Groups that are kept while none of their samples is in the batch: more may be waiting."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConsensusOptions:
+class ConsensusOptions(MatchOptions):
     """What a user may set."""
 
-    max_token_span: int = option(16, "Tokens of the longest match.")
-    min_token_span: int = option(2, "Tokens of the shortest match.")
     min_token_prob: float = option(
         0.1, "The share of the samples' votes below which a token is not drafted."
     )
-    tree: bool = option(True, "Whether several continuations are drafted at once.")
-
-    def __post_init__(self) -> None:
-        low, high = self.min_token_span, self.max_token_span
-        if not (is_whole(low) and is_whole(high) and 1 <= low <= high <= DEEPEST):
-            raise ConfigError(
-                "min_token_span and max_token_span must be whole, with 1 <= min <= max <= "
-                f"{DEEPEST}, not {shown(low)} and {shown(high)}."
-            )
-        least = self.min_token_prob
-        kind = isinstance(least, (int, float)) and not isinstance(least, bool)
-        if not (kind and 0 <= least <= 1):
-            raise ConfigError(f"min_token_prob must be a number from 0 to 1, not {shown(least)}.")
-        flag("tree", self.tree, error=ConfigError)
 
 
 @dataclass(frozen=True)

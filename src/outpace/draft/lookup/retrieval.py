@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 import torch
 
 from outpace.core.proposal import Drawn, Proposal
-from outpace.core.values import flag, is_whole, shown
+from outpace.core.values import shown
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.guesses import Guess, point_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.draft.lookup.datastore import DEPTH, Datastore, fingerprint_of
-from outpace.draft.options import needed, option
+from outpace.draft.lookup.matching import MatchOptions
+from outpace.draft.options import needed
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.supported.plainly import of_texts
@@ -31,16 +32,11 @@ REACH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrievalOptions:
+class RetrievalOptions(MatchOptions):
     """What a user may set."""
 
+    deepest: ClassVar[int] = DEPTH
     datastore: Any = needed("The folder that `outpace datastore build` has written.")
-    max_token_span: int = option(16, "Tokens of the longest match.")
-    min_token_span: int = option(2, "Tokens of the shortest match.")
-    min_token_prob: float = option(
-        0.1, "The chance, by frequency, below which a token is not drafted."
-    )
-    tree: bool = option(True, "Whether several continuations are drafted at once.")
 
     def __post_init__(self) -> None:
         if not isinstance(self.datastore, (str, os.PathLike, Datastore)):
@@ -48,17 +44,7 @@ class RetrievalOptions:
                 "method 'retrieval' needs 'datastore': the folder that `outpace datastore build` "
                 f"has written, not {shown(self.datastore)}."
             )
-        low, high = self.min_token_span, self.max_token_span
-        if not (is_whole(low) and is_whole(high) and 1 <= low <= high <= DEPTH):
-            raise ConfigError(
-                "min_token_span and max_token_span must be whole, with 1 <= min <= max <= "
-                f"{DEPTH}, not {shown(low)} and {shown(high)}."
-            )
-        least = self.min_token_prob
-        kind = isinstance(least, (int, float)) and not isinstance(least, bool)
-        if not (kind and 0 <= least <= 1):
-            raise ConfigError(f"min_token_prob must be a number from 0 to 1, not {shown(least)}.")
-        flag("tree", self.tree, error=ConfigError)
+        super().__post_init__()
 
 
 class RetrievalDrafter(Drafter):

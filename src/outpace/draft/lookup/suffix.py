@@ -17,14 +17,12 @@ from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess, point_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.draft.lookup.growing_text import GrowingText
+from outpace.draft.lookup.matching import DEEPEST, check_number
 from outpace.draft.lookup.occurrences import Occurrences
 from outpace.draft.lookup.past import PastTexts
 from outpace.draft.options import option
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
-
-DEEPEST = 64
-"""Tokens of a context that may be compared."""
 
 COUNTED = 64
 """Places, the latest ones, whose continuations are counted."""
@@ -51,8 +49,9 @@ class SuffixOptions:
         self._check_whole("suffix_decoding_max_tree_depth", 1, DEEPEST)
         self._check_whole("suffix_decoding_max_cached_requests", 0, 10**9)
         self._check_whole("max_cached_tokens", 0, 10**9)
-        self._check_number("suffix_decoding_max_spec_factor", 100.0)
-        self._check_number("suffix_decoding_min_token_prob", 1.0)
+        factor, least = self.suffix_decoding_max_spec_factor, self.suffix_decoding_min_token_prob
+        check_number("suffix_decoding_max_spec_factor", factor, 100.0)
+        check_number("suffix_decoding_min_token_prob", least, 1.0)
         flag("tree", self.tree, error=ConfigError)
 
     def _check_whole(self, name: str, low: int, high: int) -> None:
@@ -61,12 +60,6 @@ class SuffixOptions:
             raise ConfigError(
                 f"{name} must be a whole number from {low} to {high}, not {shown(value)}."
             )
-
-    def _check_number(self, name: str, high: float) -> None:
-        value = getattr(self, name)
-        kind = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not (kind and 0 <= value <= high):
-            raise ConfigError(f"{name} must be a number from 0 to {high:g}, not {shown(value)}.")
 
 
 class SuffixDrafter(Drafter):

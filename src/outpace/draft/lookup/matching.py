@@ -1,0 +1,45 @@
+"""What users may set of look-ups that match the last tokens of a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from outpace.core.values import flag, is_whole, shown
+from outpace.draft.options import option
+from outpace.errors import ConfigError
+
+DEEPEST = 64
+"""Tokens of a context that may be compared with growing texts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchOptions:
+    """How long matches are, and how sure a token must be to be drafted behind them."""
+
+    deepest: ClassVar[int] = DEEPEST
+    """Tokens of the longest match that can be found."""
+
+    max_token_span: int = option(16, "Tokens of the longest match.")
+    min_token_span: int = option(2, "Tokens of the shortest match.")
+    min_token_prob: float = option(
+        0.1, "The chance, by frequency, below which a token is not drafted."
+    )
+    tree: bool = option(True, "Whether several continuations are drafted at once.")
+
+    def __post_init__(self) -> None:
+        low, high = self.min_token_span, self.max_token_span
+        if not (is_whole(low) and is_whole(high) and 1 <= low <= high <= self.deepest):
+            raise ConfigError(
+                "min_token_span and max_token_span must be whole, with 1 <= min <= max <= "
+                f"{self.deepest}, not {shown(low)} and {shown(high)}."
+            )
+        check_number("min_token_prob", self.min_token_prob, 1.0)
+        flag("tree", self.tree, error=ConfigError)
+
+
+def check_number(name: str, value: Any, high: float) -> None:
+    """Raises ``ConfigError`` unless this is a number from 0 to ``high``."""
+    kind = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (kind and 0 <= value <= high):
+        raise ConfigError(f"{name} must be a number from 0 to {high:g}, not {shown(value)}.")
