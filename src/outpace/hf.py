@@ -303,7 +303,6 @@ class _Call:
             prompt_ids=prompt,
             options=RowOptions(self._params(row, view, seed)),
             seed=seed or 0,
-            seeded=seed is not None,
             max_tokens=limit,
             eos_ids=self._eos_ids(),
             stop_when=self._stop_when(view),

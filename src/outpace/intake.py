@@ -158,7 +158,6 @@ class Intake:
                 tag=params.tag,
                 priority=priority,
                 media=media,
-                seeded=params.seed is not None and not resolved.greedy,
             )
             for index in range(params.n)
         ]

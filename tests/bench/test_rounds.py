@@ -144,7 +144,7 @@ def test_samples_of_a_prompt_are_made_together_and_stand_in_its_place(pair: Pair
     assert other is last
     assert one is not other
     assert [request.output_ids for request in rows] == made.texts, "in their order"
-    assert not any(request.seeded for request in rows), "they may draft for each other"
+    assert not any(request.params.seeded for request in rows), "they may draft for each other"
     plain = Ours(ours.llm, "plain", "off")
     assert plain.run(job).texts == plain.run(job).texts
     assert len({tuple(text) for text in plain.run(job).texts}) > 2

@@ -28,7 +28,7 @@ from representatives import representatives
 from targets.families import build, drafter, plain, target
 from targets.generating import greedy, ids
 
-from .tokenizers_made import KINDS, LINES, byte_level
+from .tokenizers_made import KINDS, LINES, byte_level, gpt2
 
 LENGTH = 14
 PROMPTS = [
@@ -106,6 +106,25 @@ def test_greedy_text_is_the_targets(kind: str, mode: str) -> None:
     assert sum(output.metrics.num_draft_tokens for output in outputs) > 0
     if kind == "shuffled":
         assert sum(output.metrics.num_accepted_tokens for output in outputs) > 10
+
+
+@pytest.mark.parametrize("mode", [*MODES, "auto"])
+def test_a_drafter_with_the_vocabulary_of_gpt2(mode: str) -> None:
+    own = gpt2()
+    config = {
+        "method": "draft_model",
+        "model": build("gpt2", vocab_size=len(own)),
+        "tokenizer": own,
+        "vocabulary": mode,
+        "num_speculative_tokens": 3,
+    }
+    llm = LLM(
+        writer(), tokenizer=byte_level(), speculative_config=config, max_num_seqs=4,
+        generation_config="none",
+    )  # fmt: skip
+    outputs = llm.generate(PROMPTS, greedy(LENGTH))
+    assert ids(outputs) == undrafted()
+    assert sum(output.metrics.num_draft_tokens for output in outputs) > 0
 
 
 @pytest.mark.parametrize(

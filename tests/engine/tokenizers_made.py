@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -42,6 +45,18 @@ def byte_level() -> PreTrainedTokenizerFast:
     )
     made.train_from_iterator(LINES, trainer)
     return _wrapped(made, eos_token="<|end|>")
+
+
+def gpt2() -> PreTrainedTokenizerFast:
+    """GPT-2's own 50,257 tokens, from the folder of data; skips the test where that is missing."""
+    folder = Path(os.environ.get("OUTPACE_DATA", "")) / "tokenizers" / "gpt2"
+    vocabulary, merges = folder / "encoder.json", folder / "vocab.bpe"
+    if not vocabulary.exists():
+        pytest.skip("needs OUTPACE_DATA/tokenizers/gpt2/encoder.json and vocab.bpe of GPT-2")
+    made = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return _wrapped(made, eos_token="<|endoftext|>")
 
 
 @cache

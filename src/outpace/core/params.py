@@ -122,6 +122,12 @@ class SamplingParams:
         """Whether the most probable token is always taken."""
         return self.temperature == 0
 
+    @property
+    def seeded(self) -> bool:
+        """Whether the text is sampled with a seed of the user's, so that it has to repeat
+        itself."""
+        return self.seed is not None and not self.greedy
+
     def resolve(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """Returns the params with each unset option taken from ``defaults``, else switched off.
 

@@ -91,7 +91,7 @@ class Rows:
     """The tree of which the budgets are the first nodes, for a drafter that leaves it open."""
     pure: Sequence[bool] = ()
     """By row, whether its text has to follow from its own history alone: a seeded, sampled row.
-    What was learned from other rows must not change what is drafted for it."""
+    What was learned from other rows must not change what is drafted for it. Empty: no row is."""
     route: Router | None = None
     """Who drafts how much in each row, for a drafter that leaves this choice to the controller."""
     lengths: Sequence[int] = ()
@@ -127,12 +127,24 @@ class Rows:
             return list(output[start - len(prompt) : end])
         return [*prompt[start:], *output[:end]]
 
+    def root(self, row: int) -> int:
+        """Returns the last committed token of a row, behind which drafts begin."""
+        return self.since(row, self.lengths[row] - 1)[0]
+
     def history_before(self) -> History:
         """The texts as they were when the round began. `history` grows as tokens are committed, so
         that in `Drafter.observe` it is longer."""
         pairs = zip(self.history.prompts, self.history.outputs, self.lengths, strict=True)
         outputs = [output[: length - len(prompt)] for prompt, output, length in pairs]
         return History(self.history.prompts, outputs)
+
+    def is_pure(self, row: int) -> bool:
+        """Returns whether what a row drafts must follow from its own history alone (`pure`)."""
+        return bool(self.pure) and self.pure[row]
+
+    def for_others(self, budgets: Sequence[int]) -> list[int]:
+        """Returns the budgets, but 0 for rows that are `pure`."""
+        return [0 if self.is_pure(row) else budget for row, budget in enumerate(budgets)]
 
     def length(self, row: int) -> int:
         """Returns how many tokens of a row are committed."""

@@ -11,7 +11,7 @@ from outpace.core.gumbel import realise
 from outpace.core.law import Branches
 from outpace.core.proposal import EndsBehind, Law, Point, Proposal, Sampled
 from outpace.core.rng import Role, inverse_cdf, uniform
-from outpace.core.transfer import to_device
+from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
 
@@ -152,8 +152,6 @@ class Chains:
 
 def point_chains(drafts: Sequence[Sequence[int]], device: torch.device) -> Proposal:
     """Returns given chains, one per row, of any lengths, as a proposal."""
-    width = max(map(len, drafts), default=0)
-    padded = [[*draft, *[0] * (width - len(draft))] for draft in drafts]
-    tokens = to_device(padded, device).view(len(drafts), width)
+    tokens = padded(drafts, device)  # [B, N]
     counts = to_device([len(draft) for draft in drafts], device)
-    return Proposal(tokens, Tree.chain(len(drafts), width, device), counts, Point())
+    return Proposal(tokens, Tree.chain(*tokens.shape, device), counts, Point())

@@ -67,6 +67,7 @@ class Described:
 
 
 def described(kind: type[Any]) -> Iterator[Described]:
-    """Yields the options of a drafter in the order of their definition."""
-    for one in dataclasses.fields(kind):
+    """Yields the options of a drafter, those that it needs first, in the order of definition."""
+    fields = dataclasses.fields(kind)
+    for one in sorted(fields, key=lambda field: not _is_needed(field)):
         yield Described(one.name, one.default, one.metadata.get("help", ""), _is_needed(one))

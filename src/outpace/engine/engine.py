@@ -27,7 +27,7 @@ from outpace.engine.states import deliver_chunk
 from outpace.engine.trace import Observer, RoundTrace
 from outpace.engine.verifier import Decision, Verifier, branches_of, on_host
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
-from outpace.policy.base import Controller, affordable
+from outpace.policy.base import Controller, affordable, is_pure
 from outpace.targets.base import Plan, PromptInputs, Scores, Target
 
 Done = TypeVar("Done")
@@ -95,7 +95,7 @@ class Engine:
         """
         LawMaker([request.options], self.vocabulary)
         drafts = bool(self.drafter.longest) and not self.verifier.coupled
-        request.repeats = request.seeded or request.params.greedy or not drafts
+        request.repeats = request.params.seeded or request.params.greedy or not drafts
         request.id = next(self._ids)
         self.waiting.add(request)
 
@@ -403,7 +403,7 @@ class Engine:
         history = History(
             [request.prompt_ids for request in played], [request.output_ids for request in played]
         )
-        pure = [request.seeded and not self.verifier.coupled for request in played]
+        pure = [is_pure(request, self.verifier.coupled) for request in played]
         route, terms = self.controller.route(played), self.verifier.terms
         terms, shape = self.controller.terms(played, terms), self.controller.shape
         return Rows(history, self._law, self._seeds, terms, shape, pure, route)

@@ -64,8 +64,6 @@ class Request:
     """Whether generating again with ``seed`` gives this text. It does not where the user gave no
     seed for a sampled text and tokens were drafted: how many depends on measured times and on
     other texts, and decides which random numbers are used."""
-    seeded: bool = False
-    """Whether the user gave a seed for a sampled text, which then has to repeat itself."""
     priority: float = 0
     """For a queue that goes by it: the smallest number joins the batch first."""
     client: Hashable = None

@@ -84,5 +84,4 @@ def is_pure(request: DraftingRow, invariant: bool) -> bool:
 
     invariant: the rule's texts do not depend on what is drafted.
     """
-    params = request.params
-    return not (invariant or params.seed is None or params.greedy)
+    return request.params.seeded and not invariant

@@ -80,4 +80,4 @@ class LayerSkip(PartialDrafter):
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
         # The first layer's, so that what is written behind it is not what the target writes there.
-        return {"layers": {"attention": [0], "mlp": []}, "draft_exit": 0.05}
+        return {"layers": {"attention": [], "mlp": [0]}, "draft_exit": 0.05}

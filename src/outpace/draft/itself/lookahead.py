@@ -149,9 +149,7 @@ class LookaheadDrafter(Drafter):
         self._riding = []
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        guessing = [
-            row for row, budget in enumerate(budgets) if budget and not self._pure(rows, row)
-        ]
+        guessing = [row for row, budget in enumerate(budgets) if budget and not rows.is_pure(row)]
         placed = {row: self._placed(rows, row) for row in guessing}
         guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]
         self._riding = [row in placed for row in range(len(rows))]
@@ -176,9 +174,6 @@ class LookaheadDrafter(Drafter):
     def rewind(self, rows: Rows) -> None:
         self._riding = []
 
-    def _pure(self, rows: Rows, row: int) -> bool:
-        return bool(rows.pure and rows.pure[row])
-
     def _placed(self, rows: Rows, row: int) -> list[int]:
         length = rows.length(row)
         return self._windows[row].place(length, rows.since(row, max(0, length - RECENT)))
@@ -188,9 +183,8 @@ class LookaheadDrafter(Drafter):
             return Guess()
         pool = self._pools[row]
         pool.learn(rows.since(row, pool.known))
-        (root,) = rows.since(row, rows.length(row) - 1)
-        known = pool.after(root)
-        if not known and not self._pure(rows, row):
+        known = pool.after(rows.root(row))
+        if not known and not rows.is_pure(row):
             known = [(self._windows[row].first,)]
         return merged(map(Guess.chain, known), budget)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from outpace.core.proposal import Drawn, EndsBehind, Proposal
 from outpace.core.transfer import to_device
-from outpace.core.trees.tree import Tree
-from outpace.core.values import shown
+from outpace.core.values import number, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows
 from outpace.draft.chains import Chains
 from outpace.draft.exits import FIRST, PAPER, Exit, ThresholdRule, below
 from outpace.draft.remembered import Remembered
+from outpace.draft.trees import TreePlans
 from outpace.errors import ConfigError
 from outpace.targets.base import Target, View
 
@@ -47,7 +47,7 @@ class PartialDrafter(Drafter):
         self._exits = None if ending is None else Remembered(lambda: Exit(ending.first))
         self._asked: list[int] = []  # tokens that each row might draft in the present round
         self._drafted: list[int] = []  # and those that it did
-        self._trees: dict[tuple[int, int], Tree] = {}
+        self._plans = TreePlans(target.device)
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         if self._exits is not None:
@@ -69,7 +69,7 @@ class PartialDrafter(Drafter):
         while chains.grow(logits):
             logits = self.view.forward(chains.tokens[:, -1:])[:, -1]
         self._drafted = chains.counts
-        return chains.proposal(self._tree(len(rows), chains.length))
+        return chains.proposal(self._plans.chain(len(rows), chains.length))
 
     def observe(self, rows: Rows, round: Round) -> None:
         drafts, self._drafted = self._drafted, []  # none where it was not asked
@@ -94,11 +94,6 @@ class PartialDrafter(Drafter):
             return None
         return below([self._exits[row].threshold for row in range(rows)])
 
-    def _tree(self, rows: int, nodes: int) -> Tree:
-        if (rows, nodes) not in self._trees:
-            self._trees[rows, nodes] = Tree.chain(rows, nodes, self.target.device)
-        return self._trees[rows, nodes]
-
 
 def ending_of(given: Any) -> Ending | None:
     """Returns what ``draft_exit`` asks for; ``ConfigError`` for anything but "adaptive", a
@@ -107,8 +102,10 @@ def ending_of(given: Any) -> Ending | None:
         return None
     if given == "adaptive":
         return Ending(FIRST, PAPER)
-    if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given < 1:
-        return Ending(float(given), None)
-    raise ConfigError(
-        f"draft_exit must be 'adaptive', a probability from 0 up to 1, or null, not {shown(given)}."
+    if isinstance(given, str):
+        raise ConfigError(
+            f"draft_exit must be 'adaptive', a number in [0, 1), or null, not {shown(given)}."
+        )
+    return Ending(
+        number("draft_exit", given, 0, 1, closed=True, below=True, error=ConfigError), None
     )

@@ -119,7 +119,7 @@ class ConsensusDrafter(Drafter):
     def _guess(self, rows: Rows, row: int, budget: int) -> Guess:
         if not budget:
             return Guess()
-        alone = bool(rows.pure) and rows.pure[row]
+        alone = rows.is_pure(row)
         votes = self._votes(row, alone)
         best = Guess()
         for length in sorted({vote.agree for vote in votes}, reverse=True):

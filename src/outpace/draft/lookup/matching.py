@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from outpace.core.values import flag, is_whole, shown
+from outpace.core.values import flag, is_whole, number, shown
 from outpace.draft.options import option
 from outpace.errors import ConfigError
 
@@ -34,12 +34,5 @@ class MatchOptions:
                 "min_token_span and max_token_span must be whole, with 1 <= min <= max <= "
                 f"{self.deepest}, not {shown(low)} and {shown(high)}."
             )
-        check_number("min_token_prob", self.min_token_prob, 1.0)
+        number("min_token_prob", self.min_token_prob, 0, 1, closed=True, error=ConfigError)
         flag("tree", self.tree, error=ConfigError)
-
-
-def check_number(name: str, value: Any, high: float) -> None:
-    """Raises ``ConfigError`` unless this is a number from 0 to ``high``."""
-    kind = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (kind and 0 <= value <= high):
-        raise ConfigError(f"{name} must be a number from 0 to {high:g}, not {shown(value)}.")

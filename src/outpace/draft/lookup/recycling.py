@@ -137,7 +137,7 @@ class RecyclingDrafter(Drafter):
         drafted, counts = round.proposal.tokens.tolist(), round.proposal.counts.tolist()
         paths = round.verdict.path(round.proposal.tree).tolist()
         for row, successors in enumerate(found):
-            tokens = [rows.since(row, rows.length(row) - 1)[0], *drafted[row][: counts[row]]]
+            tokens = [rows.root(row), *drafted[row][: counts[row]]]
             # What was accepted is entered last: nothing replaces it.
             accepted = [0, *(node for node in paths[row] if node > 0)]
             others = [node for node in range(len(tokens)) if node not in accepted]
@@ -149,7 +149,7 @@ class RecyclingDrafter(Drafter):
         if not budget:
             return []
         after = self._successors(rows, row)
-        tokens = rows.since(row, rows.length(row) - 1)  # the root
+        tokens = [rows.root(row)]
         candidates = [after(tokens[0])]
         ranks = [0] * (1 + shape.size)
         for parent in shape.parents[:budget]:
@@ -161,7 +161,7 @@ class RecyclingDrafter(Drafter):
         return tokens[1:]
 
     def _successors(self, rows: Rows, row: int) -> Successors:
-        if not (rows.pure and rows.pure[row]):
+        if not rows.is_pure(row):
             return self._matrix.after
         own = self._own[row]
         own.learn(rows.since(row, own.known))

@@ -132,7 +132,7 @@ class SuffixDrafter(Drafter):
         text.catch_up(rows, row)
         context = text.last(self._depth)
         own, _ = self._best(text.occurrences, context, budget)
-        if not self.past or (rows.pure and rows.pure[row]):
+        if not self.past or rows.is_pure(row):
             return own
         others, place = self._best(self.past.occurrences, context, budget)
         if others.score <= own.score:

@@ -151,11 +151,9 @@ class Online(Drafter):
     # -- rounds --------------------------------------------------------------------------------
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        if any(rows.pure):
-            pairs = zip(rows.pure, budgets, strict=True)
-            budgets = [0 if pure else budget for pure, budget in pairs]
-            if not any(budgets):
-                return Proposal.empty(len(rows), rows.seeds.device)
+        budgets = rows.for_others(budgets)
+        if not any(budgets):
+            return Proposal.empty(len(rows), rows.seeds.device)
         return self._inner.propose(rows, budgets)
 
     def laws_of(

@@ -44,7 +44,7 @@ class Learned(Generic[State]):
 
     def of(self, rows: Rows, row: int) -> State:
         """Returns what is known for a row."""
-        return self._own[row] if rows.pure and rows.pure[row] else self.shared
+        return self._own[row] if rows.is_pure(row) else self.shared
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,9 +173,8 @@ class Several(Drafter):
         Columns ride only where all rows are one child's. So a child that drafts by them drafts
         nothing in pure rows, whose drafts must not depend on the others.
         """
-        if rows.pure and self.children[child].riders:
-            pairs = zip(rows.pure, budgets, strict=True)
-            budgets = [0 if pure else budget for pure, budget in pairs]
+        if self.children[child].riders:
+            budgets = rows.for_others(budgets)
         if any(budgets):
             with rows.law.drafting():  # what one child lacks, another one may have
                 made = self.children[child].propose(rows, budgets)

@@ -152,7 +152,7 @@ class Auto(Controller):
         if self._growing is not None:
             # All rows draft parts of one tree. For a seeded text it must not depend on what was
             # learned.
-            learned = not any(map(self._is_seeded, requests))
+            learned = not any(map(self._is_pure, requests))
             self._ladder = self._growing.learned if learned else self._static
             self.shape = self._ladder.shape
         return self.shape
@@ -206,11 +206,11 @@ class Auto(Controller):
         wished = wish(request)
         if wished is not None:
             return wished
-        if not self._is_seeded(request):
+        if not self._is_pure(request):
             return None
         return self._row(request).ledger.width(request.remaining)
 
-    def _is_seeded(self, request: DraftingRow) -> bool:
+    def _is_pure(self, request: DraftingRow) -> bool:
         """Whether what it drafts must follow from its own history alone."""
         return is_pure(request, self._invariant)
 

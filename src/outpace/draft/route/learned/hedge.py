@@ -328,7 +328,7 @@ class Hedge(Learning[Leader]):
 
         What does not draft for pure rows is not asked about them: what it would say there may be
         what it has learned from others."""
-        pure = bool(rows.pure and rows.pure[row])
+        pure = rows.is_pure(row)
         if self._texts[row].rounds % self._every or (pure and self.children[number].skips_pure):
             return False
         return self._purses.of(rows, row).hold(self._price_of_asking(number, rows, row))
@@ -344,7 +344,7 @@ class Hedge(Learning[Leader]):
         if not self._budgets[row]:
             return False
         # Look-ahead columns never ride in a pure row, whatever those of other rows do.
-        pure = bool(rows.pure and rows.pure[row])
+        pure = rows.is_pure(row)
         rides = self.children[number].riders or (number in self._riding and not pure)
         return not rides or self._chosen[row] == number
 

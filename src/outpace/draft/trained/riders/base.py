@@ -174,7 +174,7 @@ class RidingHeadDrafter(HeadDrafter):
         """Makes the guesses of a row that were lost, where its text asks for it."""
         text = self._texts[row]
         text.missing = False
-        if not (rows.pure and rows.pure[row]):
+        if not rows.is_pure(row):
             return
         before = rows.since(row, 0)[:-1]
         last = to_device([len(before) - 1], rows.seeds.device)

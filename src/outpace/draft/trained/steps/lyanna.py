@@ -97,7 +97,7 @@ class LyannaDrafter(StepHeadDrafter):
 
     def walk(self, rows: Rows) -> Walk:
         states, roots = self.starts(rows)
-        kept = [None if pure else one for one, pure in zip(self._kept, _pure(rows), strict=False)]
+        kept = [None if rows.is_pure(row) else one for row, one in enumerate(self._kept)]
         remembered = torch.stack([self._remembered(rows, *each) for each in enumerate(kept)])
         self._latest = _Walk(
             self._lyanna, self._target, self._vocabulary, states, remembered[:, None], kept, roots
@@ -180,7 +180,3 @@ class _Walk:
         if not known:
             return found
         return torch.stack([known.get(row, found[row]) for row in range(len(found))])
-
-
-def _pure(rows: Rows) -> Sequence[bool]:
-    return rows.pure or [False] * len(rows)
