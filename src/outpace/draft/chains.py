@@ -154,4 +154,4 @@ def point_chains(drafts: Sequence[Sequence[int]], device: torch.device) -> Propo
     """Returns given chains, one per row, of any lengths, as a proposal."""
     tokens = padded(drafts, device)  # [B, N]
     counts = to_device([len(draft) for draft in drafts], device)
-    return Proposal(tokens, Tree.chain(*tokens.shape, device), counts, Point())
+    return Proposal(tokens, Tree.chain(len(drafts), tokens.shape[1], device), counts, Point())
