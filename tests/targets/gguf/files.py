@@ -40,6 +40,10 @@ class Family:
     rms: bool = True
     norm: float = 0.0
     """What the converter adds to the weights of norms."""
+    permuted: bool = False
+    """Whether it puts the rows of queries and keys in Llama's order."""
+    grouped: bool = False
+    """Whether it takes apart queries, keys and values that the model holds head by head."""
 
 
 def _partial(config: Any) -> Mapping[str, Any]:
@@ -61,12 +65,41 @@ def _window(config: Any) -> Mapping[str, Any]:
     return {"attention.sliding_window": config.sliding_window}
 
 
+def _windows(config: Any) -> Mapping[str, Any]:
+    slides = [kind == "sliding_attention" for kind in config.layer_types]
+    return {**_window(config), "attention.sliding_window_pattern": slides}
+
+
+def _logit_scale(config: Any) -> Mapping[str, Any]:
+    return {"logit_scale": config.logit_scale}
+
+
+def _factors(config: Any) -> Mapping[str, Any]:
+    return {
+        "embedding_scale": config.embedding_multiplier,
+        "residual_scale": config.residual_multiplier,
+        "logit_scale": config.logits_scaling,
+        "attention.scale": config.attention_multiplier,
+    }
+
+
+def _neox(config: Any) -> Mapping[str, Any]:
+    return {"use_parallel_residual": config.use_parallel_residual, **_partial(config)}
+
+
 WIDE = {"hidden_size": 64, "intermediate_size": 96}
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 6}
 TIED = {"tie_word_embeddings": True}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+FACTORS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+    "attention_multiplier": 0.125,
+}
+BOTH = ["sliding_attention", "full_attention"]
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family("LlamaConfig", {"head_dim": 16}),
+    "llama": Family("LlamaConfig", {"head_dim": 16}, permuted=True),
     "qwen2": Family("Qwen2Config"),
     "qwen3": Family("Qwen3Config", {"head_dim": 32}),
     "gemma2": Family("Gemma2Config", {**GEMMA, **TIED}, _window, norm=1.0),
@@ -85,6 +118,29 @@ FAMILIES: Mapping[str, Family] = {
     "falcon": Family(
         "FalconConfig", {"multi_query": True, "ffn_hidden_size": 96, "bias": False}, rms=False
     ),
+    "granite": Family("GraniteConfig", FACTORS, _factors, permuted=True),
+    "gemma": Family("GemmaConfig", {"head_dim": 32, **TIED}, norm=1.0),
+    "command-r": Family(
+        "CohereConfig", {"logit_scale": 0.5, "use_qk_norm": True, **TIED}, _logit_scale, rms=False
+    ),
+    "cohere2": Family(
+        "Cohere2Config",
+        {"logit_scale": 0.5, "sliding_window": 6, "num_hidden_layers": 4, **TIED},
+        lambda config: {**_logit_scale(config), **_window(config)},
+        rms=False,
+    ),
+    "olmo2": Family("Olmo2Config"),
+    "smollm3": Family("SmolLM3Config", {"num_hidden_layers": 4}, permuted=True),
+    "glm4": Family("Glm4Config", {"head_dim": 16}, _partial),
+    "exaone4": Family("Exaone4Config", {"sliding_window": 6, "layer_types": BOTH}, _windows),
+    "phi2": Family("PhiConfig", {"num_key_value_heads": 4}, _partial, rms=False),
+    "gptneox": Family(
+        "GPTNeoXConfig", {"num_key_value_heads": 4}, _neox, rms=False, grouped=True
+    ),
+    "internlm2": Family("LlamaConfig", permuted=True),
+    "seed_oss": Family("SeedOssConfig", {"head_dim": 16}),
+    "ernie4_5": Family("Ernie4_5Config", {"head_dim": 16}),
+    "arcee": Family("ArceeConfig", {"head_dim": 16}, permuted=True),
 }  # fmt: skip
 """By the architecture's name in GGUF."""
 
@@ -93,6 +149,9 @@ def tiny(arch: str, **changes: Any) -> Any:
     """Returns a tiny random model in float32, with sizes that blocks of 32 divide."""
     family = FAMILIES[arch]
     options = {**BASE, "vocab_size": VOCABULARY, **WIDE, **family.options, **changes}
+    if "layer_types" in options:
+        count, types = options["num_hidden_layers"], options["layer_types"]
+        options["layer_types"] = [types[layer % len(types)] for layer in range(count)]
     config = getattr(transformers, family.config)(**options)
     torch.manual_seed(1)
     attention = "eager" if arch == "gemma2" else None
@@ -152,7 +211,7 @@ def _values(arch: str, config: Any) -> dict[str, Any]:
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": 1 if arch == "falcon" else keys,
         f"attention.{epsilon}": float(
-            next(getattr(config, n) for n in named if hasattr(config, n))
+            next((getattr(config, n) for n in named if hasattr(config, n)), 1e-5)
         ),
         "rope.freq_base": float(rope.get("rope_theta", 10000.0)),
         **family.values(config),
@@ -189,13 +248,29 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, numbers: Any, kind: str) -> None:
-    chosen = GGMLQuantizationType[kind]
-    size, _ = gguf.GGML_QUANT_SIZES[chosen]
-    if numbers.ndim == 1 or numbers.shape[-1] % size or "ffn_gate_inp" in name:
-        chosen = GGMLQuantizationType.F32
+    chosen = _kind_of(name, numbers, kind)
     numbers = numbers.squeeze()  # as the converter does
     raw = in_kind(np.ascontiguousarray(numbers, np.float32), chosen)
     writer.add_tensor(name, raw, raw_shape=raw.shape, raw_dtype=chosen)
+
+
+def _kind_of(name: str, numbers: Any, kind: str) -> GGMLQuantizationType:
+    chosen = GGMLQuantizationType[kind]
+    size, _ = gguf.GGML_QUANT_SIZES[chosen]
+    plain = numbers.ndim == 1 or numbers.shape[-1] % size or "ffn_gate_inp" in name
+    return GGMLQuantizationType.F32 if plain else chosen
+
+
+def rounded(arch: str, model: Any, kind: str) -> Any:
+    """Rounds a model's weights as a file of the kind does, where families hold them row by row as
+    the model does. Returns the model."""
+    for name, weight in model.named_parameters():
+        numbers = weight.detach().numpy()
+        theirs = next(iter(_of_weight(arch, model.config, name, numbers)))
+        raw = gguf.quants.quantize(numbers, _kind_of(theirs, numbers, kind))
+        widened = gguf.quants.dequantize(raw, _kind_of(theirs, numbers, kind))
+        weight.data = torch.from_numpy(np.array(widened, np.float32).reshape(weight.shape))
+    return model
 
 
 def in_kind(numbers: Any, kind: GGMLQuantizationType) -> Any:
@@ -215,15 +290,22 @@ def in_kind(numbers: Any, kind: GGMLQuantizationType) -> Any:
 
 def _tensors(arch: str, model: Any) -> dict[str, Any]:
     """Returns a model's weights under llama.cpp's names, in its layout."""
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    table = gguf.get_tensor_name_map(kind, model.config.num_hidden_layers)
     found: dict[str, Any] = {}
     for name, weight in model.named_parameters():
-        for part, numbers in _split(name, weight.detach().numpy()):
-            theirs = table.get_name(part, try_suffixes=(".weight", ".bias"))
-            assert theirs is not None, part
-            theirs = theirs if theirs.endswith((".weight", ".bias")) else f"{theirs}.weight"
-            found[theirs] = _laid_out(arch, model.config, name, numbers)
+        found |= _of_weight(arch, model.config, name, weight.detach().numpy())
+    return found
+
+
+def _of_weight(arch: str, config: Any, name: str, numbers: Any) -> dict[str, Any]:
+    """Returns the tensors that are made of a weight."""
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    table = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    found: dict[str, Any] = {}
+    for part, piece in _split(name, numbers):
+        theirs = table.get_name(part, try_suffixes=(".weight", ".bias"))
+        assert theirs is not None, part
+        theirs = theirs if theirs.endswith((".weight", ".bias")) else f"{theirs}.weight"
+        found[theirs] = _laid_out(arch, config, name, piece)
     return found
 
 
@@ -235,10 +317,14 @@ def _split(name: str, numbers: Any) -> list[tuple[str, Any]]:
 
 
 def _laid_out(arch: str, config: Any, name: str, numbers: Any) -> Any:
-    if arch == "llama" and ("q_proj" in name or "k_proj" in name):
+    family = FAMILIES[arch]
+    if family.permuted and ("q_proj" in name or "k_proj" in name):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         halves = numbers.reshape(heads, 2, -1, *numbers.shape[1:])
         return halves.swapaxes(1, 2).reshape(numbers.shape)
+    if family.grouped and "query_key_value" in name:
+        each = numbers.reshape(config.num_attention_heads, 3, -1, *numbers.shape[1:])
+        return each.swapaxes(0, 1).reshape(numbers.shape)
     if arch == "gpt2" and numbers.ndim == 2 and ".h." in name:
         return numbers.T
-    return numbers + FAMILIES[arch].norm if name.endswith("norm.weight") else numbers
+    return numbers + family.norm if name.endswith("norm.weight") else numbers

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Olmo3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outpace.errors import ModelLoadError, UnsupportedModel
@@ -129,6 +130,8 @@ def test_heads_that_are_turned_in_part(arch: str, share: float, tmp_path: Path) 
         ("llama", {"logit_scale": 16.0}, "its logit_scale is 16, which"),
         ("falcon", {"attention.head_count_kv": 2}, "a Falcon with several key heads"),
         ("falcon", {"attention.head_count_kv": [2, 2]}, "a Falcon with several key heads"),
+        ("granite", {"rope.scaling.finetuned": False}, "a Granite that does not turn its heads"),
+        ("glm4", {"rope.dimension_sections": [4, 4, 4, 0]}, "a GLM that sees images"),
     ],
 )
 def test_what_is_not_read_is_refused(
@@ -137,6 +140,55 @@ def test_what_is_not_read_is_refused(
     changes = {f"{arch}.{name}": value for name, value in said.items()}
     path = write(tmp_path / "model.gguf", arch, tiny(arch), changes=changes)
     with pytest.raises(UnsupportedModel, match=reason):
+        load(path)
+
+
+LAYERS = ["sliding_attention", "full_attention", "full_attention"]
+
+
+@pytest.mark.parametrize("arch", ["cohere2", "exaone4", "olmo2"])
+@pytest.mark.parametrize("said", [[True, False, False], 2, None])
+def test_which_layers_have_a_window(arch: str, said: Any, tmp_path: Path) -> None:
+    types = LAYERS if isinstance(said, list) else [LAYERS[0], LAYERS[1], LAYERS[0]]
+    types = types if said is not None else [LAYERS[0]] * 3  # each fourth sees all
+    config = {"layer_types": types, "num_hidden_layers": 3, "sliding_window": 3}
+    model = tiny(arch, **config) if arch != "olmo2" else olmo3(config)
+    name = f"{arch}.attention.sliding_window"
+    changes = {name: 3, f"{name}_pattern": said}
+    path = write(tmp_path / "model.gguf", arch, model, changes=changes)
+    assert agree(path, model)
+    changes = {name: 30, f"{name}_pattern": said}
+    assert not agree(write(tmp_path / "wide.gguf", arch, model, changes=changes), model)
+
+
+def olmo3(config: dict[str, Any]) -> Any:
+    """OLMo 3 is an OLMo 2 with windows, and llama.cpp calls it so."""
+    base = tiny("olmo2").config.to_dict()
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+    more = {name: base[name] for name in (*kept, "num_key_value_heads", "max_position_embeddings")}
+    torch.manual_seed(1)
+    made: Any = AutoModelForCausalLM.from_config(Olmo3Config(**more, **config))
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.copy_(torch.randn_like(weight) * 0.2)
+    return made.eval()
+
+
+@pytest.mark.parametrize(
+    ("arch", "said", "reason"),
+    [
+        ("exaone4", {"attention.sliding_window_pattern": [True]}, "says of 1 layers whether they"),
+        ("exaone4", {"block_count": 1 << 31}, "says that it has 2147483648 layers, and holds 2"),
+        ("smollm3", {"block_count": 1 << 31}, "says that it has 2147483648 layers, and holds 4"),
+        ("cohere2", {"logit_scale": None}, "does not say what its logit_scale is"),
+    ],
+)
+def test_values_of_families_that_do_not_fit(
+    arch: str, said: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    changes = {f"{arch}.{name}": value for name, value in said.items()}
+    path = write(tmp_path / "model.gguf", arch, tiny(arch), changes=changes)
+    with pytest.raises(ModelLoadError, match=reason):
         load(path)
 
 

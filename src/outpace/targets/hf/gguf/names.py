@@ -16,13 +16,14 @@ import gguf
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from outpace.core.values import shown
 from outpace.errors import UnsupportedModel
 from outpace.targets.cpu.weights.blocks import KINDS, Blocks
+from outpace.targets.hf.gguf.families import layout_of
 from outpace.targets.hf.gguf.file import GGUFModel
 from outpace.targets.hf.gguf.header import Stored
+from outpace.targets.hf.gguf.layouts import Layout
 
 ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are no weights: they shape the rotary angles."""
@@ -136,8 +137,7 @@ def arrangement_of(model: GGUFModel, built: nn.Module) -> Arrangement:
     Raises ``UnsupportedModel`` for tensors that the model has no place for.
     """
     config: Any = built.config
-    kind: Any = TENSOR_PROCESSORS.get(model.architecture, TensorProcessor)
-    processor = kind(config=config.to_dict())
+    processor = layout_of(model.architecture, config)
     names = _names(model.architecture, built, processor)
     more = sorted(set(model.tensors) - names.keys() - set(ELSEWHERE))
     if more:
@@ -155,6 +155,10 @@ def _names(architecture: str, built: nn.Module, processor: Any) -> dict[str, str
     names: dict[str, str] = {}
     for ours in built.state_dict():
         plain = processor.preprocess_name(ours)
+        places = processor.places(plain) if isinstance(processor, Layout) else []
+        if places:
+            names |= dict.fromkeys(places, plain)
+            continue
         stem, dot, suffix = plain.rpartition(".")
         stem, suffix = (stem, dot + suffix) if suffix in ("weight", "bias") else (plain, "")
         theirs = table.get_name(stem)

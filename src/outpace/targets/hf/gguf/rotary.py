@@ -45,7 +45,8 @@ def rotary_options(model: GGUFModel, defaults: dict[str, Any]) -> dict[str, Any]
         rope["partial_rotary_factor"] = (turned or size) / size
     rope |= _scaling(model)
     if "sliding_attention" in usual:
-        theta = float(model.number("rope.freq_base_swa") or THETA)
+        usual_theta = THETA if model.architecture.startswith("gemma") else rope["rope_theta"]
+        theta = float(model.number("rope.freq_base_swa") or usual_theta)
         local = {"rope_type": "default", "rope_theta": theta}
         return {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
     original = "original_max_position_embeddings"  # in Phi 3's configuration it stands beside
