@@ -42,13 +42,15 @@ NEEDED = ("context_length", "embedding_length", "block_count", "attention.head_c
 """Values without which a configuration would be a guess."""
 
 MORE = {
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "attention.sliding_window": "sliding_window",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "attention.sliding_window": ("sliding_window",),
+    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
 }
-"""Values that transformers' tables leave out."""
+"""Values that transformers' tables leave out, and what configurations call them."""
 
 FACTORS = ("logit_scale", "residual_scale", "embedding_scale")
 """Factors of some families, such as Granite, that most do not have: 1 changes nothing, 0 stands for
@@ -68,11 +70,6 @@ def check_architecture(model: GGUFModel) -> None:
         raise UnsupportedModel(
             f"{model.path} holds a model that reads texts both ways (attention.causal is false), "
             "as models of embeddings do, and that writes none: use a language model."
-        )
-    if model.architecture == "llama" and model.number("expert_count"):
-        raise UnsupportedModel(
-            f"{model.path} holds a Mixtral (a llama with experts), whose GGUF files are not read: "
-            "use the model's Hugging Face folder instead."
         )
     if model.architecture == "falcon" and model.number("attention.head_count_kv") not in (None, 1):
         raise UnsupportedModel(
@@ -138,7 +135,9 @@ def _options(model: GGUFModel, model_type: str) -> dict[str, Any]:
     defaults: dict[str, Any] = CONFIG_MAPPING[model_type]().to_dict()
     family = FAMILIES[model.architecture]
     options: dict[str, Any] = dict(DEFAULTS.get(model_type, {}))
-    for theirs, ours in _table(family.table or model_type, defaults).items():
+    for theirs, ours in _table(
+        model_type if family.table is None else family.table, defaults
+    ).items():
         value = model.number(theirs)
         if ours is not None and value is not None:
             options[ours] = value
@@ -147,10 +146,10 @@ def _options(model: GGUFModel, model_type: str) -> dict[str, Any]:
                 f"{model.path} does not say what its {theirs} is: download it again."
             )
     _check_layers(model)  # before a list is made of them
-    for theirs, ours in MORE.items():
+    for theirs, names in MORE.items():
         value = model.number(theirs)
-        if value and ours in defaults:
-            options[ours] = value
+        if value:
+            options |= {name: value for name in names if name in defaults}
     _check_factors(model)
     _check_experts(model)
     options |= _heads(model, defaults) | _tokens(model)
@@ -170,6 +169,8 @@ def _table(name: str, defaults: dict[str, Any]) -> dict[str, str | None]:
 
 def _heads(model: GGUFModel, defaults: dict[str, Any]) -> dict[str, Any]:
     """Sizes of the heads, which a configuration may take from another model otherwise."""
+    if not any("head" in name for name in defaults):
+        return {}
     size, heads = model.head_size, model.number("attention.head_count")
     values = model.number("attention.value_length")
     if values not in (None, size):

@@ -43,7 +43,7 @@ class Family:
     factors: frozenset[str] = frozenset()
     """The factors that its configuration has."""
     table: str | None = None
-    """What transformers' table of values calls it, if not by the type."""
+    """What transformers' table of values calls it, if not by the type; empty for none."""
 
     def type_of(self, model: GGUFModel) -> str:
         """Returns what transformers calls the model in a file."""
@@ -72,6 +72,14 @@ def windows(model: GGUFModel, period: int) -> Options:
         slides = [(layer + 1) % period != 0 for layer in range(count)]
     types = [SLIDING if sliding else FULL for sliding in slides]
     return {"sliding_window": size, "layer_types": types}
+
+
+def attended(model: GGUFModel) -> list[bool]:
+    """Returns which layers of a model attend: those that have key heads."""
+    heads = model.of_family("attention.head_count_kv")
+    if isinstance(heads, np.ndarray):
+        return [bool(count) for count in heads]
+    return [True] * model.number("block_count")
 
 
 def has(model: GGUFModel, name: str) -> bool:
@@ -133,6 +141,66 @@ def _granite(model: GGUFModel, options: Options) -> Options:
     }
 
 
+def _granitemoe(model: GGUFModel, options: Options) -> Options:
+    found = _granite(model, options)
+    found.pop("mlp_bias")
+    return {**found, "shared_intermediate_size": model.number(SHARED) or 0}
+
+
+def _minicpm(model: GGUFModel, options: Options) -> Options:
+    """MiniCPM is a Llama with Granite's factors. Older files do not say them."""
+    for name in ("embedding_scale", "residual_scale", "logit_scale"):
+        needed(model, name)
+    return _granite(model, options)
+
+
+def _mistral3(model: GGUFModel, options: Options) -> Options:
+    beta = model.number("attention.temperature_scale")
+    if not beta:
+        return {}
+    rope = {**options["rope_parameters"], "llama_4_scaling_beta": beta}
+    return {"rope_parameters": rope}
+
+
+def _qwen35(model: GGUFModel, options: Options) -> Options:
+    count, values = model.number("block_count"), needed(model, "ssm.time_step_rank")
+    said = model.of_family("attention.recurrent_layers")
+    period = model.number("full_attention_interval") or 4
+    recurrent = [bool((layer + 1) % period) for layer in range(count)]
+    if isinstance(said, np.ndarray):
+        recurrent = [bool(layer) for layer in said]
+    return {
+        "linear_conv_kernel_dim": needed(model, "ssm.conv_kernel"),
+        "linear_key_head_dim": needed(model, "ssm.state_size"),
+        "linear_num_key_heads": needed(model, "ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_value_head_dim": needed(model, "ssm.inner_size") // values,
+        "layer_types": ["linear_attention" if layer else FULL for layer in recurrent],
+    }
+
+
+def _lfm2(model: GGUFModel, options: Options) -> Options:
+    return {
+        "conv_L_cache": needed(model, "shortconv.l_cache"),
+        "layer_types": [FULL if attends else "conv" for attends in attended(model)],
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _lfm2moe(model: GGUFModel, options: Options) -> Options:
+    if model.number("expert_gating_func") not in (None, SIGMOID):
+        raise UnsupportedModel(
+            f"{model.path} weighs its experts in a way that is not read: use the model's Hugging "
+            "Face folder instead."
+        )
+    dense = model.number("leading_dense_block_count") or 0
+    return {**_lfm2(model, options), "num_dense_layers": dense}
+
+
+def _bloom(model: GGUFModel, options: Options) -> Options:
+    return {"seq_length": needed(model, "context_length")}
+
+
 def _biases(model: GGUFModel, options: Options) -> Options:
     return {"attention_bias": has(model, "attn_q.bias"), "mlp_bias": has(model, "ffn_up.bias")}
 
@@ -176,15 +244,22 @@ def _gptneox(model: GGUFModel, options: Options) -> Options:
     }
 
 
+SHARED = "expert_shared_feed_forward_length"
+SIGMOID = 2
+"""What files call the function that turns the router's numbers into weights of experts."""
+
 PERMUTED = partial(Layout, permuted=True)
 OWN = Layout
+LINEAR = partial(Layout, offset=1.0, tiled=True)
 
 FAMILIES = {
     "arcee": Family("arcee", PERMUTED, _biases),
+    "bloom": Family("bloom", partial(Layout, grouped=True), _bloom),
     "cohere2": Family("cohere2", OWN, _cohere2, factors=frozenset({"logit_scale"})),
     "command-r": Family("cohere", OWN, _cohere, factors=frozenset({"logit_scale"})),
     "ernie4_5": Family("ernie4_5", OWN, lambda model, _: {"use_bias": has(model, "attn_q.bias")}),
     "exaone4": Family("exaone4", OWN, lambda model, _: windows(model, 4)),
+    "exaone": Family("llama", OWN, _biases),
     "falcon": Family("falcon", further=_falcon),
     "gemma": Family("gemma", partial(Layout, offset=1.0)),
     "gemma2": Family("gemma2", further=_gemma(largest=46)),
@@ -193,8 +268,36 @@ FAMILIES = {
     "gpt2": Family("gpt2", further=_gpt2),
     "gptneox": Family("gpt_neox", partial(Layout, grouped=True), _gptneox),
     "granite": Family("granite", PERMUTED, _granite, factors=ALL_FACTORS),
+    "granitemoe": Family(
+        "granitemoe",
+        PERMUTED,
+        _granitemoe,
+        variant=lambda model: "granitemoeshared" if model.number(SHARED) else "granitemoe",
+        factors=ALL_FACTORS,
+    ),
     "internlm2": Family("llama", PERMUTED, _biases),
-    "llama": Family("llama"),
+    "lfm2": Family("lfm2", OWN, _lfm2, table=""),
+    "lfm2moe": Family("lfm2_moe", OWN, _lfm2moe),
+    "llama": Family(
+        "llama",
+        PERMUTED,
+        variant=lambda model: "mixtral" if model.number("expert_count") else "llama",
+    ),
+    "mamba": Family(
+        "mamba",
+        OWN,
+        variant=lambda model: "falcon_mamba" if model.of_family("ssm.dt_b_c_rms") else "mamba",
+        table="mamba",
+    ),
+    "minicpm": Family("granite", PERMUTED, _minicpm, factors=ALL_FACTORS),
+    "mistral3": Family(
+        "ministral3",
+        PERMUTED,
+        _mistral3,
+        variant=lambda model: (
+            "ministral3" if model.number("attention.temperature_scale") else "llama"
+        ),
+    ),
     "nemotron": Family("nemotron"),
     "olmo2": Family(
         "olmo2",
@@ -202,12 +305,15 @@ FAMILIES = {
         _olmo2,
         variant=lambda model: "olmo3" if model.number("attention.sliding_window") else "olmo2",
     ),
+    "olmoe": Family("olmoe", OWN),
     "phi2": Family("phi", OWN),
     "phi3": Family("phi3"),
     "qwen2": Family("qwen2"),
     "qwen2moe": Family("qwen2_moe"),
     "qwen3": Family("qwen3"),
     "qwen3moe": Family("qwen3_moe"),
+    "qwen35": Family("qwen3_5_text", LINEAR, _qwen35),
+    "qwen35moe": Family("qwen3_5_moe_text", LINEAR, _qwen35),
     "seed_oss": Family("seed_oss", OWN, _seed_oss),
     "smollm3": Family("smollm3", PERMUTED, _biases),
     "stablelm": Family("stablelm", further=_stablelm),

@@ -92,6 +92,8 @@ class Arrangement:
     def _order(self, stored: Stored) -> Order | None:
         """Returns what the family's function does to the rows of a matrix, None if it is more than
         to put them in another order."""
+        if isinstance(self.processor, Layout) and self.processor.moves_columns(stored.name):
+            return None
         rows = stored.shape[0]
         numbers = np.arange(rows, dtype=np.float64)[:, None]  # [N, 1]
         merged: dict[str, Any] = {"tensors": {}}
@@ -138,7 +140,7 @@ def arrangement_of(model: GGUFModel, built: nn.Module) -> Arrangement:
     """
     config: Any = built.config
     processor = layout_of(model.architecture, config)
-    names = _names(model.architecture, built, processor)
+    names = _names(model, built, processor)
     more = sorted(set(model.tensors) - names.keys() - set(ELSEWHERE))
     if more:
         raise UnsupportedModel(
@@ -148,21 +150,21 @@ def arrangement_of(model: GGUFModel, built: nn.Module) -> Arrangement:
     return Arrangement(names, processor)
 
 
-def _names(architecture: str, built: nn.Module, processor: Any) -> dict[str, str]:
+def _names(model: GGUFModel, built: nn.Module, processor: Any) -> dict[str, str]:
     config: Any = built.config
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    known = gguf.MODEL_ARCH_NAMES.items()
+    kind = next(kind for kind, name in known if name == model.architecture)
     table = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     names: dict[str, str] = {}
     for ours in built.state_dict():
         plain = processor.preprocess_name(ours)
-        places = processor.places(plain) if isinstance(processor, Layout) else []
-        if places:
-            names |= dict.fromkeys(places, plain)
-            continue
         stem, dot, suffix = plain.rpartition(".")
         stem, suffix = (stem, dot + suffix) if suffix in ("weight", "bias") else (plain, "")
         theirs = table.get_name(stem)
-        if theirs is not None:
+        places = processor.places(plain) if isinstance(processor, Layout) else []
+        if places and f"{theirs}{suffix or '.weight'}" not in model.tensors:
+            names |= dict.fromkeys(places, plain)
+        elif theirs is not None:
             # Experts are parameters of their own in transformers, and have no suffix there.
             names[theirs + (suffix or ".weight")] = plain
         else:
