@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Olmo3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outpace.errors import ModelLoadError, UnsupportedModel
+from outpace.targets.cpu.native_layers.layer import NativeLayer
 from outpace.targets.hf.loading.load import load
-from targets.gguf.files import tiny, write
+from targets.gguf.files import YARN, tiny, write
 from targets.gguf.test_families import IDS
 
 THETA = 10000.0
@@ -123,12 +125,13 @@ def test_heads_that_are_turned_in_part(arch: str, share: float, tmp_path: Path) 
         ("qwen2", {"rope.dimension_count": 8}, "turns 8 of the 16 numbers of a head"),
         ("llama", {"attention.value_length": 8}, "keys of 16 numbers and values of 8"),
         ("llama", {"attention.head_count": [4, 2]}, "another attention.head_count in each layer"),
-        ("llama", {"expert_count": 8}, "a Mixtral"),
-        ("llama", {"expert_count": [8, 8]}, "a Mixtral"),
+        ("lfm2moe", {"expert_gating_func": 1}, "weighs its experts in a way that"),
         ("llama", {"attention.scale": 0.5}, "its attention.scale is 0.5, which"),
         ("llama", {"logit_scale": 16.0}, "its logit_scale is 16, which"),
         ("falcon", {"attention.head_count_kv": 2}, "a Falcon with several key heads"),
         ("falcon", {"attention.head_count_kv": [2, 2]}, "a Falcon with several key heads"),
+        ("granite", {"rope.scaling.finetuned": False}, "a Granite that does not turn its heads"),
+        ("glm4", {"rope.dimension_sections": [4, 4, 4, 0]}, "a GLM that sees images"),
     ],
 )
 def test_what_is_not_read_is_refused(
@@ -137,6 +140,105 @@ def test_what_is_not_read_is_refused(
     changes = {f"{arch}.{name}": value for name, value in said.items()}
     path = write(tmp_path / "model.gguf", arch, tiny(arch), changes=changes)
     with pytest.raises(UnsupportedModel, match=reason):
+        load(path)
+
+
+LAYERS = ["sliding_attention", "full_attention", "full_attention"]
+
+
+@pytest.mark.parametrize("arch", ["cohere2", "exaone4", "olmo2"])
+@pytest.mark.parametrize("said", [[True, False, False], 2, None])
+def test_which_layers_have_a_window(arch: str, said: Any, tmp_path: Path) -> None:
+    types = LAYERS if isinstance(said, list) else [LAYERS[0], LAYERS[1], LAYERS[0]]
+    types = types if said is not None else [LAYERS[0]] * 3  # each fourth sees all
+    config = {"layer_types": types, "num_hidden_layers": 3, "sliding_window": 3}
+    model = tiny(arch, **config) if arch != "olmo2" else olmo3(config)
+    name = f"{arch}.attention.sliding_window"
+    changes = {name: 3, f"{name}_pattern": said}
+    path = write(tmp_path / "model.gguf", arch, model, changes=changes)
+    assert agree(path, model)
+    changes = {name: 30, f"{name}_pattern": said}
+    assert not agree(write(tmp_path / "wide.gguf", arch, model, changes=changes), model)
+
+
+def olmo3(config: dict[str, Any]) -> Any:
+    """OLMo 3 is an OLMo 2 with windows, and llama.cpp calls it so."""
+    base = tiny("olmo2").config.to_dict()
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+    more = {name: base[name] for name in (*kept, "num_key_value_heads", "max_position_embeddings")}
+    torch.manual_seed(1)
+    made: Any = AutoModelForCausalLM.from_config(Olmo3Config(**more, **config))
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.copy_(torch.randn_like(weight) * 0.2)
+    return made.eval()
+
+
+@pytest.mark.parametrize(
+    ("arch", "said", "reason"),
+    [
+        ("exaone4", {"attention.sliding_window_pattern": [True]}, "says of 1 layers whether they"),
+        ("exaone4", {"block_count": 1 << 31}, "says that it has 2147483648 layers, and holds 2"),
+        ("smollm3", {"block_count": 1 << 31}, "says that it has 2147483648 layers, and holds 4"),
+        ("minicpm", {"residual_scale": None}, "does not say what its residual_scale is"),
+        ("qwen35", {"ssm.group_count": None}, "does not say what its ssm.group_count is"),
+        ("cohere2", {"logit_scale": None}, "does not say what its logit_scale is"),
+    ],
+)
+def test_values_of_families_that_do_not_fit(
+    arch: str, said: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    changes = {f"{arch}.{name}": value for name, value in said.items()}
+    path = write(tmp_path / "model.gguf", arch, tiny(arch), changes=changes)
+    with pytest.raises(ModelLoadError, match=reason):
+        load(path)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_queries_that_grow_far_behind_a_trial_are_not_computed_by_us(
+    kind: str, tmp_path: Path
+) -> None:
+    rope = {**YARN, "original_max_position_embeddings": 40}
+    path = write(tmp_path / "model.gguf", "mistral3", tiny("mistral3", rope_parameters=rope), kind)
+    loaded: Any = load(path)
+    assert not any(isinstance(each.forward, NativeLayer) for each in loaded.model.model.layers)
+
+
+def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
+    model = tiny("qwen35")
+    more = {
+        "blk.2.nextn.eh_proj.weight": np.zeros((64, 128)),
+        "blk.2.attn_norm.weight": np.ones(64),
+    }
+    changes = {
+        "qwen35.block_count": 3,
+        "qwen35.nextn_predict_layers": 1,
+        "qwen35.attention.recurrent_layers": [True, False, False],
+    }
+    path = write(tmp_path / "model.gguf", "qwen35", model, changes=changes, tensors=more)
+    assert agree(path, model)
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ({"yarn_beta_fast": 24.0, "yarn_beta_slow": 2.0}, True),
+        ({"yarn_attn_factor": 1.1386294}, True),  # 0.1 * log(4) + 1: the usual one
+        ({"yarn_attn_factor": 1.2}, False),
+        ({"yarn_log_multiplier": 1.0}, False),
+    ],
+)
+def test_options_of_yarn(said: dict[str, Any], read: bool, tmp_path: Path) -> None:
+    betas = {name[5:]: value for name, value in said.items() if "beta" in name}
+    rope = {"rope_type": "yarn", "rope_theta": THETA, "factor": 4.0, **betas}
+    model = tiny("llama", rope_parameters={**rope, "original_max_position_embeddings": 32})
+    told = {"type": "yarn", "factor": 4.0, "original_context_length": 32, **said}
+    changes = {f"llama.rope.scaling.{name}": value for name, value in told.items()}
+    path = write(tmp_path / "model.gguf", "llama", model, changes=changes)
+    if read:
+        assert agree(path, model)
+        return
+    with pytest.raises(UnsupportedModel, match=next(iter(said))):
         load(path)
 
 

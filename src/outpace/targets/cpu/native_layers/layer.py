@@ -230,6 +230,8 @@ def _fits(layer: Any, linears: Sequence[Any], norms: Sequence[Any], library: Nat
     """Whether the library can compute a layer of these sizes and dtypes."""
     attention = layer.self_attn
     dim = getattr(attention, "head_dim", 0)
+    if _grows(attention):
+        return False
     if not dim or getattr(attention, "scaling", None) is None or None in map(eps_of, norms):
         return False
     query, key, hidden = linears[0].out_features, linears[1].out_features, linears[0].in_features
@@ -245,6 +247,14 @@ def _fits(layer: Any, linears: Sequence[Any], norms: Sequence[Any], library: Nat
         and query % key == 0
         and query // key <= MOST_EACH
     )
+
+
+def _grows(attention: Any) -> bool:
+    """Whether queries grow with their position, as those of Ministral 3 do from a position on that
+    lies behind all those of a trial."""
+    config = getattr(attention, "config", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    return bool(rope.get("llama_4_scaling_beta"))
 
 
 def _llamas_shapes(query: int, key: int, hidden: int, inner: int) -> list[tuple[int, int]]:

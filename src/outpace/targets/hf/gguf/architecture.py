@@ -8,7 +8,7 @@ sets it where a file says nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig
@@ -16,6 +16,7 @@ from transformers.integrations import ggml
 
 from outpace.core.values import shown
 from outpace.errors import ModelLoadError, UnsupportedModel
+from outpace.targets.hf.gguf.families import FAMILIES
 from outpace.targets.hf.gguf.file import GGUFModel, printable_reason
 from outpace.targets.hf.gguf.rotary import rotary_options
 from outpace.targets.hf.gguf.vocabulary import token_id
@@ -24,61 +25,51 @@ TABLES: Any = ggml.GGUF_CONFIG_MAPPING
 """transformers' names for llama.cpp's values, by type of model."""
 DEFAULTS: Mapping[str, Mapping[str, Any]] = ggml.GGUF_CONFIG_DEFAULTS_MAPPING
 
-MODEL_TYPES = {
-    "falcon": "falcon",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-    "gpt2": "gpt2",
-    "llama": "llama",
-    "nemotron": "nemotron",
-    "phi3": "phi3",
-    "qwen2": "qwen2",
-    "qwen2moe": "qwen2_moe",
-    "qwen3": "qwen3",
-    "qwen3moe": "qwen3_moe",
-    "stablelm": "stablelm",
-    "starcoder2": "starcoder2",
+USUAL = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "embedding_length": "hidden_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
 }
-"""Architectures that are read, as llama.cpp and as transformers calls them."""
+"""What families have that transformers' tables leave out."""
 
-TABLE_NAMES = {"gemma3_text": "gemma3"}
-"""Types that transformers' tables call otherwise."""
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
+"""What configurations call the number that norms add, which all files have under one name."""
 
 NEEDED = ("context_length", "embedding_length", "block_count", "attention.head_count")
 """Values without which a configuration would be a guess."""
 
 MORE = {
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "attention.sliding_window": "sliding_window",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "attention.sliding_window": ("sliding_window",),
+    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
 }
-"""Values that transformers' tables leave out."""
+"""Values that transformers' tables leave out, and what configurations call them."""
 
 FACTORS = ("logit_scale", "residual_scale", "embedding_scale")
-"""Factors of some families, such as Granite, that the families read here do not have: 1 changes
-nothing, 0 stands for none."""
+"""Factors of some families, such as Granite, that most do not have: 1 changes nothing, 0 stands for
+none."""
 
 
 def check_architecture(model: GGUFModel) -> None:
     """Raises ``UnsupportedModel`` for a family that is not read, ``ModelLoadError`` for a value
     that is no number."""
-    if model.architecture not in MODEL_TYPES:
+    if model.architecture not in FAMILIES:
         raise UnsupportedModel(
             f"{model.path} holds a model of architecture {shown(model.architecture)}, and outpace "
-            f"reads GGUF files of {', '.join(MODEL_TYPES)}: use the model's Hugging Face folder "
+            f"reads GGUF files of {', '.join(FAMILIES)}: use the model's Hugging Face folder "
             "instead, which has a config.json and *.safetensors files."
         )
     if model.of_family("attention.causal") is False:
         raise UnsupportedModel(
             f"{model.path} holds a model that reads texts both ways (attention.causal is false), "
             "as models of embeddings do, and that writes none: use a language model."
-        )
-    if model.architecture == "llama" and model.number("expert_count"):
-        raise UnsupportedModel(
-            f"{model.path} holds a Mixtral (a llama with experts), whose GGUF files are not read: "
-            "use the model's Hugging Face folder instead."
         )
     if model.architecture == "falcon" and model.number("attention.head_count_kv") not in (None, 1):
         raise UnsupportedModel(
@@ -89,9 +80,12 @@ def check_architecture(model: GGUFModel) -> None:
 
 def _check_factors(model: GGUFModel) -> None:
     """Raises ``UnsupportedModel`` for a factor that the layers of this family would leave out."""
-    unread = [name for name in FACTORS if model.number(name) not in (None, 0, 1)]
-    # Gemma has factors of its own, which its configuration says (`_gemma`).
-    scale = None if model.architecture.startswith("gemma") else model.number("attention.scale")
+    read = FAMILIES[model.architecture].factors
+    unread = [name for name in FACTORS if name not in read]
+    unread = [name for name in unread if model.number(name) not in (None, 0, 1)]
+    # Gemma has factors of its own, which its configuration says.
+    known = model.architecture.startswith("gemma") or "attention.scale" in read
+    scale = None if known else model.number("attention.scale")
     if scale and not math.isclose(scale, model.head_size**-0.5, rel_tol=1e-4):
         unread.append("attention.scale")
     if unread:
@@ -119,7 +113,7 @@ def config_of(model: GGUFModel) -> Any:
     are missing or make no sense.
     """
     check_architecture(model)
-    model_type = MODEL_TYPES[model.architecture]
+    model_type = FAMILIES[model.architecture].type_of(model)
     try:
         options = _options(model, model_type)
         return AutoConfig.for_model(model_type, **options)
@@ -139,9 +133,11 @@ def no_such_model(model: GGUFModel, error: Exception) -> ModelLoadError:
 
 def _options(model: GGUFModel, model_type: str) -> dict[str, Any]:
     defaults: dict[str, Any] = CONFIG_MAPPING[model_type]().to_dict()
-    table = TABLE_NAMES.get(model_type, model_type)
-    options: dict[str, Any] = dict(DEFAULTS.get(table, {}))
-    for theirs, ours in TABLES[table].items():
+    family = FAMILIES[model.architecture]
+    options: dict[str, Any] = dict(DEFAULTS.get(model_type, {}))
+    for theirs, ours in _table(
+        model_type if family.table is None else family.table, defaults
+    ).items():
         value = model.number(theirs)
         if ours is not None and value is not None:
             options[ours] = value
@@ -149,22 +145,32 @@ def _options(model: GGUFModel, model_type: str) -> dict[str, Any]:
             raise ModelLoadError(
                 f"{model.path} does not say what its {theirs} is: download it again."
             )
-    for theirs, ours in MORE.items():
+    _check_layers(model)  # before a list is made of them
+    for theirs, names in MORE.items():
         value = model.number(theirs)
-        if value and ours in defaults:
-            options[ours] = value
+        if value:
+            options |= {name: value for name in names if name in defaults}
     _check_factors(model)
     _check_experts(model)
     options |= _heads(model, defaults) | _tokens(model)
     options.pop("rope_theta", None)
     options |= rotary_options(model, defaults)
-    options |= FURTHER.get(model.architecture, _nothing)(model, options)
-    _check_layers(model)
-    return options
+    return options | family.further(model, options)
+
+
+def _table(name: str, defaults: dict[str, Any]) -> dict[str, str | None]:
+    """What the values of a family are called in its configuration."""
+    if name in TABLES:
+        known: dict[str, str | None] = TABLES[name]
+        return known
+    epsilon = next((found for found in EPSILONS if found in defaults), None)
+    return {**USUAL, "attention.layer_norm_epsilon": epsilon}
 
 
 def _heads(model: GGUFModel, defaults: dict[str, Any]) -> dict[str, Any]:
     """Sizes of the heads, which a configuration may take from another model otherwise."""
+    if not any("head" in name for name in defaults):
+        return {}
     size, heads = model.head_size, model.number("attention.head_count")
     values = model.number("attention.value_length")
     if values not in (None, size):
@@ -204,48 +210,3 @@ def _check_layers(model: GGUFModel) -> None:
             f"{model.path} says that it has {said} layers, and holds {len(numbers)}: download it "
             "again."
         )
-
-
-# -- what only some families have ------------------------------------------------------------------
-
-
-def _nothing(model: GGUFModel, options: dict[str, Any]) -> dict[str, Any]:
-    return {}
-
-
-def _gemma(largest: int) -> Callable[[GGUFModel, dict[str, Any]], dict[str, Any]]:
-    """largest: layers of the one size whose attention is scaled by another number."""
-
-    def further(model: GGUFModel, options: dict[str, Any]) -> dict[str, Any]:
-        own = options["hidden_size"] // options["num_attention_heads"]
-        scaled = own if options["num_hidden_layers"] == largest else options["head_dim"]
-        return {"query_pre_attn_scalar": scaled}
-
-    return further
-
-
-def _gpt2(model: GGUFModel, options: dict[str, Any]) -> dict[str, Any]:
-    width = options.pop("feed_forward_length", None)
-    return {"n_positions": options["n_ctx"], "n_inner": width}
-
-
-def _stablelm(model: GGUFModel, options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "use_qkv_bias": "blk.0.attn_q.bias" in model.tensors,
-        "use_parallel_residual": "blk.0.ffn_norm.weight" not in model.tensors,
-    }
-
-
-def _falcon(model: GGUFModel, options: dict[str, Any]) -> dict[str, Any]:
-    epsilon = options.pop("rms_norm_eps")
-    return {"layer_norm_epsilon": epsilon, "ffn_hidden_size": options.pop("intermediate_size")}
-
-
-FURTHER: dict[str, Callable[[GGUFModel, dict[str, Any]], dict[str, Any]]] = {
-    "falcon": _falcon,
-    "gemma2": _gemma(largest=46),
-    "gemma3": _gemma(largest=62),
-    "gpt2": _gpt2,
-    "stablelm": _stablelm,
-}
-"""What the configurations of some families need besides."""

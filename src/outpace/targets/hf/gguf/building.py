@@ -47,8 +47,9 @@ def filled(model: GGUFModel, built: nn.Module, dtype: torch.dtype, packed: bool)
     }
     _check(model, built, weights, arrangement.lacking(model))
     _replace_layers(built, weights, dtype)
+    buffers = dict(built.named_buffers())
     numbers = {
-        name: nn.Parameter(weight, requires_grad=False)
+        name: weight if name in buffers else nn.Parameter(weight, requires_grad=False)
         for name, weight in weights.items()
         if isinstance(weight, Tensor)
     }
@@ -79,8 +80,10 @@ def _check(model: GGUFModel, built: nn.Module, weights: Weights, lacking: list[s
 
     lacking: tensors without which some of the weights are there in part.
     """
-    expected = dict(built.named_parameters())  # a tied head is in it once
-    missing = sorted(expected.keys() - weights.keys()) + lacking
+    kept = built.state_dict()
+    expected = {name for name, _ in built.named_parameters()}  # a tied head is in it once
+    expected |= {name for name, _ in built.named_buffers() if name in kept}
+    missing = sorted(expected - weights.keys()) + lacking
     if missing:
         raise ModelLoadError(
             f"{model.path} lacks {len(missing)} of the weights that a model of its architecture "
@@ -88,7 +91,7 @@ def _check(model: GGUFModel, built: nn.Module, weights: Weights, lacking: list[s
         )
     for name, weight in weights.items():
         module = built.get_submodule(name.rpartition(".")[0])
-        wanted = tuple(built.get_parameter(name).shape)
+        wanted = tuple(kept[name].shape)
         shape: tuple[int, ...]
         if isinstance(weight, Blocks):
             shape = (weight.outputs, weight.inputs)
@@ -141,8 +144,8 @@ def _place_blocks(
 
 def _make_buffers(built: nn.Module) -> None:
     """Computes the buffers that no file holds, such as rotary frequencies, as transformers does."""
-    for parameter in built.parameters():
-        parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # and so is left alone
+    for weight in built.state_dict(keep_vars=True).values():
+        weight._is_hf_initialized = True  # and so is left alone
     for module in built.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta:

@@ -21,6 +21,9 @@ PLAIN = ("F32", "F16", "BF16")
 PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 """How the parts of a split model are called."""
 
+LAYER = re.compile(r"blk\.(\d{1,9})\.")
+"""How the tensors of a layer begin."""
+
 NO_MODEL = {
     "adapter": "a LoRA adapter",
     "mmproj": "the image or audio projector of another model",
@@ -57,13 +60,16 @@ class GGUFModel:
     def number(self, name: str) -> Any:
         """Returns one number of the model's family, None if the file has none.
 
-        A list of the same number for each layer counts as that number. Raises ``ModelLoadError``
+        A list of the same number for each layer counts as that number; layers without key heads do
+        not count. Raises ``ModelLoadError``
         for what is no number, ``UnsupportedModel`` for another one in each layer.
         """
         value = self.of_family(name)
         if value is None and name in SAME:
             value = self.of_family(SAME[name])
         if isinstance(value, np.ndarray):
+            if name == "attention.head_count_kv":
+                value = value[value != 0]
             if len(value) == 0 or not (value == value[0]).all():
                 raise UnsupportedModel(
                     f"{self.path} has another {name} in each layer, which is not read: use the "
@@ -162,7 +168,25 @@ def read_model(path: Path) -> GGUFModel:
     _check_kind_of_file(path, values)
     model = GGUFModel(path, values, tensors)
     _check_tensors(model)
-    return model
+    return _without_heads(model)
+
+
+def _without_heads(model: GGUFModel) -> GGUFModel:
+    """Returns a model without the layers behind its last one, which guess further tokens."""
+    more, count = model.number("nextn_predict_layers"), model.number("block_count")
+    if not (is_whole(more) and is_whole(count) and 0 < more < count):
+        return model
+    last = count - more
+    kept = {
+        name: tensor
+        for name, tensor in model.tensors.items()
+        if not (match := LAYER.match(name)) or int(match[1]) < last
+    }
+    values = {**model.values, f"{model.architecture}.block_count": last}
+    for name, value in model.values.items():
+        if isinstance(value, np.ndarray) and len(value) == count and name[:9] != "tokenizer":
+            values[name] = value[:last]
+    return GGUFModel(model.path, values, kept)
 
 
 def _check_parts(path: Path, headers: Sequence[Header]) -> None:

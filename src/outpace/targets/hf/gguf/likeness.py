@@ -24,6 +24,9 @@ SMALL = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
     "num_experts": 4,
+    "num_local_experts": 4,
+    "num_dense_layers": 1,
+    "shared_intermediate_size": 32,
     "num_experts_per_tok": 2,
     "pad_token_id": None,
     "bos_token_id": None,
@@ -45,15 +48,14 @@ def likeness_of(config: Any, dtype: torch.dtype, attention: str | None) -> nn.Mo
 def small_config(config: Any) -> Any:
     """Returns a configuration of the same kind with few heads, layers and tokens."""
     known: dict[str, Any] = config.to_dict()
-    heads = config.num_attention_heads
-    keys = getattr(config, "num_key_value_heads", None) or heads
-    each = heads // keys
-    changes: dict[str, Any] = {name: value for name, value in SMALL.items() if name in known}
-    changes |= {
-        "num_attention_heads": each,
-        "hidden_size": each * (config.hidden_size // heads),
-        "num_hidden_layers": 2,
-    }
+    heads = getattr(config, "num_attention_heads", None)
+    changes: dict[str, Any] = {name: value for name, value in SMALL.items() if known.get(name)}
+    changes["num_hidden_layers"] = 2
+    if heads is not None:
+        keys = getattr(config, "num_key_value_heads", None) or heads
+        each = heads // keys
+        changes["num_attention_heads"] = each
+        changes["hidden_size"] = each * (config.hidden_size // heads)
     if "num_key_value_heads" in known:
         changes["num_key_value_heads"] = 1
     types = list(dict.fromkeys(known.get("layer_types") or ()))

@@ -16,13 +16,14 @@ import gguf
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from outpace.core.values import shown
 from outpace.errors import UnsupportedModel
 from outpace.targets.cpu.weights.blocks import KINDS, Blocks
+from outpace.targets.hf.gguf.families import layout_of
 from outpace.targets.hf.gguf.file import GGUFModel
 from outpace.targets.hf.gguf.header import Stored
+from outpace.targets.hf.gguf.layouts import Layout
 
 ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are no weights: they shape the rotary angles."""
@@ -91,6 +92,8 @@ class Arrangement:
     def _order(self, stored: Stored) -> Order | None:
         """Returns what the family's function does to the rows of a matrix, None if it is more than
         to put them in another order."""
+        if isinstance(self.processor, Layout) and self.processor.moves_columns(stored.name):
+            return None
         rows = stored.shape[0]
         numbers = np.arange(rows, dtype=np.float64)[:, None]  # [N, 1]
         merged: dict[str, Any] = {"tensors": {}}
@@ -136,9 +139,8 @@ def arrangement_of(model: GGUFModel, built: nn.Module) -> Arrangement:
     Raises ``UnsupportedModel`` for tensors that the model has no place for.
     """
     config: Any = built.config
-    kind: Any = TENSOR_PROCESSORS.get(model.architecture, TensorProcessor)
-    processor = kind(config=config.to_dict())
-    names = _names(model.architecture, built, processor)
+    processor = layout_of(model.architecture, config)
+    names = _names(model, built, processor)
     more = sorted(set(model.tensors) - names.keys() - set(ELSEWHERE))
     if more:
         raise UnsupportedModel(
@@ -148,9 +150,10 @@ def arrangement_of(model: GGUFModel, built: nn.Module) -> Arrangement:
     return Arrangement(names, processor)
 
 
-def _names(architecture: str, built: nn.Module, processor: Any) -> dict[str, str]:
+def _names(model: GGUFModel, built: nn.Module, processor: Any) -> dict[str, str]:
     config: Any = built.config
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    known = gguf.MODEL_ARCH_NAMES.items()
+    kind = next(kind for kind, name in known if name == model.architecture)
     table = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     names: dict[str, str] = {}
     for ours in built.state_dict():
@@ -158,7 +161,10 @@ def _names(architecture: str, built: nn.Module, processor: Any) -> dict[str, str
         stem, dot, suffix = plain.rpartition(".")
         stem, suffix = (stem, dot + suffix) if suffix in ("weight", "bias") else (plain, "")
         theirs = table.get_name(stem)
-        if theirs is not None:
+        places = processor.places(plain) if isinstance(processor, Layout) else []
+        if places and f"{theirs}{suffix or '.weight'}" not in model.tensors:
+            names |= dict.fromkeys(places, plain)
+        elif theirs is not None:
             # Experts are parameters of their own in transformers, and have no suffix there.
             names[theirs + (suffix or ".weight")] = plain
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from outpace.core.values import shown
@@ -20,6 +21,7 @@ YARN = (
     "yarn_log_multiplier",
 )  # fmt: skip
 """Options of YaRN that files rarely hold."""
+BETAS = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 
 
 def rotary_options(model: GGUFModel, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +47,8 @@ def rotary_options(model: GGUFModel, defaults: dict[str, Any]) -> dict[str, Any]
         rope["partial_rotary_factor"] = (turned or size) / size
     rope |= _scaling(model)
     if "sliding_attention" in usual:
-        theta = float(model.number("rope.freq_base_swa") or THETA)
+        usual_theta = THETA if model.architecture.startswith("gemma") else rope["rope_theta"]
+        theta = float(model.number("rope.freq_base_swa") or usual_theta)
         local = {"rope_type": "default", "rope_theta": theta}
         return {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
     original = "original_max_position_embeddings"  # in Phi 3's configuration it stands beside
@@ -71,7 +74,7 @@ def _scaling(model: GGUFModel) -> dict[str, Any]:
     if kind in (None, "linear"):
         return {"rope_type": "linear", "factor": float(factor)}
     original = model.number("rope.scaling.original_context_length")
-    odd = [name for name in YARN if model.number(f"rope.scaling.{name}") is not None]
+    odd, more = _yarn_options(model, factor)
     if kind != "yarn" or original is None or odd:
         raise UnsupportedModel(
             f"{model.path} stretches its positions in a way that is not read here ({shown(kind)}"
@@ -81,7 +84,20 @@ def _scaling(model: GGUFModel) -> dict[str, Any]:
         "rope_type": "yarn",
         "factor": float(factor),
         "original_max_position_embeddings": original,
+        **more,
     }
+
+
+def _yarn_options(model: GGUFModel, factor: float) -> tuple[list[str], dict[str, float]]:
+    """Returns the names of YaRN's options in a file that are not read, and the others."""
+    said = {name: model.number(f"rope.scaling.{name}") for name in YARN}
+    more = {ours: said.pop(theirs) for theirs, ours in BETAS.items() if said[theirs] is not None}
+    stretch = said["yarn_attn_factor"]
+    if stretch is not None and math.isclose(stretch, 0.1 * math.log(factor) + 1, rel_tol=1e-4):
+        del said["yarn_attn_factor"]  # what it is anyway
+    if model.architecture == "mistral3" and said["yarn_log_multiplier"] is not None:
+        more |= {"mscale": 1.0, "mscale_all_dim": said.pop("yarn_log_multiplier")}
+    return [name for name, value in said.items() if value is not None], more
 
 
 def _long_rope(model: GGUFModel, long: Stored, short: Stored) -> dict[str, Any]:

@@ -1,0 +1,328 @@
+"""The families of GGUF files that are read: what transformers calls each, how its weights are laid
+out, and what its configuration needs besides what all have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+from outpace.errors import ModelLoadError, UnsupportedModel
+from outpace.targets.hf.gguf.file import GGUFModel
+from outpace.targets.hf.gguf.layouts import Layout
+
+Options = dict[str, Any]
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+ALL_FACTORS = frozenset({"logit_scale", "residual_scale", "embedding_scale", "attention.scale"})
+"""Values by which some families multiply what their layers compute."""
+
+
+def _as_it_is(model: GGUFModel, options: Options) -> Options:
+    return {}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the files of one architecture are read."""
+
+    model_type: str
+    """What transformers calls it."""
+    layout: Callable[..., Any] | None = None
+    """Its weights' layout; None for transformers' own function."""
+    further: Callable[[GGUFModel, Options], Options] = _as_it_is
+    """Options of the configuration, from the file and the options that all have. It may take some
+    of these out."""
+    variant: Callable[[GGUFModel], str] | None = None
+    """Tells another type of model by a file, where there are several of one architecture."""
+    factors: frozenset[str] = frozenset()
+    """The factors that its configuration has."""
+    table: str | None = None
+    """What transformers' table of values calls it, if not by the type; empty for none."""
+
+    def type_of(self, model: GGUFModel) -> str:
+        """Returns what transformers calls the model in a file."""
+        return self.model_type if self.variant is None else self.variant(model)
+
+
+# -- what several families share -------------------------------------------------------------------
+
+
+def windows(model: GGUFModel, period: int) -> Options:
+    """Returns the window of a model and which of its layers have it: those that the file says,
+    else all but each so many-th."""
+    size, count = model.number("attention.sliding_window"), model.number("block_count")
+    if not size:
+        return {"sliding_window": None, "layer_types": [FULL] * count}
+    pattern = model.of_family("attention.sliding_window_pattern")
+    if isinstance(pattern, np.ndarray):
+        if len(pattern) != count:
+            raise ModelLoadError(
+                f"{model.path} says of {len(pattern)} layers whether they have a window, and that "
+                f"it has {count} layers: download it again."
+            )
+        slides = [bool(layer) for layer in pattern]
+    else:
+        period = model.number("attention.sliding_window_pattern") or period
+        slides = [(layer + 1) % period != 0 for layer in range(count)]
+    types = [SLIDING if sliding else FULL for sliding in slides]
+    return {"sliding_window": size, "layer_types": types}
+
+
+def attended(model: GGUFModel) -> list[bool]:
+    """Returns which layers of a model attend: those that have key heads."""
+    heads = model.of_family("attention.head_count_kv")
+    if isinstance(heads, np.ndarray):
+        return [bool(count) for count in heads]
+    return [True] * model.number("block_count")
+
+
+def has(model: GGUFModel, name: str) -> bool:
+    """Whether the first layer of a model has such a weight."""
+    return f"blk.0.{name}" in model.tensors
+
+
+def needed(model: GGUFModel, name: str) -> Any:
+    """Returns a number that a family's files must have."""
+    found = model.number(name)
+    if found is None:
+        raise ModelLoadError(f"{model.path} does not say what its {name} is: download it again.")
+    return found
+
+
+# -- families --------------------------------------------------------------------------------------
+
+
+def _gemma(largest: int) -> Callable[[GGUFModel, Options], Options]:
+    """largest: layers of the one size whose attention is scaled by another number."""
+
+    def further(model: GGUFModel, options: Options) -> Options:
+        own = options["hidden_size"] // options["num_attention_heads"]
+        scaled = own if options["num_hidden_layers"] == largest else options["head_dim"]
+        return {"query_pre_attn_scalar": scaled}
+
+    return further
+
+
+def _gpt2(model: GGUFModel, options: Options) -> Options:
+    width = options.pop("feed_forward_length", None)
+    return {"n_positions": options["n_ctx"], "n_inner": width}
+
+
+def _stablelm(model: GGUFModel, options: Options) -> Options:
+    return {
+        "use_qkv_bias": has(model, "attn_q.bias"),
+        "use_parallel_residual": not has(model, "ffn_norm.weight"),
+    }
+
+
+def _falcon(model: GGUFModel, options: Options) -> Options:
+    epsilon = options.pop("rms_norm_eps")
+    return {"layer_norm_epsilon": epsilon, "ffn_hidden_size": options.pop("intermediate_size")}
+
+
+def _granite(model: GGUFModel, options: Options) -> Options:
+    if model.of_family("rope.scaling.finetuned") is False:
+        raise UnsupportedModel(
+            f"{model.path} holds a Granite that does not turn its heads by positions, which is not "
+            "read: use the model's Hugging Face folder instead."
+        )
+    return {
+        "embedding_multiplier": model.number("embedding_scale") or 1.0,
+        "residual_multiplier": model.number("residual_scale") or 1.0,
+        "logits_scaling": model.number("logit_scale") or 1.0,
+        "attention_multiplier": model.number("attention.scale") or model.head_size**-0.5,
+        **_biases(model, options),
+    }
+
+
+def _granitemoe(model: GGUFModel, options: Options) -> Options:
+    found = _granite(model, options)
+    found.pop("mlp_bias")
+    return {**found, "shared_intermediate_size": model.number(SHARED) or 0}
+
+
+def _minicpm(model: GGUFModel, options: Options) -> Options:
+    """MiniCPM is a Llama with Granite's factors. Older files do not say them."""
+    for name in ("embedding_scale", "residual_scale", "logit_scale"):
+        needed(model, name)
+    return _granite(model, options)
+
+
+def _mistral3(model: GGUFModel, options: Options) -> Options:
+    beta = model.number("attention.temperature_scale")
+    if not beta:
+        return {}
+    rope = {**options["rope_parameters"], "llama_4_scaling_beta": beta}
+    return {"rope_parameters": rope}
+
+
+def _qwen35(model: GGUFModel, options: Options) -> Options:
+    count, values = model.number("block_count"), needed(model, "ssm.time_step_rank")
+    said = model.of_family("attention.recurrent_layers")
+    period = model.number("full_attention_interval") or 4
+    recurrent = [bool((layer + 1) % period) for layer in range(count)]
+    if isinstance(said, np.ndarray):
+        recurrent = [bool(layer) for layer in said]
+    return {
+        "linear_conv_kernel_dim": needed(model, "ssm.conv_kernel"),
+        "linear_key_head_dim": needed(model, "ssm.state_size"),
+        "linear_num_key_heads": needed(model, "ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_value_head_dim": needed(model, "ssm.inner_size") // values,
+        "layer_types": ["linear_attention" if layer else FULL for layer in recurrent],
+    }
+
+
+def _lfm2(model: GGUFModel, options: Options) -> Options:
+    return {
+        "conv_L_cache": needed(model, "shortconv.l_cache"),
+        "layer_types": [FULL if attends else "conv" for attends in attended(model)],
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _lfm2moe(model: GGUFModel, options: Options) -> Options:
+    if model.number("expert_gating_func") not in (None, SIGMOID):
+        raise UnsupportedModel(
+            f"{model.path} weighs its experts in a way that is not read: use the model's Hugging "
+            "Face folder instead."
+        )
+    dense = model.number("leading_dense_block_count") or 0
+    return {**_lfm2(model, options), "num_dense_layers": dense}
+
+
+def _bloom(model: GGUFModel, options: Options) -> Options:
+    return {"seq_length": needed(model, "context_length")}
+
+
+def _biases(model: GGUFModel, options: Options) -> Options:
+    return {"attention_bias": has(model, "attn_q.bias"), "mlp_bias": has(model, "ffn_up.bias")}
+
+
+def _cohere(model: GGUFModel, options: Options) -> Options:
+    return {
+        "logit_scale": model.number("logit_scale"),
+        "use_qk_norm": has(model, "attn_q_norm.weight"),
+    }
+
+
+def _cohere2(model: GGUFModel, options: Options) -> Options:
+    return {"logit_scale": needed(model, "logit_scale"), **windows(model, 4)}
+
+
+def _olmo2(model: GGUFModel, options: Options) -> Options:
+    return windows(model, 4) if model.number("attention.sliding_window") else {}
+
+
+def _glm4(model: GGUFModel, options: Options) -> Options:
+    if model.of_family("rope.dimension_sections") is not None:
+        raise UnsupportedModel(
+            f"{model.path} holds the text part of a GLM that sees images, which is not read: use "
+            "the model's Hugging Face folder instead."
+        )
+    return {"attention_bias": has(model, "attn_q.bias")}
+
+
+def _seed_oss(model: GGUFModel, options: Options) -> Options:
+    return {
+        "attention_bias": has(model, "attn_q.bias"),
+        "attention_out_bias": has(model, "attn_output.bias"),
+    }
+
+
+def _gptneox(model: GGUFModel, options: Options) -> Options:
+    parallel = model.of_family("use_parallel_residual")
+    return {
+        "use_parallel_residual": parallel is not False,
+        "attention_bias": has(model, "attn_qkv.bias"),
+    }
+
+
+SHARED = "expert_shared_feed_forward_length"
+SIGMOID = 2
+"""What files call the function that turns the router's numbers into weights of experts."""
+
+PERMUTED = partial(Layout, permuted=True)
+OWN = Layout
+LINEAR = partial(Layout, offset=1.0, tiled=True)
+
+FAMILIES = {
+    "arcee": Family("arcee", PERMUTED, _biases),
+    "bloom": Family("bloom", partial(Layout, grouped=True), _bloom),
+    "cohere2": Family("cohere2", OWN, _cohere2, factors=frozenset({"logit_scale"})),
+    "command-r": Family("cohere", OWN, _cohere, factors=frozenset({"logit_scale"})),
+    "ernie4_5": Family("ernie4_5", OWN, lambda model, _: {"use_bias": has(model, "attn_q.bias")}),
+    "exaone4": Family("exaone4", OWN, lambda model, _: windows(model, 4)),
+    "exaone": Family("llama", OWN, _biases),
+    "falcon": Family("falcon", further=_falcon),
+    "gemma": Family("gemma", partial(Layout, offset=1.0)),
+    "gemma2": Family("gemma2", further=_gemma(largest=46)),
+    "gemma3": Family("gemma3_text", further=_gemma(largest=62), table="gemma3"),
+    "glm4": Family("glm4", OWN, _glm4),
+    "gpt2": Family("gpt2", further=_gpt2),
+    "gptneox": Family("gpt_neox", partial(Layout, grouped=True), _gptneox),
+    "granite": Family("granite", PERMUTED, _granite, factors=ALL_FACTORS),
+    "granitemoe": Family(
+        "granitemoe",
+        PERMUTED,
+        _granitemoe,
+        variant=lambda model: "granitemoeshared" if model.number(SHARED) else "granitemoe",
+        factors=ALL_FACTORS,
+    ),
+    "internlm2": Family("llama", PERMUTED, _biases),
+    "lfm2": Family("lfm2", OWN, _lfm2, table=""),
+    "lfm2moe": Family("lfm2_moe", OWN, _lfm2moe),
+    "llama": Family(
+        "llama",
+        PERMUTED,
+        variant=lambda model: "mixtral" if model.number("expert_count") else "llama",
+    ),
+    "mamba": Family(
+        "mamba",
+        OWN,
+        variant=lambda model: "falcon_mamba" if model.of_family("ssm.dt_b_c_rms") else "mamba",
+        table="mamba",
+    ),
+    "minicpm": Family("granite", PERMUTED, _minicpm, factors=ALL_FACTORS),
+    "mistral3": Family(
+        "ministral3",
+        PERMUTED,
+        _mistral3,
+        variant=lambda model: (
+            "ministral3" if model.number("attention.temperature_scale") else "llama"
+        ),
+    ),
+    "nemotron": Family("nemotron"),
+    "olmo2": Family(
+        "olmo2",
+        OWN,
+        _olmo2,
+        variant=lambda model: "olmo3" if model.number("attention.sliding_window") else "olmo2",
+    ),
+    "olmoe": Family("olmoe", OWN),
+    "phi2": Family("phi", OWN),
+    "phi3": Family("phi3"),
+    "qwen2": Family("qwen2"),
+    "qwen2moe": Family("qwen2_moe"),
+    "qwen3": Family("qwen3"),
+    "qwen3moe": Family("qwen3_moe"),
+    "qwen35": Family("qwen3_5_text", LINEAR, _qwen35),
+    "qwen35moe": Family("qwen3_5_moe_text", LINEAR, _qwen35),
+    "seed_oss": Family("seed_oss", OWN, _seed_oss),
+    "smollm3": Family("smollm3", PERMUTED, _biases),
+    "stablelm": Family("stablelm", further=_stablelm),
+    "starcoder2": Family("starcoder2"),
+}
+"""By the architecture's name in GGUF."""
+
+
+def layout_of(architecture: str, config: Any) -> Any:
+    """Returns what puts the tensors of an architecture into the layout of its model."""
+    kind = FAMILIES[architecture].layout or TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+    return kind(config=config.to_dict())

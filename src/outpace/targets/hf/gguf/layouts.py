@@ -1,0 +1,146 @@
+"""How llama.cpp lays out the weights of families that transformers' own functions leave out.
+
+A layout says which tensors of a file a weight of the model is, where the library's table of names
+does not, and turns a tensor into the layout that the model has. What llama.cpp's converter does to
+a weight is undone here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.modeling_gguf_pytorch_utils import (
+    GGUFTensor,
+    LlamaTensorProcessor,
+    TensorProcessor,
+)
+
+_LLAMA: Any = LlamaTensorProcessor
+_TENSOR: Any = GGUFTensor
+
+EXPERTS = ("blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight")
+
+PLACES = (
+    (r"model\.layers\.(\d+)\.\w+\.experts\.gate_up_proj", EXPERTS),
+    (r"model\.layers\.(\d+)\.\w+\.experts\.down_proj", ("blk.{}.ffn_down_exps.weight",)),
+    (r"model\.layers\.(\d+)\.\w+\.expert_bias", ("blk.{}.exp_probs_b.bias",)),
+    (r"model\.layers\.(\d+)\.\w+\.router\.weight", ("blk.{}.ffn_gate_inp.weight",)),
+    (
+        r"model\.layers\.(\d+)\.shared_mlp\.input_linear\.weight",
+        ("blk.{}.ffn_gate_shexp.weight", "blk.{}.ffn_up_shexp.weight"),
+    ),
+    (r"\w+\.layers\.(\d+)\.\w+\.A_log", ("blk.{}.ssm_a",)),
+    (r"\w+\.layers\.(\d+)\.\w+\.D", ("blk.{}.ssm_d",)),
+    (r"\w+\.layers\.(\d+)\.\w+\.dt_bias", ("blk.{}.ssm_dt.bias",)),
+    (
+        r"transformer\.h\.(\d+)\.post_attention_layernorm\.(weight|bias)",
+        ("blk.{}.ffn_norm.{}",),
+    ),
+    (r"transformer\.word_embeddings_layernorm\.(weight|bias)", ("token_embd_norm.{}",)),
+)
+"""Weights by patterns of their names, and the tensors that each of them is put together from."""
+
+HALVES = re.compile(r".*\.ffn_(?P<half>gate|up)_(exps|shexp)\.weight")
+"""Tensors that a model may hold in one weight, the gate first."""
+
+SHORT = ("ssm_conv1d.weight", "shortconv.conv.weight")
+"""Kernels of convolutions, which models hold with a dimension more."""
+
+
+TILED = ("attn_gate.weight", "ssm_alpha.weight", "ssm_beta.weight", "ssm_a", "ssm_dt.bias")
+"""Weights that have rows for the value heads of linear attention, and no others."""
+
+
+class Layout(TensorProcessor):
+    """The layout of one family's weights."""
+
+    def __init__(
+        self,
+        config: Any = None,
+        *,
+        permuted: bool = False,
+        grouped: bool = False,
+        offset: float = 0.0,
+        tiled: bool = False,
+    ) -> None:
+        """permuted: whether the rows of queries and keys are in Llama's order. grouped: whether the
+        model holds query, key and value of each head side by side, which a file holds apart.
+        offset: what the converter adds to the weights of norms. tiled: whether the value heads of
+        linear attention stand in turns of the key heads, which the model holds together.
+        """
+        self.config = config or {}
+        self.permuted, self.grouped, self.offset = permuted, grouped, offset
+        self.tiled = tiled and self._values_per_key() > 1
+
+    def places(self, weight: str) -> list[str]:
+        """Returns the tensors that make up a weight, empty where the table of names knows."""
+        for pattern, tensors in PLACES:
+            found = re.fullmatch(pattern, weight)
+            if found is not None:
+                return [tensor.format(*found.groups()) for tensor in tensors]
+        return []
+
+    def moves_columns(self, name: str) -> bool:
+        """Whether a matrix has its columns in another order than the model, which those of blocks
+        cannot be put in."""
+        return self.tiled and name.endswith("ssm_out.weight")
+
+    def process(self, weights: Any, name: str, **more: Any) -> Any:
+        """Returns a tensor as the model holds it, as transformers' own functions do: without a name
+        if it went into those that are put together from several."""
+        ours: str = more["tensor_key_mapping"][name.removesuffix(".weight")]
+        half = HALVES.fullmatch(name)
+        if half is not None and ours.endswith(("gate_up_proj", "input_linear.weight")):
+            _put_half(weights, ours, half["half"], more["parsed_parameters"]["tensors"])
+            return _TENSOR(weights, None, {})
+        if self.permuted and (".attn_q." in name or ".attn_k." in name):
+            return _LLAMA(self.config).process(weights, name)
+        if self.tiled:
+            weights = self._untiled(weights, name)
+        if self.grouped and ".attn_qkv." in name:
+            heads = self.config.get("num_attention_heads") or self.config["n_head"]
+            apart = weights.reshape(3, heads, -1, *weights.shape[1:])  # [3, H, D, ...]
+            weights = apart.swapaxes(0, 1).reshape(weights.shape)
+        elif name.endswith(SHORT):
+            weights = np.expand_dims(weights, axis=1)
+        elif name.endswith(".ssm_a"):
+            weights = np.log(-weights)
+        elif name.endswith("ffn_gate_inp_shexp.weight"):
+            weights = weights.reshape(1, -1)
+        elif self.offset and name.endswith("norm.weight") and "ssm_norm" not in name:
+            weights = weights - self.offset
+        return _TENSOR(weights, name, {})
+
+    def _values_per_key(self) -> int:
+        keys = self.config.get("linear_num_key_heads") or 1
+        return int((self.config.get("linear_num_value_heads") or 1) // keys)
+
+    def _untiled(self, weights: Any, name: str) -> Any:
+        """Returns a weight of linear attention with the value heads of each key head together."""
+        keys, each = self.config["linear_num_key_heads"], self._values_per_key()
+        if name.endswith((".attn_qkv.weight", ".ssm_conv1d.weight")):
+            before = 2 * keys * self.config["linear_key_head_dim"]  # queries and keys
+            return np.concatenate([weights[:before], _together(weights[before:], keys, each)])
+        if name.endswith(TILED):
+            return _together(weights, keys, each)
+        if name.endswith("ssm_out.weight"):
+            return _together(weights.T, keys, each).T
+        return weights
+
+
+def _together(weights: Any, keys: int, each: int) -> Any:
+    """Returns the rows of heads in groups by their key head, from turns of all key heads."""
+    heads = weights.reshape(each, keys, -1, *weights.shape[1:])
+    return heads.swapaxes(0, 1).reshape(weights.shape)
+
+
+def _put_half(weights: Any, ours: str, half: str, merged: dict[str, torch.Tensor]) -> None:
+    """Puts the rows of a gate before those of what it is multiplied with."""
+    rows = weights.shape[-2]
+    if ours not in merged:
+        merged[ours] = torch.zeros(*weights.shape[:-2], 2 * rows, weights.shape[-1])
+    place = merged[ours].narrow(weights.ndim - 2, 0 if half == "gate" else rows, rows)
+    place.copy_(torch.from_numpy(np.array(weights)))
