@@ -51,6 +51,30 @@ class Family:
     """Whether it takes apart queries, keys and values that the model holds head by head."""
 
 
+def _gemma4(config: Any) -> Mapping[str, Any]:
+    whole = config.per_layer_config[1]
+    kinds = [kind == "full_attention" for kind in config.layer_types]
+    keys = getattr(whole, "num_key_value_heads", config.num_key_value_heads)
+    shared, width = config.num_kv_shared_layers, config.intermediate_size
+    wide = 2 if config.use_double_wide_mlp else 1
+    last = len(kinds) - shared
+    return {
+        **_windows(config),
+        "attention.key_length": whole.head_dim,
+        "attention.value_length": whole.head_dim,
+        "attention.key_length_swa": config.head_dim,
+        "attention.value_length_swa": config.head_dim,
+        "attention.head_count_kv": [keys if sees else config.num_key_value_heads for sees in kinds],
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "feed_forward_length": [width if n < last else wide * width for n in range(len(kinds))],
+        "final_logit_softcapping": config.final_logit_softcapping,
+        "rope.dimension_count": whole.head_dim,
+        "rope.dimension_count_swa": config.head_dim,
+        "rope.freq_base_swa": 10000.0,
+    }
+
+
 def _yarn(config: Any) -> Mapping[str, Any]:
     rope = config.rope_parameters
     return {
@@ -178,6 +202,18 @@ YARN = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.5,
 }
+GEMMA4 = {
+    "layer_types": BOTH,
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 6,
+    "final_logit_softcapping": 5.0,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": VOCABULARY,
+    **TIED,
+}
+SHARING = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("LlamaConfig", {"head_dim": 16}, permuted=True),
     "qwen2": Family("Qwen2Config"),
@@ -263,6 +299,18 @@ FAMILIES: Mapping[str, Family] = {
         norm=1.0,
         tiled=True,
     ),
+    "gemma4": Family("Gemma4TextConfig", {**GEMMA4, **SHARING}, _gemma4),
+    "gemma4_dense": Family(
+        "Gemma4TextConfig",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+        _gemma4,
+        arch="gemma4",
+    ),
     "phi2": Family("PhiConfig", MANY, _partial, rms=False),
     "gptneox": Family(
         "GPTNeoXConfig", MANY, _neox, rms=False, grouped=True
@@ -299,6 +347,8 @@ def tiny(arch: str, **changes: Any) -> Any:
         count, types = options["num_hidden_layers"], options["layer_types"]
         options["layer_types"] = [types[layer % len(types)] for layer in range(count)]
     config = getattr(transformers, family.config)(**options)
+    if family.config == "Gemma4TextConfig":  # other sizes in each layer, which are asked for below
+        config.allow_global_per_layer_attribute_access = True
     torch.manual_seed(1)
     attention = "eager" if arch == "gemma2" else None
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
@@ -361,11 +411,11 @@ def _values(arch: str, config: Any) -> dict[str, Any]:
             next((getattr(config, n) for n in named if hasattr(config, n)), 1e-5)
         ),
         "rope.freq_base": float(rope.get("rope_theta", 10000.0)),
-        **family.values(config),
     }
     if getattr(config, "head_dim", None) and arch != "falcon":
         size = config.head_dim
         values |= {"attention.key_length": size, "attention.value_length": size}
+    values |= family.values(config)
     return {f"{family.arch or arch}.{name}": value for name, value in values.items()}
 
 
@@ -442,6 +492,8 @@ def _tensors(arch: str, model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, weight in _weights(model):
         found |= _of_weight(arch, model.config, name, weight.detach().numpy())
+    if model.config.model_type == "gemma4_text":  # a quarter of each head is turned
+        found["rope_freqs.weight"] = np.array([1.0] * 8 + [1e30] * 24)
     return found
 
 
