@@ -13,7 +13,8 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from outpace.targets.hf.gguf.families import FAMILIES as READ
 from outpace.targets.hf.loading.load import load
 from representatives import representatives
-from targets.gguf.files import FAMILIES, rounded, tiny, write
+from targets.gguf.files import rounded, tiny, write
+from targets.gguf.tiny_families import FAMILIES
 
 SOME = (
     "llama", "gpt2", "gemma3", "qwen3moe", "granite", "gptneox", "lfm2", "mamba", "qwen35", "bloom",

@@ -13,7 +13,8 @@ from outpace.errors import UnsupportedModel
 from outpace.targets.hf.gguf.likeness import likeness_of, small_config
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.supported import support
-from targets.gguf.files import FAMILIES, tiny, write
+from targets.gguf.files import tiny, write
+from targets.gguf.tiny_families import FAMILIES
 
 
 @pytest.mark.parametrize("arch", FAMILIES)

@@ -14,8 +14,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.cpu.native_layers.layer import NativeLayer
 from outpace.targets.hf.loading.load import load
-from targets.gguf.files import YARN, tiny, write
+from targets.gguf.files import tiny, write
 from targets.gguf.test_families import IDS
+from targets.gguf.tiny_families import YARN
 
 THETA = 10000.0
 
