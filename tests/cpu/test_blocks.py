@@ -39,7 +39,8 @@ from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinea
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.target import HFTarget
 from outpace.targets.hf.weights import pass_bytes
-from targets.gguf.files import VOCABULARY, tiny, write
+from targets.gguf.files import tiny, write
+from targets.gguf.words import VOCABULARY
 
 FOUND = native()
 pytestmark = pytest.mark.skipif(FOUND is None, reason="no C++ compiler here")

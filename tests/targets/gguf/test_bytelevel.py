@@ -11,7 +11,8 @@ from outpace import LLM, SamplingParams
 from outpace.errors import ModelLoadError
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.reading import read_tokenizer
-from targets.gguf.files import BYTES, MERGES, VOCABULARY, tiny, write
+from targets.gguf.files import tiny, write
+from targets.gguf.words import BYTES, MERGES, VOCABULARY
 
 BEGIN, END = "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>"
 USER = "<\uff5cUser\uff5c>"

@@ -14,8 +14,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.cpu.native_layers.layer import NativeLayer
 from outpace.targets.hf.loading.load import load
-from targets.gguf.files import YARN, tiny, write
+from targets.gguf.files import tiny, write
 from targets.gguf.test_families import IDS
+from targets.gguf.tiny_families import YARN
 
 THETA = 10000.0
 
@@ -125,6 +126,7 @@ def test_heads_that_are_turned_in_part(arch: str, share: float, tmp_path: Path) 
         ("qwen2", {"rope.dimension_count": 8}, "turns 8 of the 16 numbers of a head"),
         ("llama", {"attention.value_length": 8}, "keys of 16 numbers and values of 8"),
         ("llama", {"attention.head_count": [4, 2]}, "another attention.head_count in each layer"),
+        ("gemma4", {"expert_count": 4, "expert_used_count": 2}, "a Gemma 4 with experts"),
         ("lfm2moe", {"expert_gating_func": 1}, "weighs its experts in a way that"),
         ("llama", {"attention.scale": 0.5}, "its attention.scale is 0.5, which"),
         ("llama", {"logit_scale": 16.0}, "its logit_scale is 16, which"),
@@ -180,6 +182,8 @@ def olmo3(config: dict[str, Any]) -> Any:
         ("exaone4", {"attention.sliding_window_pattern": [True]}, "says of 1 layers whether they"),
         ("exaone4", {"block_count": 1 << 31}, "says that it has 2147483648 layers, and holds 2"),
         ("smollm3", {"block_count": 1 << 31}, "says that it has 2147483648 layers, and holds 4"),
+        ("gemma4", {"feed_forward_length": [96]}, "what the feed_forward_length of each layer"),
+        ("gemma4", {"attention.key_length_swa": None}, "what its attention.key_length_swa is"),
         ("minicpm", {"residual_scale": None}, "does not say what its residual_scale is"),
         ("qwen35", {"ssm.group_count": None}, "does not say what its ssm.group_count is"),
         ("cohere2", {"logit_scale": None}, "does not say what its logit_scale is"),

@@ -32,7 +32,8 @@ from outpace.targets.hf.loading import source
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.reading import read_tokenizer
 from outpace.targets.hf.loading.source import check_path, locate
-from targets.gguf.files import TEMPLATE, TOKENS, VOCABULARY, tiny, write
+from targets.gguf.files import tiny, write
+from targets.gguf.words import TEMPLATE, TOKENS, VOCABULARY
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 CHAT = [{"role": "user", "content": "hello the"}]

@@ -12,6 +12,7 @@ from torch import nn
 from outpace.api import LLM
 from outpace.bench.library import transformers
 from outpace.draft.route.base import Several
+from outpace.targets.hf.attention import key_heads
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.weights import pass_bytes
 
@@ -40,7 +41,7 @@ def traffic_of(config: Any, itemsize: int) -> Traffic:
     with torch.device("meta"):
         model = transformers().AutoModelForCausalLM.from_config(config)
     weights = _numbers(model) * itemsize
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    heads = key_heads(text) or text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return Traffic(weights, 2 * text.num_hidden_layers * heads * size * itemsize)
 

@@ -34,7 +34,7 @@ def use_grouped(model: nn.Module) -> bool:
     loaded: Any = model
     config = loaded.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 1)
-    grouped = (getattr(config, "num_key_value_heads", None) or heads) < heads
+    grouped = (key_heads(config) or heads) < heads
     if not (grouped and config._attn_implementation == "sdpa"):
         return False
     if INDEXED_LAYERS.intersection(getattr(config, "layer_types", None) or ()):
@@ -44,6 +44,15 @@ def use_grouped(model: nn.Module) -> bool:
     loaded.outpace_attention = _register()
     loaded.set_attn_implementation(NAME)
     return True
+
+
+def key_heads(config: Any) -> int | None:
+    """Returns how many key heads most layers have, None where a configuration does not say. One
+    whose layers differ, such as Gemma 4's, is not asked by attribute, which it forbids."""
+    name = "num_key_value_heads"
+    known = config.to_dict()
+    found: int | None = known[name] if name in known else getattr(config, name, None)
+    return found
 
 
 class _Registration:

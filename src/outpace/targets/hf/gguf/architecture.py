@@ -134,6 +134,7 @@ def no_such_model(model: GGUFModel, error: Exception) -> ModelLoadError:
 def _options(model: GGUFModel, model_type: str) -> dict[str, Any]:
     defaults: dict[str, Any] = CONFIG_MAPPING[model_type]().to_dict()
     family = FAMILIES[model.architecture]
+    whole, model = model, family.settled(model)
     options: dict[str, Any] = dict(DEFAULTS.get(model_type, {}))
     for theirs, ours in _table(
         model_type if family.table is None else family.table, defaults
@@ -155,7 +156,7 @@ def _options(model: GGUFModel, model_type: str) -> dict[str, Any]:
     options |= _heads(model, defaults) | _tokens(model)
     options.pop("rope_theta", None)
     options |= rotary_options(model, defaults)
-    return options | family.further(model, options)
+    return options | family.further(whole, options)
 
 
 def _table(name: str, defaults: dict[str, Any]) -> dict[str, str | None]:

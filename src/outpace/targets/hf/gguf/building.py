@@ -156,7 +156,7 @@ def _make_buffers(built: nn.Module) -> None:
 def _shape_rotary(model: GGUFModel, built: nn.Module) -> None:
     """Divides the rotary frequencies by the factors of the file: Llama 3's, for long texts."""
     factors = model.tensors.get("rope_freqs.weight")
-    if factors is None:
+    if factors is None or model.architecture == "gemma4":  # its configuration says them
         return
     numbers = torch.from_numpy(factors.raw.numpy().view("<f4").copy())
     turning: list[Any] = [module for module in built.modules() if hasattr(module, "inv_freq")]

@@ -4,7 +4,7 @@ out, and what its configuration needs besides what all have."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,9 @@ from outpace.targets.hf.gguf.layouts import Layout
 Options = dict[str, Any]
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+
+STILL = 1e20
+"""Factors so large stand for numbers of a head that are not turned."""
 
 ALL_FACTORS = frozenset({"logit_scale", "residual_scale", "embedding_scale", "attention.scale"})
 """Values by which some families multiply what their layers compute."""
@@ -44,6 +47,17 @@ class Family:
     """The factors that its configuration has."""
     table: str | None = None
     """What transformers' table of values calls it, if not by the type; empty for none."""
+
+    lists: tuple[str, ...] = ()
+    """Values that may differ from layer to layer. What all families have is read from the first."""
+
+    def settled(self, model: GGUFModel) -> GGUFModel:
+        """Returns a model whose every value is one number for all layers."""
+        values = dict(model.values)
+        for name in (f"{model.architecture}.{name}" for name in self.lists):
+            if isinstance(values.get(name), np.ndarray):
+                values[name] = values[name][:1]
+        return replace(model, values=values)
 
     def type_of(self, model: GGUFModel) -> str:
         """Returns what transformers calls the model in a file."""
@@ -82,6 +96,17 @@ def attended(model: GGUFModel) -> list[bool]:
     return [True] * model.number("block_count")
 
 
+def by_layer(model: GGUFModel, name: str) -> list[Any]:
+    """Returns a value of each layer."""
+    found, count = model.of_family(name), model.number("block_count")
+    values = found.tolist() if isinstance(found, np.ndarray) else [found] * count
+    if len(values) != count or not all(values):
+        raise ModelLoadError(
+            f"{model.path} does not say what the {name} of each layer is: download it again."
+        )
+    return values
+
+
 def has(model: GGUFModel, name: str) -> bool:
     """Whether the first layer of a model has such a weight."""
     return f"blk.0.{name}" in model.tensors
@@ -107,6 +132,55 @@ def _gemma(largest: int) -> Callable[[GGUFModel, Options], Options]:
         return {"query_pre_attn_scalar": scaled}
 
     return further
+
+
+def _gemma4(model: GGUFModel, options: Options) -> Options:
+    if model.number("expert_count"):
+        raise UnsupportedModel(
+            f"{model.path} holds a Gemma 4 with experts, whose GGUF files are not read: use the "
+            "model's Hugging Face folder instead."
+        )
+    kinds = windows(model, 6)["layer_types"]
+    if {*kinds} != {SLIDING, FULL}:
+        raise ModelLoadError(f"{model.path} has no layers with and without windows.")
+    slides, sees_all = kinds.index(SLIDING), kinds.index(FULL)
+    keys, widths = (
+        by_layer(model, name) for name in ("attention.head_count_kv", "feed_forward_length")
+    )
+    same = f"blk.{sees_all}.attn_v.weight" not in model.tensors  # keys are values, too
+    own = {"num_global_key_value_heads": keys[sees_all]} if same else {}
+    table = model.tensors.get("per_layer_token_embd.weight")
+    inputs = {} if table is None else {"vocab_size_per_layer_input": table.shape[0]}
+    return {
+        **inputs,
+        **own,
+        "layer_types": kinds,
+        "head_dim": needed(model, "attention.key_length_swa"),
+        "global_head_dim": model.head_size,
+        "num_key_value_heads": keys[slides],
+        "attention_k_eq_v": same,
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": widths[-1] == 2 * widths[0],
+        "num_kv_shared_layers": model.number("attention.shared_kv_layers") or 0,
+        "hidden_size_per_layer_input": model.number("embedding_length_per_layer_input") or 0,
+        "rope_parameters": _in_part(model, options["rope_parameters"]),
+    }
+
+
+def _in_part(model: GGUFModel, rope: Options) -> Options:
+    """Returns the angles of Gemma 4, whose layers without windows turn a part of each head: a file
+    says which by factors that leave the others nearly still."""
+    factors = model.tensors.get("rope_freqs.weight")
+    numbers = np.zeros(0) if factors is None else factors.raw.numpy().view("<f4")
+    turned = int((numbers == 1).sum())
+    plain = (numbers[:turned] == 1).all() and (numbers[turned:] >= STILL).all()
+    if not turned or not plain or rope[FULL]["rope_type"] != "default":
+        raise UnsupportedModel(
+            f"{model.path} turns its heads in a way that is not read: use the model's Hugging Face "
+            "folder instead."
+        )
+    share = {"rope_type": "proportional", "partial_rotary_factor": turned / len(numbers)}
+    return {**rope, FULL: {**rope[FULL], **share}}
 
 
 def _gpt2(model: GGUFModel, options: Options) -> Options:
@@ -264,6 +338,13 @@ FAMILIES = {
     "gemma": Family("gemma", partial(Layout, offset=1.0)),
     "gemma2": Family("gemma2", further=_gemma(largest=46)),
     "gemma3": Family("gemma3_text", further=_gemma(largest=62), table="gemma3"),
+    "gemma4": Family(
+        "gemma4_text",
+        OWN,
+        _gemma4,
+        table="",
+        lists=("attention.head_count_kv", "feed_forward_length"),
+    ),
     "glm4": Family("glm4", OWN, _glm4),
     "gpt2": Family("gpt2", further=_gpt2),
     "gptneox": Family("gpt_neox", partial(Layout, grouped=True), _gptneox),

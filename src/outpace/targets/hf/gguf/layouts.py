@@ -46,6 +46,8 @@ PLACES = (
 HALVES = re.compile(r".*\.ffn_(?P<half>gate|up)_(exps|shexp)\.weight")
 """Tensors that a model may hold in one weight, the gate first."""
 
+SPARE = re.compile(r"blk\.(\d{1,9})\.attn_(k|v|k_norm)\.weight")
+
 SHORT = ("ssm_conv1d.weight", "shortconv.conv.weight")
 """Kernels of convolutions, which models hold with a dimension more."""
 
@@ -82,6 +84,14 @@ class Layout(TensorProcessor):
             if found is not None:
                 return [tensor.format(*found.groups()) for tensor in tensors]
         return []
+
+    def is_spare(self, name: str) -> bool:
+        """Whether a model has no use for a tensor: keys and values of Gemma's last layers, which
+        take those of others."""
+        shared = self.config.get("num_kv_shared_layers") or 0
+        found = SPARE.fullmatch(name)
+        first = (self.config.get("num_hidden_layers") or 0) - shared
+        return shared > 0 and found is not None and int(found[1]) >= first
 
     def moves_columns(self, name: str) -> bool:
         """Whether a matrix has its columns in another order than the model, which those of blocks

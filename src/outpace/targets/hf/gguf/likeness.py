@@ -28,6 +28,8 @@ SMALL = {
     "num_dense_layers": 1,
     "shared_intermediate_size": 32,
     "num_experts_per_tok": 2,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 64,
     "pad_token_id": None,
     "bos_token_id": None,
     "eos_token_id": None,
@@ -52,15 +54,26 @@ def small_config(config: Any) -> Any:
     changes: dict[str, Any] = {name: value for name, value in SMALL.items() if known.get(name)}
     changes["num_hidden_layers"] = 2
     if heads is not None:
-        keys = getattr(config, "num_key_value_heads", None) or heads
+        keys = known.get("num_key_value_heads") or heads
         each = heads // keys
         changes["num_attention_heads"] = each
         changes["hidden_size"] = each * (config.hidden_size // heads)
     if "num_key_value_heads" in known:
         changes["num_key_value_heads"] = 1
-    types = list(dict.fromkeys(known.get("layer_types") or ()))
+    before = known.get("layer_types") or ()
+    types = list(dict.fromkeys(before))
     if types:
+        if known.get("num_kv_shared_layers"):
+            changes["num_kv_shared_layers"] = len(types)
+            types *= 2
         types = types if len(types) > 1 else types * 2
+        if known.get("per_layer_config"):
+            own_of = {before[int(n)]: more for n, more in known["per_layer_config"].items()}
+            changes["per_layer_config"] = {
+                str(n): {**own_of[kind], "num_key_value_heads": 1}
+                for n, kind in enumerate(types)
+                if kind in own_of
+            }
         changes |= {"layer_types": types, "num_hidden_layers": len(types)}
     own = {theirs: ours for theirs, ours in config.attribute_map.items() if theirs in changes}
     named = {own.get(name, name): value for name, value in changes.items()}

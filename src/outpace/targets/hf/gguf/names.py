@@ -67,7 +67,7 @@ class Arrangement:
         """
         merged: dict[str, Any] = {"tensors": {}}  # weights that are put together from several
         for stored in model.tensors.values():
-            if stored.name in ELSEWHERE:
+            if stored.name in ELSEWHERE or stored.name not in self.names:
                 continue
             name = self.names[stored.name]
             blocks = self._blocks(stored, packable.get(name))
@@ -142,6 +142,8 @@ def arrangement_of(model: GGUFModel, built: nn.Module) -> Arrangement:
     processor = layout_of(model.architecture, config)
     names = _names(model, built, processor)
     more = sorted(set(model.tensors) - names.keys() - set(ELSEWHERE))
+    if isinstance(processor, Layout):
+        more = [name for name in more if not processor.is_spare(name)]
     if more:
         raise UnsupportedModel(
             f"{model.path} holds weights that transformers' {type(built).__name__} has no place "
