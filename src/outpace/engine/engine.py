@@ -286,8 +286,7 @@ class Engine:
         """Reads prompts; a step without any takes no time here."""
         if self.target.ready == self.target.active:
             return
-        begin, ready = perf_counter(), self.target.ready
-        whole = self.drafter.needs.prompts
+        begin, ready, whole = perf_counter(), self.target.ready, self.drafter.needs.prompts
         for chunk in self.target.fill(self.max_batched_tokens, self._layers, whole):
             deliver_chunk(self.drafter, chunk)
         seconds = perf_counter() - begin
