@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,12 +112,6 @@ def _with_name(name: str) -> Iterator[Entry]:
 def _table(options: list[Described]) -> Table:
     made = Table("option", "default", "")
     for one in options:
-        made.add_row(one.name, "(needed)" if one.needed else _written(one.default), one.help)
+        default = "(needed)" if one.needed else json.dumps(one.default, default=str)
+        made.add_row(one.name, default, one.help)
     return made
-
-
-def _written(default: Any) -> str:
-    """A default as it is written in JSON, where it can be."""
-    words = {None: "null", True: "true", False: "false"}
-    known = default is None or isinstance(default, bool)
-    return words[default] if known else f'"{default}"' if isinstance(default, str) else str(default)

@@ -177,8 +177,8 @@ class Needs:
     images: bool = False
     """A prompt's images as they were given, besides what the target's processor makes of them."""
     prompts: bool = False
-    """That the target has read a prompt, but for its last token, before the first draft: else the
-    pass that scores this draft may read a short one."""
+    """Whether the target must have read a prompt, but for its last token, before the first draft.
+    Otherwise the pass that scores the first draft may read a short prompt, too."""
 
 
 EndsBehind = Callable[[Tensor, Tensor], Tensor]

@@ -27,6 +27,12 @@ def agree(path: Path, model: Any) -> bool:
         return torch.allclose(found, model.double()(IDS).logits, atol=1e-5)
 
 
+def saying(arch: str, said: dict[str, Any], folder: Path) -> Path:
+    """Writes the file of a tiny model that says other values of its architecture."""
+    changes = {f"{arch}.{name}": value for name, value in said.items()}
+    return write(folder / "model.gguf", arch, tiny(arch), changes=changes)
+
+
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("kind", ["linear", "yarn", "old"])
 def test_stretched_positions(arch: str, kind: str, tmp_path: Path) -> None:
@@ -139,10 +145,8 @@ def test_heads_that_are_turned_in_part(arch: str, share: float, tmp_path: Path) 
 def test_what_is_not_read_is_refused(
     arch: str, said: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    changes = {f"{arch}.{name}": value for name, value in said.items()}
-    path = write(tmp_path / "model.gguf", arch, tiny(arch), changes=changes)
     with pytest.raises(UnsupportedModel, match=reason):
-        load(path)
+        load(saying(arch, said, tmp_path))
 
 
 LAYERS = ["sliding_attention", "full_attention", "full_attention"]
@@ -192,10 +196,8 @@ def olmo3(config: dict[str, Any]) -> Any:
 def test_values_of_families_that_do_not_fit(
     arch: str, said: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    changes = {f"{arch}.{name}": value for name, value in said.items()}
-    path = write(tmp_path / "model.gguf", arch, tiny(arch), changes=changes)
     with pytest.raises(ModelLoadError, match=reason):
-        load(path)
+        load(saying(arch, said, tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])

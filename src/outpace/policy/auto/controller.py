@@ -326,10 +326,11 @@ class Auto(Controller):
         read, or nothing is known of drafting yet, which somebody has to find out.
         """
         self._trial = self._trials.allow(loss, plain)
-        if scout is not None:
+        if self._trial and scout is not None:
             row, rounds = self._row(scout), loss / plain
-            self._trial &= self._trials.bears(row, len(scout.output_ids), rounds)
-            row.lost += rounds * self._trial
+            self._trial = self._trials.bears(row, len(scout.output_ids), rounds)
+            if self._trial:
+                row.lost += rounds
         return width if self._trial else 0
 
     # -- learning ------------------------------------------------------------------------------
