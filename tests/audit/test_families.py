@@ -97,7 +97,7 @@ def test_prompts_show_images_where_the_model_looks_for_them() -> None:
     size = (16 // 4) ** 2
     for prompt, shown in zip(prompts, ILLUSTRATED, strict=True):
         assert list(prompt.token_ids).count(placeholder) == size * list(shown).count(-1)
-        longer = prompt.arguments([1, 2])
+        longer = prompt.arguments(model.device, [1, 2])
         assert longer["input_ids"].shape[1] == len(prompt.token_ids) + 2
 
 
@@ -110,7 +110,7 @@ def test_images_come_in_the_form_that_a_model_takes(family: str) -> None:
     model = tiny_model(one)
     prompts = prompts_for(model, "image-text")
     assert [bool(prompt.more) for prompt in prompts] == [True, False, True]
-    logits = model(**prompts[0].arguments(), use_cache=False).logits
+    logits = model(**prompts[0].arguments(model.device), use_cache=False).logits
     assert logits.shape[1] == len(prompts[0].token_ids)
 
 

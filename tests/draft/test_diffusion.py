@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.core.proposal import Point, Sampled
 from outpace.draft.trained.blocks.diffusion import DiffusionDrafter
@@ -46,7 +47,7 @@ def test_each_pass_settles_the_surest_tokens_and_keeps_those_of_before() -> None
 
 def test_a_short_text_is_read_as_if_nothing_stood_before_it() -> None:
     head = made()
-    text = torch.tensor([[3, 1, 4]])
+    text = on_device([[3, 1, 4]])
     short = head.window(text)
     assert short.tolist() == [[20, 20, 20, 3, 1, 4]]
     head.embedding.weight[20] = 7.0  # the mask's; the block begins with it as well
@@ -70,7 +71,7 @@ def test_settled_tokens_are_given_and_the_others_drawn(temperature: float, kind:
             return
         assert isinstance(proposal.law, kind)
         for row in range(len(trace.rows)):
-            text = torch.tensor([trace.rows.since(row, 0)[: trace.rows.length(row)]])
+            text = on_device([trace.rows.since(row, 0)[: trace.rows.length(row)]])
             last = head.denoise(head.window(text))[-1]
             for place in range(int(proposal.counts[row])):
                 chosen, token = int(last.settled[0, place]), int(proposal.tokens[row, place])

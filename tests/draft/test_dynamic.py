@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.audit.listed.options import audit_options
 from outpace.draft.models.dynamic_tree import DynamicTree
@@ -60,7 +61,7 @@ def worth(prompt: list[int], temperature: float, depth: int, each: int) -> dict[
     level: list[tuple[int, ...]] = [()]
     for _ in range(depth):
         with torch.inference_mode():
-            texts = torch.tensor([[*prompt, *path] for path in level])
+            texts = on_device([[*prompt, *path] for path in level])
             laws = (draft_model().model(texts).logits[:, -1] / temperature).softmax(-1)
         below = []
         for path, q in zip(level, laws, strict=True):

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
+from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.draft.itself.lookahead import LookaheadOptions
 from outpace.errors import ConfigError
@@ -60,7 +60,7 @@ def test_to_the_end_of_the_context() -> None:
 
 def said(text: Sequence[int]) -> int:
     """The target's own next token, by a plain pass."""
-    logits = target("llama")(input_ids=torch.tensor([list(text)]), use_cache=False).logits
+    logits = target("llama")(input_ids=on_device([list(text)]), use_cache=False).logits
     return int(logits[0, -1].argmax())
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.draft.base import Rows
 from outpace.draft.trained.steps.lyanna import LyannaDrafter
@@ -40,7 +41,7 @@ def test_a_draft_from_kept_states_is_the_guess_behind_the_right_tokens(
         made = begin(self, rows)
         found = made.first()
         for row in range(len(rows)):
-            text = torch.tensor([rows.since(row, 0)])
+            text = on_device([rows.since(row, 0)])
             if text.shape[1] == 1:
                 continue  # such a row has no state yet
             one = kept[row]

@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from devices import on_device
 from outpace import LLM
 from outpace.draft.base import Rows
 from outpace.draft.trained.attending.mtp import MtpDrafter
@@ -70,7 +71,7 @@ def checkpoint(folder: Path, family: str) -> Any:
 def expected(family: str, model: Any, text: list[int]) -> Tensor:
     """The logits of the module behind a text, by the layer of the whole model."""
     enorm, hnorm, after, joined = extras()
-    ids = torch.tensor([text])
+    ids = on_device([text])
     states = model(ids, output_hidden_states=True).hidden_states[-1][:, :-1]
     eps = model.config.rms_norm_eps
 

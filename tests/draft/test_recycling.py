@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.draft.lookup.recycling import _Matrix
 from outpace.errors import ConfigError
@@ -73,7 +74,7 @@ def test_the_paper_greedy_tree_is_drafted_from_the_latest_laws() -> None:
                 leading.append(tokens[at])
                 at = parents[at - 1]
             with torch.no_grad():
-                whole = torch.tensor([[*text, *reversed(leading)]])
+                whole = on_device([[*text, *reversed(leading)]])
                 logits = target("llama")(input_ids=whole, use_cache=False).logits[0, -1]
             known[tokens[node]] = logits.topk(3).indices.tolist()
         text += trace.decisions[0].tokens

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from devices import on_device
 from engine.test_interruptions import FAULTS, Stops
 from outpace import LLM, SamplingParams
 from outpace.core.proposal import Riders
@@ -51,10 +52,10 @@ def test_guesses_are_what_the_columns_say_in_a_plain_pass(
         nonlocal checked
         for row in range(len(rows)):
             if self.knows(row):
-                before = torch.tensor([rows.since(row, 0)[:-1]])
+                before = on_device([rows.since(row, 0)[:-1]])
                 length = before.shape[1]
                 with torch.no_grad():
-                    riders = head.riders(torch.tensor([length - 1]), length, 1)
+                    riders = head.riders(on_device([length - 1]), length, 1)
                     said = teacher.carry(before, riders)[0]
                 # The norms of some models compute in float32.
                 assert torch.allclose(self._texts[row].guesses, said, atol=1e-5)
@@ -72,9 +73,9 @@ def test_texts_that_are_read_together_are_read_as_each_is_alone(family: str) -> 
     model = target(family)
     teacher = Teacher(Loaded(model, None, family), ())
     head = decoder("pass", model).engine.drafter.head
-    texts = torch.tensor([[1, 2, 3, 4], [9, 8, 7, 6], [5, 5, 2, 1]])
-    riders = head.riders(torch.tensor([1, 3]), 4, 1)
-    together = head.riders(torch.tensor([1, 3]), 4, len(texts))
+    texts = on_device([[1, 2, 3, 4], [9, 8, 7, 6], [5, 5, 2, 1]])
+    riders = head.riders(on_device([1, 3]), 4, 1)
+    together = head.riders(on_device([1, 3]), 4, len(texts))
     with torch.no_grad():
         found = teacher.carry(texts, together)
         alone = [teacher.carry(text[None], riders)[0] for text in texts]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from devices import on_device
 from outpace import LLM, BeamSearchOutput, BeamSearchParams, SamplingParams
 from outpace.errors import ParamsError, PromptError, UnknownOption
 from seq2seq import models as seq2seq
@@ -43,7 +44,7 @@ def same(found: Texts, wanted: Texts, tolerance: float = 1e-9) -> bool:
 def generated(family: str, prompt: list[int], params: BeamSearchParams, **more: Any) -> Texts:
     return searched(
         target(family),
-        torch.tensor([prompt]),
+        on_device([prompt]),
         LENGTH,
         num_beams=params.beam_width,
         num_return_sequences=params.returned,
@@ -110,7 +111,7 @@ def test_encoder_decoders(family: str, early: Any) -> None:
     for prompt, output in zip(prompts, outputs, strict=True):
         wanted = searched(
             model,
-            torch.tensor([prompt]),
+            on_device([prompt]),
             LENGTH,
             num_beams=4,
             num_return_sequences=4,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.core.proposal import Point, Proposal, Sampled
 from outpace.draft.base import Rows
@@ -82,7 +83,7 @@ def recorded(llm: LLM) -> list[tuple[Rows, Proposal, int]]:
 def soft_laws(text: list[int]) -> Tensor:
     """The drafter's laws ``[T, V]`` after each token, from a pass without a cache."""
     with torch.no_grad():
-        logits = drafter("llama")(torch.tensor([text])).logits[0]
+        logits = drafter("llama")(on_device([text])).logits[0]
     return logits.softmax(-1)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
@@ -57,7 +58,7 @@ def greedy(tokens: int) -> SamplingParams:
 @torch.inference_mode()
 def first_wrong_token(prompt: Sequence[int], text: Sequence[int]) -> int | None:
     """Returns where a text leaves plain greedy decoding, None where it does not."""
-    ids = torch.tensor([[*prompt, *text]])
+    ids = on_device([[*prompt, *text]])
     logits = target()(input_ids=ids, use_cache=False).logits[0]
     expected = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
     pairs = enumerate(zip(text, expected, strict=True))
@@ -76,7 +77,7 @@ def test_a_text_that_outgrows_the_first_buffers_keeps_every_slot(method: str) ->
     for prompt, output in zip(prompts, engine(method).generate(prompts, params), strict=True):
         text = output.token_ids
         assert len(text) == 300
-        ids = torch.tensor([[*prompt, *text]])
+        ids = on_device([[*prompt, *text]])
         laws = target()(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
         for at, token in enumerate(text):
             reported = output.outputs[0].logprobs[at][token].logprob

@@ -13,6 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
+from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.policy.lengths.constant import Constant
@@ -31,7 +32,7 @@ def exact(
 
     def after(ids: list[int]) -> torch.Tensor:
         with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0, -1]
+            logits = model(on_device([ids])).logits[0, -1]
         return (logits / temperature).softmax(-1)
 
     law: dict[tuple[int, ...], float] = {(): 1.0}

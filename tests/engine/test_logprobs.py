@@ -14,6 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from devices import on_device
 from outpace import SamplingParams
 from outpace.engine.request import Logprob
 from targets.families import PROMPTS, target
@@ -36,7 +37,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], list[Any]]] = {
 def law_after(ids: list[int], processors: list[Any]) -> torch.Tensor:
     """The next token's log-probabilities by transformers' own processors."""
     with torch.no_grad():
-        history = torch.tensor([ids])
+        history = on_device([ids])
         scores = target("llama")(history).logits[:, -1]
         return LogitsProcessorList(processors)(history, scores)[0].log_softmax(-1)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from audit_engine.pairs import PROMPTS as LETTERS_IN
+from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.audit.gate.drafting import Drafts, iid
 from outpace.audit.gate.gate_trees import FAST
@@ -39,7 +40,7 @@ EXPECTED = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
 
 def hidden(text: Sequence[int], layer: int) -> Tensor:
     """Returns the hidden states ``[T, H]`` of a text that is read plainly."""
-    tokens = torch.tensor([list(text)])
+    tokens = on_device([list(text)])
     output = target("llama")(input_ids=tokens, use_cache=False, output_hidden_states=True)
     return output.hidden_states[layer][0]
 
@@ -94,8 +95,8 @@ class StatesDrafter(Drafter):
             guess = int(self.target.head(states[-1][-1, size:]).argmax()) if states else 0
             drafts.append([guess, (guess + 1) % 64][:budget])
         width = max(map(len, drafts))
-        tokens = torch.tensor([[*draft, *[0] * (width - len(draft))] for draft in drafts])
-        counts = torch.tensor([len(draft) for draft in drafts])
+        tokens = on_device([[*draft, *[0] * (width - len(draft))] for draft in drafts])
+        counts = on_device([len(draft) for draft in drafts])
         tree = Tree.uniform([0] * width, len(drafts))
         return Proposal(tokens.view(len(drafts), width), tree, counts, Point())
 
@@ -163,8 +164,8 @@ class RiderDrafter(Drafter):
         drafts = [[11, 12, 13][:budget] for budget in budgets]
         proposal = point_chains(drafts, rows.seeds.device)
         size = proposal.tree.size
-        parents = torch.tensor([[0, size + 1]]).expand(len(rows), -1)
-        tokens = torch.tensor([self.RIDING]).expand(len(rows), -1)
+        parents = on_device([[0, size + 1]]).expand(len(rows), -1)
+        tokens = on_device([self.RIDING]).expand(len(rows), -1)
         return replace(proposal, riders=self._riders(rows, parents, tokens))
 
     def _riders(self, rows: Rows, parents: Tensor, tokens: Tensor) -> Riders:
@@ -191,7 +192,7 @@ def test_riders_see_the_text_and_nothing_sees_them(
     seen = llm.engine.drafter.seen
     assert len(seen) > len(PROMPTS)
     for text, logits in seen:
-        whole = torch.tensor([[*text, *RiderDrafter.RIDING]])
+        whole = on_device([[*text, *RiderDrafter.RIDING]])
         expected = target("llama")(input_ids=whole, use_cache=False).logits[0, -2:]
         assert torch.allclose(logits, expected, atol=1e-9)
 
@@ -384,14 +385,14 @@ def test_a_view_without_the_upper_layers_is_the_shortened_model() -> None:
     lengths = list(whole.lengths)
     upper = whole.view(SubLayers.whole([1]))
     none = whole.view(SubLayers())
-    drafted = torch.tensor([[9, 2], [6, 5]])
+    drafted = on_device([[9, 2], [6, 5]])
     upper.begin()
     none.begin()
     shortened = torch.cat([upper.forward(drafted[:, :1]), upper.forward(drafted[:, 1:])], 1)
     complete = none.forward(drafted)
     assert whole.lengths == lengths
     for row, text in enumerate(texts):
-        read = torch.tensor([[*text, *drafted[row].tolist()]])
+        read = on_device([[*text, *drafted[row].tolist()]])
         output = model(input_ids=read, use_cache=False, output_hidden_states=True)
         early = model.lm_head(model.model.norm(output.hidden_states[1][0, -2:]))
         assert torch.allclose(shortened[row], early, atol=1e-9)

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from devices import on_device
 from outpace.hf import Speculative, speculative
 from targets.families import drafter, target
 
 FAMILY = "llama"
 NEW = 16
 PAD = 0
-ONE = torch.tensor([[5, 6, 7, 5, 6]])
+ONE = on_device([[5, 6, 7, 5, 6]])
 RAGGED = torch.tensor(
     [[PAD] * 4 + [5, 6, 7], [1, 2, 3, 4, 5, 6, 7], [PAD] * 6 + [9], [PAD, PAD, 3, 3, 3, 3, 3]]
 )

@@ -24,6 +24,7 @@ from transformers import (
     StopStringCriteria,
 )
 
+from devices import on_device
 from engine.texts import helper, ids_of, spelled, tokenizer, writer
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
@@ -147,7 +148,7 @@ def test_max_time_ends_the_text() -> None:
 
 @pytest.mark.parametrize("stop", ["two", "e t", "four", "one"])
 def test_a_stop_string_criterion_ends_the_text_where_generate_ends_it(stop: str) -> None:
-    ids = torch.tensor([ids_of("go:")])
+    ids = on_device([ids_of("go:")])
     settings = {
         "max_new_tokens": 30,
         "do_sample": False,
@@ -193,13 +194,13 @@ def test_greedy_draws_nothing_from_torchs_generator() -> None:
 
 
 def test_padding_may_stand_on_the_right() -> None:
-    right = torch.tensor([[5, 6, 7, PAD], [1, 2, 3, 4]])
+    right = on_device([[5, 6, 7, PAD], [1, 2, 3, 4]])
     settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
     made = target(FAMILY).generate(
         right, attention_mask=(right != PAD).long(), custom_generate=faster(), **settings
     )
     for row, prompt in enumerate([[5, 6, 7], [1, 2, 3, 4]]):
-        alone = target(FAMILY).generate(torch.tensor([prompt]), **settings)
+        alone = target(FAMILY).generate(on_device([prompt]), **settings)
         assert torch.equal(made[row, 4:], alone[0, len(prompt) :])
 
 
@@ -217,10 +218,10 @@ def test_the_sampled_law_is_that_of_generate(name: str) -> None:
     options = {"do_sample": True, "max_new_tokens": 2, "pad_token_id": PAD, **SAMPLING[name]}
     small = build(FAMILY, vocab_size=8, num_hidden_layers=1)
     small = scaled(small, 0.5)
-    law = pair_law(small, torch.tensor([[1, 2]]), options)
+    law = pair_law(small, on_device([[1, 2]]), options)
     custom = speculative(noised(small, 0.3), num_speculative_tokens=2)
     torch.manual_seed(5)
-    ids = torch.tensor([[1, 2]])
+    ids = on_device([[1, 2]])
     options["num_return_sequences"] = 500
     calls = [small.generate(ids, custom_generate=custom, **options) for _ in range(3)]
     found = Counter(tuple(row[2:].tolist()) for made in calls for row in made)
@@ -263,7 +264,7 @@ def pair_law(model: Any, ids: Tensor, options: dict[str, Any]) -> dict[tuple[int
     first = next_law(ids, 0)
     law = {}
     for token in first.nonzero()[:, 0].tolist():
-        then = next_law(torch.cat([ids, torch.tensor([[token]])], 1), 1)
+        then = next_law(torch.cat([ids, on_device([[token]])], 1), 1)
         for after in then.nonzero()[:, 0].tolist():
             law[token, after] = float(first[token] * then[after])
     return law
@@ -347,7 +348,7 @@ def test_an_unknown_option_or_method_is_refused_when_first_used() -> None:
 
 
 def test_a_row_of_padding_only_is_refused() -> None:
-    ids = torch.tensor([[PAD, PAD], [1, 2]])
+    ids = on_device([[PAD, PAD], [1, 2]])
     with pytest.raises(PromptError, match="row 0"):
         target(FAMILY).generate(
             ids, attention_mask=(ids != PAD).long(), custom_generate=faster(), max_new_tokens=2

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 
+from devices import DEVICE, on_device
 from outpace.audit.families.models import SCALE, noised, random_model
 from outpace.audit.families.sizes import CHUNK, CONTEXT, VOCABULARY, WINDOW
 
@@ -366,7 +367,8 @@ def build(name: str, seed: int = 1, **changes: Any) -> Any:
     family = family_of(name)
     config = config_of(name, **changes)
     with torch.inference_mode(False):  # in which the first test that asks for it may be
-        return random_model(config, seed=seed, scale=family.scale, attention=family.attention)
+        made = random_model(config, seed=seed, scale=family.scale, attention=family.attention)
+        return made.to(DEVICE)
 
 
 NOISE = {"falcon": 0.2}
@@ -395,7 +397,7 @@ def plain(name: str, length: int, prompts: tuple[tuple[int, ...], ...]) -> list[
     """Returns what transformers' own greedy generate makes of each prompt alone."""
     texts = []
     for prompt in prompts:
-        ids = torch.tensor([prompt])
+        ids = on_device([prompt])
         made = target(name).generate(
             ids,
             max_new_tokens=length,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
+from devices import on_device
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.slots.cache import SlotCache
 from outpace.targets.hf.slots.extents import GRAIN
@@ -260,8 +261,8 @@ def test_a_fork_has_slots_of_its_own() -> None:
 def after(runner: Runner, texts: Sequence[Sequence[int]]) -> float:
     """Feeds the last token of each row's text; returns how far its logits are from those of a plain
     forward of that text."""
-    logits = runner.forward(torch.tensor([[text[-1]] for text in texts]), keep=1).logits
-    plain = [runner.model(input_ids=torch.tensor([list(text)])).logits[0, -1] for text in texts]
+    logits = runner.forward(on_device([[text[-1]] for text in texts]), keep=1).logits
+    plain = [runner.model(input_ids=on_device([list(text)])).logits[0, -1] for text in texts]
     return float((logits[:, -1] - torch.stack(plain)).abs().max())
 
 

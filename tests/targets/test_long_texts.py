@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from devices import on_device
 from outpace import LLM
 from outpace.core.trees.tree import Tree
 from outpace.targets.hf.runner import Runner
@@ -55,7 +56,7 @@ def prompt(length: int, seed: int) -> list[int]:
 @cache
 def alone(family: str, length: int, seed: int, tokens: int) -> list[int]:
     """Returns what transformers' own greedy generate writes."""
-    given = torch.tensor([prompt(length, seed)])
+    given = on_device([prompt(length, seed)])
     made = model(family).generate(
         given,
         attention_mask=torch.ones_like(given),
@@ -146,7 +147,7 @@ def test_a_tree_behind_two_pending_tokens_is_committed(family: str, uneven: bool
         for row in range(rows):
             pending, nodes = fed[row][:2], fed[row][2:]
             along = [*texts[row], *pending, *(nodes[node - 1] for node in path)]
-            plain = model(family)(input_ids=torch.tensor([along])).logits[0, -len(path) - 1 :]
+            plain = model(family)(input_ids=on_device([along])).logits[0, -len(path) - 1 :]
             assert (logits[row, [0, *path]] - plain).abs().max() < 1e-5 * plain.std()
             texts[row] = along[: len(along) - len(path) + row + 1]
         assert runner.lengths == [len(text) for text in texts]

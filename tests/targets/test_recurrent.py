@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, UnsupportedModel
@@ -116,7 +117,7 @@ class Texts:
 
     def plainly(self, text: list[int]) -> Tensor:
         with torch.inference_mode():
-            logits: Tensor = self.model(input_ids=torch.tensor([text]), use_cache=False).logits
+            logits: Tensor = self.model(input_ids=on_device([text]), use_cache=False).logits
         return logits[0]
 
 
@@ -150,7 +151,7 @@ def test_what_the_input_of_a_module_passes_is_computed_once_for_all_columns() ->
         for part in (module.in_proj, module.out_proj)
     ]
     runner.admit(1)
-    runner.forward(torch.tensor([[3, 5, 7, 11]]), keep=4)
+    runner.forward(on_device([[3, 5, 7, 11]]), keep=4)
     for hook in hooks:
         hook.remove()
     assert calls.count(4) == 2
@@ -166,9 +167,7 @@ def test_states_are_numbered_as_in_all_models(family: str) -> None:
     runner = Runner(target(family), 1, CONTEXT)
     given.clear()
     runner.admit(1)
-    states = runner.forward(
-        torch.tensor([[3, 5, 7]]), keep=3, output_hidden_states=True
-    ).hidden_states
+    states = runner.forward(on_device([[3, 5, 7]]), keep=3, output_hidden_states=True).hidden_states
     for hook in hooks:
         hook.remove()
     assert len(states) == len(given) + 1
@@ -256,7 +255,7 @@ def test_the_next_turn_of_a_chat_goes_on_from_the_state(family: str) -> None:
         with torch.inference_mode():
             for at, token in enumerate(request.output_ids):
                 text = [*prompts[-1], *request.output_ids[:at]]
-                logits = target(family)(torch.tensor([text]), use_cache=False).logits
+                logits = target(family)(on_device([text]), use_cache=False).logits
                 assert int(logits[0, -1].argmax()) == token
         said = said or request.output_ids
         # One leaves the first text after its prompt, and another goes on where it ended.
@@ -326,7 +325,7 @@ def test_faster_layers_compute_what_the_plain_ones_do(
     build(family, vocab_size=1024, **LARGE[family]).bfloat16().save_pretrained(tmp_path)
     fast = load(str(tmp_path), quantization=quantization).model
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    text = torch.tensor([[3, 5, 7, 9, 11]])
+    text = on_device([[3, 5, 7, 9, 11]])
     with torch.inference_mode():
         made, expected = (each(text, use_cache=False).logits for each in (fast, plain))
     most = 1e-4 if quantization is None else 0.2

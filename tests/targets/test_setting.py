@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from devices import on_device
 from outpace import LLM
 from outpace.errors import ConfigError
 
@@ -106,6 +107,6 @@ def test_a_new_llm_takes_the_model_as_it_is_now(name: str) -> None:
     llm = LLM(model, speculative_config={"method": "ngram"}, max_num_seqs=2)
     for prompt, text in zip(PROMPTS, ids(llm.generate(PROMPTS, greedy(16))), strict=True):
         plain = model.generate(
-            torch.tensor([prompt]), max_new_tokens=16, do_sample=False, pad_token_id=0
+            on_device([prompt]), max_new_tokens=16, do_sample=False, pad_token_id=0
         )
         assert plain[0, len(prompt) :].tolist() == text

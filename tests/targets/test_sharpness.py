@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.core.proposal import Sampled
 from outpace.core.trees.tree import Tree
@@ -90,7 +91,7 @@ def test_the_teacher_of_heads_scales_too() -> None:
     logits.sum().backward()
     assert states.grad is not None
     assert all(each.grad is None for each in model.parameters())
-    rows = teacher.head_rows(torch.tensor([4, 9]))
+    rows = teacher.head_rows(on_device([4, 9]))
     torch.testing.assert_close(rows, model.lm_head.weight[[4, 9]].detach().float() / 3)
 
 

@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from devices import on_device
 from outpace import LLM
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.hf.loading.load import load
@@ -51,7 +52,7 @@ def test_a_hybrid_class_may_have_no_layer_with_a_state() -> None:
         dtype=torch.float64,
     ).eval()  # fmt: skip
     assert Runner(model, 1, 64).steps is None
-    expected = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=12, do_sample=False)
+    expected = model.generate(on_device([[5, 6, 7]]), max_new_tokens=12, do_sample=False)
     assert ids(LLM(model).generate([[5, 6, 7]], greedy(12))) == [expected[0, 3:].tolist()]
 
 
@@ -203,7 +204,7 @@ def test_the_last_logits_are_read_of_a_model_that_gives_all() -> None:
     model = GivesAll(target("llama").config).double().eval()
     model.load_state_dict(target("llama").state_dict())
     settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    expected = model.generate(torch.tensor([[5, 6, 7]]), **settings)[0, 3:].tolist()
+    expected = model.generate(on_device([[5, 6, 7]]), **settings)[0, 3:].tolist()
     for method in ("none", "ngram"):
         llm = LLM(model, speculative_config={"method": method}, max_num_seqs=2)
         alike = llm.generate([[5, 6, 7], [5, 6, 7]], greedy(12))
@@ -237,7 +238,7 @@ def test_whisper_as_a_language_model_is_decoded() -> None:
     text = [5, 6, 7]
     with torch.inference_mode():
         for _ in range(12):
-            text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
+            text.append(int(model(on_device([text])).logits[0, -1].argmax()))
     assert ids(LLM(model).generate([[5, 6, 7]], greedy(12))) == [text[3:]]
 
 
@@ -251,7 +252,7 @@ def test_a_window_that_the_model_does_not_have_changes_nothing(
 ) -> None:
     model = build(family, sliding_window=WINDOW, **stray)
     settings = {"max_new_tokens": 16, "do_sample": False, "use_cache": False, "pad_token_id": 0}
-    expected = model.generate(torch.tensor([[5, 6, 7]]), **settings)[0, 3:].tolist()
+    expected = model.generate(on_device([[5, 6, 7]]), **settings)[0, 3:].tolist()
     assert ids(LLM(model).generate([[5, 6, 7]], greedy(16))) == [expected]
 
 
@@ -261,7 +262,7 @@ def test_a_window_as_long_as_the_context_is_none(family: str) -> None:
     assert window_of(model, longest=65) == 64
     assert window_of(model, longest=64) is None
     expected = model.generate(
-        torch.tensor([[5, 6, 7]]), max_new_tokens=60, do_sample=False, pad_token_id=0
+        on_device([[5, 6, 7]]), max_new_tokens=60, do_sample=False, pad_token_id=0
     )
     llm = LLM(model, speculative_config={"method": "ngram"}, max_model_len=64)
     assert ids(llm.generate([[5, 6, 7]], greedy(60))) == expected[:, 3:].tolist()
@@ -353,7 +354,7 @@ def test_a_text_ends_where_attention_begins_to_drop_tokens() -> None:
     torch.manual_seed(1)
     model = transformers.DogeForCausalLM(config).double().eval()
     assert Loaded(model, None, "doge").max_length == 20
-    expected = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=17, do_sample=False)
+    expected = model.generate(on_device([[5, 6, 7]]), max_new_tokens=17, do_sample=False)
     llm = LLM(model, speculative_config={"method": "ngram"})
     assert ids(llm.generate([[5, 6, 7]], greedy(60))) == expected[:, 3:].tolist()
 
@@ -378,10 +379,10 @@ def test_longrope_is_decoded_only_as_far_as_its_first_angles_reach() -> None:
     runner.admit(2)
     runner.prefill(0, [list(range(20)), [1, 2]])
     # The second row's draft is padding for the first, whose columns then reach beyond the end.
-    logits = runner.forward(torch.tensor([[20, 0, 0, 0, 0, 0], [3, 4, 5, 6, 7, 8]]), keep=6).logits
+    logits = runner.forward(on_device([[20, 0, 0, 0, 0, 0], [3, 4, 5, 6, 7, 8]]), keep=6).logits
     with torch.inference_mode():
         for row, (ids, column) in enumerate([(list(range(21)), 0), ([1, 2, 3, 4, 5, 6, 7, 8], 5)]):
-            alone = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+            alone = model(input_ids=on_device([ids]), use_cache=False).logits[0, -1]
             assert torch.allclose(logits[row, column], alone, atol=1e-6)
 
 

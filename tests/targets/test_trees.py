@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from devices import on_device
 from outpace.core.trees.tree import Tree
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.supported import support
@@ -64,7 +65,7 @@ class Rows:
             self.sequences[row] += self.tokens(1)
 
     def _plain(self, row: int, path: list[int]) -> torch.Tensor:
-        ids = torch.tensor([[*self.sequences[row], *path]])
+        ids = on_device([[*self.sequences[row], *path]])
         logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits
         return logits[0, -1]
 
@@ -96,7 +97,7 @@ def test_many_rounds_of_larger_trees(family: str) -> None:
 @torch.inference_mode()
 def test_a_tree_and_a_chain_of_the_same_tokens_agree() -> None:
     rows = Rows("mistral", lengths=[9, 2])
-    tokens = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10]])
+    tokens = on_device([[3, 4, 5, 6], [7, 8, 9, 10]])
     chain = rows.runner.forward(tokens, keep=4, tree=Tree.chain(2, 3)).logits
-    tree = rows.runner.forward(tokens, keep=4, tree=Tree(torch.tensor([[0, 1, 2]] * 2))).logits
+    tree = rows.runner.forward(tokens, keep=4, tree=Tree(on_device([[0, 1, 2]] * 2))).logits
     assert torch.allclose(chain, tree, atol=1e-12)

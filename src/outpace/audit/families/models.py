@@ -26,10 +26,13 @@ EXACT = (torch.float64, torch.float32)
 """Types to try: some models compute parts in float32, and stumble over wider weights."""
 
 
-def tiny_model(one: Family, seed: int = 1, scale: float = SCALE) -> Any:
+def tiny_model(
+    one: Family, seed: int = 1, scale: float = SCALE, device: str | torch.device = "cpu"
+) -> Any:
     """Returns a random model of a family, in the widest type that it can compute in.
 
-    Raises what its class raises where no model can be made.
+    Its weights are the same on every device. Raises what its class raises where no model can be
+    made.
     """
     kind, config = getattr(transformers, one.model), tiny_config(one.family)
     config = getattr(config, DECODERS.get(one.family, ""), config)
@@ -37,7 +40,7 @@ def tiny_model(one: Family, seed: int = 1, scale: float = SCALE) -> Any:
         parts = [part for part in vars(config).values() if isinstance(part, kind.config_class)]
         config = parts[0] if parts else config
     for dtype in EXACT:
-        model = random_model(config, kind, seed, scale, dtype=dtype)
+        model = random_model(config, kind, seed, scale, dtype=dtype).to(device)
         if _computes(model, one.kind):
             break
     return model
@@ -47,7 +50,7 @@ def _computes(model: Any, kind: Kind) -> bool:
     """Whether a model takes the dtype that it was made in. Other errors say nothing of that."""
     try:
         with torch.inference_mode():
-            model(**prompts_for(model, kind)[0].arguments())
+            model(**prompts_for(model, kind)[0].arguments(model.device))
     except Exception as error:  # whoever uses the model meets it again, and says so
         return not concerns_dtype(error)
     return True
@@ -92,5 +95,5 @@ def noised(model: Any, noise: float, seed: int = 2) -> Any:
         for weight in other.parameters():
             spread = weight.std() if weight.dim() > 1 else 0.1
             error = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-            weight.add_(noise * spread * error)
+            weight.add_(noise * spread * error.to(weight.device))
     return other

@@ -49,11 +49,12 @@ class Prompt:
     more: Mapping[str, Tensor] = field(default_factory=dict)
     """Further arguments."""
 
-    def arguments(self, text: Sequence[int] = ()) -> dict[str, Any]:
+    def arguments(self, device: torch.device, text: Sequence[int] = ()) -> dict[str, Any]:
         """Returns the arguments of a pass over the prompt and a text behind it."""
         ids = torch.tensor([[*self.token_ids, *text]])
         marks = {name: pad(self.more[name], (0, len(text))) for name in _TYPES if name in self.more}
-        return {self.name: ids, **self.more, **marks}
+        found = {self.name: ids, **self.more, **marks}
+        return {name: value.to(device) for name, value in found.items()}
 
 
 def prompts_for(model: Any, kind: Kind) -> list[Prompt]:

@@ -41,7 +41,7 @@ TREES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def findings(family: Family) -> Iterator[Finding]:
+def findings(family: Family, device: str = "cpu") -> Iterator[Finding]:
     """Yields what is known about a family, better each time; the last one is the finding."""
     reason = "no model was made in the time and memory allowed"
     found = Finding(family.family, family.model, "not built", reason, kind=family.kind)
@@ -52,7 +52,7 @@ def findings(family: Family) -> Iterator[Finding]:
         yield replace(found, verdict="refused", reason=str(error))
         return
     try:
-        plain = _lively(family)
+        plain = _lively(family, device)
     except Exception as error:  # whatever stops a family in its own making
         yield replace(found, reason=reason_of(error, named=True))
         return
@@ -79,7 +79,7 @@ class _Plain:
     """Whether one plain pass of each text says the same."""
 
 
-def _lively(family: Family) -> _Plain:
+def _lively(family: Family, device: str) -> _Plain:
     """Returns a model and its plain texts; or the error that transformers' own generate raises.
 
     Weights are scaled until no text is the same token again and again, and until generate, which
@@ -88,7 +88,7 @@ def _lively(family: Family) -> _Plain:
     """
     found: _Plain | None = None
     for scale in SCALES:
-        model = tiny_model(family, scale=scale)
+        model = tiny_model(family, scale=scale, device=device)
         try:
             model.generation_config.eos_token_id = None
             prompts = prompts_for(model, family.kind)
@@ -111,7 +111,7 @@ def _reads_alike(model: Any, prompts: Sequence[Prompt], texts: Sequence[Sequence
     for prompt, text in zip(prompts, texts, strict=True):
         if prompt.more and marks.intersection(text):
             return False
-        logits = model(**prompt.arguments(text), use_cache=False).logits[0]
+        logits = model(**prompt.arguments(model.device, text), use_cache=False).logits[0]
         if logits[len(prompt.token_ids) - 1 : -1].argmax(-1).tolist() != list(text):
             return False
     return True
@@ -126,7 +126,7 @@ def plain_texts(
     generate = GenerationMixin.generate if is_encoder_decoder(model) else type(model).generate
     texts = []
     for prompt in prompts:
-        arguments = prompt.arguments()
+        arguments = prompt.arguments(model.device)
         if prompt.name == "input_ids":
             arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
         made = generate(

@@ -28,14 +28,16 @@ class Limits:
     """Memory of the process that tries a family. Only Linux can be asked to see to it."""
 
 
-def walk(families: Sequence[Family], limits: Limits, workers: int = 1) -> Iterator[Finding]:
+def walk(
+    families: Sequence[Family], limits: Limits, workers: int = 1, device: str = "cpu"
+) -> Iterator[Finding]:
     """Yields a finding on every family as soon as it is there.
 
-    workers: processes at once.
+    workers: processes at once. device: where the models are.
     """
     with ThreadPoolExecutor(max(1, workers)) as pool:
         context = _context()
-        waiting = [pool.submit(_guarded, context, family, limits) for family in families]
+        waiting = [pool.submit(_guarded, context, family, limits, device) for family in families]
         try:
             for done in as_completed(waiting):
                 yield done.result()
@@ -53,11 +55,11 @@ def _context() -> Any:
     return context
 
 
-def _guarded(context: Any, family: Family, limits: Limits) -> Finding:
+def _guarded(context: Any, family: Family, limits: Limits, device: str) -> Finding:
     """Returns the finding of a process that tries one family, or what became of the process."""
     begin = perf_counter()
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_try_apart, args=(there, family, limits), daemon=True)
+    process = context.Process(target=_try_apart, args=(there, family, limits, device), daemon=True)
     process.start()
     there.close()
     reason = "its process ended without a word"
@@ -77,7 +79,7 @@ def _guarded(context: Any, family: Family, limits: Limits) -> Finding:
     return replace(found, seconds=perf_counter() - begin)
 
 
-def _try_apart(results: Connection, family: Family, limits: Limits) -> None:
+def _try_apart(results: Connection, family: Family, limits: Limits, device: str) -> None:
     """Sends findings on one family, each better than the one before it: the process may end at any
     time. Runs in a process of its own."""
     _be_quiet()
@@ -87,7 +89,7 @@ def _try_apart(results: Connection, family: Family, limits: Limits) -> None:
 
     torch.set_num_threads(1)  # as many processes as there are processors do the rest
     if _limits_memory(limits.gigabytes):
-        for found in findings(family):
+        for found in findings(family, device):
             results.send(found)
     else:
         results.send(_without_room(family, limits))

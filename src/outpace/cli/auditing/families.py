@@ -44,6 +44,9 @@ def families(
     gigabytes: Annotated[
         float, typer.Option(min=1, help="Memory limit of one family (on Linux).")
     ] = 6.0,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="Where the models are: cpu, cuda or cuda:1.")
+    ] = "cpu",
 ) -> None:
     """Try a tiny random model of every family that transformers lists: is the text the plain one?
 
@@ -57,9 +60,10 @@ def families(
         from outpace.audit.families.report import as_dict, as_markdown, as_table
         from outpace.audit.families.walk import Limits
         from outpace.targets.cpu.threads import processors
+        from outpace.targets.hf.loading.places import pick_device
 
-    names = listed(only or None, kind or None)
-    found = _walked(names, Limits(seconds, gigabytes), workers or processors(), console)
+    names, place = listed(only or None, kind or None), str(pick_device(device))
+    found = _walked(names, Limits(seconds, gigabytes), workers or processors(), place, console)
     if as_json is not None:
         _write(as_json, json.dumps(as_dict(found), indent=1) + "\n")
     if markdown is not None:
@@ -69,13 +73,15 @@ def families(
         raise typer.Exit(1)
 
 
-def _walked(names: list[Family], limits: Limits, workers: int, console: Console) -> list[Finding]:
+def _walked(
+    names: list[Family], limits: Limits, workers: int, device: str, console: Console
+) -> list[Finding]:
     """Returns the findings on families, and shows how many have come."""
     from outpace.audit.families.walk import walk
 
     found = []
     with counting(console) as count:
-        for one in walk(names, limits, workers):
+        for one in walk(names, limits, workers, device):
             found.append(one)
             count(one.family, len(names))
             if one.failed:
