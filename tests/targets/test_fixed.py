@@ -155,7 +155,6 @@ def test_only_rounds_are_played_in_fixed_shapes() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", ["draft_model", "draft_tree", "ngram"])
 def test_recorded_texts_are_the_same(method: str, temperature: float, tmp_path: Path) -> None:

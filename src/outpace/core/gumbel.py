@@ -30,7 +30,7 @@ def realise(laws: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     rows, nodes, vocabulary = laws.shape
     found = [
         _picked(laws[:, part], seeds[:, None], positions[:, part])
-        for part in pieces(nodes, rows * vocabulary)
+        for part in pieces(nodes, rows * vocabulary, laws.device)
     ]
     return torch.cat(found, 1)
 

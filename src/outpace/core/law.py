@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from outpace.core.faults import Contradiction, NotFinite, RowFault
 from outpace.core.laws.constraints import Constraints, History, RowOptions
 from outpace.core.laws.highest import highest
-from outpace.core.laws.pieces import LARGEST, pieces
+from outpace.core.laws.pieces import largest, pieces
 from outpace.core.laws.token_counts import TokenCounts
 from outpace.core.laws.truncation import NEVER, keep_min_p, keep_top_k, keep_top_p, keep_typical
 from outpace.errors import ParamsError
@@ -283,7 +284,7 @@ class LawMaker:
         active = [each for each in self._constraints if each.active(history)]
         rows, nodes = logits.shape[:2]
         cut = self._cut(logits)
-        for part in pieces(nodes, rows * self.vocabulary):
+        for part in pieces(nodes, rows * self.vocabulary, logits.device):
             scores, here = cut, branches
             if part.stop - part.start < nodes:  # taking a part of so little takes its time, too
                 scores = cut[:, part]
@@ -298,10 +299,8 @@ class LawMaker:
                 scores = scores.clone()
             for constraints in active:
                 row = constraints.row
-                paths = [
-                    tokens[valid].tolist()
-                    for tokens, valid in zip(here.tokens[row], here.valid[row], strict=True)
-                ]
+                listed = zip(here.tokens[row].tolist(), here.valid[row].tolist(), strict=True)
+                paths = [list(compress(tokens, valid)) for tokens, valid in listed]
                 faults = constraints.apply(scores[row], paths, history)
                 for node, fault in faults.items():
                     if not paths[node]:
@@ -311,7 +310,7 @@ class LawMaker:
 
     def _is_small(self, logits: Tensor) -> bool:
         """Whether all nodes are one piece of work, in a type that laws are made in."""
-        whole = logits.shape[0] * logits.shape[1] * self.vocabulary <= LARGEST
+        whole = logits.shape[0] * logits.shape[1] * self.vocabulary <= largest(logits.device)
         return whole and logits.dtype in (torch.float32, torch.float64)
 
     def _cut(self, logits: Tensor) -> Tensor:

@@ -15,10 +15,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Seconds:
-    """What the parts of one round took: drafting, scoring the draft, and everything else.
-
-    On a GPU work is handed over and waited for later: there only the sum tells anything.
-    """
+    """What the parts of one round took: drafting, scoring the draft, and everything else."""
 
     draft: float
     score: float

@@ -1,4 +1,4 @@
-"""Numbers from the host to the device."""
+"""Numbers from the host to the device, and waiting for it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def to_device(values: Any, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return found.to(device)
     return found.pin_memory().to(device, non_blocking=True)
+
+
+def synchronise(device: torch.device) -> None:
+    """Waits until the device has done its work, so that a clock can be read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device, width: int | None = None) -> Tensor:

@@ -75,6 +75,10 @@ class CudaGraphs(StepRunner):
         return self._run(key, step, inputs)
 
     def _record(self, step: Step, buffers: list[Tensor]) -> Recording:
+        with torch.cuda.device(buffers[0].device):
+            return self._recorded(step, buffers)
+
+    def _recorded(self, step: Step, buffers: list[Tensor]) -> Recording:
         side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -82,7 +86,8 @@ class CudaGraphs(StepRunner):
                 step(*buffers)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may use the device meanwhile, as those that prepare images do.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = step(*buffers)
         self._pool = graph.pool()
         return Recording(graph.replay, buffers, outputs)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from outpace.core.law import History, LawMaker, RowFault
 from outpace.core.proposal import Drawn, Proposal
-from outpace.core.stats import Seconds
-from outpace.core.transfer import to_device
+from outpace.core.transfer import synchronise, to_device
 from outpace.draft.base import Drafter, RowInfo, Rows
 from outpace.engine.counting import counted
 from outpace.engine.logprobs import logprobs_of
@@ -24,6 +23,7 @@ from outpace.engine.played import Played
 from outpace.engine.request import Logprob, Request
 from outpace.engine.scheduler import Queue, Room
 from outpace.engine.states import deliver_chunk
+from outpace.engine.stopwatch import Stopwatch
 from outpace.engine.trace import Observer, RoundTrace
 from outpace.engine.verifier import Decision, Verifier, branches_of, on_host
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
@@ -289,6 +289,7 @@ class Engine:
         begin, ready, whole = perf_counter(), self.target.ready, self.drafter.needs.prompts
         for chunk in self.target.fill(self.max_batched_tokens, self._layers, whole):
             deliver_chunk(self.drafter, chunk)
+        synchronise(self.target.device)  # or the next round would pay for it
         seconds = perf_counter() - begin
         for request in self.running[ready:]:
             request.metrics.verify_seconds += seconds
@@ -349,11 +350,11 @@ class Engine:
 
     def _round(self, played: Sequence[Request], rows: Rows, budgets: Sequence[int]) -> Played:
         """Plays a round up to the tokens that it brings each text."""
-        times = [perf_counter()]
+        watch = Stopwatch(self.target.device)
         proposal = self._propose(rows, budgets)
-        times.append(perf_counter())
+        watch.lap()
         scores, pending = self._score(rows, proposal)
-        times.append(perf_counter())
+        watch.lap()
         judgement = self.verifier(scores, proposal, rows)
         verdict, decisions = on_host(judgement.verdict, proposal)
         dead_ends = rows.law.dead_ends
@@ -361,8 +362,6 @@ class Engine:
         laws = self._soft_laws(scores, proposal, rows)
         self.target.commit([decision.path for decision in decisions])
         emitted = self._emit(played, decisions, reported, dead_ends)
-        times.append(perf_counter())
-        seconds = Seconds(*(b - a for a, b in itertools.pairwise(times)))
         trace = RoundTrace(
             requests=played,
             rows=rows,
@@ -374,7 +373,7 @@ class Engine:
             rule=judgement.rule,
             laws=judgement.laws,
             dead_ends=dead_ends,
-            seconds=seconds,
+            seconds=watch.stop(),
         )
         return Played(trace, verdict, scores, pending, laws)
 

@@ -60,11 +60,9 @@ class TextCache:
         row's own, ``[B, L]`` bool."""
         lengths = [self.lengths[row] for row in rows]
         longest, held = max(lengths), self._of(rows)
-        own = torch.arange(longest) < torch.tensor(lengths)[:, None]
-        return (
-            Entries(held.keys[:, :, :longest], held.values[:, :, :longest]),
-            own.to(held.keys.device),
-        )
+        device = held.keys.device
+        own = torch.arange(longest, device=device) < to_device(lengths, device)[:, None]
+        return Entries(held.keys[:, :, :longest], held.values[:, :, :longest]), own
 
     def next_of(self, rows: Sequence[int], count: int) -> Sight:
         """Returns the sight of the next ``count`` entries of some rows: each sees those of its own

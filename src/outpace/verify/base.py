@@ -220,7 +220,7 @@ def in_pieces(of: Callable[..., Tensor], laws: Tensor, *beside: Tensor) -> Tenso
     """
     rows, nodes, vocabulary = laws.shape
     given = (laws, *beside)
-    parts = list(pieces(nodes, rows * vocabulary))
+    parts = list(pieces(nodes, rows * vocabulary, laws.device))
     if len(parts) <= 1:
         return of(*given)
     return torch.cat([of(*(each[:, part] for each in given)) for part in parts], 1)

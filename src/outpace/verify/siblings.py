@@ -88,7 +88,7 @@ def left_over(
     """
     assert isinstance(proposal.law, Sampled)
     rest, left = [], []
-    for part in pieces(t.shape[0], p.shape[-1]):
+    for part in pieces(t.shape[0], p.shape[-1], p.device):
         row, node, child = at[:, part].unbind()
         q = proposal.law.q[row, child].double()
         here = p[row, node].double()

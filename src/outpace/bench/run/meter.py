@@ -12,9 +12,9 @@ from typing import TypeVar
 import torch
 
 from outpace.api import LLM
-from outpace.bench.run.memory import synchronise
 from outpace.bench.run.rehearsal import fill, rehearsing, text_of
 from outpace.bench.stats.theory import Times
+from outpace.core.transfer import synchronise
 from outpace.core.trees.tree import Tree
 from outpace.targets.base import Plan
 

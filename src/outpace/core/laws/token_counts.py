@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outpace.core.transfer import to_device
+
 
 class TokenCounts:
     """Counts the tokens of B rows, and goes on where it stopped as long as a row only grows.
@@ -39,7 +41,7 @@ class TokenCounts:
             self._texts[row] = text
             self._last[row] = (len(text), text[-1] if text else -1)
         if where:
-            row_of, token_of = torch.tensor(where, device=self._table.device).unbind(1)
+            row_of, token_of = to_device(where, self._table.device).unbind(1)
             one = self._table.new_ones(())
             self._table.index_put_((row_of, token_of), one, accumulate=True)
         return self._table

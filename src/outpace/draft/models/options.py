@@ -27,7 +27,7 @@ class DraftModelOptions:
     tokenizer: Any = option(None, "The draft model's tokenizer, if it was loaded without one.")
     processor: Any = option(None, "The draft model's processor, if it was loaded without one.")
     dtype: Any = option(None, "The type of its weights; unset: the target's.")
-    device: Any = option(None, "Where it runs; unset: where the target does.")
+    device: Any = option(None, "Where it runs: where the target does, as unset.")
     quantization: Any = option(
         "auto", "How its weights are rounded; 'auto': to 8 bits where that saves time; null: not."
     )

@@ -29,5 +29,5 @@ def noisy_copy(model: nn.Module, noise: float = NOISE, seed: int = 2) -> Any:
             if weight.dim() > 1 or packed:
                 error = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
                 spread = weight.std() if weight.dim() > 1 else weight
-                weight.add_(noise * spread * error)
+                weight.add_(noise * spread * error.to(weight.device))
     return other

@@ -25,7 +25,8 @@ def rounded(head: Head, setup: Setup, *, handed_over: bool) -> Head:
     ``UnsupportedModel`` where most of the head's weights are not in linear layers.
     """
     asked: Quantization | Literal["auto"] | None = setup.options.quantization
-    worth = not handed_over and setup.cpu_kernels in LEFT_OPEN and pays(head)
+    left_open = setup.cpu_kernels in LEFT_OPEN and setup.target.device.type == "cpu"
+    worth = not handed_over and left_open and pays(head)
     rounds: Quantization | None = "int8" if worth else None
     wanted = rounds if asked == "auto" else asked
     if wanted is None:

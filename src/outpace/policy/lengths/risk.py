@@ -108,6 +108,7 @@ class Risk(StoppingPolicy):
         """What ends one drafter's chains. chances: of each row and range."""
         safe: Tensor | None = None
         drawn: list[Tensor] = []
+        tables: list[Tensor] = []  # of the chances, [B, BINS], once it is known where
         for row, count in enumerate(counts):
             if count:
                 self._drawn[row] = drawn
@@ -116,8 +117,9 @@ class Risk(StoppingPolicy):
             nonlocal safe
             within = (probability(law, token) * BINS).long().clamp(0, BINS - 1)  # [B]
             drawn.append(within)
-            table = torch.tensor(chances, dtype=torch.float64, device=law.device)  # [B, BINS]
-            chance = table.gather(1, within[:, None])[:, 0]
+            if not tables:
+                tables.append(torch.tensor(chances, dtype=torch.float64, device=law.device))
+            chance = tables[0].gather(1, within[:, None])[:, 0]
             safe = chance if safe is None else safe * chance
             return torch.gt(1 - safe, self.options.threshold)
 

@@ -42,6 +42,7 @@ class ModelStudent(Student):
         self.depths = sizes.depths
 
     def recipe(self, teacher: Teacher) -> Recipe:
+        self.network.to(teacher.device)  # a target's layers are read anew, on the CPU
         if self._wanted:
             # Read in any case: of a target that is split, all processes have to make a pass.
             lesson = thinned(teacher.read(self._piece))
@@ -60,7 +61,6 @@ class ModelStudent(Student):
 
     def _chosen(self, teacher: Teacher, lesson: Lesson) -> list[int]:
         """The layers with which it is close to the target from the beginning."""
-        self.network.to(teacher.device)  # a target's layers are read anew, on the CPU
         recipe = ModelRecipe(self.network, teacher, FORWARD_KL, self.depths)
         kind, mixed = teacher.device.type, self._settings.is_mixed(teacher.device)
 

@@ -120,7 +120,7 @@ def _choose(p: Tensor, proposal: Proposal, stands: Tensor, alphabet: int) -> _Ch
     chance = torch.zeros_like(proposal.tokens, dtype=torch.float64)
     induced = torch.zeros_like(chance)
     tables = []
-    for part in pieces(len(row), p.shape[-1]):
+    for part in pieces(len(row), p.shape[-1], p.device):
         found = _knock_out(p, proposal, row[part], node[part], alphabet)
         at, rank = (found.child >= 0).nonzero(as_tuple=True)
         child = (row[part][at], found.child[at, rank])

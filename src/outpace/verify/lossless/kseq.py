@@ -83,7 +83,7 @@ def density(p: Tensor, proposal: Proposal) -> Tensor:
     count = children(proposal)[fork.row, fork.node].clamp(min=1)  # [F], padding has none
     eldest = proposal.tree.child[0][fork.row, fork.node]
     found = []
-    for part in pieces(len(fork.row), p.shape[-1]):
+    for part in pieces(len(fork.row), p.shape[-1], p.device):
         row = fork.row[part]
         here = p[row, fork.node[part]].double()
         q = proposal.law.q[row, eldest[part]].double()

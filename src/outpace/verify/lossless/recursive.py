@@ -139,7 +139,7 @@ def _each_by_its_law(p: Tensor, proposal: Proposal) -> Tensor:
     if proposal.tree.width < 2:
         return accept
     fork = proposal.tree.forks[0]
-    for part in pieces(len(fork.row), p.shape[-1]):
+    for part in pieces(len(fork.row), p.shape[-1], p.device):
         row, node = fork.row[part], fork.node[part]
         left = p[row, node].double()  # [F, V]
         for rank in range(proposal.tree.width):

@@ -65,7 +65,7 @@ class JudgeHead:
         if Path(path).is_dir():
             return cls.of(load_classifier(path, Judge.kind))
         try:
-            found = torch.load(path, weights_only=True)
+            found = torch.load(path, map_location="cpu", weights_only=True)
             return cls(found["weight"], float(found["bias"]))
         # torch raises all but the first two for files that are empty, cut off or of another kind.
         except (

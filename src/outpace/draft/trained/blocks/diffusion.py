@@ -50,7 +50,7 @@ class DiffusionDrafter(TrainedDrafter):
         options = super().specimen(loaded)
         head = cast(Diffusion, options["model"])
         logits = read_plainly(loaded.model, range(min(64, loaded.vocabulary)))
-        often = logits.softmax(-1).mean(0).log()
+        often = logits.softmax(-1).mean(0).log().to(head.output.weight.device)
         head.norm.bias.fill_(1.0)
         head.output.weight += often[head.d2t, None] / head.output.in_features
         return options

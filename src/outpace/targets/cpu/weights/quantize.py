@@ -21,6 +21,7 @@ On a GPU, "int8" and "int4": torchao's weight-only schemes.
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -290,7 +291,11 @@ def _by_torchao(model: nn.Module, quantization: Quantization) -> None:
             "quantise: leave quantization out, or run it on a CPU."
         )
     torchao = _torchao()
-    schemes = {"int8": torchao.Int8WeightOnlyConfig, "int4": torchao.Int4WeightOnlyConfig}
+    schemes = {
+        "int8": torchao.Int8WeightOnlyConfig,
+        # The layout that torch's own kernel reads: the usual one needs another package.
+        "int4": partial(torchao.Int4WeightOnlyConfig, int4_packing_format="tile_packed_to_4d"),
+    }
     try:
         torchao.quantize_(model, schemes[quantization]())
     except ImportError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outpace.targets.cpu.kernels import NATIVE, Kernels, speed_up
+from outpace.targets.cpu.kernels import ASKED, NATIVE, Kernels, speed_up
 from outpace.targets.cpu.native_layers.blocks import use_block_kernels, widen_blocks
 from outpace.targets.cpu.native_layers.layer import leave_native_layers, use_native_layers
 from outpace.targets.cpu.native_layers.linear import (
@@ -34,7 +34,7 @@ Progress = Callable[[str, float], None]
 
 def prepare(loaded: Loaded, report: Progress) -> None:
     """Replaces the layers of a model that was just loaded, and checks what it computes then."""
-    model, kernels = loaded.model, loaded.cpu_kernels or "off"
+    model, kernels = loaded.model, _kernels_for(loaded)
     use_grouped(model)
     support.check(model)
     let_it_rescale(model)
@@ -58,6 +58,13 @@ def prepare(loaded: Loaded, report: Progress) -> None:
         _in_native_code(model)
     check_quantized(model, quantization)
     report("ready", 1.0)
+
+
+def _kernels_for(loaded: Loaded) -> Kernels:
+    """What its layers may be replaced by: on a GPU by nothing, unless that was asked for, which is
+    refused where it is tried."""
+    kernels = loaded.cpu_kernels or "off"
+    return kernels if loaded.device.type == "cpu" or kernels in ASKED else "off"
 
 
 def let_it_rescale(model: nn.Module) -> None:
