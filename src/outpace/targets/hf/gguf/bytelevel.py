@@ -15,7 +15,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers.convert_slow_tokenizer import bytes_to_unicode
-from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+from outpace.targets.hf.gguf.splits import SPLITS
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Types of tokens that are in a text as they are in the file."""
@@ -96,7 +97,7 @@ def _whole(text: str, special: bool) -> AddedToken:
 
 
 def _splitter(split: str | None) -> pre_tokenizers.PreTokenizer:
-    words = GGUF_PRE_TOKENIZER_SPLITS.get(split or "")
+    words = SPLITS.get(split or "")
     if words is None:
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
     spelling = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

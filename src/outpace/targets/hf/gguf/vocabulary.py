@@ -8,16 +8,23 @@ from typing import Any
 
 import numpy as np
 from transformers import GenerationConfig, PreTrainedTokenizerFast
-from transformers.integrations.gguf.gguf_tokenizer_mapping import (
-    GGUF_PRE_TOKENIZER_SPLITS,
-    GGUF_TOKENIZER_MAPPING,
-    convert_gguf_tokenizer,
-)
 
 from outpace.core.values import shown
 from outpace.errors import ModelLoadError
 from outpace.targets.hf.gguf.bytelevel import CONTROL, USER_DEFINED, byte_level
 from outpace.targets.hf.gguf.file import GGUFModel, is_number, printable_reason
+from outpace.targets.hf.gguf.splits import SPLITS
+
+try:
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import (
+        GGUF_TOKENIZER_MAPPING,
+        convert_gguf_tokenizer,
+    )
+except ImportError:  # transformers before 5.18
+    from transformers.integrations.ggml import (  # type: ignore[attr-defined,no-redef]
+        GGUF_TOKENIZER_MAPPING,
+        convert_gguf_tokenizer,
+    )
 
 LOGGER = logging.getLogger("outpace")
 
@@ -280,7 +287,7 @@ def _types(model: GGUFModel) -> list[int]:
 
 
 def _check_split(model: GGUFModel, split: Any) -> None:
-    known = isinstance(split, str) and (split in LIKE_GPT2 or split in GGUF_PRE_TOKENIZER_SPLITS)
+    known = isinstance(split, str) and (split in LIKE_GPT2 or split in SPLITS)
     if not known:
         LOGGER.warning(
             "outpace: %s splits texts in its own way (%s), which is not known here; they are split "
