@@ -94,6 +94,8 @@ def test_slots_come_in_steps_and_never_beyond_the_capacity() -> None:
     found = FixedShapes(target("llama"), AsTheyCome(), pads=True)
     assert [found.slots(n, 4 * SLOTS) for n in (1, SLOTS, SLOTS + 1)] == [SLOTS, SLOTS, 2 * SLOTS]
     assert found.slots(SLOTS + 1, SLOTS + 2) == SLOTS + 2
+    assert found.slots(3 * SLOTS, 9 * SLOTS) == 4 * SLOTS, "few numbers, where each is recorded"
+    assert FixedShapes(found.forward, AsTheyCome(), pads=False).slots(600, 9 * SLOTS) == 3 * SLOTS
     assert found.width(WIDTHS[-1]) == WIDTHS[-1]
     assert found.width(WIDTHS[-1] + 1) is None
 

@@ -7,9 +7,12 @@ queries that share a key head are laid one after another instead, as more querie
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -27,6 +30,15 @@ code knows by name its choice is put into the mask."""
 
 ELSEWHERE = ("position_bias", "softcap", "cache")
 """Arguments that only transformers' own function understands."""
+
+WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Torch's attention kernels on a GPU, but for cuDNN's. That one makes a plan for each new number of
+tokens, which takes longer than many passes, and a text has another number in every round."""
+
+
+def kernels_on(device: torch.device) -> AbstractContextManager[Any]:
+    """Returns what lets passes on a device use only kernels that suit texts that grow."""
+    return sdpa_kernel(WITHOUT_PLANS) if device.type == "cuda" else nullcontext()
 
 
 def use_grouped(model: nn.Module) -> bool:

@@ -25,7 +25,8 @@ PENDING = 2
 and come in any number."""
 
 SLOTS = 256
-"""A pass of fixed shape sees slots in multiples of this."""
+"""A pass of fixed shape sees slots in multiples of this; one that is recorded, in this times a
+power of two."""
 
 Forward = Callable[..., Any]
 Outputs = tuple[Tensor, ...]
@@ -98,4 +99,7 @@ class FixedShapes:
     def slots(self, needed: int, longest: int) -> int:
         """Returns how many slots of each row such a pass sees. longest: those of the largest
         row."""
-        return min(-(-needed // SLOTS) * SLOTS, longest)
+        seen = -(-needed // SLOTS)
+        if self.pads:  # few numbers, since each is recorded anew; what is masked costs little
+            seen = 1 << (seen - 1).bit_length()
+        return min(seen * SLOTS, longest)

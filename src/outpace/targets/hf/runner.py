@@ -17,6 +17,7 @@ from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.targets.base import Source
 from outpace.targets.cpu.weights.blocks import block_bytes
+from outpace.targets.hf.attention import kernels_on
 from outpace.targets.hf.fixed import PENDING, FixedShapes, FixedView
 from outpace.targets.hf.recurrent.own_states import (
     FIRST_LAYER_FIRST,
@@ -248,7 +249,8 @@ class Runner:
         options: further arguments of the model, such as ``output_hidden_states``; with
         ``inputs_embeds`` the tokens are not looked at.
         """
-        with self._turn:  # parts of the model may be exchanged for this pass
+        # Parts of the model may be exchanged for this pass.
+        with self._turn, kernels_on(self.device):
             return self._forward(tokens, keep, tree, **options)
 
     def _forward(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
+from outpace.targets.hf.attention import kernels_on
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.slots.attended import as_attended
 from outpace.targets.hf.turns import TURNS
@@ -27,7 +28,7 @@ def read_plainly(model: nn.Module, ids: Sequence[int], **arguments: Any) -> Tens
     loaded: Any = model
     tokens = torch.tensor([list(ids)], device=loaded.device)
     arguments = {**forward_mask(model, len(ids)), **arguments}
-    with TURNS.of(model):
+    with TURNS.of(model), kernels_on(loaded.device):
         logits: Tensor = model(**of_texts(model, tokens), use_cache=False, **arguments).logits
     return logits[0]
 
