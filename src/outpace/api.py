@@ -60,8 +60,9 @@ class LLM:
     threads: of the passes on a CPU, in the whole process (torch's setting); unset: torch's own,
     but no more than this process has processors for.
     progress: called with each step of loading the model, and how much of it is done (0 to 1).
-    compile: plays the short passes of target and drafter compiled (CPU) or as CUDA graphs (GPU);
-    loading then takes minutes, or seconds where torch has kept what it compiled.
+    compile: True plays the short passes of target and drafter compiled (CPU; loading then takes
+    minutes, or seconds where torch has kept what it compiled) or as CUDA graphs (GPU; a second),
+    and refuses a model with which that cannot be done; "auto" does so on a GPU, where it can.
     quantization: "int8" or "int4": quantises the linear layers of a model loaded here,
     which then is another model, a little off the original, and speculation exact with respect to
     it. A drafter is quantised by its own "quantization" in speculative_config.
@@ -98,7 +99,7 @@ class LLM:
         generation_config: Literal["auto", "none"] = "auto",
         trust_remote_code: bool = False,
         cpu_kernels: Kernels = "auto",
-        compile: bool = False,
+        compile: bool | Literal["auto"] = "auto",
         quantization: Quantization | None = None,
         max_num_batched_tokens: int = TOKENS_BETWEEN_ROUNDS,
         max_batch_total_tokens: int | None = None,
@@ -138,7 +139,7 @@ class LLM:
         self.engine = build_engine(self.target, speculation, self.intake, asked)
         self.intake.pictures.keeps_images = self.engine.drafter.needs.images
         self._texts = Texts(self.engine)
-        if compile:
+        if asked.capture(self.target.device) is not None:
             self._prepare(rows=sorted({1, min(2, asked.max_num_seqs)}))
         self._try_out()
 
@@ -197,7 +198,7 @@ class LLM:
         except Exception as error:  # compilers raise all sorts
             reason = reason_of(error, named=True)
             raise ConfigError(
-                f"{self.target.name} cannot be compiled or recorded ({reason}): leave compile out."
+                f"{self.target.name} cannot be compiled or recorded ({reason}): use compile=False."
             ) from error
 
     def _warm_up(self, rows: Sequence[int]) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Any, Literal, Self
+
+import torch
+from torch import nn
 
 from outpace import arguments
 from outpace.config import SpeculativeConfig
@@ -17,6 +22,7 @@ from outpace.intake import Intake
 from outpace.policy.lengths.registry import length_options
 from outpace.policy.making import make_controller
 from outpace.targets.cpu.kernels import Kernels
+from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.making import make_target
 from outpace.train.origin import origin_of
@@ -51,7 +57,7 @@ class EngineOptions:
     """The other arguments of `LLM` that its engine is built from; ``ConfigError`` for a bad one."""
 
     cpu_kernels: Kernels
-    compile: bool
+    compile: bool | Literal["auto"]
     max_num_seqs: int
     max_num_batched_tokens: int
     max_batch_total_tokens: int | None
@@ -59,15 +65,23 @@ class EngineOptions:
     enable_prefix_caching: bool
 
     def __post_init__(self) -> None:
-        arguments.check_flags(
-            compile=self.compile, enable_prefix_caching=self.enable_prefix_caching
-        )
+        if self.compile != "auto":
+            arguments.check_flags(compile=self.compile)
+        arguments.check_flags(enable_prefix_caching=self.enable_prefix_caching)
         arguments.check_choice("scheduling_policy", self.scheduling_policy, ORDERS)
         for name, read in (
             ("max_num_seqs", arguments.rows),
             ("max_num_batched_tokens", arguments.tokens),
         ):
             object.__setattr__(self, name, read(name, getattr(self, name)))  # numpy's as well
+
+    def capture(self, device: torch.device) -> Callable[[nn.Module], FixedShapes] | None:
+        """Returns how the passes of models on a device are compiled or recorded, None where they
+        are played as they come. To record one takes some milliseconds, to compile one many
+        seconds: by itself only a GPU does either."""
+        if self.compile == "auto":
+            return partial(capture_for, required=False) if device.type == "cuda" else None
+        return capture_for if self.compile else None
 
     @property
     def saved_texts(self) -> int:
@@ -83,7 +97,7 @@ def build_engine(
     Raises ``ConfigError`` for what does not go with this model.
     """
     arguments.check_held(asked.max_batch_total_tokens, intake.max_length)
-    capture = capture_for if asked.compile else None
+    capture = asked.capture(loaded.device)
     fixed = None if capture is None else capture(loaded.model)
     target = make_target(
         loaded.model,

@@ -19,8 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from outpace import LLM, SamplingParams
 from outpace.core import rng
 from outpace.core.laws import categorical
+from outpace.draft.registry import find_drafter
 from outpace.engine.capture import CudaGraphs, Recording
-from outpace.targets.hf.fixed import FixedShapes, Step
+from outpace.errors import ConfigError
+from outpace.targets.hf.fixed import CannotRecord, FixedShapes, Step
+from outpace.targets.hf.loading.loaded import Loaded
 from representatives import representatives
 
 from .families import CONTEXT, drafter, target
@@ -140,8 +143,41 @@ def test_other_drafters_are_recorded_as_far_as_they_can_be(method: str) -> None:
     assert kinds(runners[0]) == {"pass"}
 
 
+@pytest.mark.parametrize("method", ["medusa", "eagle3", "dflash"])
+def test_heads_are_given_the_states_of_recorded_passes(method: str) -> None:
+    specimen = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    config = {"method": method, "num_speculative_tokens": 3, **specimen}
+    limits = {"max_num_seqs": 3, "max_model_len": CONTEXT}
+    plain, found = (LLM(target("llama"), speculative_config=config, **limits) for _ in range(2))
+    (steps,) = recorded(found)
+    for asked in (greedy(12), params({"temperature": 1.0}, 1)):
+        assert ids(found.generate(PROMPTS, asked)) == ids(plain.generate(PROMPTS, asked))
+    assert {key[-1] for key in steps._recordings} == {True}  # type: ignore[index]
+
+
 def test_a_question_to_the_host_is_noticed() -> None:
-    with pytest.raises(AssertionError, match="inside a recorded step"):
+    with pytest.raises(CannotRecord, match="inside a recorded step"):
         Traced().run("k", lambda x: (x * int(x.sum()),), [torch.ones(2)])
-    with pytest.raises(AssertionError, match="inside a recorded step"):
+    with pytest.raises(CannotRecord, match="inside a recorded step"):
         Traced().run("k", lambda x: (x + torch.tensor([1, 2]),), [torch.ones(2)])
+
+
+class Unwilling(CudaGraphs):
+    """Records nothing."""
+
+    def _record(self, step: Step, buffers: list[Tensor]) -> Recording:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_what_cannot_be_recorded_is_played_as_it_comes_unless_it_must_be(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plain, found = (LLM(target("llama"), max_num_seqs=3, max_model_len=CONTEXT) for _ in range(2))
+    runner: Any = found.engine.target.runner
+    runner.fixed = FixedShapes(runner.model, Unwilling(), pads=True, required=False)
+    assert ids(found.generate(PROMPTS, greedy(6))) == ids(plain.generate(PROMPTS, greedy(6)))
+    assert runner.fixed is None
+    assert caplog.text.count("LlamaForCausalLM cannot be recorded (RuntimeError: operation") == 1
+    runner.fixed = FixedShapes(runner.model, Unwilling(), pads=True)
+    with pytest.raises(ConfigError, match=r"not permitted .* leave compile out"):
+        found.generate(PROMPTS, greedy(6))

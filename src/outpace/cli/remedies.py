@@ -8,6 +8,7 @@ REMEDIES = {
     "trust_remote_code=True": "--trust-remote-code",
     "pass tokenizer=, or give token ids": "name a model that has one",
     "leave compile out": "leave --compile out",
+    "use compile=False": "use --no-compile",
     "beam_width": "--num-beams",
     "LLM.beam_search": "--num-beams",
     "or lower n.": "or lower --n.",

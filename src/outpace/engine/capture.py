@@ -15,19 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.hf.fixed import FixedShapes, Outputs, Step, StepRunner
+from outpace.errors import reason_of
+from outpace.targets.hf.fixed import CannotRecord, FixedShapes, Outputs, Step, StepRunner
 
 RECOMPILATIONS = 64
 """Compilations of one function after which torch gives up; its own limit of 8 is meant for
 functions with one caller."""
 
 
-def capture_for(model: nn.Module) -> FixedShapes:
-    """Returns the way to run a model's passes that suits the device the model is on."""
+def capture_for(model: nn.Module, required: bool = True) -> FixedShapes:
+    """Returns the way to run a model's passes that suits the device the model is on.
+
+    required: whether a user has asked for it; otherwise a model whose passes cannot be recorded
+    plays them as they come.
+    """
     device: Any = model.device
     if device.type == "cuda":
-        return FixedShapes(model, CudaGraphs(), pads=True)
-    return FixedShapes(CompiledForward(model), AsTheyCome(), pads=False)
+        return FixedShapes(model, CudaGraphs(), pads=True, required=required)
+    return FixedShapes(CompiledForward(model), AsTheyCome(), pads=False, required=required)
 
 
 class AsTheyCome(StepRunner):
@@ -71,7 +76,13 @@ class CudaGraphs(StepRunner):
         return recording.outputs
 
     def _first_run(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
-        self._recordings[key] = self._record(step, [tensor.clone() for tensor in inputs])
+        try:
+            recording = self._record(step, [tensor.clone() for tensor in inputs])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # as many kinds as there are things that cannot be recorded
+            raise CannotRecord(reason_of(error, named=True)) from error
+        self._recordings[key] = recording
         return self._run(key, step, inputs)
 
     def _record(self, step: Step, buffers: list[Tensor]) -> Recording:

@@ -38,13 +38,13 @@ class EngineFlags(ModelFlags):
 
     max_model_len: opt.MaxModelLen = None
     generation_config: opt.GenerationConfig = "auto"
-    compile_passes: opt.Compile = False
+    compile_passes: opt.Compile = None
 
     def arguments(self) -> dict[str, Any]:
         return {
             **super().arguments(),
             **_named(self, ["max_model_len", "generation_config"]),
-            "compile": self.compile_passes,
+            "compile": "auto" if self.compile_passes is None else self.compile_passes,
         }
 
     def speculating(self, speculation: SpeculationFlags) -> dict[str, Any]:

@@ -91,11 +91,12 @@ Device = Annotated[
     ),
 ]
 Compile = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--compile",
-        help="Compile the models' passes (CPU) or record them as CUDA graphs (GPU): loading takes "
-        "minutes the first time, each pass less. For long runs.",
+        "--compile/--no-compile",
+        help="Compile the models' passes (CPU; loading takes minutes the first time) or record "
+        "them as CUDA graphs (GPU). Unset: on a GPU, where it can be done.",
+        show_default=False,
         rich_help_panel=MODEL,
     ),
 ]

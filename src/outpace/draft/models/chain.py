@@ -35,15 +35,12 @@ from outpace.targets.hf.loading.load import load_drafter
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.making import make_runner
 from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
-from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
+from outpace.targets.hf.runner import PREFILL_CHUNK, WITH_STATES, Runner
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.train.origin import origin_of
 
 CATCH_UP = 16
 """Unseen tokens that are fed beside other rows' in one pass; more are cached row by row first."""
-
-WITH_STATES: Mapping[str, Any] = {"output_hidden_states": True}
-"""Arguments with which a model gives its hidden states."""
 
 BEHIND = 2
 """Tokens by which a row may go back behind what is committed: the last one is fed once more where

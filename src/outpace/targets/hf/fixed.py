@@ -7,6 +7,7 @@ be run again without Python. How that is done is for `engine.capture` to say.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
+from outpace.errors import ConfigError
 from outpace.targets.hf.slots.placement import Spacing
+
+LOGGER = logging.getLogger("outpace")
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
 """Columns of a pass of fixed shape; wider passes are run as they come."""
@@ -33,6 +37,10 @@ Outputs = tuple[Tensor, ...]
 Step = Callable[..., Outputs]
 """``step(*inputs)``: computed on the device alone, from its inputs and from buffers that stay where
 they are."""
+
+
+class CannotRecord(Exception):
+    """A step does what a recording cannot hold, such as asking the host."""
 
 
 class StepRunner(ABC):
@@ -84,11 +92,20 @@ class FixedShapes:
     """How one model's passes of fixed shapes are run.
 
     forward: stands for the model in them. steps: runs them. pads: whether few widths are wanted.
+    required: whether a user has asked for it, so that what has no such passes is refused.
     """
 
     forward: Forward
     steps: StepRunner
     pads: bool
+    required: bool = True
+
+    def left_out(self, reason: str) -> None:
+        """Says that a model's passes are played as they come after all, and why; raises
+        ``ConfigError`` where they are required."""
+        if self.required:
+            raise ConfigError(f"{reason}: leave compile out.")
+        LOGGER.warning("outpace: %s; each of them takes somewhat longer.", reason)
 
     def width(self, columns: int) -> int | None:
         """Returns the columns to pad a pass to, None if it is too wide for a fixed shape."""

@@ -14,11 +14,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
-from outpace.errors import ConfigError
 from outpace.targets.base import Source
 from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.hf.attention import kernels_on
-from outpace.targets.hf.fixed import PENDING, FixedShapes, FixedView
+from outpace.targets.hf.fixed import PENDING, CannotRecord, FixedShapes, FixedView, Outputs
 from outpace.targets.hf.recurrent.own_states import (
     FIRST_LAYER_FIRST,
     cache_arguments,
@@ -40,6 +39,9 @@ from outpace.targets.hf.telling.telling import Telling
 from outpace.targets.hf.turns import TURNS
 from outpace.targets.hf.vision.reading import text_offset
 from outpace.targets.hf.weights import pass_bytes
+
+WITH_STATES: Mapping[str, Any] = {"output_hidden_states": True}
+"""Arguments with which a model gives its hidden states."""
 
 PREFILL_CHUNK = 512
 """Prompt tokens per pass, so that masks and activations stay small."""
@@ -77,29 +79,31 @@ class Runner:
         self._mask = self._masks(loaded)
         self._cached = cache_arguments(loaded, self.cache)
         self._telling = Telling(loaded)
-        if fixed is not None and self._telling.needed:
-            raise ConfigError(
-                f"{type(model).__name__} counts positions by slots and is told them anew for each "
-                "pass, which cannot be compiled or recorded: leave compile out."
-            )
-        if fixed is not None and block_bytes(loaded):
-            raise ConfigError(
-                "compile is for models whose weights are numbers, and these are in blocks, which "
-                "our own code computes: leave compile out."
-            )
         self.fixed = fixed
+        if fixed is not None and (reason := self._why_not_fixed()) is not None:
+            fixed.left_out(reason)
+            self.fixed = None
         self.steps: Steps | None = None
         if isinstance(self.cache, StateCache):
-            if fixed is not None:
-                raise ConfigError(
-                    f"{type(model).__name__} keeps a recurrent state, and passes over it cannot be "
-                    "compiled or recorded: leave compile out."
-                )
             self.steps = Steps(self.cache, lambda: Runner(model, 1, TRIAL))
             self.steps.find_mixers(self)
 
     def _masks(self, model: nn.Module) -> MaskMaker:
         return MaskMaker(model, self.max_length)
+
+    def _why_not_fixed(self) -> str | None:
+        """Why the model's passes have no fixed shapes, None if they have."""
+        name = type(self.model).__name__
+        if self._telling.needed:
+            return (
+                f"the passes of {name} cannot be compiled or recorded, since it counts positions "
+                "by slots and is told them anew for each"
+            )
+        if isinstance(self.cache, StateCache):
+            return f"the passes of {name} go on from a state and cannot be compiled or recorded"
+        if block_bytes(self.model):
+            return "passes over weights in blocks, which our own code computes, are not compiled"
+        return None
 
     @property
     def active(self) -> int:
@@ -266,8 +270,13 @@ class Runner:
     ) -> Any:
         rows, columns = tokens.shape
         width = None if eager or first or through else self._fixed_width(columns, tree, options)
-        if width is not None:
-            return self._forward_fixed(tokens, keep, tree, width)
+        if width is not None and self.fixed is not None:
+            try:
+                return self._forward_fixed(tokens, keep, tree, width, bool(options))
+            except CannotRecord as error:
+                name = type(self.model).__name__
+                self.fixed.left_out(f"the passes of {name} cannot be recorded ({error})")
+                self.fixed = None
         lengths = self.lengths[first : first + rows]
         self.reserve(first, [length + columns for length in lengths])
         slots = self._slots(first, lengths, columns)
@@ -329,13 +338,17 @@ class Runner:
     ) -> int | None:
         """The columns to pad a pass to, None where it is no pass of a fixed shape. The first pass
         of all makes the cache's buffers, which is no part of any other."""
-        if self.fixed is None or options or not self.cache.layers:
+        states = options == WITH_STATES and self.config.model_type not in FIRST_LAYER_FIRST
+        if self.fixed is None or (options and not states) or not self.cache.layers:
             return None
         pending = columns - (0 if tree is None else tree.size)
         return self.fixed.width(columns) if pending <= PENDING else None
 
-    def _forward_fixed(self, tokens: Tensor, keep: int, tree: Tree | None, width: int) -> Any:
-        """`forward` for the first rows, padded to ``width`` columns."""
+    def _forward_fixed(
+        self, tokens: Tensor, keep: int, tree: Tree | None, width: int, states: bool
+    ) -> Any:
+        """`forward` for the first rows, padded to ``width`` columns. states: whether the hidden
+        states are wanted."""
         assert self.fixed is not None
         rows, columns = tokens.shape
         view = self._fixed_view(rows, width)
@@ -347,25 +360,32 @@ class Runner:
         if tree is not None and not tree.is_chain:
             pending = columns - tree.size
             inputs.append(pad(tree.parents, (0, width - columns)))  # children of the root
+
+        def step(tokens: Tensor, starts: Tensor, offsets: Tensor, *tree: Tensor) -> Outputs:
+            return self._fixed_pass(view, states, tokens, starts, offsets, pending or 0, *tree)
+
+        key = ("pass", rows, width, view, pending, states)
+        logits, *layers = self.fixed.steps.run(key, step, inputs)
         self.passes += 1
-
-        def step(tokens: Tensor, starts: Tensor, offsets: Tensor, *tree: Tensor) -> tuple[Tensor]:
-            return (self._fixed_pass(view, tokens, starts, offsets, pending or 0, *tree),)
-
-        (logits,) = self.fixed.steps.run(("pass", rows, width, view, pending), step, inputs)
-        return CausalLMOutputWithPast(logits=logits[:, columns - keep : columns])
+        # Drafters keep states until later rounds, and the next pass writes over these.
+        kept = tuple(layer[:, :columns].clone() for layer in layers) or None
+        return CausalLMOutputWithPast(
+            logits=logits[:, columns - keep : columns], hidden_states=kept
+        )
 
     def _fixed_pass(
         self,
         view: FixedView,
+        states: bool,
         tokens: Tensor,
         starts: Tensor,
         offsets: Tensor,
         pending: int = 0,
         parents: Tensor | None = None,
-    ) -> Tensor:
-        """Returns the logits ``[A, T, V]`` of the first rows, with nothing decided on the host but
-        shapes: what a `StepRunner` may repeat, as long as the view is the same.
+    ) -> Outputs:
+        """Returns the logits ``[A, T, V]`` of the first rows, and with ``states`` the hidden states
+        ``[A, T, H]`` of each layer, with nothing decided on the host but shapes: what a
+        `StepRunner` may repeat, as long as the view is the same.
 
         tokens: ``[A, T]``, fed behind ``starts`` ``[A]``; offsets: ``[A, 1]``, of their positions;
         parents: of those after the pending ones, if they make a tree.
@@ -385,9 +405,9 @@ class Runner:
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=0,
+            **(WITH_STATES if states else {}),
         )
-        logits: Tensor = output.logits
-        return logits
+        return output.logits, *(output.hidden_states if states else ())
 
     # -- plans ---------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from outpace.core.trees.tree import Tree
-from outpace.errors import ConfigError
 from outpace.targets.base import Source
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.runner import Runner
@@ -35,9 +34,9 @@ class DecoderRunner(Runner):
     ) -> None:
         """Raises ``ConfigError`` where passes should be compiled or recorded (``fixed``)."""
         if fixed is not None:
-            raise ConfigError(
-                f"{type(model).__name__} is an encoder-decoder, whose passes outpace does not "
-                "compile or record: leave compile out."
+            fixed.left_out(
+                f"the passes of {type(model).__name__}, an encoder-decoder, are not compiled or "
+                "recorded"
             )
         self.side = DecoderSide(model)
         self.memory = Memory(rows)
