@@ -77,6 +77,44 @@ def of_outpace(llm: LLM, temperature: float) -> Any:
     return write
 
 
+def timed(
+    ways: dict[str, Any], prompts: list[list[list[int]]], tokens: int, until: float
+) -> dict[str, list[float]]:
+    """Returns tokens per second of each way, by prompt."""
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for write in ways.values():
+        write(prompts[0], tokens)
+    for prompt in prompts:
+        for name, write in ways.items() if time.time() < until else ():
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            count = write(prompt, tokens)
+            rates[name].append(count / (time.perf_counter() - start))
+    return rates
+
+
+def rows_of(rates: dict[str, list[float]], **setting: Any) -> list[dict[str, Any]]:
+    rows = []
+    for name, each in rates.items():
+        if each:
+            ratios = sorted(one / plain for one, plain in zip(each, rates["plain"], strict=True))
+            row = {
+                **setting,
+                "way": name,
+                "tokens/s": statistics.median(each),
+                "ratio": statistics.median(ratios),
+                "lowest": ratios[0],
+                "highest": ratios[-1],
+            }
+            rows.append(row)
+            print(
+                f"| {setting['batch']} | {setting['temperature']:g} | {name} | {row['tokens/s']:.0f} | {row['ratio']:.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}] |",
+                flush=True,
+            )
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("shape")
@@ -90,16 +128,19 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    begin, device = time.time(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    until, device = (
+        time.time() + asked.seconds,
+        torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+    )
     target, drafter = make(asked.shape, asked.layers, asked.agreement, device)
-    drafts = {"method": "draft_model", "model": drafter}
-    ours = {
-        "plain": {"method": "none"},
-        "plain, not recorded": {"method": "none", "compile": False},
-        "draft_model, 5": {**drafts, "num_speculative_tokens": 5},
-        "draft_model, auto": drafts,
-        "draft_tree, auto": {**drafts, "method": "draft_tree"},
-        "auto": {**drafts, "method": "auto"},
+    drafts: dict[str, Any] = {"method": "draft_model", "model": drafter}
+    ours: dict[str, tuple[dict[str, Any], Any]] = {
+        "plain": ({"method": "none"}, "auto"),
+        "plain, not recorded": ({"method": "none"}, False),
+        "draft_model, 5": ({**drafts, "num_speculative_tokens": 5}, "auto"),
+        "draft_model, auto": (drafts, "auto"),
+        "draft_tree, auto": ({**drafts, "method": "draft_tree"}, "auto"),
+        "auto": ({**drafts, "method": "auto"}, "auto"),
     }
     found = []
     for batch in map(int, asked.batch.split(",")):
@@ -107,17 +148,16 @@ def main() -> None:
             torch.randint(0, 256, (batch, 64), generator=torch.Generator().manual_seed(n)).tolist()
             for n in range(asked.prompts)
         ]
-        llms = {}
-        for name, config in ours.items():
-            options = {key: config[key] for key in ("compile",) if key in config}
-            speculation = {key: value for key, value in config.items() if key != "compile"}
-            llms[name] = LLM(
+        llms = {
+            name: LLM(
                 target,
-                speculative_config=speculation,
+                speculative_config=config,
+                compile=compiled,
                 max_num_seqs=batch,
                 max_model_len=1024,
-                **options,
             )
+            for name, (config, compiled) in ours.items()
+        }
         for temperature in (0.0, 0.8):
             ways = {name: of_outpace(llm, temperature) for name, llm in llms.items()}
             ways["transformers"] = of_transformers(target, temperature)
@@ -125,48 +165,15 @@ def main() -> None:
                 ways["transformers, assisted"] = of_transformers(
                     target, temperature, assistant_model=drafter
                 )
-            rates: dict[str, list[float]] = {name: [] for name in ways}
-            for write in ways.values():
-                write(prompts[0], asked.tokens)
-            for prompt in prompts:
-                if time.time() - begin > asked.seconds:
-                    break
-                for name, write in ways.items():
-                    if device.type == "cuda":
-                        torch.cuda.synchronize()
-                    start = time.perf_counter()
-                    count = write(prompt, asked.tokens)
-                    rates[name].append(count / (time.perf_counter() - start))
-            for name, each in rates.items():
-                if each:
-                    ratios = sorted(
-                        one / plain for one, plain in zip(each, rates["plain"], strict=True)
-                    )
-                    row = {
-                        "batch": batch,
-                        "temperature": temperature,
-                        "way": name,
-                        "tokens/s": statistics.median(each),
-                        "ratio": statistics.median(ratios),
-                        "lowest": ratios[0],
-                        "highest": ratios[-1],
-                    }
-                    found.append(row)
-                    print(
-                        f"| {batch} | {temperature:g} | {name} | {row['tokens/s']:.0f} | {row['ratio']:.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}] |",
-                        flush=True,
-                    )
+            found += rows_of(
+                timed(ways, prompts, asked.tokens, until), batch=batch, temperature=temperature
+            )
     if asked.json:
-        device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+        where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+        settings = {key: str(value) for key, value in vars(asked).items()}
         asked.json.write_text(
             json.dumps(
-                {
-                    "device": device_name,
-                    "torch": torch.__version__,
-                    **{key: str(value) for key, value in vars(asked).items()},
-                    "rows": found,
-                },
-                indent=1,
+                {"device": where, "torch": torch.__version__, **settings, "rows": found}, indent=1
             )
         )
 
