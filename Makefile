@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test audit check clients heads clean
+.PHONY: demo test gpu audit check clients heads clean
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt
@@ -23,6 +23,10 @@ check: $(STAMP)  ## style and types
 
 test: check  ## everything CI runs
 	$(BIN)/pytest -q -n 2 -m "not slow"
+
+gpu: $(STAMP)  ## drafters, rules and recorded passes with their tiny models on a GPU
+	OUTPACE_TEST_DEVICE=cuda $(BIN)/pytest -q -n 4 -m "not slow" tests/engine/test_contract.py tests/draft tests/targets/test_recording.py tests/targets/test_fixed.py tests/targets/test_trees.py
+	$(BIN)/pytest -q -m gpu
 
 audit: $(STAMP)  ## the whole exactness gate, on tiny models and the bundled pair; the slow tests; a long fuzz
 	$(BIN)/outpace audit law --full

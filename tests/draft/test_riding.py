@@ -132,9 +132,9 @@ def test_a_round_without_columns_leaves_no_guesses() -> None:
 
 def test_a_target_without_gradients_is_not_trained_for() -> None:
     teacher = Teacher(Loaded(target("llama"), None, "blocks"), ())
-    riders = Riders(torch.tensor([[0]]), embeddings=torch.zeros(1, 1, 32, dtype=torch.float64))
+    riders = Riders(on_device([[0]]), embeddings=on_device([[[0.0] * 32]], dtype=torch.float64))
     with pytest.raises(UnsupportedModel, match="blocks computes with code that no gradient"):
-        teacher.carry(torch.tensor([[1, 2, 3]]), riders)
+        teacher.carry(on_device([[1, 2, 3]]), riders)
 
 
 def test_a_target_with_a_recurrent_state_carries_no_columns() -> None:

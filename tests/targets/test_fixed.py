@@ -148,7 +148,8 @@ def test_packed_and_quantised_layers_are_compiled_too(
 
 
 def test_only_rounds_are_played_in_fixed_shapes() -> None:
-    llm = LLM(target("llama"), max_num_seqs=1, max_model_len=CONTEXT)
+    plain = {"method": "none"}
+    llm = LLM(target("llama"), speculative_config=plain, max_num_seqs=1, max_model_len=CONTEXT)
     found = fix(llm.engine.target.runner)
     for length in range(1, 30):
         llm.generate([[1] * length], greedy(3))

@@ -44,8 +44,8 @@ class Rows:
         parents = [[self.dice.randint(0, node) for node in range(size)] for _ in rows]
         drafted = [self.tokens(size) for _ in rows]
         fed = [[self.sequences[row][-1], *drafted[row]] for row in rows]
-        tree = Tree(torch.tensor(parents))
-        logits = self.runner.forward(torch.tensor(fed), keep=size + 1, tree=tree).logits
+        tree = Tree(on_device(parents))
+        logits = self.runner.forward(on_device(fed), keep=size + 1, tree=tree).logits
         worst = 0.0
         accepted = []
         for row in rows:

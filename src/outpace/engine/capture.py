@@ -2,8 +2,8 @@
 
 This is the only place that knows of either. Chains and trees are both passes of fixed shapes
 (`targets.hf.fixed`), of targets and of draft models alike; laws, rules and drafters are not
-recorded. Nothing here has been run on a GPU yet: on a CPU the tests record the same steps as traces
-of their operations and replay these on static buffers.
+recorded. On a CPU the tests record the same steps as traces of their operations and replay these on
+static buffers.
 """
 
 from __future__ import annotations
