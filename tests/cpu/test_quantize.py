@@ -21,12 +21,18 @@ from transformers.pytorch_utils import Conv1D
 from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.cpu.native import native
+from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.linear import NativeLinear, native_int8
 from outpace.targets.cpu.weights import quantize as quantising
 from outpace.targets.cpu.weights.blocks import in_blocks
 from outpace.targets.cpu.weights.four_bits import to_four_bits
 from outpace.targets.cpu.weights.layers import linear_layers
-from outpace.targets.cpu.weights.quantize import Int8Linear, int8_levels, quantize
+from outpace.targets.cpu.weights.quantize import (
+    Int8Linear,
+    int8_levels,
+    native_int8_blocks,
+    quantize,
+)
 from outpace.targets.hf.loading.load import load, load_drafter
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 from representatives import representatives
@@ -228,6 +234,35 @@ def test_speculation_leaves_a_quantised_text_alone(
     assert [out.token_ids for out in plain] == texts["off"]
 
 
+@pytest.mark.skipif(native() is None, reason="needs a C++ compiler")
+def test_eight_bits_are_in_blocks_where_our_own_code_computes_a_model(
+    pair: tuple[str, str], tmp_path: Path
+) -> None:
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, **ends))
+    gpt2.save_pretrained(tmp_path)
+    for folder, kind in ((pair[0], NativeBlockLinear), (str(tmp_path), NativeLinear)):
+        model = load(folder, quantization="int8").model
+        kinds = {type(module) for module in model.modules()}
+        assert {NativeBlockLinear, NativeLinear} & kinds == {kind}
+
+
+@pytest.mark.skipif(native() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    ("largest", "kind"), [(8e6, NativeBlockLinear), (9e6, NativeLinear)], ids=["within", "beyond"]
+)
+@torch.inference_mode()
+def test_weights_beyond_the_scales_of_blocks_have_wider_scales(largest: float, kind: type) -> None:
+    library = native()
+    assert library is not None
+    plain = nn.Linear(40, 24)
+    plain.weight[3, 5] = largest
+    layer = native_int8_blocks(library, plain)
+    assert type(layer) is kind
+    x = torch.randn(3, 40)
+    assert bool(((layer(x) - plain(x)).abs() <= 0.02 * plain(x).abs() + 2).all())
+
+
 def test_a_quantised_model_is_another_model(pair: tuple[str, str]) -> None:
     ids = torch.arange(20)[None]
     logits = [
@@ -246,8 +281,13 @@ def test_memory_counts_integers_as_bytes(pair: tuple[str, str]) -> None:
     channels = sum(layer.out_features for layer in linear)
     own = {id(layer.weight) for layer in linear if layer is not model.lm_head}
     floats = sum(p.numel() for p in model.parameters() if id(p) not in own)
-    # A channel has a scale, and a zero point where the products are oneDNN's.
-    expected = integers + (8 if native() is None else 4) * channels + 4 * floats
+    # Outputs come in panels of 16, in whole lines of 64 bytes, and blocks of 32 have a scale of 2
+    # bytes; where the products are oneDNN's, each output has a scale and a zero point.
+    blocks = sum(
+        -(-layer.out_features // 16) * -(-layer.in_features * 34 // 2 // 64) * 64
+        for layer in linear
+    )
+    expected = 4 * floats + (integers + 8 * channels if native() is None else blocks)
     assert llm.memory["target_weights"] == llm.target.nbytes == expected
     assert llm.memory["drafter_weights"] == expected
     assert expected < weight_bytes(model) / 2.5
@@ -379,9 +419,8 @@ def test_a_drafter_has_8_bits_unless_told_otherwise(
     llm = LLM(pair[0], speculative_config={"method": method, "model": pair[1], **config})
     drafter: Any = llm.engine.drafter
     assert drafter.loaded.quantization == expected
-    kinds = {layer.as_weight().matrix.dtype for layer in drafter.runner.model.modules()
-             if isinstance(layer, NativeLinear)}  # fmt: skip
-    assert (kinds == {torch.int8}) == (expected == "int8")
+    kinds = {type(module) for module in drafter.runner.model.modules()}
+    assert (NativeBlockLinear in kinds) == (expected == "int8")
     assert llm.target.quantization is None
 
 

@@ -56,7 +56,7 @@ def test_what_runs_is_said(folder: Path) -> None:
     assert found.whole_model
     assert found.slow is None
     assert found.drafter is not None
-    assert (found.drafter.quantization, found.drafter.kernels) == ("int8", "native")
+    assert (found.drafter.quantization, found.drafter.kernels) == ("int8", "integer")
     line = str(found)
     assert "\n" not in line
     assert f"{folder} on cpu ({found.instructions}, 1 thread), float32: native kernels" in line

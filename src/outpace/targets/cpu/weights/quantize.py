@@ -1,11 +1,12 @@
 """Quantised weights: less memory to read per pass, and a model that differs a little from the
 original.
 
-On a CPU, "int8" holds the weights of each output as 8-bit integers with one scale. Our own products
-(`targets.cpu.native`) widen them in registers; activations stay float32. "int4" holds blocks of 32
-weights as 4-bit integers with a scale and a smallest value, and multiplies them as integers with
-activations rounded to 8 bits (`targets.cpu.native_layers.blocks`). It is for models all of whose
-passes are our own code's, because only there the same token always meets the same roundings.
+On a CPU, "int8" and "int4" hold blocks of 32 weights as integers of 8 or 4 bits with a scale (and
+in 4 bits a smallest value), and multiply them as integers with activations rounded to 8 bits
+(`targets.cpu.native_layers.blocks`). That is for models all of whose passes are our own code's,
+because only there the same token always meets the same roundings. Other models, and heads, have
+8-bit weights with one scale for each output: our own products (`targets.cpu.native`) widen them in
+registers, and activations stay float32.
 
 Without a C++ compiler the products are oneDNN's. They multiply integers exactly, so the activations
 must be integers too (`Int8Linear`). Eight bits would not do: attention adds up in another order
@@ -26,20 +27,25 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ConfigError, UnsupportedModel, did_you_mean
 from outpace.targets.cpu.native import Native, build, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
-from outpace.targets.cpu.native_layers.linear import native_int8
+from outpace.targets.cpu.native_layers.linear import NativeLinear, native_int8
 from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.cpu.opaque import opaque
-from outpace.targets.cpu.weights.four_bits import to_four_bits
+from outpace.targets.cpu.weights.blocks import in_blocks
+from outpace.targets.cpu.weights.four_bits import BLOCK, to_four_bits
 from outpace.targets.cpu.weights.layers import exchange, linear_layers, matrix_of
 from outpace.targets.cpu.weights.narrow import SMALLEST_SCALE, to_int8
 
 Quantization = Literal["int8", "int4"]
 QUANTIZATIONS = ("int8", "int4")
+
+EIGHT_BITS = 127
+"""The largest code of 8 bits."""
 
 WORTH = 1 << 18
 """Weights of a layer from which on 8 bits save time: smaller layers stay in the processor's
@@ -189,11 +195,12 @@ def _check_cpu(quantization: str, dtype: torch.dtype | str) -> None:
 
 
 @torch.no_grad()
-def quantize(model: nn.Module, quantization: Quantization) -> None:
+def quantize(model: nn.Module, quantization: Quantization, blocks: bool = False) -> None:
     """Exchanges the linear layers of a model for quantised ones, in place.
 
-    Embeddings stay; a head that is tied to one gets integers of its own. Raises
-    ``UnsupportedModel`` where most of what a pass reads is in other layers.
+    Embeddings stay; a head that is tied to one gets integers of its own. blocks: whether 8-bit
+    weights are in blocks, as those of 4 bits always are. Raises ``UnsupportedModel`` where most of
+    what a pass reads is in other layers.
     """
     _check_layers(model)
     if next(model.parameters()).device.type != "cpu":
@@ -202,8 +209,8 @@ def quantize(model: nn.Module, quantization: Quantization) -> None:
     if library is None:
         exchange(model, lambda layer: Int8Linear(layer, levels))
     else:
-        make = native_int4 if quantization == "int4" else native_int8
-        exchange(model, lambda layer: make(library, layer))
+        makes = {"int4": native_int4, "int8": native_int8_blocks if blocks else native_int8}
+        exchange(model, lambda layer: makes[quantization](library, layer))
 
 
 def native_int4(library: Native, layer: Any) -> NativeBlockLinear:
@@ -222,11 +229,21 @@ def native_int4(library: Native, layer: Any) -> NativeBlockLinear:
     return NativeBlockLinear(library, to_four_bits(matrix), layer.bias, matrix.shape[1])
 
 
-def rounds_activations(model: nn.Module, quantization: Quantization) -> bool:
+def native_int8_blocks(library: Native, layer: Any) -> NativeBlockLinear | NativeLinear:
+    """Returns a layer with a plain linear one's weight in blocks of 8 bits, or with a scale of 32
+    bits for each output where those of blocks, of 16, do not reach."""
+    matrix = matrix_of(layer)
+    if not float(matrix.abs().max()) <= EIGHT_BITS * torch.finfo(torch.float16).max:
+        return native_int8(library, layer)
+    filled = functional.pad(matrix, (0, -matrix.shape[1] % BLOCK))
+    return NativeBlockLinear(library, in_blocks(filled, "Q8_0"), layer.bias, matrix.shape[1])
+
+
+def rounds_activations(model: nn.Module, quantization: Quantization, blocks: bool) -> bool:
     """Returns whether `quantize` makes a model's layers round their inputs too, and not only their
-    weights: all but our own 8-bit products do."""
+    weights: all but our own products of 8-bit weights that are not in blocks do."""
     elsewhere = next(model.parameters()).device.type != "cpu" or native() is None
-    return elsewhere or quantization == "int4"
+    return elsewhere or blocks or quantization == "int4"
 
 
 def check_quantized(model: nn.Module, quantization: str | None) -> None:

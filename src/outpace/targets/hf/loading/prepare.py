@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from outpace.targets.cpu.kernels import ASKED, NATIVE, Kernels, speed_up
+from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_layers.blocks import use_block_kernels, widen_blocks
 from outpace.targets.cpu.native_layers.layer import leave_native_layers, use_native_layers
 from outpace.targets.cpu.native_layers.linear import (
@@ -22,7 +23,9 @@ from outpace.targets.cpu.weights.blocks import BlockLinear, embedding_dtype
 from outpace.targets.cpu.weights.layers import asked_for_dtype
 from outpace.targets.cpu.weights.quantize import check_quantized, quantize, rounds_activations
 from outpace.targets.hf.attention import use_grouped
+from outpace.targets.hf.gguf.likeness import likeness_of
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.reading import attention_for
 from outpace.targets.hf.supported import support
 from outpace.targets.hf.supported.plainly import read_plainly, some_tokens
 
@@ -40,11 +43,12 @@ def prepare(loaded: Loaded, report: Progress) -> None:
     let_it_rescale(model)
     report("arranging the weights for this processor", 0.4)
     quantization = loaded.quantization
-    rounded = quantization is not None and rounds_activations(model, quantization)
+    blocks = quantization == "int8" and _is_ours_in_blocks(loaded, kernels)
+    rounded = quantization is not None and rounds_activations(model, quantization, blocks)
     if rounded:
         # Checked exactly before, because rounding cannot be told from an ignored mask afterwards.
         support.probe(model)
-    in_blocks = _replace_layers(loaded, kernels)
+    in_blocks = _replace_layers(loaded, kernels, blocks)
     if in_blocks and not _in_native_code(model):
         _widen(loaded, kernels)
         in_blocks = False
@@ -74,16 +78,31 @@ def let_it_rescale(model: nn.Module) -> None:
         read_plainly(model, some_tokens(model, 1))
 
 
-def _replace_layers(loaded: Loaded, kernels: Kernels) -> bool:
+def _is_ours_in_blocks(loaded: Loaded, kernels: Kernels) -> bool:
+    """Whether our own code will compute all of a model's passes over a few tokens once its weights
+    are in blocks: tried with a small model of the same kind."""
+    model: Any = loaded.model
+    plain = model.dtype == torch.float32 and "forward" not in model.__dict__
+    if kernels not in NATIVE or native() is None or not plain or model.device.type != "cpu":
+        return False
+    try:
+        small = likeness_of(model.config, torch.float32, attention_for(model.config))
+        quantize(small, "int8", blocks=True)
+        return type(small) is type(model) and _in_native_code(small)
+    except Exception:  # models raise all sorts when they are made small
+        return False
+
+
+def _replace_layers(loaded: Loaded, kernels: Kernels, blocks: bool) -> bool:
     """Puts faster or quantised layers in the place of plain ones; returns whether layers whose
-    weights are in blocks round their inputs then."""
-    in_blocks = 0
+    weights are in blocks round their inputs then. blocks: whether 8-bit weights are in blocks."""
+    in_blocks = int(blocks)
     asked = [
         (parent, name, getattr(parent, name).weight.dtype)
         for parent, name in asked_for_dtype(loaded.model)
     ]
     if loaded.quantization is not None:
-        quantize(loaded.model, loaded.quantization)
+        quantize(loaded.model, loaded.quantization, blocks)
     else:
         speed_up(loaded.model, kernels)
         model: Any = loaded.model
