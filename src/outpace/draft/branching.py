@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 from outpace.core.trees.tree_shape import LARGEST, TreeShape
 from outpace.core.values import is_whole, shown
@@ -18,11 +19,17 @@ level are expanded, each into as many children; and so many levels at most."""
 TOP_K_HELP = f"Nodes of a level that are expanded, and children of each; dynamic trees ({TOP_K})."
 DEPTH_HELP = f"Levels at most; dynamic trees ({DEPTH})."
 
-BRANCHING_HELP = "Children of a node at each depth, such as [3, 2, 1]; 'auto': as it pays."
+LISTS = (
+    "Children of a node at each depth, such as [3, 2, 1]; all nodes by their paths, such as "
+    "[[0], [1], [0, 0]]"
+)
+"""The lists that a tree is given by."""
+BRANCHING_HELP = f"{LISTS}; 'auto': as it pays."
 
 
 def shape_of(branching: object, words: Sequence[str] = (AUTO,)) -> TreeShape | None:
-    """Returns the shape with so many children per node at each depth, None for "auto".
+    """Returns the shape with so many children per node at each depth, or with the nodes of these
+    paths (`TreeShape.of_paths`); None for "auto".
 
     words: all that the drafter's option may be instead of a list, for the error's sentence. Raises
     ``ConfigError`` for anything else, and for trees that are too large.
@@ -30,12 +37,15 @@ def shape_of(branching: object, words: Sequence[str] = (AUTO,)) -> TreeShape | N
     if isinstance(branching, str) and branching == AUTO:
         return None
     listed = list(branching) if isinstance(branching, (list, tuple)) else []
+    if listed and all(isinstance(each, (list, tuple)) for each in listed):
+        return _of_paths(listed)
     if not listed or any(not is_whole(count) or count < 1 for count in listed):
         named = ", ".join(repr(word) for word in words)
         hint = did_you_mean(branching, words) if isinstance(branching, str) else ""
         raise ConfigError(
             f"branching must be {named} or list the children per node at each depth, such as "
-            f"[3, 2, 1], not {shown(branching)}{hint}."
+            f"[3, 2, 1], or all nodes by their paths, such as [[0], [1], [0, 0]], not "
+            f"{shown(branching)}{hint}."
         )
     # Counted before it is built: a number with many digits would fill the memory with nodes.
     listed = [int(count) for count in listed]
@@ -46,6 +56,25 @@ def shape_of(branching: object, words: Sequence[str] = (AUTO,)) -> TreeShape | N
             f"at most {LARGEST}, such as [3, 2, 1]."
         )
     return TreeShape.branching(listed)
+
+
+def _of_paths(paths: Sequence[Sequence[Any]]) -> TreeShape:
+    """The shape of nodes that are named by their paths, in plain numbers."""
+    if any(not path or any(not is_whole(rank) or rank < 0 for rank in path) for path in paths):
+        raise ConfigError(
+            "a path in branching lists ranks among siblings from the root on, 0 for the eldest, "
+            f"such as [0, 1], and {shown(list(paths))} holds something else."
+        )
+    if len(paths) > LARGEST:
+        raise ConfigError(
+            f"branching names {len(paths)} nodes, and {LARGEST} are scored at once at most."
+        )
+    try:
+        return TreeShape.of_paths([[int(rank) for rank in path] for path in paths])
+    except ValueError as error:
+        raise ConfigError(
+            f"branching names {error}: each node needs its parent and its elder siblings, once."
+        ) from error
 
 
 def growth_of(branching: object, top_k: int | None, depth: int | None) -> Growth | None:

@@ -53,6 +53,31 @@ class TreeShape:
         return cls(tuple(parents))
 
     @classmethod
+    def of_paths(cls, paths: Sequence[Sequence[int]]) -> TreeShape:
+        """Returns the shape of nodes that are named by their paths from the root: at each depth the
+        rank among siblings, 0 for the eldest. So Medusa and EAGLE write their trees.
+
+        The nodes keep their order where parents and elder siblings come first in it, and are
+        sorted by depth where not. Raises ``ValueError``, with the path, where a node's parent or
+        elder sibling is missing, or where it is named twice.
+
+        >>> TreeShape.of_paths([[0], [0, 0], [1], [0, 1]]).parents
+        (0, 1, 0, 1)
+        """
+        listed = [tuple(path) for path in paths]
+        if not _in_order(listed):
+            listed.sort(key=lambda path: (len(path), path))
+        number: dict[tuple[int, ...], int] = {(): 0}
+        for path in listed:
+            missing = [before for before in _before(path) if before not in number]
+            if missing:
+                raise ValueError(f"{list(path)} without {list(missing[0])}")
+            if path in number:
+                raise ValueError(f"{list(path)} twice")
+            number[path] = len(number)
+        return cls(tuple(number[path[:-1]] for path in listed))
+
+    @classmethod
     def grown(cls, nodes: int, chances: Chances, level: float, node: float) -> TreeShape:
         """Returns the shape to which, time and again, the node was added that promises most for its
         price: its first n nodes are then about the best n.
@@ -195,3 +220,18 @@ class TreeShape:
 def chain_trail(drafted: int, accepted: int) -> Trail:
     """Returns what became of a chain of which so many tokens were accepted."""
     return [(1, 0)] * accepted + [(1, None)] * (accepted < drafted)
+
+
+def _before(path: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The nodes that must come before the one of a path: its parent and its next elder sibling."""
+    parent, rank = path[:-1], path[-1]
+    return [parent, *([(*parent, rank - 1)] if rank else [])]
+
+
+def _in_order(paths: Sequence[tuple[int, ...]]) -> bool:
+    known: set[tuple[int, ...]] = {()}
+    for path in paths:
+        if not known.issuperset(_before(path)):
+            return False
+        known.add(path)
+    return True

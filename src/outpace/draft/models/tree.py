@@ -18,7 +18,7 @@ from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
-from outpace.draft.branching import DEPTH_HELP, TOP_K_HELP, growth_of, shape_of
+from outpace.draft.branching import DEPTH_HELP, LISTS, TOP_K_HELP, growth_of, shape_of
 from outpace.draft.dynamic import Growth
 from outpace.draft.models.chain import DraftModel
 from outpace.draft.models.dynamic_tree import DynamicTree
@@ -39,8 +39,8 @@ class DraftTreeOptions(DraftModelOptions):
 
     branching: Any = option(
         "auto",
-        "Children of a node at each depth, such as [3, 2, 1]; 'auto': as it pays; 'dynamic': the "
-        "nodes that the draft model finds most probable.",
+        f"{LISTS}; 'auto': as it pays; 'dynamic': the nodes that the draft model finds most "
+        "probable.",
     )
     with_replacement: bool = option(False, "Whether siblings may be the same token.")
     top_k: int | None = option(None, TOP_K_HELP)
@@ -71,8 +71,8 @@ class DraftTreeOptions(DraftModelOptions):
 class DraftTree(DraftModel):
     """Drafts a tree, one pass of the draft model per depth.
 
-    The budget's nodes are the first ones of the shape. ``branching`` gives it, level by level; with
-    "auto" the controller does, node by node, as chances and prices are. With "dynamic" it is a
+    The budget's nodes are the first ones of the shape. ``branching`` gives it, level by level or
+    node by node; with "auto" the controller does, as chances and prices are. With "dynamic" it is a
     `DynamicTree`.
     """
 
@@ -105,8 +105,8 @@ class DraftTree(DraftModel):
 
     @classmethod
     def _built(cls, setup: Setup) -> DraftModel:
-        """Loads ``model``; ``branching`` is the number of children at each depth, "auto" or
-        "dynamic"; children are drawn ``with_replacement`` or not."""
+        """Loads ``model``; ``branching`` gives the shape, or is "auto" or "dynamic"; children are
+        drawn ``with_replacement`` or not."""
         options, loaded = setup.options, cls._load(setup)
         check_same_vocabulary(setup.loaded, loaded)
         runner, vocabulary = cls._runner(setup, loaded), setup.loaded.vocabulary

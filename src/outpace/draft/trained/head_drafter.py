@@ -18,7 +18,7 @@ from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import flag
 from outpace.draft.base import Drafter, Rows, Setup
-from outpace.draft.branching import DEPTH_HELP, DYNAMIC, TOP_K_HELP, growth_of, shape_of
+from outpace.draft.branching import DEPTH_HELP, DYNAMIC, LISTS, TOP_K_HELP, growth_of, shape_of
 from outpace.draft.dynamic import NODES, Growth
 from outpace.draft.online.options import ONLINE_HELP, check_learns, online_options
 from outpace.draft.options import option
@@ -72,8 +72,7 @@ class TreeHeadOptions(HeadOptions):
 
     branching: Any = option(
         "auto",
-        "Children of a node at each depth, such as [3, 2, 1]; 'auto': as it pays; 'dynamic': the "
-        "nodes that the head finds most probable.",
+        f"{LISTS}; 'auto': as it pays; 'dynamic': the nodes that the head finds most probable.",
     )
     top_k: int | None = option(None, TOP_K_HELP)
     depth: int | None = option(None, DEPTH_HELP)
