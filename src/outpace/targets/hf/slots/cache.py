@@ -192,9 +192,12 @@ class SlotCache(Cache):
 
     def _layer(self, index: int) -> SlotLayer:
         while len(self.layers) <= index:
-            self.layers.append(SlotLayer(self))
+            self.layers.append(self._new_layer(len(self.layers)))
         layer: Any = self.layers[index]
         return layer  # type: ignore[no-any-return]
+
+    def _new_layer(self, index: int) -> SlotLayer:
+        return SlotLayer(self)
 
     @property
     def _made(self) -> list[SlotLayer]:
