@@ -177,7 +177,7 @@ class _Asked:
         return self._cache.state(Name(self._layer, self._kind, number))
 
 
-class StateLayer(SlotLayer):
+class StateLayer(SlotLayer):  # type: ignore[no-untyped-call]
     """A layer that may have states beside its slots. Models of transformers before 5.20 look up
     their states here; later ones ask the cache."""
 
@@ -249,7 +249,7 @@ class StateCache(SlotCache):
     def is_recording_past(self, layer_idx: int) -> bool:
         return False  # what is kept is kept here
 
-    def _new_layer(self, index: int) -> SlotLayer:
+    def new_layer(self, index: int) -> SlotLayer:
         return StateLayer(self, index)
 
     @contextmanager
@@ -287,7 +287,6 @@ class StateCache(SlotCache):
         history = self._histories.get(name)
         if history is None:
             history = self._histories[name] = History([{} for _ in self._extents])
-            self._layer(name.layer)
         return history
 
     def set_state(self, name: Name, state: Tensor) -> Tensor:
