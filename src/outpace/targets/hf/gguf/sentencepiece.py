@@ -62,7 +62,7 @@ def _pieces(
         merges = [tuple(merge.split(" ")) for merge in described["merges"]]
     else:
         given = dict(zip(tokens, described["scores"], strict=False)) if scores is None else scores
-        merges = generate_merges(vocabulary, given)
+        merges = generate_merges(vocabulary, dict(given))
     backend: Tokenizer = tokenizer(vocab=vocabulary, merges=merges).backend_tokenizer
     return backend
 
