@@ -3,8 +3,10 @@ supported, it asks for none: this is for what an older one cannot do at all."""
 
 from __future__ import annotations
 
+import transformers
 from packaging.version import Version
-from transformers import __version__ as INSTALLED
+
+INSTALLED: str = transformers.__version__
 
 WRONG_BEFORE = {"doge": "5.18", "git": "5.18", "umt5": "5.18"}
 """Types of models whose code went wrong over drafted tokens, and the transformers that put it
