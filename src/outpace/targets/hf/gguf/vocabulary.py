@@ -32,8 +32,6 @@ ENDS = frozenset(
 chat models end with others too. The list is of llama.cpp's kind."""
 
 END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-LIKE_GPT2 = frozenset({None, "default", "gpt-2", "gpt2", "olmo", "phi-2", "mpt"})
-"""Ways to split a text before merging that are GPT-2's."""
 BEGUN = frozenset(
     {
         "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
@@ -284,8 +282,14 @@ def _types(model: GGUFModel) -> list[int]:
 
 
 def _check_split(model: GGUFModel, split: Any) -> None:
-    known = isinstance(split, str) and (split in LIKE_GPT2 or split in SPLITS)
-    if not known:
+    if split is None:
+        LOGGER.warning(
+            "outpace: %s does not say how it splits texts; they are split as llama.cpp splits them "
+            "then, and some prompts may become other tokens. A tokenizer of your own is given by "
+            "tokenizer=.",
+            model.path,
+        )
+    elif not (isinstance(split, str) and split in SPLITS):
         LOGGER.warning(
             "outpace: %s splits texts in its own way (%s), which is not known here; they are split "
             "as GPT-2 does, and some prompts may become other tokens. A tokenizer of your own is "
