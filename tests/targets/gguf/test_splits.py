@@ -205,13 +205,14 @@ def test_every_way_has_its_pieces() -> None:
 
 
 def written(folder: Path, split: str | None) -> Path:
-    tokens, merges = whole_pieces()
+    ordinary, merges = whole_pieces()
+    tokens = [*ordinary, "<|begin|>"]
     said = {
         "pre": split,
         "tokens": tokens,
-        "token_type": [1] * len(tokens),
+        "token_type": [1] * len(ordinary) + [3],
         "merges": merges,
-        "bos_token_id": 0,
+        "bos_token_id": len(ordinary),
         "add_bos_token": None,
         "eos_token_id": None,
         "padding_token_id": None,
