@@ -2,6 +2,8 @@
 
 Its tokens are written as they are in a text, with a mark for a space. How spaces are marked differs
 from family to family, and a file does not say it: transformers' tokenizers of the families know.
+llama.cpp marks one space more in front of a text that begins with a space, and behind a special
+token in a text.
 """
 
 from __future__ import annotations
