@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test gpu audit check clients heads clean
+.PHONY: demo test gpu oldest audit check clients heads clean
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt
@@ -28,6 +28,11 @@ gpu: $(STAMP)  ## drafters, rules and recorded passes with their tiny models on 
 	OUTPACE_TEST_DEVICE=cuda $(BIN)/pytest -q -n 4 -m "not slow" tests/engine/test_contract.py tests/draft tests/targets/test_recording.py tests/targets/test_fixed.py tests/targets/test_trees.py
 	$(BIN)/pytest -q -m gpu
 
+OLDEST := 5.17.0
+oldest: $(STAMP)  ## the tests with the oldest transformers that is supported; OLDEST=5.20.0 for another
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --target .transformers/$(OLDEST) transformers==$(OLDEST)
+	PYTHONPATH=.transformers/$(OLDEST) $(BIN)/pytest -q -n 2 -m "not slow"
+
 audit: $(STAMP)  ## the whole exactness gate, on tiny models and the bundled pair; the slow tests; a long fuzz
 	$(BIN)/outpace audit law --full
 	$(BIN)/outpace audit options
@@ -46,4 +51,4 @@ heads: $(STAMP)  ## train every kind of head for the bundled target on its own t
 	$(BIN)/python bundle/heads.py --out build/heads
 
 clean:
-	rm -rf $(VENV) .clients .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .clients .transformers .pytest_cache .mypy_cache .ruff_cache

@@ -230,7 +230,9 @@ def test_a_model_with_a_damaged_number_of_layers_is_refused(folder: Path, layers
 @pytest.mark.parametrize("classes", [[None], True, {"Llama": 1}])
 def test_a_model_whose_classes_have_no_names_is_refused(folder: Path, classes: Any) -> None:
     change(folder / "config.json", architectures=classes)
-    with pytest.raises(UnsupportedModel, match=r"names of its classes in its config\.json"):
+    # Some versions of transformers and its parts notice it themselves.
+    said = r"names of its classes in its config\.json|config\.json .* field 'architectures'"
+    with pytest.raises((UnsupportedModel, ModelLoadError), match=said):
         LLM(folder)
 
 

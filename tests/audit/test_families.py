@@ -26,6 +26,7 @@ from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.hf.slots.masks import Layout
 from outpace.targets.hf.supported import support
 from outpace.targets.hf.vision import target as vision_target
+from versions import since
 
 FOUND = [
     Finding("llama", "LlamaForCausalLM", "identical", trees=True),
@@ -62,6 +63,7 @@ def test_changes_win() -> None:
     assert tiny_config("llama", num_hidden_layers=5).num_hidden_layers == 5
 
 
+@since("5.23", "all families of which the list is")
 def test_every_exception_is_of_a_listed_family() -> None:
     assert {*DEFAULTS, *EXCEPTIONS, *DECODERS} <= {one.family for one in listed()}
 
@@ -103,7 +105,14 @@ def test_prompts_show_images_where_the_model_looks_for_them() -> None:
 
 @pytest.mark.parametrize(
     "family",
-    ["aria", "deepseek_vl", "granite_docling", "kimi_k25", "minicpmv4_6", "video_llama_3"],
+    [
+        "aria",
+        "deepseek_vl",
+        pytest.param("granite_docling", marks=since("5.23", "Granite Docling")),
+        "kimi_k25",
+        "minicpmv4_6",
+        "video_llama_3",
+    ],
 )
 def test_images_come_in_the_form_that_a_model_takes(family: str) -> None:
     (one,) = listed([family], ["image-text"])
@@ -172,7 +181,12 @@ def test_texts_of_other_kinds_of_models_are_compared_too(
         ("dia", "speech", "writes nine channels of audio codes at once"),
         ("t5gemma", "seq2seq", "its decoder has sliding windows"),
         ("fsmt", "seq2seq", "takes a mask or a cache"),
-        ("musicgen", "causal", "reads 4 codes of audio at once"),
+        pytest.param(
+            "musicgen",
+            "causal",
+            "reads 4 codes of audio at once",
+            marks=since("5.20", "a configuration of MusicGen without its parts"),
+        ),
         ("kosmos-2", "image-text", "reads no text without an image"),
         ("pi0", "image-text", "has no vocabulary"),
     ],
@@ -213,6 +227,7 @@ def test_families_with_networks_of_timm_are_identical(family: str) -> None:
     assert (found.verdict, found.reason) == ("identical", "")
 
 
+@since("5.18", "GIT over several tokens")
 def test_a_model_whose_images_nobody_knows_is_tried_with_texts() -> None:
     found = last("git", "image-text")
     assert (found.verdict, found.reason) == ("identical", "texts only, without images")

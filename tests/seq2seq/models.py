@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from targets.families import noised
+from versions import skip_if_wrong
 
 VOCABULARY = 64
 CONTEXT = 64
@@ -95,6 +96,7 @@ PROMPTS: Sequence[Sequence[int]] = ([5, 6, 7, 8, 9], [3], [12, 13] * 6)
 def build(name: str, **changes: Any) -> Any:
     """Returns a new model of the family with random weights, always the same ones."""
     kind, options = FAMILIES[name]
+    skip_if_wrong(name)
     torch.manual_seed(SEEDS.get(name, 1))
     config = getattr(transformers, f"{kind}Config")(**{**options, **changes})
     made = CLASSES.get(kind, f"{kind}ForConditionalGeneration")

@@ -9,11 +9,11 @@ from functools import cache
 from typing import Any
 
 import torch
-import transformers
 
 from devices import DEVICE, on_device
 from outpace.audit.families.models import SCALE, noised, random_model
 from outpace.audit.families.sizes import CHUNK, CONTEXT, VOCABULARY, WINDOW
+from versions import known_class
 
 __all__ = ["CHUNK", "CONTEXT", "VOCABULARY", "WINDOW", "noised"]
 
@@ -359,7 +359,7 @@ def family_of(name: str) -> Family:
 def config_of(name: str, **changes: Any) -> Any:
     """Returns the family's tiny configuration."""
     family = family_of(name)
-    return getattr(transformers, family.config)(**{**BASE, **family.options, **changes})
+    return known_class(family.config)(**{**BASE, **family.options, **changes})
 
 
 def build(name: str, seed: int = 1, **changes: Any) -> Any:

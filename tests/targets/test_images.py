@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.utils.import_utils import is_torchvision_available
 
 from outpace import LLM, SamplingParams
 from outpace.cli.loading import ChatTemplate
-from outpace.errors import ConfigError, OutpaceError, PromptError
+from outpace.errors import ConfigError, ModelLoadError, OutpaceError, PromptError
 from outpace.serve.openai.calls import Reader
 from outpace.serve.openai.errors import ApiError
 from outpace.serve.settings import Settings
+from outpace.targets.hf.versions import older_than
 
 from .vision_processors import TEXTS_ONLY, llava, llava_processor, picture, save_qwen
 
@@ -108,6 +110,10 @@ def test_chats_without_images_go_through_the_same_template() -> None:
 def test_a_folder_without_torchvision_has_a_processor_all_the_same(tmp_path: Path) -> None:
     """That of Qwen2-VL reads videos too, which transformers does with torchvision only."""
     model = save_qwen(tmp_path)
+    if older_than("5.18") and not is_torchvision_available():
+        with pytest.raises(ModelLoadError, match=r"install torchvision, or transformers 5\.18"):
+            LLM(tmp_path)
+        return
     loaded = LLM(tmp_path, dtype="float64", cpu_kernels="off", max_num_seqs=2)
     processor = loaded.target.processor
     text = "user: <|vision_start|><|image_pad|><|vision_end|>say|assistant: "
@@ -127,7 +133,7 @@ def test_a_folder_without_torchvision_has_a_processor_all_the_same(tmp_path: Pat
 
 REFUSED: list[tuple[Any, str]] = [
     ({"prompt": TEXT, "images": [picture(), picture()]}, "give one image for each place"),
-    ({"prompt": "no place", "images": [picture()]}, "refuses this prompt"),
+    ({"prompt": "no place", "images": [picture()]}, r"refuses this prompt|no place for its images"),
     ({"prompt": "ends with <image>", "images": [picture()]}, "put some text behind it"),
     ({"prompt": TEXT, "images": []}, "no image came with it"),
     (TEXT, "no image came with it"),

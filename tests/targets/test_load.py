@@ -21,6 +21,7 @@ from outpace.targets.hf.loading.load import load, load_drafter
 from outpace.targets.hf.loading.reading import read_tokenizer
 from outpace.targets.hf.loading.source import check_path, locate, names_gguf
 from outpace.targets.hf.supported import support
+from outpace.targets.hf.versions import INSTALLED
 from targets.families import build, target
 from targets.generating import greedy
 
@@ -86,6 +87,14 @@ def test_code_that_comes_with_a_model_is_named_with_the_whole_remedy(folder: Pat
 
 class Anything:
     """An object that a pickle of weights has no business with."""
+
+
+def test_a_type_of_model_that_is_newer_than_transformers(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama99"}))
+    said = rf"a model of type 'llama99', which transformers {INSTALLED} does not know: install"
+    with pytest.raises(ModelLoadError, match=said):
+        load(folder)
 
 
 def test_pickled_weights_that_are_more_than_weights(folder: Path) -> None:

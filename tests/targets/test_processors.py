@@ -12,6 +12,7 @@ from transformers.generation import logits_process as hf
 from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError
 from outpace.targets.hf.generating.processors import check, of_row, split
+from outpace.targets.hf.versions import older_than
 
 from .families import target
 from .generating import decoder, greedy, ids
@@ -20,7 +21,7 @@ VOCABULARY = 12
 IDS = torch.tensor([[0, 0, 3, 4, 3], [1, 2, 3, 4, 5], [0, 6, 6, 7, 6]])
 BUILT_FOR_A_BATCH: dict[str, Any] = {
     "repetition": hf.RepetitionPenaltyLogitsProcessor(
-        2.0, prompt_ignore_length=torch.tensor([2, 0, 1])
+        2.0, prompt_ignore_length=1 if older_than("5.23") else torch.tensor([2, 0, 1])
     ),
     "encoder repetition": hf.EncoderRepetitionPenaltyLogitsProcessor(2.0, IDS),
     "encoder n-grams": hf.EncoderNoRepeatNGramLogitsProcessor(2, IDS),

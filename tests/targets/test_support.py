@@ -14,6 +14,7 @@ from torch import Tensor
 from devices import on_device
 from outpace import LLM
 from outpace.errors import ConfigError, UnsupportedModel
+from outpace.targets.hf import versions
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.runner import Runner
@@ -22,6 +23,8 @@ from outpace.targets.hf.slots.masks import Layout
 from outpace.targets.hf.supported import support
 from outpace.targets.hf.supported.windows import chunk_of, window_of, with_span
 from outpace.targets.hf.telling import telling
+from outpace.targets.hf.versions import WRONG_BEFORE
+from versions import since
 
 from .families import BASE, BOTH, FAMILIES, WINDOW, build, target
 from .generating import greedy, ids
@@ -349,6 +352,19 @@ def test_a_chunk_as_long_as_the_context_is_none() -> None:
     assert chunk_of(build("llama", attention_chunk_size=8), longest=64) is None
 
 
+def test_a_model_whose_code_was_wrong_is_refused_with_the_version_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(versions, "INSTALLED", "5.17.0")
+    for kind in WRONG_BEFORE:
+        with pytest.raises(UnsupportedModel, match=r"5\.17\.0, .* transformers 5\.18 or later\."):
+            support.check_type(kind)
+    monkeypatch.setattr(versions, "INSTALLED", "5.18.0")
+    for kind in WRONG_BEFORE:
+        support.check_type(kind)
+
+
+@since("5.18", "Doge over several tokens")
 def test_a_text_ends_where_attention_begins_to_drop_tokens() -> None:
     config = transformers.DogeConfig(**SMALL, num_key_value_heads=2, keep_window_size=20)
     torch.manual_seed(1)

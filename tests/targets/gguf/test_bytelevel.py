@@ -117,7 +117,15 @@ def test_an_ordinary_token_named_as_padding_is_shown(tmp_path: Path) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == "he!"
 
 
-@pytest.mark.parametrize(("split", "ids"), [("llama-bpe", ["heh"]), ("qwen2", ["he", "h"])])
+@pytest.mark.parametrize(
+    ("split", "ids"),
+    [
+        ("llama-bpe", ["heh"]),
+        ("glm4", ["heh"]),
+        ("chatglm-bpe", ["he", "h"]),
+        ("qwen2", ["he", "h"]),
+    ],
+)
 def test_words_that_no_merge_leads_to(split: str, ids: list[str], tmp_path: Path) -> None:
     """llama.cpp takes them for the tokenizers of which Llama 3's is one."""
     tokens = [*ORDINARY, "heh"]

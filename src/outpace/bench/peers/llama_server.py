@@ -66,8 +66,22 @@ class LlamaServer:
 
         Raises ``ConfigError`` where it refuses the request or has ended.
         """
+        return self._answer("/completion", options)
+
+    def tokens(self, text: str) -> list[int]:
+        """Returns a prompt in the model's tokens."""
+        asked = {"content": text, "add_special": True, "parse_special": True}
+        found: list[int] = self._answer("/tokenize", asked)["tokens"]
+        return found
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._end()
+        self._log.close()
+
+    def _answer(self, path: str, options: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            status, answer = self._ask("POST", "/completion", json.dumps(options))
+            status, answer = self._ask("POST", path, json.dumps(options))
         except (OSError, HTTPException) as error:
             raise ConfigError(f"llama-server does not answer ({error}): {self._last()}") from error
         if status != 200:

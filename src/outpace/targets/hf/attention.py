@@ -24,9 +24,9 @@ NAME = "sdpa_grouped"
 BOOLEAN = frozenset({"sdpa", NAME})
 """Attention functions that take masks as booleans."""
 
-INDEXED_LAYERS = frozenset({"indexed_attention", "minimax_m3_sparse"})
+INDEXED_LAYERS = frozenset({"indexed_attention", "deepseek_sparse_attention", "minimax_m3_sparse"})
 """Layers in which an indexer picks what attention sees: only for attention functions that their
-code knows by name its choice is put into the mask."""
+code knows by name its choice is put into the mask. The second is the first's older name."""
 
 ELSEWHERE = ("position_bias", "softcap", "cache")
 """Arguments that only transformers' own function understands."""

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from outpace.targets.hf.gguf.splits import SPLITS
+from outpace.targets.hf.gguf.splits import expressions_of
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Types of tokens that are in a text as they are in the file."""
@@ -24,7 +24,7 @@ UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 WHOLE_WORDS = frozenset(
     {
         "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
-        "jina-v5-nano", "tekken",
+        "jina-v5-nano", "tekken", "glm4", "glm5", "minicpm5", "youtu", "granite-embed-multi-97m",
     }
 )  # fmt: skip
 """Ways to split a text whose words are one token where there is one, whether or not the merges lead
@@ -64,7 +64,7 @@ def byte_level(
             ignore_merges=split in WHOLE_WORDS,
         )
     )
-    backend.pre_tokenizer = _splitter(split)
+    backend.pre_tokenizer = splitter(split)
     backend.decoder = _decoder(added)
     plain = {text for text, n in added.items() if n < len(types) and types[n] == USER_DEFINED}
     backend.add_special_tokens([_whole(text, True) for text in added if text not in plain])
@@ -96,12 +96,11 @@ def _whole(text: str, special: bool) -> AddedToken:
     return AddedToken(text, normalized=False, special=special)
 
 
-def _splitter(split: str | None) -> pre_tokenizers.PreTokenizer:
-    words = SPLITS.get(split or "")
-    if words is None:
-        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+def splitter(split: str | None) -> pre_tokenizers.PreTokenizer:
+    """Returns what splits a text before merging, and spells its pieces."""
+    found = [pre_tokenizers.Split(Regex(each), "isolated") for each in expressions_of(split)]
     spelling = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(words), "isolated"), spelling])
+    return pre_tokenizers.Sequence([*found, spelling])
 
 
 def _decoder(added: Iterable[str]) -> decoders.Decoder:

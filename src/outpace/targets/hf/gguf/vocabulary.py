@@ -13,18 +13,8 @@ from outpace.core.values import shown
 from outpace.errors import ModelLoadError
 from outpace.targets.hf.gguf.bytelevel import CONTROL, USER_DEFINED, byte_level
 from outpace.targets.hf.gguf.file import GGUFModel, is_number, printable_reason
+from outpace.targets.hf.gguf.sentencepiece import sentencepiece
 from outpace.targets.hf.gguf.splits import SPLITS
-
-try:
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import (
-        GGUF_TOKENIZER_MAPPING,
-        convert_gguf_tokenizer,
-    )
-except ImportError:  # transformers before 5.18
-    from transformers.integrations.ggml import (  # type: ignore[attr-defined,no-redef]
-        GGUF_TOKENIZER_MAPPING,
-        convert_gguf_tokenizer,
-    )
 
 LOGGER = logging.getLogger("outpace")
 
@@ -42,8 +32,6 @@ ENDS = frozenset(
 chat models end with others too. The list is of llama.cpp's kind."""
 
 END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-LIKE_GPT2 = frozenset({None, "default", "gpt-2", "gpt2", "olmo", "phi-2", "mpt"})
-"""Ways to split a text before merging that are GPT-2's."""
 BEGUN = frozenset(
     {
         "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
@@ -53,6 +41,8 @@ BEGUN = frozenset(
 """Ways to split a text whose models read a token of beginning before each text, also where the file
 does not say so: the list is llama.cpp's. The first files of Llama 3 do not say so."""
 
+READ = ("model", "pre", "tokens", "scores", "token_type", "merges")
+"""What a tokenizer is made of."""
 PER_TOKEN = ("scores", "token_type")
 """Arrays with a number for each token."""
 
@@ -67,6 +57,13 @@ SPECIAL = {
     "pad_token": "padding_token_id",
 }
 
+OPTIONS = {
+    "chat_template": "chat_template",
+    "ggml.add_bos_token": "add_bos_token",
+    "ggml.add_eos_token": "add_eos_token",
+}
+"""Options of a tokenizer, and what transformers calls them."""
+
 SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -77,9 +74,9 @@ SAMPLING = {
 
 
 def tokenizer_of(model: GGUFModel) -> Any:
-    """Returns the tokenizer of a file as transformers converts it, None if the file has none.
+    """Returns the tokenizer of a file, None if the file has none.
 
-    Raises ``ModelLoadError`` for one that cannot be converted.
+    Raises ``ModelLoadError`` for one that cannot be read.
     """
     kind = model.values.get("tokenizer.ggml.model")
     if kind is None:
@@ -93,7 +90,7 @@ def tokenizer_of(model: GGUFModel) -> Any:
         return None
     described = _described(model)
     if kind == "gpt2":
-        _check_split(model, described.get("pre_tokenizer_type"))
+        _check_split(model, described.get("pre"))
     options = _options(model, described["tokens"])
     try:
         backend = _backend(model, described)
@@ -111,14 +108,14 @@ def tokenizer_of(model: GGUFModel) -> Any:
 
 
 def _backend(model: GGUFModel, described: dict[str, Any]) -> Any:
-    if described["tokenizer_type"] != "gpt2":
+    if described["model"] != "gpt2":
         _check_lengths(model, described)
-        return convert_gguf_tokenizer(model.architecture, described)[0]
+        return sentencepiece(model.architecture, described)
     return byte_level(
         described["tokens"],
         described.get("token_type") or (),
         _merges(model, described),
-        described.get("pre_tokenizer_type"),
+        described.get("pre"),
         _special(model).values(),
     )
 
@@ -184,14 +181,13 @@ def end_tokens(model: GGUFModel) -> list[int]:
 
 
 def _described(model: GGUFModel) -> dict[str, Any]:
-    """The tokenizer as transformers' converter takes it. It reads no arrays but those that hold a
+    """What a tokenizer is made of, by llama.cpp's names. No arrays are read but those that hold a
     number for each token: others, which may be of any length, are made no lists of, which would
     take ten times their memory."""
-    renamed = GGUF_TOKENIZER_MAPPING["tokenizer"]
     found = {
-        ours: model.values[f"tokenizer.{theirs}"]
-        for theirs, ours in renamed.items()
-        if f"tokenizer.{theirs}" in model.values
+        name: model.values[f"tokenizer.ggml.{name}"]
+        for name in READ
+        if f"tokenizer.ggml.{name}" in model.values
     }
     tokens = found.get("tokens")
     if not isinstance(tokens, list) or not tokens:
@@ -219,10 +215,9 @@ def _described(model: GGUFModel) -> dict[str, Any]:
 
 def _options(model: GGUFModel, tokens: list[str]) -> dict[str, Any]:
     """What the tokenizer adds to a text, its special tokens, and its chat template."""
-    renamed = GGUF_TOKENIZER_MAPPING["tokenizer_config"]
     found: dict[str, Any] = {
         ours: model.values[f"tokenizer.{theirs}"]
-        for theirs, ours in renamed.items()
+        for theirs, ours in OPTIONS.items()
         if f"tokenizer.{theirs}" in model.values
     }
     template = found.get("chat_template", "")
@@ -287,8 +282,14 @@ def _types(model: GGUFModel) -> list[int]:
 
 
 def _check_split(model: GGUFModel, split: Any) -> None:
-    known = isinstance(split, str) and (split in LIKE_GPT2 or split in SPLITS)
-    if not known:
+    if split is None:
+        LOGGER.warning(
+            "outpace: %s does not say how it splits texts; they are split as llama.cpp splits them "
+            "then, and some prompts may become other tokens. A tokenizer of your own is given by "
+            "tokenizer=.",
+            model.path,
+        )
+    elif not (isinstance(split, str) and split in SPLITS):
         LOGGER.warning(
             "outpace: %s splits texts in its own way (%s), which is not known here; they are split "
             "as GPT-2 does, and some prompts may become other tokens. A tokenizer of your own is "

@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_layers import MtpModel
 
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.versions import older_than
 
 FULL = "full_attention"
+OR_LATER = ", or install transformers 5.20 or later, which reads more of them"
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +102,6 @@ def read_nextn(loaded: Loaded) -> NextN:
             "a model that comes from no folder brings no multi-token-prediction module: name a "
             "folder of 'outpace train mtp' as 'model'."
         )
-    try:
-        from transformers.modeling_layers import MtpModel
-    except ImportError as error:
-        raise UnsupportedModel(
-            "the modules of a checkpoint need transformers 5.23 or later: upgrade it."
-        ) from error
     text = model.config.get_text_config()
     lent = copy.copy(model)  # so that nothing of the target itself is changed
     lent.config = _for_one_module(model.config, loaded.name)
@@ -115,7 +112,7 @@ def read_nextn(loaded: Loaded) -> NextN:
         raise UnsupportedModel(
             f"{Path(loaded.name).name} brings no multi-token-prediction module that can be read "
             f"({' '.join(str(error).split())[:200]}): train one with 'outpace train mtp' and name "
-            "it as 'model'."
+            f"it as 'model'{OR_LATER if older_than('5.20') else ''}."
         ) from error
     part: Any = found.layers[0].to(device=loaded.device, dtype=loaded.dtype).eval()
     part.requires_grad_(False)

@@ -6,6 +6,7 @@ Each function reads from ``source`` and calls the model ``name`` in errors.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,18 @@ from transformers import (
     AutoTokenizer,
 )
 
+from outpace.core.values import shown
 from outpace.errors import ModelLoadError, reason_of
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import read_gguf_tokenizer
 from outpace.targets.hf.loading.source import has_tokenizer, is_pickled, locate
 from outpace.targets.hf.seq2seq.lengths import reads_sources
+from outpace.targets.hf.versions import INSTALLED
 from outpace.targets.hf.vision.tokens import sees_images
 
 AGAIN = "download or save the model again."
+UNKNOWN_TYPE = re.compile(r"has model type `([^`]*)` but Transformers does not recognize")
+"""What transformers says of a model that is newer than itself."""
 
 
 def read_config(source: str, name: str, trust: bool) -> Any:
@@ -42,6 +47,12 @@ def read_config(source: str, name: str, trust: bool) -> Any:
             raise ModelLoadError(
                 f"{name!r} is neither a folder here nor a model that can be downloaded: "
                 f"{reason_of(error)}"
+            ) from error
+        unknown = UNKNOWN_TYPE.search(str(error))
+        if unknown is not None:
+            raise ModelLoadError(
+                f"{name!r} is a model of type {shown(unknown[1])}, which transformers {INSTALLED} "
+                "does not know: install a later one."
             ) from error
         raise ModelLoadError(
             f"cannot read the config.json of {name!r} ({_reason(error)}): {AGAIN}"

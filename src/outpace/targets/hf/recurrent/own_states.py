@@ -15,8 +15,11 @@ from outpace.targets.hf.recurrent.places import InArgument, InAttributes, Places
 from outpace.targets.hf.recurrent.states import Name, StateCache
 from outpace.targets.hf.slots.cache import SlotCache
 
-STATES = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
-"""What transformers calls layers whose state lies in its cache."""
+STATES = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", "recurrent"})
+"""What transformers calls layers that have a state."""
+LISTS = ("layer_types", "layers_block_type")
+"""What configurations call the list of their layers' types. Recurrent Gemma's has the second name,
+and no other before transformers 5.23."""
 
 ATTRIBUTES = {
     "RecurrentGemmaRecurrentBlock": (
@@ -62,7 +65,7 @@ OF_MAMBA, OF_OTHERS = "cache_params", "past_key_values"
 def keeps_states(config: Any) -> bool:
     """Returns whether a model of this configuration has layers with a state."""
     text = config.get_text_config()
-    types = set(getattr(text, "layer_types", None) or ())
+    types = {kind for name in LISTS for kind in getattr(text, name, None) or ()}
     return text.model_type in WITHOUT_CACHE or bool(STATES & types)
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.core.trees.tree import Tree
-from outpace.targets.hf.slots.cache import SlotCache
+from outpace.targets.hf.slots.cache import SlotCache, SlotLayer
 
 Columns = Sequence[int | Sequence[int]]
 """For each column of a pass the one whose state it starts from: a number for all rows, or one for
@@ -167,6 +167,29 @@ States = Mapping[int, Mapping[Name, Tensor]]
 """Saved states of a row, by slot."""
 
 
+class _Asked:
+    """The states of one kind in a layer, each of which is asked for when it is looked up."""
+
+    def __init__(self, cache: StateCache, layer: int, kind: str) -> None:
+        self._cache, self._layer, self._kind = cache, layer, kind
+
+    def __getitem__(self, number: int) -> Tensor | None:
+        return self._cache.state(Name(self._layer, self._kind, number))
+
+
+class StateLayer(SlotLayer):  # type: ignore[no-untyped-call]
+    """A layer that may have states beside its slots. Models of transformers before 5.20 look up
+    their states here; later ones ask the cache."""
+
+    record_past = False  # what is kept is kept in the cache
+
+    def __init__(self, owner: StateCache, index: int) -> None:
+        super().__init__(owner)
+        known: StateCache = self._owner  # type: ignore[assignment]
+        self.conv_states = _Asked(known, index, "conv")
+        self.recurrent_states = _Asked(known, index, "recurrent")
+
+
 class StateCache(SlotCache):
     """A slot cache for a model with states, and what transformers' layers ask it for."""
 
@@ -219,10 +242,15 @@ class StateCache(SlotCache):
     def has_previous_state(
         self, layer_idx: int | None = None, state_idx: int | None = None
     ) -> bool:
-        return self.reading is not None and max(self.reading.starts) + self.reading.begin > 0
+        if self.reading is None or not self._may_change:
+            return False
+        return max(self.reading.starts) + self.reading.begin > 0
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return False  # what is kept is kept here
+
+    def new_layer(self, index: int) -> SlotLayer:
+        return StateLayer(self, index)
 
     @contextmanager
     def untouched(self) -> Iterator[None]:

@@ -135,12 +135,29 @@ def _rows_of(buffer: Tensor, rows: int, first: int, distance: int, count: int) -
     return buffer.as_strided((rows, heads, count, dim), strides, first * dim)
 
 
+class SlotLayers(list[SlotLayer]):
+    """A cache's layers, each of which is made when it is looked up first: models look up those that
+    hold nothing yet, too."""
+
+    def __init__(self, owner: SlotCache) -> None:
+        super().__init__()
+        self._owner: SlotCache = weakref.proxy(owner)
+
+    def __getitem__(self, index: Any) -> Any:
+        while isinstance(index, int) and len(self) <= index:
+            self.append(self._owner.new_layer(len(self)))
+        return super().__getitem__(index)
+
+
 class SlotCache(Cache):
     """Slot buffers of all layers, for at most ``rows`` rows."""
 
+    layers: Any
+
     def __init__(self, rows: int, device: torch.device | str = "cpu") -> None:
         # Not super(): a subclass may also be of a cache class that one model insists on.
-        Cache.__init__(self, layers=[])
+        made: Any = SlotLayers(self)
+        Cache.__init__(self, layers=made)
         self.rows = rows
         self.capacity = 0
         """Slots of each buffer."""
@@ -191,10 +208,12 @@ class SlotCache(Cache):
         return layer.keys, layer.values
 
     def _layer(self, index: int) -> SlotLayer:
-        while len(self.layers) <= index:
-            self.layers.append(SlotLayer(self))
-        layer: Any = self.layers[index]
-        return layer  # type: ignore[no-any-return]
+        layer: SlotLayer = self.layers[index]
+        return layer
+
+    def new_layer(self, index: int) -> SlotLayer:
+        """Returns a layer without buffers."""
+        return SlotLayer(self)
 
     @property
     def _made(self) -> list[SlotLayer]:
@@ -232,7 +251,7 @@ class SlotCache(Cache):
 
     def reset(self) -> None:
         """Forgets all rows and drops the buffers, whatever state an interruption has left."""
-        self.layers = []
+        self.layers = SlotLayers(self)
         self.capacity = 0
         self.generation += 1
         self._allocator = ExtentAllocator(0)

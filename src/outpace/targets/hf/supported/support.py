@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from outpace.core.trees.tree import Tree
 from outpace.core.values import is_whole, shown
 from outpace.errors import UnsupportedModel
+from outpace.targets.hf import versions
 from outpace.targets.hf.attention import BOOLEAN, INDEXED_LAYERS
 from outpace.targets.hf.recurrent.own_states import STATES, keeps_states
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
@@ -55,11 +56,19 @@ NO_TEXT = {
 
 
 def check_type(model_type: str) -> None:
-    """Raises ``UnsupportedModel`` where the type of a model alone tells that it writes no text."""
+    """Raises ``UnsupportedModel`` where the type of a model alone tells that it writes no text, or
+    that its code is wrong in the installed transformers."""
     if model_type in NO_TEXT:
         raise UnsupportedModel(
             f"a model of type {model_type!r} cannot be decoded speculatively, because "
             f"{NO_TEXT[model_type]}: use another model."
+        )
+    needed = versions.too_old_for(model_type)
+    if needed is not None:
+        raise UnsupportedModel(
+            f"a model of type {model_type!r} cannot be decoded speculatively with transformers "
+            f"{versions.INSTALLED}, whose code for it reads drafted tokens wrong: install "
+            f"transformers {needed} or later."
         )
 
 

@@ -13,6 +13,7 @@ from transformers.utils import import_utils
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError, PromptError, reason_of
 from outpace.targets.base import Illustrated
+from outpace.targets.hf.versions import INSTALLED, older_than
 from outpace.targets.hf.vision.tokens import placeholders
 
 FILES = ("processor_config.json", "preprocessor_config.json")
@@ -42,6 +43,11 @@ def read_processor(source: str, name: str, config: Any, trust: bool) -> Any:
     except Exception as error:  # transformers raises all sorts over the files of others
         if not any((Path(source) / file).exists() for file in FILES) or _needs_pillow(error):
             return None  # prompts then cannot have images, and the engine says so
+        if isinstance(error, ImportError) and older_than("5.18"):  # later ones do without it
+            raise ModelLoadError(
+                f"the processor of {name!r} needs torchvision with transformers "
+                f"{INSTALLED}: install torchvision, or transformers 5.18 or later."
+            ) from error
         raise ModelLoadError(
             f"cannot read the processor of {name!r} ({reason_of(error, named=True)}): download or "
             "save the model again."

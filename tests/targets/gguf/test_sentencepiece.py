@@ -1,0 +1,93 @@
+"""Vocabularies of sentencepiece's kind: how spaces are marked, which pieces are put together."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace.bench.peers.llama_server import PROGRAM, LlamaServer
+from outpace.targets.hf.gguf.sentencepiece import SPACE
+from outpace.targets.hf.loading.reading import read_tokenizer
+from targets.gguf.files import tiny, write
+
+BYTES = {f"<0x{byte:02X}>": 6 for byte in range(256)}
+ADDED = {"<unk>": 2, "<s>": 3, "</s>": 3, "<|user|>": 3, "<tool>": 4}
+PIECES = [
+    SPACE, "h", "e", "l", "o", "t", "he", "ll", "hell", "hello", "th", f"{SPACE}t", f"{SPACE}th",
+    f"{SPACE}hello", SPACE * 2, SPACE * 3,
+]  # fmt: skip
+TYPES = {**ADDED, **BYTES, **dict.fromkeys(PIECES, 1)}
+SCORES = [0.0] * (len(TYPES) - len(PIECES)) + [-float(n) for n in range(len(PIECES))]
+
+
+def written(folder: Path, arch: str, **changes: Any) -> Path:
+    said = {
+        "model": "llama",
+        "pre": "default",
+        "tokens": list(TYPES),
+        "token_type": list(TYPES.values()),
+        "scores": SCORES,
+        "merges": None,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "padding_token_id": None,
+        "add_bos_token": None,
+        **changes,
+    }
+    named = {f"tokenizer.ggml.{name}": value for name, value in said.items()}
+    model = tiny(arch, vocab_size=len(said["tokens"]))
+    return write(folder / "model.gguf", arch, model, changes=named)
+
+
+def tokens_of(path: Path, text: str) -> list[str]:
+    tokenizer = read_tokenizer(str(path), trust_remote_code=False)
+    ids: list[int] = tokenizer(text).input_ids
+    assert tokenizer.decode(ids, skip_special_tokens=True).strip() == plain(text)
+    return [list(TYPES)[number] for number in ids]
+
+
+def plain(text: str) -> str:
+    return text.replace("</s>", "").strip()
+
+
+@pytest.mark.parametrize(
+    ("arch", "text", "tokens"),
+    [
+        ("llama", "hello the", [f"{SPACE}hello", f"{SPACE}t", "he"]),
+        ("llama", "hello</s>", [f"{SPACE}hello", "</s>"]),
+        ("llama", "l<tool>l", [SPACE, "l", "<tool>", "l"]),
+        ("llama", "\u00e9", [SPACE, "<0xC3>", "<0xA9>"]),
+        ("llama", " hello", [f"{SPACE}hello"]),
+        ("phi3", " hello", [SPACE, f"{SPACE}hello"]),
+        ("gemma3", "hello the", ["hello", f"{SPACE}t", "he"]),
+    ],
+)
+def test_pieces_of_a_text(arch: str, text: str, tokens: list[str], tmp_path: Path) -> None:
+    assert tokens_of(written(tmp_path, arch), text) == ["<s>", *tokens]
+
+
+def test_a_file_may_forbid_the_token_of_beginning(tmp_path: Path) -> None:
+    path = written(tmp_path, "llama", add_bos_token=False)
+    assert tokens_of(path, "hello") == [f"{SPACE}hello"]
+    path = written(tmp_path, "llama", add_bos_token=True, add_eos_token=True)
+    assert tokens_of(path, "hello") == ["<s>", f"{SPACE}hello", "</s>"]
+
+
+def test_gemmas_spaces_are_spelt_as_spaces_in_a_file(tmp_path: Path) -> None:
+    tokens = [token.replace(SPACE, " ") if set(token) == {SPACE} else token for token in TYPES]
+    path = written(tmp_path, "gemma3", tokens=tokens)
+    assert tokens_of(path, "l   l") == ["<s>", "l", SPACE * 3, "l"]
+
+
+@pytest.mark.skipif(PROGRAM not in os.environ, reason=f"needs llama.cpp's server in {PROGRAM}")
+def test_pieces_are_those_of_llamacpp(tmp_path: Path) -> None:
+    path = written(tmp_path, "llama")
+    ours = read_tokenizer(str(path), False)
+    texts = ("hello the", "l", "hello  th", "th\u00e9\nhell   l", "ellotlhe", "hello</s>")
+    with closing(LlamaServer(str(path), None, 0, 1)) as server:
+        for text in texts:
+            assert ours(text).input_ids == server.tokens(text), text
