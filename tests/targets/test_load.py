@@ -196,7 +196,7 @@ def test_what_was_downloaded_is_used_without_asking(
 
 
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"cpu_kernels": "off"}])
-def test_each_step_is_reported_and_drafts_are_checked_once(
+def test_each_step_is_reported_and_drafts_are_checked(
     folder: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[tuple[str, float]] = []
@@ -208,7 +208,8 @@ def test_each_step_is_reported_and_drafts_are_checked_once(
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0.0, 1.0)
     assert "reading the weights" in dict(steps)
-    assert len(probes) == 1
+    # Where layers round their inputs, an ignored mask could not be told from rounding afterwards.
+    assert len(probes) == (2 if "quantization" in options else 1)
 
 
 def test_a_pickle_is_what_the_test_takes_it_for(folder: Path) -> None:
