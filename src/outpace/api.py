@@ -133,6 +133,7 @@ class LLM:
             cpu_kernels=cpu_kernels,
             quantization=quantization,
             progress=progress,
+            compiled=asked.compile is True,
         )
         self.max_model_len = arguments.context(max_model_len, self.target)
         self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")

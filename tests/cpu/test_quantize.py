@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from outpace import LLM, SamplingParams
+from outpace import LLM, SamplingParams, building
+from outpace.engine.capture import AsTheyCome
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
@@ -33,6 +35,7 @@ from outpace.targets.cpu.weights.quantize import (
     native_int8_blocks,
     quantize,
 )
+from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.loading.load import load, load_drafter
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 from representatives import representatives
@@ -422,6 +425,24 @@ def test_a_drafter_has_8_bits_unless_told_otherwise(
     kinds = {type(module) for module in drafter.runner.model.modules()}
     assert (NativeBlockLinear in kinds) == (expected == "int8")
     assert llm.target.quantization is None
+
+
+@pytest.mark.usefixtures("worth_it")
+def test_models_that_are_compiled_have_no_blocks(
+    pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def capture(model: nn.Module) -> FixedShapes:
+        return FixedShapes(model, AsTheyCome(), pads=False)
+
+    monkeypatch.setattr(building, "capture_for", capture)
+    params = SamplingParams(temperature=0, max_tokens=20)
+    config = {"model": pair[1], "num_speculative_tokens": 4}
+    llm = LLM(pair[0], compile=True, quantization="int8", speculative_config=config)
+    for runner in (llm.engine.target.runner, llm.engine.drafter.runner):  # type: ignore[attr-defined]
+        assert runner.fixed is not None
+        assert NativeBlockLinear not in {type(module) for module in runner.model.modules()}
+    texts = [llm.generate([1, 2, 3], replace(params, speculative=each)) for each in ("off", 4)]
+    assert texts[0][0].token_ids == texts[1][0].token_ids
 
 
 @pytest.mark.usefixtures("worth_it")

@@ -42,7 +42,8 @@ def play(llm: LLM, params: SamplingParams, job: Job) -> None:
     """Generates and prints; raises ``typer.Exit(130)`` after Ctrl-C in a streamed text."""
     prompts = [prompt_of(llm, job, entry) for entry in job.entries]
     if llm.compile_seconds:
-        typer.echo(f"compiled in {llm.compile_seconds:.1f} s", err=True)
+        done = "recorded" if llm.target.device.type == "cuda" else "compiled"
+        typer.echo(f"passes {done} in {llm.compile_seconds:.1f} s", err=True)
     streamed = not job.as_json and len(prompts) == 1 and params.n == 1 and job.stream
     sampled = not llm.resolve(params).greedy
     if params.seed is None and (job.compare or (streamed and sampled)):

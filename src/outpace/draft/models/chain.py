@@ -159,6 +159,7 @@ class DraftModel(Drafter):
             cpu_kernels=kernels,
             quantization=None if learns else options.quantization,
             trust_remote_code=options.trust_remote_code,
+            compiled=setup.capture is not None,
         )
 
     @staticmethod

@@ -49,6 +49,7 @@ def load(
     cpu_kernels: Kernels = "auto",
     quantization: Quantization | Literal["auto"] | None = None,
     progress: Progress | None = None,
+    compiled: bool = False,
 ) -> Loaded:
     """Returns the model, checked: it is a causal LM whose drafts can be scored and rolled back.
 
@@ -58,7 +59,8 @@ def load(
     whole layers of the Llama kind are computed by our own code too. A model object that is handed
     over stays as it is. processor: of a vision-language model, instead of the one that comes with
     it. quantization: see `quantize`; "auto" is for drafters, which may be rounded:
-    8 bits where that saves time. progress: called before each step. Raises ``ConfigError``,
+    8 bits where that saves time. progress: called before each step. compiled: whether passes will
+    be compiled, which those of weights in blocks are not. Raises ``ConfigError``,
     ``ModelLoadError`` or ``UnsupportedModel``.
     """
     check_kernels(cpu_kernels)
@@ -99,7 +101,7 @@ def load(
         )
     given = loaded.processor if processor is None else processor
     loaded = replace(loaded, quantization=wanted, cpu_kernels=cpu_kernels, processor=given)
-    prepare(loaded, report)
+    prepare(loaded, report, compiled)
     return loaded
 
 
@@ -190,6 +192,7 @@ def load_drafter(
     cpu_kernels: Kernels = "auto",
     quantization: Quantization | Literal["auto"] | None = "auto",
     trust_remote_code: bool = False,
+    compiled: bool = False,
 ) -> Loaded:
     """Returns the model that drafts for a target, as `load` does.
 
@@ -213,6 +216,7 @@ def load_drafter(
         cpu_kernels="auto" if handed_over else cpu_kernels,
         quantization=quantization,
         trust_remote_code=trust_remote_code,
+        compiled=compiled,
     )
 
 

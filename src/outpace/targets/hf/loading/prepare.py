@@ -35,15 +35,18 @@ Progress = Callable[[str, float], None]
 """Is called with what is being done, and how much of the whole is behind it, from 0 to 1."""
 
 
-def prepare(loaded: Loaded, report: Progress) -> None:
-    """Replaces the layers of a model that was just loaded, and checks what it computes then."""
+def prepare(loaded: Loaded, report: Progress, compiled: bool) -> None:
+    """Replaces the layers of a model that was just loaded, and checks what it computes then.
+
+    compiled: whether its passes will be compiled.
+    """
     model, kernels = loaded.model, _kernels_for(loaded)
     use_grouped(model)
     support.check(model)
     let_it_rescale(model)
     report("arranging the weights for this processor", 0.4)
     quantization = loaded.quantization
-    blocks = quantization == "int8" and _is_ours_in_blocks(loaded, kernels)
+    blocks = quantization == "int8" and not compiled and _is_ours_in_blocks(loaded, kernels)
     rounded = quantization is not None and rounds_activations(model, quantization, blocks)
     if rounded:
         # Checked exactly before, because rounding cannot be told from an ignored mask afterwards.
