@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import threading
@@ -58,10 +59,10 @@ def call(
     sent = raw if raw is not None else None if body is None else json.dumps(body).encode()
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=600)
     named = {**({} if sent is None else {"Content-Type": "application/json"}), **(headers or {})}
-    connection.request(method or ("GET" if sent is None else "POST"), path, sent, named)
-    answer = connection.getresponse()
-    data = answer.read()
-    connection.close()
+    with contextlib.closing(connection):
+        connection.request(method or ("GET" if sent is None else "POST"), path, sent, named)
+        answer = connection.getresponse()
+        data = answer.read()
     found = dict(answer.getheaders())
     if found.get("content-type", "").startswith("application/json"):
         return answer.status, json.loads(data), found

@@ -374,6 +374,8 @@ def _refuses(url: str) -> bool:
         call(url, "/ready")
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:
+        pass  # the connection was made just before the socket was closed
     return False
 
 

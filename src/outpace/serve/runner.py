@@ -25,8 +25,9 @@ class Runner(uvicorn.Server):
 
     Its first signal (SIGTERM, Ctrl-C) drains: open requests go on, and within moments uvicorn
     closes the socket, so that new connections are refused. What comes in until then gets status
-    503. A second one ends the texts that are being written or wait, each with an answer that says
-    so; a third one stops at once.
+    503, or a closed connection where the request itself was not read yet. A second one ends the
+    texts that are being written or wait, each with an answer that says so; a third one stops at
+    once.
     """
 
     def __init__(
