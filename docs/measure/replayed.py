@@ -1,7 +1,7 @@
 """What ways of drafting make of the same recorded texts, at the same prices.
 
-``replayed.py record TARGET DRAFTER PROMPTS RECORDS [TOKENS]`` writes the target's greedy texts, and
-where the drafter agrees with them. PROMPTS: JSON lines, as `short_prompts.py` writes them. RECORDS:
+``replayed.py record TARGET DRAFTER PROMPTS RECORDS [TOKENS]`` writes the target's greedy texts, where
+the drafter agrees with them, and how sure it is of its tokens. PROMPTS: JSON lines, as `short_prompts.py` writes them. RECORDS:
 JSON lines; a recording that was stopped goes on.
 
 ``replayed.py play RECORDS [SEEDS]`` plays the texts again with "suffix", "draft_model" and "auto", as
@@ -25,8 +25,9 @@ from usage import usage
 
 from outpace import LLM, SamplingParams
 from outpace.core.law import History, LawMaker, RowOptions
+from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
-from outpace.draft.base import RowInfo, Rows
+from outpace.draft.base import Find, RowInfo, Rows
 from outpace.draft.lookup.suffix import SuffixDrafter, SuffixOptions
 from outpace.draft.models.chain import DraftModel
 from outpace.engine.request import Request
@@ -38,45 +39,52 @@ from outpace.policy.routing import Routing
 
 usage(__doc__, needed=2)
 
-DRAFTED = 6
-
 
 def record(target: str, drafter: str, prompts: str, records: str, tokens: str = "96") -> None:
     """Writes a line for each prompt: its task, its tokens, those of the answer, and for each of
-    these whether the drafter would have drafted it."""
-    config = {"method": "draft_model", "model": drafter, "num_speculative_tokens": DRAFTED}
+    these whether the drafter would have drafted it and how sure it would have been of its own."""
+    config = {"method": "draft_model", "model": drafter}
     llm = LLM(target, speculative_config=config, max_num_seqs=1, max_model_len=1024)
     file = Path(records)
     done = (
         {json.loads(line)["id"] for line in file.read_text().splitlines()} if file.exists() else ()
     )
-    params = SamplingParams(temperature=0, max_tokens=int(tokens))
+    params = SamplingParams(temperature=0, max_tokens=int(tokens), speculative="off")
     for line in Path(prompts).read_text().splitlines():
         asked = json.loads(line)
         if asked["id"] in done:
             continue
-        agreed: list[bool] = []
-
-        def note(round_, agreed=agreed):
-            # The token behind an accepted draft was not drafted, and is taken for agreed with; the
-            # one behind a rejected token is the target's own.
-            accepted, (drafted,) = len(round_.decisions[0].path), round_.proposal.counts.tolist()
-            agreed.extend([True] * accepted + [accepted == drafted])
-
-        with llm.engine.observing(note):
-            output = llm.chat([{"role": "user", "content": asked["prompt"]}], params)
-        answer = list(output.outputs[0].token_ids)
+        output = llm.chat([{"role": "user", "content": asked["prompt"]}], params)
+        prompt, answer = list(output.prompt_token_ids), list(output.outputs[0].token_ids)
+        agreed, confidence = what_is_drafted(llm.engine.drafter, prompt, answer)
         entry = {
             "id": asked["id"],
             "task": asked["task"],
-            "prompt": list(output.prompt_token_ids),
+            "prompt": prompt,
             "answer": answer,
             "most": params.max_tokens,
             "ended": output.outputs[0].finish_reason == "stop",
-            "agreed": agreed[: len(answer)],
+            "agreed": agreed,
+            "confidence": confidence,
         }
         with file.open("a") as lines:
             print(json.dumps(entry), file=lines, flush=True)
+
+
+def what_is_drafted(
+    drafter: DraftModel, prompt: list[int], answer: list[int]
+) -> tuple[list[bool], list[float]]:
+    """Returns for each token of an answer whether the drafter would have drafted it behind those
+    before it, and the probability of the token that it would have drafted."""
+    params = SamplingParams(temperature=0).resolve({})
+    law = LawMaker([RowOptions(params, ())], drafter.loaded.vocabulary)
+    rows = Rows(History([prompt], [[]]), law, torch.zeros(1, dtype=torch.long), pure=[False])
+    drafter.admit([RowInfo(0, prompt)])
+    laws = drafter.laws_of(rows, torch.tensor([answer]))
+    drafter.retain([])
+    sure, best = laws[0].max(-1)
+    pairs = zip(best.tolist(), answer, strict=True)
+    return [a == b for a, b in pairs], [round(one, 4) for one in sure.tolist()]
 
 
 # -- playing ---------------------------------------------------------------------------------------
@@ -104,6 +112,7 @@ class Machine:
 
 MACHINES = {
     "Zen 5": Machine({1: 1, 2: 1.06, 4: 1.3, 8: 1.8, 17: 3.3}, drafted=0.375, read=0.06),
+    "Zen 5, slow memory": Machine({1: 1, 2: 1.02, 4: 1.05, 8: 1.24, 17: 2.3}, 0.34, 0.047),
     "AVX2": Machine({1: 1, 2: 1.07, 4: 1.19, 8: 1.79, 17: 3.6}, drafted=0.35, read=0.04),
     "AMX": Machine({1: 1, 2: 1.05, 4: 1.19, 8: 1.42, 17: 1.9}, drafted=0.33, read=0.012),
 }
@@ -131,8 +140,11 @@ class Player:
     def __init__(self, drafters: list[str], machine: Machine, seed: int) -> None:
         known = {LOOK_UP: (SuffixDrafter, PRIOR_OF_LOOK_UPS), MODEL: (DraftModel, PRIOR)}
         autos = {
-            name: Auto(Ladder.chains(known[name][0].longest), invariant=True, prior=known[name][1])
-            for name in drafters
+            name: Auto(
+                Ladder.chains(kind.longest), invariant=True, prior=prior, stops=kind.ends_chains
+            )
+            for name, (kind, prior) in known.items()
+            if name in drafters
         }
         self._drafters, self._machine, self._noise = drafters, machine, Noise(seed)
         self._controller = (
@@ -175,25 +187,32 @@ class Player:
     def _draft(self, text: Request, rows: Rows, record: dict) -> tuple[str, list[int]]:
         """Who drafts in the coming round, and what."""
         budgets = affordable([text], self._controller.budgets([text]))
-        found = []
+        found = Find()
         if LOOK_UP in self._drafters and any(budgets):
             proposal = self._look_up.propose(rows, budgets)
-            found = proposal.tokens[0, : proposal.counts[0]].tolist()
+            found = Find(proposal.tokens[0, : proposal.counts[0]].tolist(), *proposal.sure)
         choose = self._controller.route([text])
+        terms = self._controller.terms([text], DraftingTerms())
         if choose is None:
             name, budget = self._drafters[0], budgets[0]
         else:
             (pick,) = choose({LOOK_UP: [found]}, budgets)
             name, budget = pick.name, pick.budget
-        draft = found if name == LOOK_UP else self._by_model(text, record)
-        return name, draft[:budget]
+        if name == LOOK_UP:
+            return name, found.tokens[:budget]
+        return name, self._by_model(text, record, budget, terms) if budget else []
 
     @staticmethod
-    def _by_model(text: Request, record: dict) -> list[int]:
+    def _by_model(text: Request, record: dict, budget: int, terms: DraftingTerms) -> list[int]:
         """What the model would draft, with -1 for tokens that are not the target's."""
-        place = len(text.output_ids)
-        pairs = zip(record["answer"][place:], record["agreed"][place:], strict=True)
-        return [token if agreed else -1 for token, agreed in pairs]
+        place, draft = len(text.output_ids), []
+        ends = terms.ends_behind([budget]) if terms.ends_behind is not None else None
+        for at in range(place, min(place + budget, len(record["answer"]))):
+            draft.append(record["answer"][at] if record["agreed"][at] else -1)
+            sure = record["confidence"][at]
+            if ends is not None and ends(torch.tensor([[sure, 1 - sure]]), torch.tensor([0])):
+                break
+        return draft
 
 
 def play(records: str, seeds: str = "10") -> None:

@@ -14,7 +14,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.engine.request import Request
-from outpace.policy.auto.acceptance import Acceptance
+from outpace.policy.auto.acceptance import Acceptance, Counts
 from outpace.policy.auto.controller import FIRST, Auto
 from outpace.policy.auto.cost import HORIZON, STALE, CostModel, Place, Spells
 from outpace.policy.auto.growing import REGROWN, Growing
@@ -516,7 +516,7 @@ def test_a_seldom_measured_kind_of_round_follows_the_machine() -> None:
 
 def test_a_drafter_catches_up_only_where_drafting_pays_for_long() -> None:
     spells = Spells()
-    row = RowHistory(Acceptance().new(), Ledger(CHAINS, PRICES, Acceptance().new()))
+    row = RowHistory(Acceptance().new(), Ledger(CHAINS, PRICES, Acceptance().new()), Counts(1.0))
     for _ in range(60):  # two rounds for which drafting pays, and many for which it does not
         row.watch(spells, True, 2, False)
         row.watch(spells, True, 2, False)

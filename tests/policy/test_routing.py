@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from outpace.core.stats import Seconds
+from outpace.draft.base import Find
 from outpace.engine.request import Request
 from outpace.policy.auto.controller import Auto
 from outpace.policy.auto.ladder import Ladder
@@ -113,12 +114,17 @@ class Simulation:
         return self.tokens / self.seconds
 
 
+def as_finds(found: Sequence[Sequence[int]]) -> list[Find]:
+    """A look-up's chains that say nothing of how sure it is."""
+    return list(map(Find, found))
+
+
 def automatic(
     of: Routing,
 ) -> Callable[[Sequence[Request], list[list[int]]], list[tuple[str, int]]]:
     def choose(rows: Sequence[Request], found: list[list[int]]) -> list[tuple[str, int]]:
         budgets = affordable(rows, of.budgets(rows))
-        picks = of.route(rows)({"look-up": found}, budgets)
+        picks = of.route(rows)({"look-up": as_finds(found)}, budgets)
         kept = [
             min(pick.budget, len(each)) if pick.name == "look-up" else pick.budget
             for pick, each in zip(picks, found, strict=True)
@@ -208,7 +214,7 @@ def test_what_a_look_up_would_have_brought_is_learned_while_the_model_drafts() -
     task = Task(hits=1.0, copied=1.0, model=1.0)
 
     def model_only(rows: Sequence[Request], found: list[list[int]]) -> list[tuple[str, int]]:
-        of.route(rows)({"look-up": found}, of.budgets(rows))
+        of.route(rows)({"look-up": as_finds(found)}, of.budgets(rows))
         return [("model", 4)] * len(rows)
 
     play.play(60, [row], task, model_only, of.record)
@@ -269,6 +275,6 @@ def test_wishes_bind() -> None:
     of = routing()
     rows = [request(speculative="off"), request(speculative=3), request(tokens=2)]
     budgets = affordable(rows, of.budgets(rows))
-    picks = of.route(rows)({"look-up": [[1, 2], [1, 2, 3, 4], []]}, budgets)
+    picks = of.route(rows)({"look-up": as_finds([[1, 2], [1, 2, 3, 4], []])}, budgets)
     assert [(pick.name, pick.budget) for pick in picks[:2]] == [("", 0), ("look-up", 3)]
     assert picks[2].budget <= 1

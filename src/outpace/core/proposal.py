@@ -101,6 +101,9 @@ class Proposal:
     They are not what the tokens were drawn from where the tokens are points."""
     methods: Sequence[str] = ()
     """By row, the name of the drafter that made it, where one drafter stands for several."""
+    sure: Sequence[Sequence[float]] = ()
+    """By row, how sure a look-up is of each node, from 0 to 1, if it says so: an order, which
+    becomes a chance once it is learned how often such nodes are accepted."""
     entered: Entered | None = None
     """What the target's pass need not compute again, if the drafter is a part of the target."""
 

@@ -70,7 +70,16 @@ class Pick:
     budget: int = 0
 
 
-Router = Callable[[Mapping[str, Sequence[Sequence[int]]], Sequence[int]], Sequence[Pick]]
+@dataclass(frozen=True)
+class Find:
+    """The chain that a look-up would draft in one row, and how sure it is of each token
+    (`Proposal.sure`); not sure of any where it does not say so."""
+
+    tokens: Sequence[int] = ()
+    sure: Sequence[float] = ()
+
+
+Router = Callable[[Mapping[str, Sequence[Find]], Sequence[int]], Sequence[Pick]]
 """Picks each row's drafter: takes what look-ups found, by drafter and row, and each row's budget;
 returns a `Pick` for each row."""
 

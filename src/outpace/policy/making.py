@@ -51,7 +51,14 @@ def _prices(drafter: Drafter, target: Target) -> Prices:
 def _auto(drafter: Drafter, invariant: bool, target: Target) -> Auto:
     prices = _prices(drafter, target)
     prior = PRIOR if drafter.pass_bytes or drafter.any_shape else PRIOR_OF_LOOK_UPS
-    return Auto(_drafts(drafter, prices), invariant, prices, prior, drafter.keeps_up)
+    drafts = _drafts(drafter, prices)
+    return Auto(drafts, invariant, prices, prior, drafter.keeps_up, _stops(drafter, target))
+
+
+def _stops(drafter: Drafter, target: Target) -> bool:
+    """Whether chains may end by how sure the drafter is of its tokens. To see that of a GPU's
+    tokens, each of them would have to be waited for."""
+    return drafter.ends_chains and not drafter.joins_drafts and target.device.type == "cpu"
 
 
 def _drafts(drafter: Drafter, prices: Prices) -> Ladder | Growing:

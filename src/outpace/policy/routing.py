@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, chain_trail
-from outpace.draft.base import Pick, Router
+from outpace.draft.base import Find, Pick, Router
 from outpace.policy.auto.controller import CLOSE, Auto
 from outpace.policy.auto.trials import LOOK_ASIDE
 from outpace.policy.base import Controller, Outcome, is_pure, wish
 from outpace.policy.row import DraftingRow
 from outpace.policy.savings import Savings, Way
 
-Found = Mapping[str, Sequence[Sequence[int]]]
+Found = Mapping[str, Sequence[Find]]
 """What each look-up would draft, by name and row."""
+
+FoundInRow = Mapping[str, Find]
+"""What look-ups found in one row, by name."""
 
 
 @dataclass
@@ -51,7 +55,7 @@ class Routing(Controller):
         self._free = [name for name in autos if name in free]
         self._models = [name for name in autos if name not in free]
         self._for_pure = [name for name in self._models if name not in skip_pure]
-        self._found: list[tuple[DraftingRow, Found, int]] = []
+        self._found: list[tuple[DraftingRow, FoundInRow, int]] = []
         self._since_second = 0
         self._savings = {name: Savings() for name in self._models}
 
@@ -69,6 +73,11 @@ class Routing(Controller):
         wishes = [wish(request) for request in requests]
         return [most if wished is None else wished for wished in wishes]
 
+    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+        for name in self._models:
+            terms = self._autos[name].terms(requests, terms)
+        return terms
+
     def route(self, requests: Sequence[DraftingRow]) -> Router:
         for name in self._models:
             shaped = self._autos[name].prepare(requests)
@@ -83,13 +92,13 @@ class Routing(Controller):
         self, requests: Sequence[DraftingRow], found: Found, budgets: Sequence[int]
     ) -> list[Pick]:
         drafts = {
-            request: {name: found[name][row] for name in self._free if found[name][row]}
+            request: {name: found[name][row] for name in self._free if found[name][row].tokens}
             for row, request in enumerate(requests)
         }
-        self._found = [
-            (request, {name: [draft] for name, draft in drafts[request].items()}, request.length)
-            for request in requests
-        ]
+        self._found = [(request, drafts[request], request.length) for request in requests]
+        for name in self._free:
+            finds = ((request, found.get(name)) for request, found in drafts.items())
+            self._autos[name].finds.show({request: find.sure for request, find in finds if find})
         picks: dict[DraftingRow, Pick] = {}
         free = []
         for request, budget in zip(requests, budgets, strict=True):
@@ -108,18 +117,18 @@ class Routing(Controller):
             for request, budget in zip(requests, budgets, strict=True)
         ]
 
-    def _wished(self, drafts: Mapping[str, Sequence[int]], budget: int) -> Pick:
+    def _wished(self, drafts: FoundInRow, budget: int) -> Pick:
         """For a row that says how much: the first look-up that found something, or the model."""
         return Pick(next(iter([*drafts, *self._models]), ""), budget)
 
-    def _alone(self, request: DraftingRow, drafts: Mapping[str, Sequence[int]]) -> Pick:
+    def _alone(self, request: DraftingRow, drafts: FoundInRow) -> Pick:
         """By the row's own history and nominal prices."""
         best, promise = Pick(), 1.0
         for name in [*drafts, *self._for_pure]:
             ledger = self._autos[name].ledger(request)
             width = ledger.width(request.remaining)
             if name in drafts:
-                width = min(width, len(drafts[name]))
+                width = min(width, len(drafts[name].tokens))
             gain = ledger.gain(width, request.remaining) if width else 0.0
             # A draft that is tried although plain decoding seems best promises less than 1.
             if width and (gain > promise or not best.budget):
@@ -130,7 +139,7 @@ class Routing(Controller):
         self,
         requests: Sequence[DraftingRow],
         free: Sequence[DraftingRow],
-        drafts: Mapping[DraftingRow, Mapping[str, Sequence[int]]],
+        drafts: Mapping[DraftingRow, FoundInRow],
         floor: int,
     ) -> dict[DraftingRow, Pick]:
         """For the rows that are not seeded, one choice by measured rounds."""
@@ -155,15 +164,15 @@ class Routing(Controller):
         self,
         requests: Sequence[DraftingRow],
         free: Sequence[DraftingRow],
-        drafts: Mapping[DraftingRow, Mapping[str, Sequence[int]]],
+        drafts: Mapping[DraftingRow, FoundInRow],
         floor: int,
     ) -> _Plan | None:
         """What look-ups found, in the rows where they found anything; None if that does not pay."""
         chosen: dict[DraftingRow, str] = {}
         for request in free:
             worth = {
-                name: self._autos[name].tokens(request, len(draft))
-                for name, draft in drafts[request].items()
+                name: self._autos[name].tokens(request, len(find.tokens))
+                for name, find in drafts[request].items()
             }
             if worth:
                 chosen[request] = max(worth, key=worth.__getitem__)
@@ -174,7 +183,7 @@ class Routing(Controller):
             auto = self._autos[name]
             widths = auto.choose(requests, rows, floor)
             widths = [
-                min(width, len(drafts[request][name]))
+                min(width, len(drafts[request][name].tokens))
                 for request, width in zip(rows, widths, strict=True)
             ]
             if not any(widths):
@@ -289,9 +298,14 @@ class Routing(Controller):
             committed = request.output_ids[-outcome.emitted :] if outcome.emitted else ()
             if request.finished or request.length != length + outcome.emitted:
                 continue
-            for name, (draft,) in found.items():
-                if not (outcome.drafted and outcome.method == name):
-                    self._autos[name].learn(request, would_be(draft, committed))
+            for name, find in found.items():
+                auto, played = self._autos[name], outcome.drafted and outcome.method == name
+                if played:
+                    trail = chain_trail(outcome.drafted, outcome.accepted)
+                else:
+                    trail = would_be(find.tokens, committed)
+                    auto.learn(request, trail)
+                auto.finds.learn(find.sure, trail)
         self._found = []
 
 

@@ -6,7 +6,7 @@ Oliaro et al. 2024, "SuffixDecoding" (arXiv 2411.04975); the options are named a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -118,7 +118,9 @@ class SuffixDrafter(Drafter):
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]
-        return point_trees(guesses, rows.seeds.device)
+        made = point_trees(guesses, rows.seeds.device)
+        sure = [guess.sure for guess in guesses] if made.tree.is_chain else ()
+        return replace(made, sure=sure)
 
     def observe(self, rows: Rows, round: Round) -> None:
         # A row that drafts nothing for a while must not have much to catch up with.
@@ -153,6 +155,7 @@ class SuffixDrafter(Drafter):
             guess = self._grow(texts, nodes, self._options.suffix_decoding_min_token_prob)
             if guess.score > best.score:
                 best, at = guess, int(found[0])
+                best.matched = length
         return best, at
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import flag
-from outpace.draft.base import Drafter, Pick, Rows, Setup
+from outpace.draft.base import Drafter, Find, Pick, Rows, Setup
 from outpace.draft.models.options import DraftModelOptions
 from outpace.draft.models.sight import check_wanted
 from outpace.draft.options import option
@@ -163,9 +163,7 @@ class AutoDrafter(Several):
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         asked = {self.names[n]: self.ask(n, rows, budgets) for n in self._look_ups}
-        found = {
-            name: [nodes.eldest_chain() for nodes in each.nodes] for name, each in asked.items()
-        }
+        found = {name: _finds(each) for name, each in asked.items()}
         picks = (rows.route or self._first)(found, budgets)
         for n in self._models:
             name = self.names[n]
@@ -176,19 +174,23 @@ class AutoDrafter(Several):
         counts = [self._count(asked, pick, row) for row, pick in enumerate(picks)]
         return cut(made, counts)
 
-    def _first(
-        self, found: Mapping[str, Sequence[Sequence[int]]], budgets: Sequence[int]
-    ) -> list[Pick]:
+    def _first(self, found: Mapping[str, Sequence[Find]], budgets: Sequence[int]) -> list[Pick]:
         """The first look-up that found something in a row, or the draft model."""
         model = self.names[self._models[0]] if self._models else ""
         return [
-            Pick(next((name for name in found if found[name][row]), model), budget)
+            Pick(next((name for name in found if found[name][row].tokens), model), budget)
             for row, budget in enumerate(budgets)
         ]
 
     @staticmethod
     def _count(asked: Mapping[str, Asked], pick: Pick, row: int) -> int:
         return min(pick.budget, asked[pick.name].counts[row]) if pick.name in asked else 0
+
+
+def _finds(asked: Asked) -> list[Find]:
+    """What a look-up found in each row."""
+    sure = asked.proposal.sure or [()] * len(asked.nodes)
+    return [Find(nodes.eldest_chain(), one) for nodes, one in zip(asked.nodes, sure, strict=True)]
 
 
 def _refuse_riders(method: str) -> None:

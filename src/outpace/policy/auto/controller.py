@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import fsum
-from operator import mul
+from dataclasses import replace
 from weakref import WeakKeyDictionary, WeakSet
 
+from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
 from outpace.policy.auto.acceptance import PRIOR, Acceptance
 from outpace.policy.auto.cost import ENOUGH, CostModel, Place, ReadingCost
+from outpace.policy.auto.finds import Finds
 from outpace.policy.auto.growing import Growing
 from outpace.policy.auto.history import RowHistory
 from outpace.policy.auto.knowledge import Knowledge
 from outpace.policy.auto.ladder import Ladder
 from outpace.policy.auto.ledger import Ledger
+from outpace.policy.auto.outlook import Outlook, Promise
+from outpace.policy.auto.patience import rounds_to_wait
 from outpace.policy.auto.prices import Prices
-from outpace.policy.auto.trials import Aside, Rest, Trials
+from outpace.policy.auto.stopping import Stopping, expected_seconds
+from outpace.policy.auto.trials import REST, Aside, Rest, Trials
 from outpace.policy.base import Controller, Outcome, affordable, is_pure, wish
 from outpace.policy.row import DraftingRow
 
@@ -32,24 +35,8 @@ and of two equal choices the one that was measured luckily looks better."""
 CLOSE = 1.25
 """Where drafting promises less than this, plain rounds are measured now and then, too."""
 
-REPAID, REPAID_BESIDE = 1.5, 2.5
-"""What a drafter reads before its first draft must be repaid so many times by what it promises,
-since texts end early: alone, and beside others, where the one of several ways that promises most
-promises too much."""
-
 PLAIN = 2
 """Plain rounds before the first draft at a batch and context: one may have been disturbed."""
-
-
-@dataclass(frozen=True)
-class Promise:
-    """The draft that promises most, whether or not that is more than plain decoding, for a drafter
-    that has nothing to read before it."""
-
-    width: int
-    seconds: float
-    plain: float
-    """Seconds of a plain round."""
 
 
 class Auto(Controller):
@@ -76,10 +63,11 @@ class Auto(Controller):
         prices: Prices | None = None,
         prior: float = PRIOR,
         keeps_up: bool = False,
+        stops: bool = False,
     ) -> None:
         """drafts: what to choose from. prices: nominal ones. prior: the chance of a first token
         before anything is known. keeps_up: the drafter never has anything to read before a
-        draft."""
+        draft. stops: its chains may be ended by how sure it is of its tokens."""
         self._known = Knowledge(Acceptance(prior))
         self._growing = drafts if isinstance(drafts, Growing) else None
         static = drafts.static if isinstance(drafts, Growing) else drafts
@@ -94,7 +82,9 @@ class Auto(Controller):
         self._rest: Rest | None = None
         self._promising = False  # whether drafting promises more than plain decoding
         self.promise: Promise | None = None  # of the coming round, if it is known
+        self.finds = Finds()
         self._lessons = 0  # how often something was learned of acceptance
+        self._stopping = Stopping() if stops else None
         self._trials, self._aside = Trials(), Aside()
 
     @property
@@ -142,9 +132,14 @@ class Auto(Controller):
         self._trial, self._ours = False, bool(free)
         self._promising = self._promising and self._ours
         self.promise = None
+        if self._stopping is not None:
+            self._stopping.begin(free)
         width = self._width(requests, free, floor, savings) if free else 0
         trying = self._scout(free) if self._trial else None
         return [width if trying in (None, request) else 0 for request in free]
+
+    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+        return terms if self._stopping is None else self._stopping.terms(requests, terms)
 
     def prepare(self, requests: Sequence[DraftingRow]) -> TreeShape | None:
         """Returns the tree that the coming round's drafts are parts of, if the drafter leaves it
@@ -176,7 +171,7 @@ class Auto(Controller):
         if curve is None:
             return None
         tokens = [self.tokens(request, count) for request, count in zip(free, nodes, strict=True)]
-        return sum(tokens), curve[max(nodes)]
+        return sum(tokens), self._seconds(free, curve, max(nodes))[max(nodes)]
 
     def tokens(self, request: DraftingRow, nodes: int) -> float:
         """Returns the tokens that a round with so many nodes is expected to bring a request."""
@@ -226,77 +221,103 @@ class Auto(Controller):
         floor: int,
         savings: Sequence[float] | None,
     ) -> int:
-        lengths = [request.length for request in requests]
-        place = Place.of(len(requests), max(lengths))
+        place = Place.of(len(requests), max(request.length for request in requests))
         if self._rest is not None and self._rest.lasts(place, free):
             return 0
         self._rest, self._promising = None, False
-        known = self.costs.measured(place)
-        plain = known.get(0)
+        plain = self.costs.measured(place).get(0)
         if plain is None or self.costs.times_measured(place, 0) < PLAIN:
             return 0  # all others are measured against it
         scout = self._scout(free)
         reading = self._reading.seconds(self._unread(scout))
+        # A find has to pay for the rounds before it in which asking brought nothing.
+        asking = self._known.finding.misses_per_find * self.costs.miss(place)
+        outlook = self._outlook(requests, free, place, floor, asking)
+        if outlook is None:
+            return self._try(self._at_most(FIRST // len(requests)), reading, plain)
+        best, drafted = outlook.best, outlook.drafted
+        self.promise = Promise(drafted, outlook.seconds[drafted], plain)
+        self._promising = best > 0 and outlook.gain > MARGIN
+        rows = len(requests)
+        wait = self._wait(free, rows, outlook.gain, plain, savings) if self._promising else REST
+        if not wait:
+            return self._aside.choose(best, self._beside(outlook), self.costs, place)
+        narrow = self._ladder.widths[1]
+        more = (outlook.tokens[narrow] / outlook.tokens[0] - 1) / len(free)
+        longer = outlook.seconds[narrow] - plain + reading + asking
+        bearer = scout if reading else None
+        chosen = self._try(narrow, max(0.0, longer - more * plain), plain, bearer)
+        self._rest = None if chosen else Rest(place, WeakSet(free), wait)
+        return chosen
+
+    def _outlook(
+        self,
+        requests: Sequence[DraftingRow],
+        free: Sequence[DraftingRow],
+        place: Place,
+        floor: int,
+        asking: float,
+    ) -> Outlook | None:
+        """What the widths promise that are near those that were measured; None while nothing is
+        known of a round's time. asking: seconds that a find costs besides."""
         widths = self._ladder.widths
         curve = self.costs.curve(place, self._ladder.heights(max(floor, widths[-1])))
         if curve is None:
-            return self._try(self._at_most(FIRST // len(requests)), reading, plain)
-        tokens = self._tokens(free)
-        # A find has to pay for the rounds before it in which asking brought nothing.
-        asking = self._known.finding.misses_per_find * self.costs.miss(place)
-        # Rows whose budget is not chosen here bring the same whatever is chosen.
-        others = len(requests) - len(free)
+            return None
         # No leap to where the machine may be another: a kernel's limit, a full cache.
         widest = max(widths[1], 2 * self.costs.widest(place))
         near = [width for width in widths if width <= widest]
-        rates = {
-            width: (others + tokens[width]) / (curve[max(width, floor)] + asking * (width > 0))
-            for width in near
-        }
-        best = max(near, key=rates.__getitem__)
-        drafted = max(near[1:], key=rates.__getitem__)
-        self.promise = Promise(drafted, curve[max(drafted, floor)], plain)
-        self._promising = best > 0 and rates[best] > MARGIN * rates[0]
-        if self._promising and self._pays(free, rates[best], rates[0], savings):
-            close = rates[best] < CLOSE * rates[0]
-            return self._aside.choose(best, widths, self.costs, place, close)
-        narrow = widths[1]
-        more = (tokens[narrow] / tokens[0] - 1) / len(free)
-        longer = curve[max(narrow, floor)] - plain + reading + asking
-        bearer = scout if reading else None
-        chosen = self._try(narrow, max(0.0, longer - more * plain), plain, bearer)
-        self._rest = None if chosen else Rest(place, WeakSet(free))
-        return chosen
+        tokens, takes = self._tokens(free), self._seconds(free, curve, near[-1], floor)
+        seconds = {width: takes[width] for width in near}
+        # Rows whose budget is not chosen here bring the same whatever is chosen.
+        others = len(requests) - len(free)
+        # Where chains are ended, the longest is the best: they are no longer than pays.
+        choices = near if self._stopping is None else [0, near[-1]]
+        rates = {w: (others + tokens[w]) / (seconds[w] + asking * (w > 0)) for w in choices}
+        outlook = Outlook(tokens, seconds, rates)
+        if self._stopping is not None:
+            self._stopping.plan(rates[outlook.best], curve)
+        return outlook
 
-    def _pays(
+    def _beside(self, outlook: Outlook) -> list[int]:
+        """The widths beside the best one that are to be looked at now and then. Where chains are
+        ended, their width says nothing that is not known."""
+        widths, at = self._ladder.widths, self._ladder.widths.index(outlook.best)
+        beside = list(widths[max(0, at - 1) : at + 2]) if self._stopping is None else []
+        return [*beside, *[0] * (outlook.gain < CLOSE)]
+
+    def _wait(
         self,
         free: Sequence[DraftingRow],
-        drafting: float,
+        rows: int,
+        gain: float,
         plain: float,
         savings: Sequence[float] | None,
-    ) -> bool:
-        """Whether drafting repays what the drafter has to read first, before the texts end or
-        drafting is given up again.
-
-        Beside other drafters it waits, too, until what it would have saved so far is as much as
-        reading costs, or a share of that where few texts end early. This is the ski-rental rule:
-        whoever pays the price once as much has been lost by waiting never loses more than twice
-        the least possible.
-
-        drafting, plain: tokens per second. savings: as in `choose`.
-        """
+    ) -> int:
+        """For how many rounds reading is not yet expected to pay (`rounds_to_wait`). rows: all of
+        the batch. gain: of drafting, over plain decoding. plain: seconds of such a round. savings:
+        as in `choose`."""
         alone = savings is None
-        unread = sum(map(self._unread, free))
+        unread = [self._unread(request) for request in free]
         spell = self._known.spells.typical
         ahead = [min(request.remaining, spell) for request in free]
-        behind = [min(len(request.output_ids), self._unread(request)) for request in free]
-        if savings is None or not unread:
-            savings = [1 - plain / drafting] * len(free)
-        saved, forgone = (fsum(map(mul, tokens, savings)) / plain for tokens in (ahead, behind))
-        reading = self._reading.seconds(unread)
+        behind = [
+            min(len(request.output_ids), most) for request, most in zip(free, unread, strict=True)
+        ]
+        if savings is None or not any(unread):
+            savings = [1 - 1 / gain] * len(free)
         patience = 0.0 if alone else self._known.ends.early
-        repaid = REPAID if alone else REPAID_BESIDE
-        return saved > repaid * reading and forgone >= patience * reading
+        reading = self._reading.seconds(sum(unread)) / plain
+        return rounds_to_wait(reading * rows, ahead, behind, savings, patience)
+
+    def _seconds(
+        self, free: Sequence[DraftingRow], curve: Sequence[float], widest: int, floor: int = 0
+    ) -> list[float]:
+        """The seconds that a round is expected to take, for each width up to this one."""
+        if self._stopping is None:
+            return [curve[max(width, floor)] for width in range(widest + 1)]
+        reach = self._stopping.reach([self._row(request).going for request in free], widest)
+        return expected_seconds(curve, reach, floor)
 
     def _tokens(self, free: Sequence[DraftingRow]) -> dict[int, float]:
         """What each width is expected to bring in all free rows together. Where a drafter finds
@@ -313,6 +334,10 @@ class Auto(Controller):
         learned, as in plain rounds, which must not take longer for asking again."""
         row, ladder = self._row(request), self._ladder
         height = ladder.shape.height
+        found = self.finds.chances(request)
+        if found is not None:
+            chances = [[chance] for chance in [*found, *[0.0] * height][:height]]
+            return ladder.tokens(chances, request.remaining - 1)
         known = (ladder, self._lessons, self._slim, min(request.remaining - 1, height))
         if row.expected is None or row.expected[0] != known:
             chances = self.acceptance.chances(row.counts, height, ladder.shape.width)
@@ -357,7 +382,7 @@ class Auto(Controller):
                 self._known.slimness.add(outcome.drafted, outcome.depth)
             # Of a text that has ended, part of the draft was cut off and says nothing.
             if outcome.depth and not request.finished:
-                self.learn(request, self._trail(outcome))
+                self.learn(request, self._trail(request, outcome))
 
     def _learn_times(
         self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds
@@ -403,7 +428,9 @@ class Auto(Controller):
         else:
             self.costs.add(place, width, seconds, levels)
 
-    def _trail(self, outcome: Outcome) -> Trail:
+    def _trail(self, request: DraftingRow, outcome: Outcome) -> Trail:
+        if self._stopping is not None:
+            return self._stopping.learn(request, self._row(request).going, outcome)
         shape = self._ladder.shape
         if shape.is_chain:
             return chain_trail(outcome.depth, outcome.accepted)
@@ -412,7 +439,9 @@ class Auto(Controller):
     def _row(self, request: DraftingRow) -> RowHistory:
         if request not in self._rows:
             counts = self.acceptance.new()
-            self._rows[request] = RowHistory(counts, Ledger(self._static, self._prices, counts))
+            ledger = Ledger(self._static, self._prices, counts)
+            going = counts if self._stopping is None else self._stopping.new()
+            self._rows[request] = RowHistory(counts, ledger, going)
         return self._rows[request]
 
 

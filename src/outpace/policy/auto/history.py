@@ -19,6 +19,7 @@ class RowHistory:
 
     counts: Counts
     ledger: Ledger
+    going: Counts  # how far its chains go on, where something ends them
     begun: bool = False  # a request's first round reads the prompt, too
     read: int = 0  # tokens that the drafter has seen
     drafted: bool = False  # in its last round: then the drafter is up to date

@@ -74,13 +74,11 @@ class Aside:
     def __init__(self) -> None:
         self._since = 0
 
-    def choose(
-        self, best: int, widths: Sequence[int], costs: CostModel, place: Place, close: bool
-    ) -> int:
-        """Returns the best of the widths, or now and then one beside it: the one that was measured
-        least, or longest ago. close: plain decoding is looked at, too."""
-        at = widths.index(best)
-        beside = [*widths[max(0, at - 1) : at + 2], *[0] * close]
+    def choose(self, best: int, beside: Sequence[int], costs: CostModel, place: Place) -> int:
+        """Returns the best width, or now and then one of those beside it: the one that was measured
+        least, or longest ago."""
+        if not beside:
+            return best
         trust = {width: min(ENOUGH, costs.times_measured(place, width)) for width in beside}
         # On plain rounds everything depends: they are looked at twice as often as each other kind.
         ages = {width: costs.age(place, width) * (1 if width else 2) for width in beside}

@@ -1,0 +1,164 @@
+"""Ends the chains of a round where one token more is not expected to repay what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from outpace.core.proposal import DraftingTerms, EndsBehind
+from outpace.core.trees.tree_shape import Trail, chain_trail
+from outpace.policy.auto.acceptance import DRAFTER_MEMORY, Acceptance, Counts
+from outpace.policy.base import Outcome
+from outpace.policy.calibration import Calibration, Confidences
+from outpace.policy.row import DraftingRow
+
+GOES_ON = 0.9
+"""The chance that a chain goes on behind its first token, before anything is known."""
+
+NEXT, NEXT_WEIGHT = 0.8, 8.0
+"""The chance that a token is accepted behind accepted ones, before anything is known, and the
+weight of that in observed tokens."""
+
+AHEAD = 3
+"""Tokens ahead over which the price of one more is averaged: single medians are off by as much as
+a token costs."""
+
+
+class Stopping:
+    """Watches the chains of the rows for which `Auto` chooses how much to draft.
+
+    How likely it is that all tokens of a chain so far are accepted follows from how sure the
+    drafter was of each, and from how often that came true (`Calibration`). One more token in each
+    row brings that chance times the chance of a next one, summed over the rows. It makes the round
+    longer by its own drafting and scoring. Where it brings less in that time than rounds bring, the
+    chains of all these rows end: a pass is as wide as its widest row, so that ending one chain
+    alone would save nothing. The token that was looked at stays in the draft, so that each token
+    follows the law that it was drawn from.
+    """
+
+    def __init__(self) -> None:
+        self._calibration = Calibration(memory=DRAFTER_MEMORY)
+        self._next = Counts(DRAFTER_MEMORY, NEXT)
+        self._going = Acceptance(GOES_ON)
+        self._free: Sequence[DraftingRow] = ()
+        self._least: Sequence[float] = ()  # by length, from 1; the sum of the rows' chances
+        self._confidences = Confidences(())
+        self._watched: dict[DraftingRow, bool] = {}  # in this round: whether its chain was ended
+
+    def new(self) -> Counts:
+        """Returns the empty counts of a new request: how far its chains go on."""
+        return self._going.new()
+
+    # -- before a round ------------------------------------------------------------------------
+
+    def reach(self, rows: Sequence[Counts], widest: int) -> list[float]:
+        """Returns the chance that a chain comes to have 1, 2, ... ``widest`` tokens, if nothing
+        else ends it, on average over these rows."""
+        reached = [0.0] * widest
+        for row in rows:
+            goes_on = [chance for (chance,) in self._going.chances(row, max(0, widest - 1))]
+            for place, chance in enumerate(accumulate(goes_on, float.__mul__, initial=1.0)):
+                reached[place] += chance / len(rows)
+        return reached
+
+    def begin(self, free: Sequence[DraftingRow]) -> None:
+        """Begins a round: the rows whose chains are watched. They end where they must, unless
+        there is a plan."""
+        self._free, self._least = free, ()
+
+    def plan(self, rate: float, curve: Sequence[float]) -> None:
+        """Is told what the coming round's tokens have to bring.
+
+        rate: tokens per second that rounds bring, all rows together. curve: the seconds of a round
+        by its width.
+        """
+        chance = self._next.rank(0).rate(0, NEXT, NEXT_WEIGHT)
+        self._least = [rate * price / chance for price in prices_of_one_more(curve)]
+
+    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+        """Returns the terms of the coming round. What ends the chains may be planned after this."""
+        self._confidences, self._watched = Confidences(requests), {}
+        chances = [self._calibration.chances()] * len(requests)
+
+        def begin(counts: Sequence[int]) -> EndsBehind:
+            asked = {
+                request: count
+                for request, count in zip(requests, counts, strict=True)
+                if count and request in self._free
+            }
+            self._watched |= dict.fromkeys(asked, False)
+            live = [request in asked for request in requests]
+
+            def end(length: int) -> None:
+                self._watched |= {request: count > length for request, count in asked.items()}
+
+            return self._confidences.watch(counts, chances, self._ending(live, end))
+
+        return replace(terms, ends_behind=begin)
+
+    def _ending(
+        self, live: Sequence[bool], end: Callable[[int], None]
+    ) -> Callable[[Tensor], Tensor]:
+        """What ends the chains of the ``live`` rows. end: is told at which length."""
+        length = 0
+
+        def ends(safe: Tensor) -> Tensor:
+            nonlocal length
+            length += 1
+            hope = sum(chance for chance, on in zip(safe.tolist(), live, strict=True) if on)
+            if length > len(self._least) or hope >= self._least[length - 1]:
+                return torch.zeros_like(safe, dtype=torch.bool)
+            end(length)
+            return torch.tensor(live, device=safe.device)
+
+        return ends
+
+    # -- behind a round ------------------------------------------------------------------------
+
+    def learn(self, request: DraftingRow, own: Counts, outcome: Outcome) -> Trail:
+        """Learns from what became of a chain; returns it for those who learn how far drafts get: a
+        token that was not drafted any more counts as one that was not accepted.
+
+        own: the request's counts, from `new`.
+        """
+        trail = chain_trail(outcome.depth, outcome.accepted)
+        ranges = self._confidences.ranges(request, outcome.depth)
+        if request not in self._watched or ranges is None:
+            return trail
+        self._calibration = self._calibration.with_draft(ranges, outcome.accepted)
+        for _, accepted in trail[1:]:
+            self._next.add([(1, accepted)])
+        end: Trail = [(1, None)] if self._watched[request] else []
+        drafted: Trail = [(1, 0)] * (outcome.depth - 1)
+        self._going.learn(own, [*drafted, *end])
+        return [*trail, *end] if outcome.accepted == outcome.depth else trail
+
+
+def prices_of_one_more(curve: Sequence[float]) -> list[float]:
+    """Returns by how many seconds a token more makes a round longer that has 1, 2, ... of them.
+
+    >>> prices_of_one_more([10.0, 12.0, 13.0, 14.0, 18.0])
+    [2.0, 2.0, 2.5]
+    """
+    last = len(curve) - 1
+    around = [(max(1, width - 1), min(last, width + AHEAD)) for width in range(1, last)]
+    return [(curve[high] - curve[low]) / (high - low) for low, high in around]
+
+
+def expected_seconds(curve: Sequence[float], reach: Sequence[float], floor: int) -> list[float]:
+    """Returns the seconds that a round takes on average, for each number of tokens 0, 1, ... that
+    chains may have.
+
+    reach: the chance of each number of tokens 1, 2, ... to be drafted. floor: tokens that some
+    other row drafts in any case.
+
+    >>> expected_seconds([10.0, 12.0, 16.0], reach=[1.0, 0.5], floor=0)
+    [10.0, 12.0, 14.0]
+    """
+    padded = [curve[max(width, floor)] for width in range(len(reach) + 1)]
+    more = (chance * (b - a) for chance, (a, b) in zip(reach, pairwise(padded), strict=True))
+    return list(accumulate(more, initial=padded[0]))

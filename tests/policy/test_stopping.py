@@ -1,0 +1,157 @@
+"""Chains end where one token more is not expected to repay what it costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from outpace.core.law import RowOptions
+from outpace.core.params import SamplingParams
+from outpace.core.proposal import DraftingTerms
+from outpace.core.stats import Seconds
+from outpace.engine.request import Request
+from outpace.policy.auto.controller import Auto
+from outpace.policy.auto.ladder import Ladder
+from outpace.policy.auto.stopping import Stopping
+from outpace.policy.base import Outcome, affordable
+
+CHAINS = Ladder.chains(16)
+SURE, UNSURE = 0.95, 0.35
+DRAFT, SLOPE = 0.3, 0.05  # what a drafted and a scored token take, in plain rounds
+
+
+def request(**options: object) -> Request:
+    params = SamplingParams(**{"temperature": 0, **options}).resolve({})
+    return Request([1, 2, 3], RowOptions(params), 0, 10**6)
+
+
+@dataclass
+class Drafter:
+    """A drafter that is as often right as it is sure, and sure of most tokens."""
+
+    dice: random.Random
+    sure_of: float = 0.75
+
+    def next(self) -> tuple[float, bool]:
+        """Returns how sure it is of its next token, and whether that is right."""
+        sure = SURE if self.dice.random() < self.sure_of else UNSURE
+        return sure, self.dice.random() < sure
+
+
+def chains(auto: Auto, rows: Sequence[Request], of: Drafter) -> list[tuple[int, int]]:
+    """Returns how many tokens each row drafts in a round, and how many of them are accepted."""
+    budgets = affordable(rows, auto.budgets(rows))
+    terms = auto.terms(rows, DraftingTerms())
+    if not any(budgets):
+        return [(0, 0)] * len(rows)
+    ends = None if terms.ends_behind is None else terms.ends_behind(budgets)
+    counts, drafted = list(budgets), [[of.next()] for _ in rows]
+    while True:
+        length = len(drafted[0])
+        if ends is not None:
+            sure = torch.tensor([row[-1][0] for row in drafted])
+            law = torch.stack([1 - sure, sure], 1)
+            ended = ends(law, torch.ones(len(rows), dtype=torch.long)).tolist()
+            counts = [min(n, length) if end else n for n, end in zip(counts, ended, strict=True)]
+        if length >= max(counts):
+            break
+        for row in drafted:
+            row.append(of.next())
+    found = []
+    for count, row in zip(counts, drafted, strict=True):
+        wrong = next((place for place, (_, right) in enumerate(row[:count]) if not right), count)
+        found.append((count, wrong))
+    return found
+
+
+def play(
+    auto: Auto,
+    rows: Sequence[Request],
+    rounds: int,
+    of: Drafter,
+    watch: Callable[[list[tuple[int, int]]], None] = lambda _: None,
+) -> float:
+    """Plays rounds; returns the tokens of a row in the time of a plain round."""
+    took, tokens = 0.0, 0
+    for _ in range(rounds):
+        made = chains(auto, rows, of)
+        watch(made)
+        outcomes = []
+        for row, (drafted, accepted) in zip(rows, made, strict=True):
+            row.extend([7] * (accepted + 1))
+            outcomes.append(Outcome(drafted, drafted, accepted, accepted + 1, method="model"))
+            tokens += accepted + 1
+        width = max(drafted for drafted, _ in made)
+        seconds = Seconds(DRAFT * width, 1 + SLOPE * width, 0.0)
+        took += seconds.total
+        auto.record(rows, outcomes, seconds)
+    return tokens / took / len(rows)
+
+
+def test_drafts_that_end_in_time_bring_more() -> None:
+    ending = play(Auto(CHAINS, stops=True), [request()], 1500, Drafter(random.Random(1)))
+    always = play(Auto(CHAINS), [request()], 1500, Drafter(random.Random(1)))
+    assert ending > 1.08 * always
+
+
+def test_a_chain_ends_behind_a_token_of_which_the_drafter_is_not_sure() -> None:
+    auto, lengths, row = Auto(CHAINS, stops=True), [], request()
+    play(auto, [row], 600, Drafter(random.Random(2)))
+
+    @dataclass
+    class Told(Drafter):
+        place: int = 0
+
+        def next(self) -> tuple[float, bool]:
+            self.place += 1
+            return (UNSURE if self.place % 4 == 0 else SURE), True
+
+    play(auto, [row], 40, Told(random.Random(0)), lambda made: lengths.append(made[0][0]))
+    # Every fourth token is doubted. It stays in its draft, which ends with it or with its budget.
+    assert {4} <= set(lengths) <= {0, 1, 2, 3, 4}
+
+
+def test_rows_of_a_batch_end_together() -> None:
+    auto, made = Auto(CHAINS, stops=True), []
+    play(auto, [request() for _ in range(3)], 300, Drafter(random.Random(3)), made.append)
+    drafting = [each for each in made if max(each)[0]]
+    assert len({each[0][0] for each in drafting}) > 2  # of many lengths
+    whole = [each for each in drafting if all(count for count, _ in each)]
+    assert whole
+    assert all(len({count for count, _ in each}) == 1 for each in whole)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 1.0, "seed": 7}, {"speculative": 6}])
+def test_what_a_row_drafts_by_its_own_rule_is_not_ended(options: dict[str, object]) -> None:
+    auto = Auto(CHAINS, stops=True)
+    play(auto, [request()], 400, Drafter(random.Random(4)))
+    rows = [request(**options), request()]
+    budgets = affordable(rows, auto.budgets(rows))
+    terms = auto.terms(rows, DraftingTerms())
+    assert terms.ends_behind is not None
+    ends = terms.ends_behind([6, *budgets[1:]])
+    doubted = torch.tensor([[0.99, 0.01]] * 2)
+    ended = [ends(doubted, torch.tensor([1, 1])).tolist() for _ in range(3)]
+    assert not any(own for own, _ in ended)
+
+
+def test_a_token_that_was_not_drafted_any_more_counts_as_missed() -> None:
+    stopping, row = Stopping(), request()
+    own = stopping.new()
+    stopping.begin([row])
+    stopping.plan(rate=100.0, curve=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])  # nothing is worth that
+    begin = stopping.terms([row], DraftingTerms()).ends_behind
+    assert begin is not None
+    assert begin([4])(torch.tensor([[0.0, 1.0]]), torch.tensor([1])).item()
+    outcome = Outcome(1, 1, 1, 2)
+    assert stopping.learn(row, own, outcome) == [(1, 0), (1, None)]
+    # One that was as long as it could be says nothing about the next token.
+    begin([1])(torch.tensor([[0.0, 1.0]]), torch.tensor([1]))
+    assert stopping.learn(row, own, outcome) == [(1, 0)]
+    reached = stopping.reach([own], 2)
+    assert reached[0] == 1.0
+    assert reached[1] < 0.9
