@@ -21,9 +21,10 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.bench.builtin import BUILT_IN
 from outpace.core.trees.best_shape import BestShapes
-from outpace.core.trees.tree_shape import Chances, TreeShape
+from outpace.core.trees.tree_shape import Chances
 from outpace.policy.auto.acceptance import Acceptance
 from outpace.policy.lengths.constant import Constant
+from outpace.tune.tree_trial import probe
 
 NODES = (2, 4, 8, 16, 32)
 SEEDS = (1, 2, 3)
@@ -72,25 +73,9 @@ def with_error(figure: Callable[[Sequence[int]], float]) -> tuple[float, float]:
     return figure(every), error
 
 
-def first_shape() -> TreeShape:
-    """A chain of 16 of which each of the first eight tokens has two siblings, and each of these two
-    descendants: it shows what becomes of all depths and of siblings."""
-    parents, spine, beside = [], 0, []
-    for depth in range(16):
-        parents.append(spine)
-        eldest = len(parents)
-        for _ in range(2 if depth < 8 else 0):
-            parents.append(spine)
-            beside.append(len(parents))
-        spine = eldest
-    for node in beside:
-        parents += [node, len(parents) + 1]
-    return TreeShape(tuple(parents))
-
-
 def seen(llm: LLM, temperature: float) -> Chances:
     """Returns the chances by depth and rank. Beyond 16 levels they go on as they were."""
-    shape = first_shape()
+    shape = probe(16, siblings=3)
     llm.engine.controller = Constant(shape.size, shape=shape)
     acceptance = Acceptance()
     request = acceptance.new()

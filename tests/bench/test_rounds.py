@@ -29,6 +29,7 @@ from outpace.bench.stats.theory import Times
 from outpace.bench.synthetic.pair import Pair
 from outpace.core.stats import Metrics
 from outpace.engine.request import Request
+from outpace.engine.trace import RoundTrace
 
 
 def metrics(*rounds: tuple[int, int]) -> Metrics:
@@ -148,6 +149,34 @@ def test_samples_of_a_prompt_are_made_together_and_stand_in_its_place(pair: Pair
     plain = Ours(ours.llm, "plain", "off")
     assert plain.run(job).texts == plain.run(job).texts
     assert len({tuple(text) for text in plain.run(job).texts}) > 2
+
+
+def test_the_task_of_a_prompt_is_its_tag_where_tags_choose_the_drafter(pair: Pair) -> None:
+    config = {
+        "method": "tagged",
+        "routes": {"code": {"model": pair.drafter}},
+        "default": {"method": "ngram", "prompt_lookup_min": 1},
+        "num_speculative_tokens": 2,
+    }
+    ours = Ours(LLM(pair.target, speculative_config=config, max_num_seqs=1), "tagged")
+    prompts = ((5, 6, 5, 6, 5), (5, 6, 5, 6, 5))
+    job = BatchJob(prompts, 12, 0.0, tasks=("code", "chat"))
+    drafted: dict[str | None, set[str]] = {}
+
+    def note(trace: RoundTrace) -> None:
+        for request, name, decision in zip(
+            trace.requests, trace.methods, trace.decisions, strict=True
+        ):
+            if decision.drafted:
+                drafted.setdefault(request.params.tag, set()).add(name)
+
+    with ours.llm.engine.observing(note):
+        ours.run(job)
+    assert drafted == {"code": {"draft_model"}, "chat": {"ngram"}}
+    plain = Ours(ours.llm, "plain", "off")
+    assert {params.tag for params in plain._params(job)} == {"code", "chat"}
+    other = Ours(LLM(pair.target, speculative_config={"method": "ngram"}), "ngram")
+    assert {params.tag for params in other._params(job)} == {None}
 
 
 @pytest.mark.parametrize("samples", [1, 2])

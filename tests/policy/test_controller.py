@@ -16,7 +16,8 @@ from outpace.core.trees.tree_shape import TreeShape
 from outpace.engine.request import Request
 from outpace.policy.auto.acceptance import Acceptance, Counts
 from outpace.policy.auto.controller import FIRST, Auto
-from outpace.policy.auto.cost import HORIZON, STALE, CostModel, Place, Spells
+from outpace.policy.auto.cost import STALE, CostModel, Place
+from outpace.policy.auto.durations import HORIZON, Spells
 from outpace.policy.auto.growing import REGROWN, Growing
 from outpace.policy.auto.history import ALONG, RowHistory
 from outpace.policy.auto.ladder import Ladder
@@ -221,8 +222,8 @@ def test_beside_others_a_drafter_waits_where_texts_end_early() -> None:
     known.catching_up = 7.0  # for a prompt of eight tokens
     known.play([request()], 60)
     for _ in range(20):
-        short = Request([1] * 8, RowOptions(request().params), 0, 100, (9,))
-        auto.record([short], [Outcome(0, 0, 0, short.extend([9]))], None)
+        short = Request([1] * 8, RowOptions(request().params), 0, 400, (9,))
+        auto.record([short], [Outcome(0, 0, 0, short.extend([2] * 80 + [9]))], None)
 
     def drafts_behind(tokens: int, savings: list[float] | None) -> bool:
         row = request(200)

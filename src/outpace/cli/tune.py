@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from outpace.cli.flags import options as opt
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import ModelFlags
 from outpace.cli.flags.prompts import read_prompts
+from outpace.cli.flags.speculation import parse_object
 from outpace.cli.loading import load_llm
 from outpace.core.extras import extra
 from outpace.errors import ConfigError
@@ -29,6 +39,19 @@ app = typer.Typer(
     help="Fit a drafter to your own model and prompts.",
 )
 
+Prompts = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help="Texts of the kind that will be continued: a text file, or *.jsonl or *.json with "
+        '{"prompt": ...} records. May be given several times. Unset: a few built in.',
+    ),
+]
+
+MOST_NODES, MOST_LEVELS = 64, 16
+"""The largest trees that may be looked for."""
+
 TRIED = {"method": "layer_skip", "num_speculative_tokens": 6, "draft_exit": None}
 """How the trials speculate: rounds with drafts of six tokens show what shorter ones bring."""
 
@@ -43,15 +66,7 @@ def tune() -> None:
 def layers(
     *,
     model: ModelFlags,
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--prompts",
-            metavar="FILE",
-            help="Texts of the kind that will be continued: a text file, or *.jsonl or *.json with "
-            '{"prompt": ...} records. May be given several times. Unset: a few built in.',
-        ),
-    ] = None,
+    prompts: Prompts = None,
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE", help="Where the layers are written.")
     ] = Path("layers.json"),
@@ -102,14 +117,7 @@ def layers(
 
 def _search(search: LayerSearch, trials: int) -> bool:
     """Searches under a progress bar; returns whether it was not interrupted."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with _bar(MofNCompleteColumn()) as bar:
         task = bar.add_task(
             f"plain {search.plain:.1f} tokens/s", total=trials, completed=min(trials, search.done)
         )
@@ -125,6 +133,13 @@ def _search(search: LayerSearch, trials: int) -> bool:
         return search.run(trials, report)
 
 
+def _bar(count: ProgressColumn) -> Progress:
+    """A progress bar on a terminal. count: how it says how far it is."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
 def _conclude(found: ChosenLayers, search: LayerSearch, out: Path, complete: bool) -> None:
     facts = found.found
     speed, plain = facts["predicted_tokens_per_second"], facts["plain_tokens_per_second"]
@@ -136,6 +151,76 @@ def _conclude(found: ChosenLayers, search: LayerSearch, out: Path, complete: boo
         typer.echo("None of the choices tried is faster than plain decoding.", err=True)
     if not complete:
         typer.echo(f"Stopped after {search.done} trials; the same command goes on.", err=True)
+
+
+@app.command()
+@grouped
+def tree(
+    *,
+    model: ModelFlags,
+    draft: opt.Draft = None,
+    speculative_config: opt.SpeculativeJson = None,
+    prompts: Prompts = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Where the drafter's config is written.")
+    ] = Path("tree.json"),
+    nodes: Annotated[int, typer.Option(min=1, max=MOST_NODES, help="Nodes at most.")] = 24,
+    levels: Annotated[int, typer.Option(min=1, max=MOST_LEVELS, help="Levels at most.")] = 8,
+    tokens: Annotated[int, typer.Option(min=8, help="Tokens to generate per prompt.")] = 64,
+    at_most: Annotated[
+        int, typer.Option("--at-most", min=1, help="Prompts to use of those given.")
+    ] = 8,
+    temperature: opt.Temperature = 0.0,
+) -> None:
+    """Find the static tree of drafted tokens that is best for a model and its drafter (Sequoia).
+
+    Rounds are played on the prompts to see how often siblings are accepted at each depth, and what
+    rounds take; the best tree for that follows by dynamic programming.
+
+    `outpace tune tree -m big-model --draft small-model --prompts mine.jsonl --out tree.json`
+
+    Then: `--speculative-config tree.json`
+    """
+    texts = [entry.text for file in prompts or () for entry in read_prompts(None, file)]
+    _check_out(out)
+    config = tree_config(draft, speculative_config)
+    engine = {**model.arguments(), "speculative_config": config}
+    llm, _ = load_llm(model.model, engine, {}, texts=1)
+
+    from outpace.tune.layer_trial import built_in_prompts
+    from outpace.tune.tree_trial import TreeTrials
+
+    used = (texts or built_in_prompts())[:at_most]
+    played = TreeTrials(llm, used, tokens, temperature or 0.0)
+    with _bar(TaskProgressColumn()) as bar:
+        task = bar.add_task("playing rounds", total=1.0)
+        for share in played.play(nodes, levels):
+            bar.update(task, completed=share)
+    found = played.best(nodes, levels)
+    paths = [list(path) for path in found.shape.paths]
+    out.write_text(json.dumps({**config, "branching": paths}) + "\n", encoding="utf-8")
+    speed, plain = found.tokens_per_second, found.plain
+    typer.echo(f"{out}: {len(paths)} nodes on {found.shape.height} levels, {found.tokens:.2f} "
+               f"tokens per pass; predicted {speed:.1f} tokens/s, the best chain "
+               f"{found.of_chain:.1f}, plain {plain:.1f} ({speed / plain:.2f}x).")  # fmt: skip
+    if speed <= plain:
+        typer.echo("No tree is expected to be faster than plain decoding here.", err=True)
+
+
+def tree_config(draft: str | None, given: str | None) -> dict[str, Any]:
+    """Returns the ``speculative_config`` of the drafter whose tree is looked for."""
+    if given is None:
+        from outpace.heads.checkpoint import kind_in
+
+        kind = None if draft is None else kind_in(draft)
+        named = {} if draft is None else {"model": draft}
+        return {"method": kind or "draft_tree", **named}
+    if draft is not None:
+        raise ConfigError("--speculative-config and --draft exclude each other: put both into it.")
+    config = parse_object("--speculative-config", given, ConfigError)
+    if "branching" in config:
+        raise ConfigError("--speculative-config has a 'branching', which is what is looked for.")
+    return config
 
 
 @app.command()

@@ -197,8 +197,11 @@ class Benchmark:
         rows = tuple(tuple(self._ids(p)) for p in prompts)
         if not all(rows):
             raise PromptError("a prompt is empty once it is tokenised.")
+        tasks = tuple(prompt.task for prompt in prompts)
         plan = self.plan
-        return BatchJob(rows, plan.max_tokens, temperature, plan.seed, samples=plan.samples)
+        return BatchJob(
+            rows, plan.max_tokens, temperature, plan.seed, samples=plan.samples, tasks=tasks
+        )
 
     def _ended(self, job: BatchJob) -> BatchJob:
         """The job with as many tokens as plain decoding writes before the target ends its texts; of

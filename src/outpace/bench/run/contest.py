@@ -16,7 +16,8 @@ class BatchJob:
 
     If the target itself ends its one text there, ``most`` is how many tokens there might have been.
     Our own engine is told of no other number: whoever knows where a text ends drafts better than
-    in use. samples: texts of each prompt, which stands as often as that, side by side.
+    in use. samples: texts of each prompt, which stands as often as that, side by side. tasks: of
+    each prompt, if they are known.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -25,6 +26,7 @@ class BatchJob:
     seed: int = 0
     most: int | None = None
     samples: int = 1
+    tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

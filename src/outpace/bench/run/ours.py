@@ -28,6 +28,7 @@ class Ours(Contestant):
         self._shared = shared
         self.name = name
         self.speculative = speculative
+        self._tagged = llm.config.method == "tagged"
         self.plain = speculative in ("off", 0) or llm.config.method == "none"
         rule = llm.engine.verifier.rule
         self.rule = None if self.plain else rule.name
@@ -54,8 +55,10 @@ class Ours(Contestant):
         return [text for out in self.llm.generate(prompts, params) for text in out.outputs]
 
     def _params(self, job: BatchJob) -> list[SamplingParams]:
-        """Options of each prompt. Several texts of one have no seed where that would keep them from
-        drafting for each other: what is drafted for a text with a seed follows from it alone."""
+        """Options of each prompt, whose task is its tag where tags choose the drafter. Several
+        texts of one have no seed where that would keep them from drafting for each other: what is
+        drafted for a text with a seed follows from it alone."""
+        tags = job.tasks[:: job.samples] if self._tagged else ()
         repeats = job.samples == 1 or self.plain or self.same_text_when_sampled
         return [
             SamplingParams(
@@ -65,6 +68,7 @@ class Ours(Contestant):
                 ignore_eos=job.most is None,
                 seed=job.seed + index if repeats else None,
                 speculative=self.speculative,
+                tag=tags[index] if tags else None,
             )
             for index in range(len(job.prompts) // job.samples)
         ]

@@ -77,6 +77,18 @@ class TreeShape:
             number[path] = len(number)
         return cls(tuple(number[path[:-1]] for path in listed))
 
+    @cached_property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """The path of each node, as `of_paths` takes it.
+
+        >>> TreeShape((0, 1, 0, 1)).paths
+        ((0,), (0, 0), (1,), (0, 1))
+        """
+        found: list[tuple[int, ...]] = [()]
+        for node, parent in enumerate(self.parents, 1):
+            found.append((*found[parent], self.children[parent].index(node)))
+        return tuple(found[1:])
+
     @classmethod
     def grown(cls, nodes: int, chances: Chances, level: float, node: float) -> TreeShape:
         """Returns the shape to which, time and again, the node was added that promises most for its

@@ -10,7 +10,7 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
 from outpace.policy.auto.acceptance import PRIOR, Acceptance
-from outpace.policy.auto.cost import ENOUGH, CostModel, Place, ReadingCost
+from outpace.policy.auto.cost import ENOUGH, CostModel, Place
 from outpace.policy.auto.finds import Finds
 from outpace.policy.auto.growing import Growing
 from outpace.policy.auto.history import RowHistory
@@ -102,10 +102,6 @@ class Auto(Controller):
         """Levels per node of drafts whose shape is not known beforehand; 1 where the ladder's own
         shape says it."""
         return self._known.slimness.levels_per_node if self._loose else 1.0
-
-    @property
-    def _reading(self) -> ReadingCost:
-        return self._known.reading
 
     # -- choosing ------------------------------------------------------------------------------
 
@@ -229,7 +225,7 @@ class Auto(Controller):
         if plain is None or self.costs.times_measured(place, 0) < PLAIN:
             return 0  # all others are measured against it
         scout = self._scout(free)
-        reading = self._reading.seconds(self._unread(scout))
+        reading = self._known.reading.seconds(self._unread(scout))
         # A find has to pay for the rounds before it in which asking brought nothing.
         asking = self._known.finding.misses_per_find * self.costs.miss(place)
         outlook = self._outlook(requests, free, place, floor, asking)
@@ -299,15 +295,14 @@ class Auto(Controller):
         as in `choose`."""
         alone = savings is None
         unread = [self._unread(request) for request in free]
-        spell = self._known.spells.typical
-        ahead = [min(request.remaining, spell) for request in free]
+        ahead = [self._known.ahead(one.remaining, len(one.output_ids), alone) for one in free]
         behind = [
             min(len(request.output_ids), most) for request, most in zip(free, unread, strict=True)
         ]
         if savings is None or not any(unread):
             savings = [1 - 1 / gain] * len(free)
         patience = 0.0 if alone else self._known.ends.early
-        reading = self._reading.seconds(sum(unread)) / plain
+        reading = self._known.reading.seconds(sum(unread)) / plain
         return rounds_to_wait(reading * rows, ahead, behind, savings, patience)
 
     def _seconds(
@@ -376,7 +371,7 @@ class Auto(Controller):
             if outcome.drafted:
                 row.read = request.length
             if request.finished:
-                self._known.ends.add(request.remaining > 0)
+                self._known.ends.add(len(request.output_ids), request.remaining > 0)
             row.ledger.enter(outcome.drafted, outcome.depth, outcome.emitted)
             if outcome.drafted and self._loose:
                 self._known.slimness.add(outcome.drafted, outcome.depth)
@@ -406,10 +401,10 @@ class Auto(Controller):
             self._add_round(place, width, seconds, levels, found)
         elif begun and not trusted:
             # Even if drafting took no time at all, scoring may already cost more than it brings.
-            drafting = self._reading.besides(seconds.draft, unread)
+            drafting = self._known.reading.besides(seconds.draft, unread)
             costs.add(place, width, replace(seconds, draft=drafting), levels)
         if unread:
-            self._reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
+            self._known.reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
         self._trials.spend(seconds.total if self._ours else 0.0)
         plain = costs.measured(place).get(0)
         if self._trial and (width or self._asked) and plain is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outpace.policy.auto.acceptance import Counts
-from outpace.policy.auto.cost import Spells
+from outpace.policy.auto.durations import Spells
 from outpace.policy.auto.ledger import Ledger
 
 ALONG = 16

@@ -1,0 +1,29 @@
+"""What it costs a drafter to catch up with a text."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median_low
+
+from outpace.policy.auto.cost import KEPT
+
+
+class ReadingCost:
+    """How long a drafter takes to read a token that it has not seen yet: of a prompt, or of what
+    was generated without it."""
+
+    def __init__(self) -> None:
+        self._seen: deque[float] = deque(maxlen=KEPT)
+
+    def add(self, seconds: float, tokens: int) -> None:
+        """Adds what reading so many tokens took."""
+        self._seen.append(max(0.0, seconds) / tokens)
+
+    def seconds(self, tokens: int) -> float:
+        """Returns what reading so many will take; 0 while nothing is known."""
+        return tokens * median_low(self._seen) if self._seen else 0.0
+
+    def besides(self, seconds: float, tokens: int) -> float:
+        """Returns what of a draft's seconds did not go into reading so many; 0 while nothing is
+        known."""
+        return max(0.0, seconds - self.seconds(tokens)) if self._seen else 0.0
