@@ -237,8 +237,10 @@ class Auto(Controller):
         rows = len(requests)
         wait = self._wait(free, rows, outlook.gain, plain, savings) if self._promising else REST
         if not wait:
-            return self._aside.choose(best, self._beside(outlook), self.costs, place)
-        narrow = self._ladder.widths[1]
+            # Chains that are ended are no longer than pays, however long they might be.
+            chosen = best if self._stopping is None else max(outlook.rates)
+            return self._aside.choose(chosen, self._beside(outlook), self.costs, place)
+        narrow = self._ladder.widths[1] if self._stopping is None else self._at_most(FIRST)
         more = (outlook.tokens[narrow] / outlook.tokens[0] - 1) / len(free)
         longer = outlook.seconds[narrow] - plain + reading + asking
         bearer = scout if reading else None
@@ -267,9 +269,7 @@ class Auto(Controller):
         seconds = {width: takes[width] for width in near}
         # Rows whose budget is not chosen here bring the same whatever is chosen.
         others = len(requests) - len(free)
-        # Where chains are ended, the longest is the best: they are no longer than pays.
-        choices = near if self._stopping is None else [0, near[-1]]
-        rates = {w: (others + tokens[w]) / (seconds[w] + asking * (w > 0)) for w in choices}
+        rates = {w: (others + tokens[w]) / (seconds[w] + asking * (w > 0)) for w in near}
         outlook = Outlook(tokens, seconds, rates)
         if self._stopping is not None:
             self._stopping.plan(rates[outlook.best], curve)
