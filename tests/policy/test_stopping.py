@@ -98,6 +98,14 @@ def test_drafts_that_end_in_time_bring_more() -> None:
     assert ending > 1.08 * always
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_pays_is_not_given_up_before_it_is_known_how_early_chains_end(seed: int) -> None:
+    auto, of, made = Auto(CHAINS, stops=True), Drafter(random.Random(seed), sure_of=0.6), []
+    for _ in range(4):
+        play(auto, [request()], 60, of, made.append)
+    assert sum(count > 0 for ((count, _),) in made) > 0.7 * len(made)
+
+
 def test_a_chain_ends_behind_a_token_of_which_the_drafter_is_not_sure() -> None:
     auto, lengths, row = Auto(CHAINS, stops=True), [], request()
     play(auto, [row], 600, Drafter(random.Random(2)))
@@ -113,6 +121,15 @@ def test_a_chain_ends_behind_a_token_of_which_the_drafter_is_not_sure() -> None:
     play(auto, [row], 40, Told(random.Random(0)), lambda made: lengths.append(made[0][0]))
     # Every fourth token is doubted. It stays in its draft, which ends with it or with its budget.
     assert {4} <= set(lengths) <= {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("rows", [2, 4, 9])
+def test_a_batch_for_which_drafting_does_not_pay_is_tried_now_and_then(rows: int) -> None:
+    auto, made = Auto(CHAINS, stops=True), []
+    hopeless = Drafter(random.Random(5), sure_of=0.0)
+    play(auto, [request() for _ in range(rows)], 800, hopeless, made.append)
+    drafting = [each for each in made if any(count for count, _ in each)]
+    assert 2 < len(drafting) < 200
 
 
 def test_rows_of_a_batch_end_together() -> None:

@@ -238,9 +238,11 @@ class Auto(Controller):
         wait = self._wait(free, rows, outlook.gain, plain, savings) if self._promising else REST
         if not wait:
             # Chains that are ended are no longer than pays, however long they might be.
-            chosen = best if self._stopping is None else max(outlook.rates)
+            chosen = best if self._stopping is None else outlook.widest
             return self._aside.choose(chosen, self._beside(outlook), self.costs, place)
-        narrow = self._ladder.widths[1] if self._stopping is None else self._at_most(FIRST)
+        # One token would say nothing of when chains are ended.
+        few = 1 if self._stopping is None else min(FIRST, outlook.widest)
+        narrow = self._at_most(few)
         more = (outlook.tokens[narrow] / outlook.tokens[0] - 1) / len(free)
         longer = outlook.seconds[narrow] - plain + reading + asking
         bearer = scout if reading else None

@@ -12,6 +12,10 @@ HORIZON = 128
 because texts may end early."""
 
 
+KEPT_OF_ENDS = 0.7
+"""What is left of the weight of earlier texts at the end of each."""
+
+
 class Spells:
     """How many tokens a row generates while drafting promises to pay without a break.
 
@@ -38,20 +42,22 @@ class Spells:
 
 class Ends:
     """When texts end, by the latest ones: what a drafter has to read first must be repaid before
-    that."""
+    that. The last few count most, because texts of one kind come together."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[int, bool]] = deque([(HORIZON, True), (HORIZON, False)], KEPT)
+        self._texts, self._early, self._tokens = 2.0, 1.0, 2.0 * HORIZON
 
     def add(self, tokens: int, early: bool) -> None:
         """Adds a text that has ended with so many generated tokens. early: it might have gone
         on."""
-        self._seen.append((max(1, tokens), early))
+        self._texts = self._texts * KEPT_OF_ENDS + 1
+        self._early = self._early * KEPT_OF_ENDS + early
+        self._tokens = self._tokens * KEPT_OF_ENDS + max(1, tokens)
 
     @property
     def early(self) -> float:
         """The share of those that ended before they had to."""
-        return sum(early for _, early in self._seen) / len(self._seen)
+        return self._early / self._texts
 
     def expected(self, remaining: int, so_far: int = 0) -> float:
         """Returns how many tokens are expected to come where so many may: as if texts ended by
@@ -61,9 +67,8 @@ class Ends:
         >>> ends = Ends()
         >>> for _ in range(15):
         ...     ends.add(tokens=20, early=True)
-        >>> round(ends.expected(1000)), round(ends.expected(1000, so_far=300))
-        (20, 40)
+        >>> round(ends.expected(1000)), round(ends.expected(1000, so_far=100))
+        (20, 50)
         """
-        tokens = so_far + sum(tokens for tokens, _ in self._seen)
-        chance = sum(early for _, early in self._seen) / tokens
+        chance = self._early / (self._tokens + so_far)
         return (1 - exp(-chance * remaining)) / chance if chance else float(remaining)

@@ -26,6 +26,11 @@ class Outlook:
     rates: Mapping[int, float]  # tokens of all rows per second
 
     @property
+    def widest(self) -> int:
+        """The largest width of which anything is known."""
+        return max(self.rates)
+
+    @property
     def best(self) -> int:
         """The width that promises most."""
         return max(self.rates, key=self.rates.__getitem__)

@@ -12,7 +12,7 @@ REPAID = 2.0
 """Reading must be repaid so many times by what drafting promises, since texts end early, and since
 of several ways that which promises most promises too much."""
 
-BOLD = 0.03
+BOLD = 0.02
 """What takes no more than this share of the time that is left, at the speed of plain decoding, is
 read at once."""
 

@@ -60,8 +60,9 @@ class Stopping:
         else ends it, on average over these rows."""
         reached = [0.0] * widest
         for row in rows:
-            goes_on = [chance for (chance,) in self._going.chances(row, max(0, widest - 1))]
-            for place, chance in enumerate(accumulate(goes_on, float.__mul__, initial=1.0)):
+            goes_on = [chance for (chance,) in self._going.chances(row, widest)]
+            chances = accumulate(goes_on, float.__mul__, initial=1.0)
+            for place, chance in zip(range(widest), chances, strict=False):
                 reached[place] += chance / len(rows)
         return reached
 
