@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import pytest
 import torch
 
+from outpace import LLM
+from outpace.api import BUNDLED
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import DraftingTerms
@@ -17,10 +20,13 @@ from outpace.engine.request import Request
 from outpace.policy.auto.controller import Auto
 from outpace.policy.auto.ladder import Ladder
 from outpace.policy.auto.stopping import Stopping
-from outpace.policy.base import Outcome, affordable
+from outpace.policy.base import Controller, Outcome, affordable
+from outpace.policy.lengths.constant import Constant
+from outpace.policy.row import DraftingRow
 
 CHAINS = Ladder.chains(16)
 SURE, UNSURE = 0.95, 0.35
+DRAFTER = BUNDLED / "drafter"
 DRAFT, SLOPE = 0.3, 0.05  # what a drafted and a scored token take, in plain rounds
 
 
@@ -90,6 +96,64 @@ def play(
         took += seconds.total
         auto.record(rows, outcomes, seconds)
     return tokens / took / len(rows)
+
+
+class Ending(Controller):
+    """Asks for six tokens in every round, of which each costs nine tenths of a plain round."""
+
+    def __init__(self) -> None:
+        self.stopping = Stopping()
+        self._own = {}
+
+    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+        self.stopping.begin(requests)
+        self.stopping.plan(rate=1.0, curve=[1 + 0.9 * width for width in range(9)])
+        return [6] * len(requests)
+
+    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+        return self.stopping.terms(requests, terms)
+
+    def record(
+        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
+    ) -> None:
+        for row, outcome in zip(requests, outcomes, strict=True):
+            own = self._own.setdefault(row, self.stopping.new())
+            if outcome.depth:
+                self.stopping.learn(row, own, outcome)
+
+
+@pytest.mark.parametrize(
+    ("config", "temperature"),
+    [
+        ({"method": "draft_model"}, 0.0),
+        ({"method": "draft_model", "verify": "coupled"}, 0.8),
+        ({"method": "staged", "model": DRAFTER}, 0.0),
+    ],
+    ids=["draft_model", "coupled", "staged"],
+)
+def test_texts_are_the_same_where_chains_end(config: dict[str, Any], temperature: float) -> None:
+    llm = LLM(speculative_config=config, max_num_seqs=3)
+    llm.engine.controller = Ending()
+    prompts = ["Once upon a time", "Lily had a red ball.", "The dog ran to the"]
+    drafted: list[int] = []
+
+    def texts(speculative: Literal["off"] | None) -> list[Sequence[int]]:
+        params = [
+            SamplingParams(temperature=temperature, seed=n, max_tokens=80, speculative=speculative)
+            for n in range(len(prompts))
+        ]
+        return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+
+    with llm.engine.observing(lambda trace: drafted.extend(d.drafted for d in trace.decisions)):
+        written = texts(None)
+    assert len(set(drafted)) > 3, "chains of several lengths"
+    llm.engine.controller = Constant(0)
+    assert written == texts("off")
+
+
+def test_a_small_drafter_is_not_looked_at() -> None:
+    controller = LLM(speculative_config={"method": "draft_model"}).engine.controller
+    assert controller.terms([], DraftingTerms()).ends_behind is None
 
 
 def test_drafts_that_end_in_time_bring_more() -> None:

@@ -17,6 +17,10 @@ from outpace.policy.lengths.registry import find_length, length_names, length_op
 from outpace.policy.routing import Routing
 from outpace.targets.base import Target
 
+LEAST_PASS = 32 * 2**20
+"""Bytes of weights that a drafter's pass reads at least, if its tokens are looked at one by one.
+That takes some .15 ms for each, and a pass over fewer bytes hardly takes longer."""
+
 
 def make_controller(
     config: SpeculativeConfig, drafter: Drafter, invariant: bool, target: Target
@@ -58,7 +62,9 @@ def _auto(drafter: Drafter, invariant: bool, target: Target) -> Auto:
 def _stops(drafter: Drafter, target: Target) -> bool:
     """Whether chains may end by how sure the drafter is of its tokens. To see that of a GPU's
     tokens, each of them would have to be waited for."""
-    return drafter.ends_chains and not drafter.joins_drafts and target.device.type == "cpu"
+    if not drafter.ends_chains or drafter.joins_drafts or target.device.type != "cpu":
+        return False
+    return drafter.pass_bytes >= LEAST_PASS
 
 
 def _drafts(drafter: Drafter, prices: Prices) -> Ladder | Growing:
