@@ -60,10 +60,12 @@ def test_options_of_the_drafter_are_kept(tune: Run, target: Path, tmp_path: Path
 
 def test_what_has_no_open_tree_is_refused(tune: Run, target: Path, tmp_path: Path) -> None:
     chain = json.dumps({"method": "draft_model", "model": str(target)})
+    several = json.dumps({"method": "auto", "model": str(target), "trees": True})
     given = json.dumps({"method": "draft_tree", "model": str(target), "branching": [2]})
     lost = ("--out", tmp_path / "nowhere" / "tree.json")
     for words, said in [
         (("--speculative-config", chain), "does not draft trees of any shape"),
+        (("--speculative-config", several), "does not draft trees of any shape"),
         (("--speculative-config", given), "which is what is looked for"),
         (("--draft", target, "--speculative-config", chain), "exclude each other"),
         (("--draft", target, *lost), "there is no folder"),
