@@ -114,7 +114,7 @@ MACHINES = {
     "Zen 5": Machine({1: 1, 2: 1.06, 4: 1.3, 8: 1.8, 17: 3.3}, drafted=0.375, read=0.06),
     "Zen 5, slow memory": Machine({1: 1, 2: 1.02, 4: 1.05, 8: 1.24, 17: 2.3}, 0.34, 0.047),
     "AVX2": Machine({1: 1, 2: 1.07, 4: 1.19, 8: 1.79, 17: 3.6}, drafted=0.35, read=0.04),
-    "AMX": Machine({1: 1, 2: 1.05, 4: 1.19, 8: 1.42, 17: 1.9}, drafted=0.33, read=0.012),
+    "AMX": Machine({1: 1, 2: 1.07, 4: 1.27, 8: 1.46, 17: 2.3}, drafted=0.33, read=0.027),
 }
 MODEL, LOOK_UP = "draft_model", "suffix"
 WAYS = {LOOK_UP: [LOOK_UP], MODEL: [MODEL], "auto": [LOOK_UP, MODEL]}

@@ -191,6 +191,20 @@ def test_a_model_does_not_read_a_text_of_which_look_ups_leave_it_little(
     assert fmean(speeds) > least * max(singles)
 
 
+def test_a_model_reads_a_text_with_nothing_to_look_up_behind_texts_that_were_copied() -> None:
+    """What it saves is learned from this text, too, while it waits."""
+    copied = Task(hits=0.9, copied=0.95, model=0.75, draft=0.3, reading=0.03)
+    written = replace(copied, hits=0.1, copied=0.1)
+    speeds, alone = [], []
+    for seed in range(6):
+        of, play = routing(), Simulation(seed)
+        texts(play, 12, 60, written, automatic(of), of.record)
+        texts(play, 6, 200, copied, automatic(of), of.record)
+        speeds.append(texts(play, 1, 120, written, automatic(of), of.record))
+        alone.append(texts(Simulation(seed), 1, 120, written, fixed("model", 3), None))
+    assert fmean(speeds) > 0.93 * fmean(alone)
+
+
 def test_better_than_each_single_one_where_rounds_differ() -> None:
     task, of = Task(hits=0.5, copied=0.9, model=0.85, draft=0.05), routing()
     play = Simulation().play(2000, [request()], task, automatic(of), of.record)

@@ -13,7 +13,7 @@ from outpace.policy.auto.controller import CLOSE, Auto
 from outpace.policy.auto.trials import LOOK_ASIDE
 from outpace.policy.base import Controller, Outcome, is_pure, wish
 from outpace.policy.row import DraftingRow
-from outpace.policy.savings import Savings, Way
+from outpace.policy.savings import Choice, Savings, Way
 
 Found = Mapping[str, Sequence[Find]]
 """What each look-up would draft, by name and row."""
@@ -58,6 +58,7 @@ class Routing(Controller):
         self._found: list[tuple[DraftingRow, FoundInRow, int]] = []
         self._since_second = 0
         self._savings = {name: Savings() for name in self._models}
+        self._choices: dict[str, dict[DraftingRow, Choice]] = {name: {} for name in self._models}
 
     def __getitem__(self, name: str) -> Auto:
         """Returns what is known of one drafter."""
@@ -218,7 +219,7 @@ class Routing(Controller):
         savings = self._savings[name]
         beside = [savings.of(request) for request in free] if savings.known else None
         widths = auto.choose(requests, free, floor, beside)
-        self._note_savings(name, requests, free, looked_up)
+        self._choices[name] = self._choices_of(name, free, looked_up)
         if not any(widths):
             return None
         picks = {r: Pick(name, width) for r, width in zip(free, widths, strict=True)}
@@ -240,25 +241,24 @@ class Routing(Controller):
             return whole
         return _Plan(mixed, players, tokens / expected[1])
 
-    def _note_savings(
-        self,
-        name: str,
-        requests: Sequence[DraftingRow],
-        free: Sequence[DraftingRow],
-        looked_up: _Plan | None,
-    ) -> None:
-        """Notes what this round would bring and take without the model and with it."""
-        promise, savings = self._autos[name].promise, self._savings[name]
+    def _choices_of(
+        self, name: str, free: Sequence[DraftingRow], looked_up: _Plan | None
+    ) -> dict[DraftingRow, Choice]:
+        """What a model promises in each row of this round, and what can be had without it."""
+        auto, choices = self._autos[name], {}
+        promise = auto.promise
         if promise is None:
-            return
+            return {}
         for request in free:
-            ways = [Way(1.0, 1.0)]
+            without = Way(1.0, 1.0)
             pick = Pick() if looked_up is None else looked_up.picks[request]
             if pick.budget and looked_up is not None and looked_up.seconds is not None:
                 tokens = self._autos[pick.name].tokens(request, pick.budget)
-                ways.append(Way(tokens, looked_up.seconds / promise.plain))
-            tokens = self._autos[name].tokens(request, promise.width)
-            savings.note(request, ways, Way(tokens, promise.seconds / promise.plain))
+                found = Way(tokens, looked_up.seconds / promise.plain)
+                without = min(without, found, key=lambda way: way.per_token)
+            model = Way(auto.tokens(request, promise.width), promise.seconds / promise.plain)
+            choices[request] = Choice(without, model)
+        return choices
 
     def _best(self, plans: Sequence[_Plan]) -> _Plan:
         """The plan that promises most; now and then the second, if that comes close. One of which
@@ -290,7 +290,18 @@ class Routing(Controller):
             own = [_own(outcome, name) for outcome in outcomes]
             alone = last is None or (name == last and widest[name] == max(widest.values()))
             auto.record(requests, own, seconds if alone else None)
+        self._note_savings(requests, outcomes)
         self._compare(outcomes)
+
+    def _note_savings(self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> None:
+        """Notes what the models saved, or would have saved, in the round that has ended."""
+        for name, choices in self._choices.items():
+            for request, outcome in zip(requests, outcomes, strict=True):
+                if request in choices:
+                    played = outcome.method == name and outcome.drafted > 0
+                    saved = choices[request].saved(outcome.emitted, played)
+                    self._savings[name].note(request, outcome.emitted, saved)
+            choices.clear()
 
     def _compare(self, outcomes: Sequence[Outcome]) -> None:
         """Tells look-ups what would have become of what they found where another one drafted."""

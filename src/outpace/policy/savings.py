@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from outpace.policy.row import DraftingRow
 
-WEIGHT = 16.0
-"""Rounds for which what is known of other texts counts in a new one."""
+WEIGHT = 24.0
+"""Tokens for which what is known of other texts counts in a new one."""
 
-MEMORY = 0.995
-"""How much of what is known of all texts is left after each round."""
+MEMORY = 0.997
+"""How much of what is known of all texts is left after each token."""
 
 
 @dataclass(frozen=True)
@@ -25,61 +24,76 @@ class Way:
     """Time of the round, in plain rounds."""
 
     @property
-    def rate(self) -> float:
-        """Tokens per plain round."""
-        return self.tokens / self.takes
+    def per_token(self) -> float:
+        """Plain rounds for each token."""
+        return self.takes / self.tokens
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Ways in which a round may go: with a draft of the model, or in the best way without it."""
+
+    without: Way
+    model: Way
+
+    def saved(self, tokens: int, played: bool) -> float:
+        """Returns the plain rounds that the model has saved, or would have, in a round that brought
+        so many tokens. played: whether the model drafted in it. If not, it is known what became of
+        the round without it.
+
+        >>> choice = Choice(without=Way(tokens=1.2, takes=1.0), model=Way(tokens=3.0, takes=1.5))
+        >>> choice.saved(1, played=False), choice.saved(3, played=False)
+        (0.5, -0.5)
+        >>> Choice(without=Way(tokens=3.0, takes=1.0), model=choice.model).saved(1, played=False)
+        0.0
+        """
+        if self.model.per_token >= self.without.per_token:
+            return 0.0  # the model would not be chosen
+        taken = tokens * self.without.per_token if played else self.without.takes
+        return taken - tokens * self.model.per_token
 
 
 @dataclass
 class _Sums:
-    """What some rounds were expected to bring and to take, without the model and with it."""
+    """What some tokens were expected to save."""
 
-    rounds: float = 0.0
-    without: Way = Way(0.0, 0.0)
-    with_it: Way = Way(0.0, 0.0)
-
-    def add(self, other: _Sums, weight: float = 1.0) -> None:
-        """Adds so many times the other's."""
-        self.rounds += weight * other.rounds
-        self.without = _sum(self.without, other.without, weight)
-        self.with_it = _sum(self.with_it, other.with_it, weight)
-
-
-def _sum(one: Way, other: Way, weight: float) -> Way:
-    return Way(one.tokens + weight * other.tokens, one.takes + weight * other.takes)
+    tokens: float = 0.0
+    saved: float = 0.0  # plain rounds
 
 
 class Savings:
     """Plain rounds that a draft model saves for each token of a text, beside what look-ups save.
 
     A draft model reads the text before its first draft, and has to repay that. Where a look-up does
-    most of the work, there is little left by which it could. Each round is expected to go in the
-    best way without the model and in the best way with it; what a text saves is the difference over
-    its rounds so far, and over those of other texts while there are few.
+    most of the work, there is little left by which it could. So it is noted at each round of a
+    text, whoever drafts in it, what the model saves there (`Choice.saved`), and how many tokens the
+    round brought. What a text saves is the mean over its tokens so far, and over those of other
+    texts while these are few. It is a mean over tokens: a mean over rounds would weigh what is
+    copied in long drafts like the few tokens between.
     """
 
     def __init__(self) -> None:
         self._every = _Sums()
         self._of: WeakKeyDictionary[DraftingRow, _Sums] = WeakKeyDictionary()
 
-    def note(self, request: DraftingRow, others: Sequence[Way], model: Way) -> None:
-        """Enters a round of a text, which may go in several ways: with a draft of the model, or in
-        one of the others."""
-        without = max(others, key=lambda way: way.rate)
-        found = _Sums(1.0, without, max(without, model, key=lambda way: way.rate))
-        self._every.add(self._every, MEMORY - 1)
-        self._every.add(found)
-        self._of.setdefault(request, _Sums()).add(found)
+    def note(self, request: DraftingRow, tokens: int, saved: float) -> None:
+        """Enters a round of a text, with the tokens that it brought, and the plain rounds that the
+        model saved, or would have saved."""
+        every, own = self._every, self._of.setdefault(request, _Sums())
+        left = MEMORY**tokens
+        every.tokens, every.saved = every.tokens * left, every.saved * left
+        for sums in (every, own):
+            sums.tokens += tokens
+            sums.saved += saved
 
     @property
     def known(self) -> bool:
         """Whether any round was entered."""
-        return self._every.rounds > 0
+        return self._every.tokens > 0
 
     def of(self, request: DraftingRow) -> float:
         """Returns what the model is expected to save for each token of a text, if anything is
-        `known`."""
-        found = _Sums()
-        found.add(self._every, WEIGHT / self._every.rounds)
-        found.add(self._of.get(request, _Sums()))
-        return 1 / found.without.rate - 1 / found.with_it.rate
+        `known`; never less than 0, since it need not draft."""
+        own = self._of.get(request, _Sums())
+        usual = self._every.saved / self._every.tokens
+        return max(0.0, (own.saved + WEIGHT * usual) / (own.tokens + WEIGHT))

@@ -81,7 +81,7 @@ class Auto(Controller):
         self._trial = False  # whether it tries a draft where plain decoding seems best
         self._rest: Rest | None = None
         self._promising = False  # whether drafting promises more than plain decoding
-        self.promise: Promise | None = None  # of the coming round, if it is known
+        self.promise: Promise | None = None  # of drafting, when that was last looked at
         self.finds = Finds()
         self._lessons = 0  # how often something was learned of acceptance
         self._stopping = Stopping() if stops else None
@@ -127,7 +127,6 @@ class Auto(Controller):
         self.prepare(requests)
         self._trial, self._ours = False, bool(free)
         self._promising = self._promising and self._ours
-        self.promise = None
         if self._stopping is not None:
             self._stopping.begin(free)
         width = self._width(requests, free, floor, savings) if free else 0
@@ -220,7 +219,7 @@ class Auto(Controller):
         place = Place.of(len(requests), max(request.length for request in requests))
         if self._rest is not None and self._rest.lasts(place, free):
             return 0
-        self._rest, self._promising = None, False
+        self._rest, self._promising, self.promise = None, False, None
         plain = self.costs.measured(place).get(0)
         if plain is None or self.costs.times_measured(place, 0) < PLAIN:
             return 0  # all others are measured against it
