@@ -49,15 +49,15 @@ class ForeignModel(DraftModel):
         for info in rows:
             source = info.forked_from
             text = self._looking.begin(info, self._new_text)
-            if source is not None and not self._looking.alike(len(self._texts), source):
-                source = None
+            if source is not None and (
+                self._begins[source] or not self._looking.alike(len(self._texts), source)
+            ):
+                source = None  # it has lost the prompt's beginning, or was shown another one
             if source is None:
                 self.runner.admit(1, info.source)
             else:
                 self.runner.fork(source, self.runner.lengths[source])
             self._begins.admit([info])
-            if source is not None:
-                self._begins[len(self._begins) - 1] = self._begins[source]
             self._cached.append([] if source is None else list(self._cached[source]))
             self._texts.append(text)
             self._own.append([])
