@@ -18,6 +18,7 @@ from outpace.draft.guesses import Guess, guesses_of
 from outpace.draft.models.specimen import noisy_copy
 from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError, IncompatibleRule
+from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -101,6 +102,33 @@ def test_sampled_texts_follow_the_law(name: str) -> None:
     report = audit_model(letters(letter_configs()[name]), plan, SamplingParams(temperature=1.0))
     assert report.ok, report
     assert report.acceptance > 0.05
+
+
+def test_equal_models_of_one_law_read_the_same_part_of_a_long_text() -> None:
+    """However many tokens each of them drafts: siblings that say to be of one law are."""
+    short = noisy_copy(target("llama"), 0.2)
+    short.config.max_position_embeddings = 32
+    equal = {"model": Loaded(short, None, "short", same_tokens=True)}
+    config = {"method": "ensemble", "drafters": [equal] * 2, "combine": "merge"}
+    config["num_speculative_tokens"] = 7
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2, max_model_len=CONTEXT)
+    assert llm.engine.drafter.draws == {Drawn.IID}
+    forks = 0
+
+    def watch(trace: RoundTrace) -> None:
+        nonlocal forks
+        made = trace.proposal
+        for row, nodes in enumerate(guesses_of(made)):
+            first = [node for node, parent in enumerate(nodes.parents) if parent == 0]
+            if len(first) == 2 and isinstance(made.law, Sampled):
+                one, two = made.law.q[row, first]
+                assert torch.allclose(one, two, atol=1e-9)
+                forks += 1
+
+    asked = replace(SAMPLED, max_tokens=100)
+    with llm.engine.observing(watch):
+        llm.generate([PROMPTS[0], PROMPTS[3]], asked)
+    assert forks > 40
 
 
 def test_drafts_of_several_laws_are_taken_as_drawn() -> None:
