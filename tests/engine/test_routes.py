@@ -19,6 +19,7 @@ from outpace.draft.models.specimen import noisy_copy
 from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.supported.plainly import read_plainly
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -236,6 +237,36 @@ def test_equal_drafters_that_go_their_own_ways_have_laws_of_their_own(
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2)
     assert llm.engine.drafter.draws == {drawn}
     llm.generate(PROMPTS[:2], replace(SAMPLED, seed=None))
+
+
+@pytest.mark.parametrize("combine", ["vote", "merge"])
+def test_a_model_that_learns_is_told_what_became_of_its_own_draft(
+    combine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has cached are its own tokens. It learns from what the target said of others."""
+    learning = {**FAR, "online": {"every": 10_000}}  # never, in so short a text
+    config = {"method": "ensemble", "drafters": [NEAR, learning], "combine": combine}
+    config["num_speculative_tokens"] = 8
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2, max_model_len=CONTEXT)
+    online: Any = llm.engine.drafter.children[1]  # type: ignore[attr-defined]
+    model, read = online._inner, []
+    feed = model._feed
+
+    def noting(rows: Any, live: Sequence[bool], *more: Any) -> Any:
+        found = feed(rows, live, *more)
+        read.extend((rows.since(row, 0), found[0][row, 0]) for row, on in enumerate(live) if on)
+        return found
+
+    monkeypatch.setattr(model, "_feed", noting)
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
+    for text, logits in read:
+        assert torch.allclose(logits, read_plainly(model.loaded.model, text)[-1], atol=1e-9)
+    learned = [
+        (one.tokens, at, top) for one in online._windows for at, top in one.top_tokens.items()
+    ]
+    assert learned
+    for tokens, at, top in learned:
+        assert tokens[at + 1 : at + 2] in ([], [int(top[0])])
 
 
 def test_the_nodes_of_a_ragged_tree() -> None:

@@ -169,8 +169,16 @@ class Round:
     seconds: Seconds
     laws: Tensor | None = None
     """``[B, M, V]``, if asked for in `Needs`: the target's laws before any argmax, at the root and
-    at each node."""
+    at each node. Those of a round for several drafters are in `played`."""
     rider_logits: Tensor | None = None  # [B, R, V], if the proposal had riders
+    played_as: Round | None = None
+    """The round that was played, where this one tells a drafter what would have become of its own
+    proposal, while another drafter's was scored. Only the played one has laws. Use `played`."""
+
+    @property
+    def played(self) -> Round:
+        """The round that was played: what the target says of the text, whoever drafted it."""
+        return self if self.played_as is None else self.played_as
 
 
 @dataclass(frozen=True, eq=False)

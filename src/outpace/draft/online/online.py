@@ -165,8 +165,8 @@ class Online(Drafter):
         self._inner.observe(rows, round)
         if self._begun is None:
             self._begun = time.monotonic()
-        if round.laws is not None:
-            self._take(rows, round, round.laws)
+        if round.played.laws is not None:
+            self._take(rows, round.played, round.played.laws)
         for trace in self._traces[: len(rows)]:
             self._windows += trace.cut(ended=False)
         del self._windows[: -BACKLOG * self._options.every]

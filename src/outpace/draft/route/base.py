@@ -199,10 +199,10 @@ class Several(Drafter):
     def observe(self, rows: Rows, round: Round) -> None:
         asked, self._asked = {each.child: each for each in self._asked}, []
         boarding, self._boarding = self._boarding, {}
-        committed = committed_in(round) if asked else []
+        committed = committed_in(round.played) if asked else []
         for number, child in enumerate(self.children):
             own = asked.get(number)
-            if own is None or child.needs.laws or own.proposal.tokens is round.proposal.tokens:
+            if own is None or own.proposal.tokens is round.proposal.tokens:
                 rode = boarding.get(number) is round.proposal.riders
                 child.observe(rows, round if rode else replace(round, rider_logits=None))
             else:
@@ -211,7 +211,7 @@ class Several(Drafter):
 
 def _as_its_own(asked: Asked, round: Round, committed: Sequence[Sequence[int]]) -> Round:
     """The round as if what the child proposed had been scored: as far as it says what was
-    committed, it was accepted."""
+    committed, it was accepted. What the target said comes with the round that was played."""
     paths = [
         nodes.follow(tokens[:-1]) for nodes, tokens in zip(asked.nodes, committed, strict=True)
     ]
@@ -221,7 +221,14 @@ def _as_its_own(asked: Asked, round: Round, committed: Sequence[Sequence[int]]) 
     verdict = Verdict(like.new_tensor(ends), like.new_tensor(following), ends)
     rode = asked.proposal.riders is round.proposal.riders
     logits = round.rider_logits if rode else None
-    return replace(round, proposal=asked.proposal, verdict=verdict, laws=None, rider_logits=logits)
+    return replace(
+        round,
+        proposal=asked.proposal,
+        verdict=verdict,
+        laws=None,
+        rider_logits=logits,
+        played_as=round.played,
+    )
 
 
 def committed_in(round: Round) -> list[list[int]]:
