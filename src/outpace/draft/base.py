@@ -254,6 +254,8 @@ class Drafter(ABC):
     """The part of ``nbytes`` that is weights."""
     riders: int = 0
     """Columns of its own that ride in the target's pass behind the root and each drafted node."""
+    rides: bool = False
+    """Whether columns of its own ride in the target's pass, wherever they stand."""
     pass_bytes: int = 0
     """Bytes of the weights that are read for one drafted level."""
     keeps_up: bool = False

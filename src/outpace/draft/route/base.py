@@ -99,6 +99,7 @@ class Several(Drafter):
         self.weight_bytes = sum(child.weight_bytes for child in own.values())
         self.pass_bytes = max(child.pass_bytes for child in children)
         self.ends_chains = any(child.ends_chains for child in children)
+        self.rides = any(child.rides for child in children)
         self.joins_drafts = any(child.joins_drafts for child in children)
         self.loaded = next((child.loaded for child in children if child.loaded), None)
         self._asked: list[Asked] = []
@@ -246,6 +247,20 @@ def committed_in(round: Round) -> list[list[int]]:
 
 
 # -- children from options -------------------------------------------------------------------------
+
+
+def check_look_up(option: str, drafter: Drafter) -> None:
+    """Raises ``ConfigError`` where what an option names as a look-up is none: it costs a pass, or
+    columns in the target's."""
+    if drafter.pass_bytes:
+        raise ConfigError(
+            f"{option} cannot be {drafter.name!r}, which runs a model: choose a look-up."
+        )
+    if drafter.rides:
+        raise ConfigError(
+            f"{option} cannot be {drafter.name!r}, which drafts inside the target's own pass: "
+            "choose a look-up, or use it as the method."
+        )
 
 
 def check_configs(method: str, name: str, given: Any, least: int = 1) -> None:
