@@ -16,6 +16,7 @@ from outpace.audit.model import AuditPlan, audit_model
 from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.draft.guesses import Guess, guesses_of
 from outpace.draft.models.specimen import noisy_copy
+from outpace.draft.registry import find_drafter
 from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.targets.hf.loading.loaded import Loaded
@@ -308,6 +309,23 @@ def test_a_staged_look_up_runs_no_model() -> None:
     config = {"method": "staged", "lookup": NEAR, **NEAR}
     with pytest.raises(ConfigError, match="lookup cannot be 'draft_model', which runs a model"):
         LLM(target("llama"), speculative_config=config)
+
+
+@pytest.mark.parametrize("method", ["lookahead", "pass", "hidden_transfer"])
+def test_a_staged_look_up_does_not_ride_in_the_targets_pass(method: str) -> None:
+    """Its columns would stand behind a draft that is not its own."""
+    riding = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    config = {"method": "staged", "lookup": {"method": method, **riding}, **NEAR}
+    with pytest.raises(ConfigError, match=f"lookup cannot be {method!r}, which drafts inside"):
+        LLM(target("llama"), speculative_config=config)
+
+
+def test_a_rule_that_scores_twice_refuses_riding_children_when_it_is_loaded() -> None:
+    model = {"model": noisy_copy(letter_model(), 0.5)}
+    config = {"method": "ensemble", "drafters": [{"method": "lookahead"}, model]}
+    rule = {"name": "reflective", "prompt": "abc"}
+    with pytest.raises(ConfigError, match="a drafter that feeds columns of its own"):
+        letters({**config, "verify": rule})
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from outpace.draft.chains import point_chains
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.options import option
 from outpace.draft.vocabulary import Vocabulary
+from outpace.errors import ConfigError
 from outpace.targets.base import Target
 from targets.families import CONTEXT, PROMPTS, drafter, plain, target
 from targets.generating import greedy, ids
@@ -134,6 +135,23 @@ def test_a_forked_prompt_is_read_again_where_its_states_are_needed(
     params = SamplingParams(n=3, seed=1, temperature=1.0, max_tokens=6, ignore_eos=True)
     llm.generate([[5, 6, 7, 8]], params)
     assert [text[:4] for text, _ in llm.engine.drafter.ended] == [[5, 6, 7, 8]] * 3
+
+
+def test_a_staged_look_up_is_given_no_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it needs may be known of the drafter that is built only, as of heads."""
+    register(monkeypatch, StatesDrafter)
+    monkeypatch.setattr(StatesDrafter, "needs", Needs())
+    made = StatesDrafter.build
+
+    def built(setup: Any) -> StatesDrafter:
+        drafter = made(setup)
+        drafter.needs = Needs(states=(-1,))
+        return drafter
+
+    monkeypatch.setattr(StatesDrafter, "build", built)
+    config = {"method": "staged", "model": drafter("llama"), "lookup": {"method": "states"}}
+    with pytest.raises(ConfigError, match="lookup cannot be 'states', which reads the target's st"):
+        LLM(target("llama"), speculative_config=config)
 
 
 # -- columns that ride in the target's pass --------------------------------------------------------
