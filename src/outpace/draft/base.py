@@ -333,6 +333,10 @@ class Drafter(ABC):
         if self.on_trial:
             yield self
 
+    def learners(self) -> Iterator[Drafter]:
+        """Yields the drafters that learn online: itself, or those that it stands for."""
+        yield from ()
+
     def rewind(self, rows: Rows) -> None:
         """Is told that a round came to nothing: it will be played again for some of its rows."""
 

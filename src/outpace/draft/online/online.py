@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -101,6 +101,9 @@ class Online(Drafter):
     @property
     def compile_seconds(self) -> float:
         return self._inner.compile_seconds
+
+    def learners(self) -> Iterator[Drafter]:
+        yield self
 
     def save(self, folder: Path) -> None:
         self._pupil.save(folder)

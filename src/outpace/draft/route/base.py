@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -130,6 +131,25 @@ class Several(Drafter):
     def tried(self) -> Iterator[Drafter]:
         for child in self.children:
             yield from child.tried()
+
+    def learners(self) -> Iterator[Drafter]:
+        for child in self.children:
+            yield from child.learners()
+
+    def save(self, folder: Path) -> None:
+        """Writes what the one child that learns online has learned."""
+        pairs = zip(self.names, self.children, strict=True)
+        found = [(name, one) for name, child in pairs for one in child.learners()]
+        if not found:
+            super().save(folder)
+        elif len(found) == 1:
+            found[0][1].save(folder)
+        else:
+            names = ", ".join(name for name, _ in found)
+            raise ConfigError(
+                f"several drafters of method {self.name!r} learn online ({names}), and a folder "
+                "holds one: leave 'online' out of all but one."
+            )
 
     def retain(self, rows: Sequence[int]) -> None:
         for child in self.children:
