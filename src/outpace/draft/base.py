@@ -8,7 +8,7 @@ What happens to a drafter, in this order:
     propose(rows, budgets)  once a round: the tokens it guesses
     observe(rows, round)    once a round: what became of them
     rewind(rows)            instead of observe, where a round came to nothing
-    retain(rows)            some texts have ended
+    retain(rows)            some texts have ended, or are put aside: those join again (`RowInfo.id`)
     reset()                 a step was interrupted: all texts join the batch again
 """
 
