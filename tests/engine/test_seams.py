@@ -19,6 +19,7 @@ from outpace.audit.gate.law import audit_law
 from outpace.audit.gate.world import World
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
+from outpace.core.law import History, LawMaker, RowOptions
 from outpace.core.laws.categorical import Categorical
 from outpace.core.proposal import Drawn, Needs, Point, Proposal, Riders, Sampled
 from outpace.core.rng import Role, uniform
@@ -152,6 +153,14 @@ def test_a_staged_look_up_is_given_no_states(monkeypatch: pytest.MonkeyPatch) ->
     config = {"method": "staged", "model": drafter("llama"), "lookup": {"method": "states"}}
     with pytest.raises(ConfigError, match="lookup cannot be 'states', which reads the target's st"):
         LLM(target("llama"), speculative_config=config)
+
+
+def test_the_lengths_of_rows_follow_from_their_texts() -> None:
+    history = History([[1, 2], [3]], [[4], []])
+    law = LawMaker([RowOptions(SamplingParams().resolve({}))] * 2, 8)
+    assert Rows(history, law, torch.zeros(2).long()).lengths == (3, 1)
+    with pytest.raises(TypeError, match="lengths"):
+        Rows(history, law, torch.zeros(2).long(), lengths=(9, 9))  # type: ignore[call-arg]
 
 
 # -- columns that ride in the target's pass --------------------------------------------------------

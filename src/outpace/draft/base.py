@@ -103,7 +103,7 @@ class Rows:
     What was learned from other rows must not change what is drafted for it. Empty: no row is."""
     route: Router | None = None
     """Who drafts how much in each row, for a drafter that leaves this choice to the controller."""
-    lengths: Sequence[int] = ()
+    lengths: Sequence[int] = field(init=False)
     """Committed tokens of each row."""
 
     def __post_init__(self) -> None:
