@@ -58,6 +58,18 @@ def test_logits_that_are_no_numbers_name_the_row_and_the_model(
     assert isinstance(caught.value, ParamsError)
 
 
+@pytest.mark.parametrize("call", CALLS, ids=["law", "best", "soft", "adjusted"])
+def test_a_drafters_logits_that_are_no_numbers_name_the_drafter(
+    call: Callable[[LawMaker, Tensor], Tensor],
+) -> None:
+    scores, made = logits(), maker()
+    scores[1, 0, 2] = math.nan
+    with made.drafting(), pytest.raises(NotFinite, match="the drafter's scores"):
+        call(made, scores)
+    with pytest.raises(NotFinite, match="the model's scores"):
+        call(made, scores)
+
+
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_logits_that_forbid_everything_are_the_models_fault(temperature: float) -> None:
     scores = logits()

@@ -53,6 +53,15 @@ def test_the_others_are_asked_only_without_a_seed() -> None:
     )
 
 
+def test_a_sample_that_was_put_aside_has_one_vote() -> None:
+    drafter = ConsensusDrafter(ConsensusOptions(max_token_span=4))
+    first, second = (RowInfo(id=number, prompt=[1, 2, 3], group="g") for number in (7, 8))
+    drafter.admit([first, second])
+    drafter.retain([0])
+    drafter.admit([second])
+    assert len(drafter._groups["g"]) == 2
+
+
 def test_the_majority_is_drafted_first() -> None:
     drafter = ConsensusDrafter(ConsensusOptions(max_token_span=4))
     texts = [[1, 2, 3, 7, 8], [1, 2, 3, 7, 9], [1, 2, 3, 4, 5], [1, 2, 3]]

@@ -136,6 +136,37 @@ def test_what_was_learned_is_saved_and_drafts_as_well(method: str, tmp_path: Pat
     assert acceptance(outputs) > before
 
 
+LEARNING = {"method": "draft_model", "model": drafter("llama", 0.3), "online": QUICK}
+NGRAM = {"method": "ngram"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"method": "auto", "drafter": LEARNING},
+        {"method": "ensemble", "drafters": [NGRAM, LEARNING]},
+        {"method": "tagged", "routes": {"a": {"method": "ucb", "drafters": [NGRAM, LEARNING]}}},
+    ],
+    ids=["auto", "ensemble", "nested"],
+)
+def test_the_one_of_several_drafters_that_learns_is_saved(config: Any, tmp_path: Path) -> None:
+    llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
+    llm.save_drafter(tmp_path)
+    saved = LLM(target("llama"), speculative_config={"model": str(tmp_path)}, max_model_len=CONTEXT)
+    assert saved.engine.drafter.loaded is not None
+
+
+def test_where_several_learn_the_error_names_them() -> None:
+    config = {"method": "ensemble", "drafters": [LEARNING, NGRAM, LEARNING]}
+    llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
+    with pytest.raises(ConfigError, match=r"learn online \(draft_model 1, draft_model 2\)"):
+        llm.save_drafter("nowhere")
+    config = {"method": "ensemble", "drafters": [NGRAM, {"method": "suffix"}]}
+    llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
+    with pytest.raises(ConfigError, match="'ensemble' learns nothing that could be saved"):
+        llm.save_drafter("nowhere")
+
+
 def test_windows_overlap_and_each_law_is_learned_once() -> None:
     from outpace.draft.online.traces import Trace
 

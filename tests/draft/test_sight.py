@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from outpace import LLM, SamplingParams
+from outpace.draft.models.window import reserve
 from outpace.engine.scheduler import AHEAD
 from outpace.errors import ConfigError, OutpaceError
 from outpace.hf import speculative
@@ -105,7 +106,8 @@ def test_a_drafter_without_all_tokens_of_the_target_sees_its_images(family: str)
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl", "qwen3_5"])
 def test_a_text_that_outgrows_the_drafters_context_is_read_without_images(family: str) -> None:
     room = with_image(family, PROMPTS[2])["input_ids"].shape[1] + 8
-    model = build(family, max_position_embeddings=room)
+    model = build(family, max_position_embeddings=2 * room)  # half of a short context is for drafts
+    assert reserve(2 * room) == room
     outputs = drafted(family, model=model).generate(prompts(family), greedy(LENGTH))
     assert ids(outputs) == plain(family, LENGTH)
     assert shares(outputs)[0] == 1.0

@@ -115,6 +115,29 @@ def test_the_store_is_bounded() -> None:
     assert llm.memory["drafter_cache"] == drafter.nbytes > 0
 
 
+def test_a_text_that_was_put_aside_is_in_the_store_once() -> None:
+    config = {"method": "suffix", "num_speculative_tokens": 4}
+    llm = LLM(
+        target("llama"),
+        speculative_config=config,
+        max_num_seqs=4,
+        max_model_len=CONTEXT,
+        max_batch_total_tokens=300,
+    )
+    requests = [one for prompt in PROMPTS for one in llm.requests(prompt, greedy(90))]
+    for request in requests:
+        llm.engine.add(request)
+    while llm.engine.busy:
+        llm.engine.step()
+    llm.engine.step()  # in which the last ones leave
+    assert sum(request.preemptions for request in requests) > 1
+    drafter = llm.engine.drafter
+    assert isinstance(drafter, SuffixDrafter)
+    kept = drafter.past.tokens - len(drafter.past)  # without what separates them
+    written = sum(len(request.output_ids) for request in requests)
+    assert 0.9 * written < kept <= written
+
+
 def test_an_interrupted_text_is_no_finished_one() -> None:
     llm, rounds = decoder(), []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -291,3 +292,11 @@ def test_other_mistakes() -> None:
         llm.beam_search([1], SamplingParams())  # type: ignore[arg-type]
     with pytest.raises(PromptError, match="prompt 2 of 2"):
         llm.beam_search([[1], [VOCABULARY]], {"beam_width": 2})
+
+
+def test_params_can_be_changed_one_by_one() -> None:
+    narrow = dataclasses.replace(BeamSearchParams(), beam_width=2)
+    assert (narrow.n, narrow.returned) == (None, 2)
+    assert dataclasses.replace(narrow, n=1).returned == 1
+    with pytest.raises(ParamsError, match="n=3 texts cannot come from beam_width=2"):
+        dataclasses.replace(narrow, n=3)

@@ -596,6 +596,14 @@ def test_a_prompts_task_names_the_drafter(tmp_path: Path) -> None:
             LLM(letter_model(), tokenizer=Words(), speculative_config={**config, **wrong})
 
 
+@pytest.mark.parametrize("method", ["tagged", "task"])
+def test_a_mistake_in_a_route_names_the_method(method: str) -> None:
+    router = {"router": lambda prompt: ("code", 1.0)} if method == "task" else {}
+    wrong = {"code": {**NGRAM, "num_speculative_tokens": 3}}
+    with pytest.raises(ConfigError, match=f"for one drafter of method {method!r}"):
+        decoder(method=method, routes=wrong, **router)
+
+
 def test_a_state_that_cannot_be_written_is_told_once_and_ends_no_text(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -11,6 +11,7 @@ import pytest
 from outpace import LLM, RequestOutput, SamplingParams
 from outpace.core.proposal import Drawn
 from outpace.draft.registry import drafter_names, find_drafter
+from outpace.engine.trace import RoundTrace
 from outpace.errors import IncompatibleRule
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.verify.registry import make_rule, rules
@@ -29,13 +30,13 @@ MIXED = [SAMPLED, greedy(LENGTH), PENALISED, SAMPLED]
 
 
 @lru_cache(maxsize=1)
-def decoder(method: str, rule: str, rows: int = 4) -> LLM:
+def decoder(method: str, rule: str, **options: Any) -> LLM:
     """An LLM with the drafter's own specimen, or a skipped test where the rule says that it does
     not take what the drafter proposes. Whatever else goes wrong is a failure."""
-    model = target("llama")
+    model, options = target("llama"), {"max_num_seqs": 4, "max_model_len": CONTEXT, **options}
     config = {"method": method, "num_speculative_tokens": 5, "verify": rule, **specimen(method)}
     try:
-        return LLM(model, speculative_config=config, max_num_seqs=rows, max_model_len=CONTEXT)
+        return LLM(model, speculative_config=config, **options)
     except IncompatibleRule as refusal:
         pytest.skip(str(refusal))
 
@@ -100,5 +101,20 @@ def test_something_is_drafted_and_accepted(method: str) -> None:
     )
 
 
-def default(method: str) -> LLM:
-    return decoder(method, find_drafter(method).default_rule)
+@pytest.mark.parametrize("method", DRAFTING)
+def test_rows_write_while_others_still_read_their_prompts(method: str) -> None:
+    """Then a drafter knows of more rows than the round has."""
+    prompts = [[5, 6, 7], [2, 3] * 10, [11, 12] * 5, [1]]
+    llm, waiting = default(method, max_num_batched_tokens=6), []
+
+    def watch(trace: RoundTrace) -> None:
+        waiting.append(len(llm.engine.running) - len(trace.requests))
+
+    with llm.engine.observing(watch):
+        texts = ids(llm.generate(prompts, greedy(LENGTH)))
+    assert texts == plain("llama", LENGTH, tuple(map(tuple, prompts)))
+    assert len(set(waiting)) > 2  # rows that read: some, fewer, none
+
+
+def default(method: str, **options: Any) -> LLM:
+    return decoder(method, find_drafter(method).default_rule, **options)

@@ -377,3 +377,15 @@ def test_a_short_context_slides(monkeypatch: pytest.MonkeyPatch, method: str) ->
     assert lengths.count(8) >= 3 * 3
     for text, logits in read[-9:]:
         assert torch.allclose(logits, read_plainly(short, text)[-1], atol=1e-9)
+
+
+def test_a_sample_that_joins_late_reads_its_prompt_where_the_window_of_another_has_moved() -> None:
+    """Its text is the one that it has alone."""
+    short = copy.deepcopy(helper("shuffled"))
+    short.config.max_position_embeddings = 32
+    llm = decoder("shuffled", "intersection", rows=2, model=short)
+    prompt = "Once upon a time"
+    params = SamplingParams(n=4, seed=3, temperature=1.0, max_tokens=40, ignore_eos=True)
+    for output in llm.generate([prompt], params)[0].outputs:
+        alone = SamplingParams(seed=output.seed, temperature=1.0, max_tokens=40, ignore_eos=True)
+        assert llm.generate([prompt], alone)[0].token_ids == output.token_ids

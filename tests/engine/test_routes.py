@@ -16,8 +16,11 @@ from outpace.audit.model import AuditPlan, audit_model
 from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.draft.guesses import Guess, guesses_of
 from outpace.draft.models.specimen import noisy_copy
+from outpace.draft.registry import find_drafter
 from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError, IncompatibleRule
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.supported.plainly import read_plainly
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -101,6 +104,33 @@ def test_sampled_texts_follow_the_law(name: str) -> None:
     report = audit_model(letters(letter_configs()[name]), plan, SamplingParams(temperature=1.0))
     assert report.ok, report
     assert report.acceptance > 0.05
+
+
+def test_equal_models_of_one_law_read_the_same_part_of_a_long_text() -> None:
+    """However many tokens each of them drafts: siblings that say to be of one law are."""
+    short = noisy_copy(target("llama"), 0.2)
+    short.config.max_position_embeddings = 32
+    equal = {"model": Loaded(short, None, "short", same_tokens=True)}
+    config = {"method": "ensemble", "drafters": [equal] * 2, "combine": "merge"}
+    config["num_speculative_tokens"] = 7
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2, max_model_len=CONTEXT)
+    assert llm.engine.drafter.draws == {Drawn.IID}
+    forks = 0
+
+    def watch(trace: RoundTrace) -> None:
+        nonlocal forks
+        made = trace.proposal
+        for row, nodes in enumerate(guesses_of(made)):
+            first = [node for node, parent in enumerate(nodes.parents) if parent == 0]
+            if len(first) == 2 and isinstance(made.law, Sampled):
+                one, two = made.law.q[row, first]
+                assert torch.allclose(one, two, atol=1e-9)
+                forks += 1
+
+    asked = replace(SAMPLED, max_tokens=100)
+    with llm.engine.observing(watch):
+        llm.generate([PROMPTS[0], PROMPTS[3]], asked)
+    assert forks > 40
 
 
 def test_drafts_of_several_laws_are_taken_as_drawn() -> None:
@@ -210,6 +240,36 @@ def test_equal_drafters_that_go_their_own_ways_have_laws_of_their_own(
     llm.generate(PROMPTS[:2], replace(SAMPLED, seed=None))
 
 
+@pytest.mark.parametrize("combine", ["vote", "merge"])
+def test_a_model_that_learns_is_told_what_became_of_its_own_draft(
+    combine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has cached are its own tokens. It learns from what the target said of others."""
+    learning = {**FAR, "online": {"every": 10_000}}  # never, in so short a text
+    config = {"method": "ensemble", "drafters": [NEAR, learning], "combine": combine}
+    config["num_speculative_tokens"] = 8
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2, max_model_len=CONTEXT)
+    online: Any = llm.engine.drafter.children[1]  # type: ignore[attr-defined]
+    model, read = online._inner, []
+    feed = model._feed
+
+    def noting(rows: Any, live: Sequence[bool], *more: Any) -> Any:
+        found = feed(rows, live, *more)
+        read.extend((rows.since(row, 0), found[0][row, 0]) for row, on in enumerate(live) if on)
+        return found
+
+    monkeypatch.setattr(model, "_feed", noting)
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
+    for text, logits in read:
+        assert torch.allclose(logits, read_plainly(model.loaded.model, text)[-1], atol=1e-9)
+    learned = [
+        (one.tokens, at, top) for one in online._windows for at, top in one.top_tokens.items()
+    ]
+    assert learned
+    for tokens, at, top in learned:
+        assert tokens[at + 1 : at + 2] in ([], [int(top[0])])
+
+
 def test_the_nodes_of_a_ragged_tree() -> None:
     llm = decoder("merge")
     trees: list[Sequence[Guess]] = []
@@ -249,6 +309,23 @@ def test_a_staged_look_up_runs_no_model() -> None:
     config = {"method": "staged", "lookup": NEAR, **NEAR}
     with pytest.raises(ConfigError, match="lookup cannot be 'draft_model', which runs a model"):
         LLM(target("llama"), speculative_config=config)
+
+
+@pytest.mark.parametrize("method", ["lookahead", "pass", "hidden_transfer"])
+def test_a_staged_look_up_does_not_ride_in_the_targets_pass(method: str) -> None:
+    """Its columns would stand behind a draft that is not its own."""
+    riding = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    config = {"method": "staged", "lookup": {"method": method, **riding}, **NEAR}
+    with pytest.raises(ConfigError, match=f"lookup cannot be {method!r}, which drafts inside"):
+        LLM(target("llama"), speculative_config=config)
+
+
+def test_a_rule_that_scores_twice_refuses_riding_children_when_it_is_loaded() -> None:
+    model = {"model": noisy_copy(letter_model(), 0.5)}
+    config = {"method": "ensemble", "drafters": [{"method": "lookahead"}, model]}
+    rule = {"name": "reflective", "prompt": "abc"}
+    with pytest.raises(ConfigError, match="a drafter that feeds columns of its own"):
+        letters({**config, "verify": rule})
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from outpace.audit.gate.law import audit_law
 from outpace.audit.gate.world import World
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
+from outpace.core.law import History, LawMaker, RowOptions
 from outpace.core.laws.categorical import Categorical
 from outpace.core.proposal import Drawn, Needs, Point, Proposal, Riders, Sampled
 from outpace.core.rng import Role, uniform
@@ -28,6 +29,7 @@ from outpace.draft.chains import point_chains
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.options import option
 from outpace.draft.vocabulary import Vocabulary
+from outpace.errors import ConfigError
 from outpace.targets.base import Target
 from targets.families import CONTEXT, PROMPTS, drafter, plain, target
 from targets.generating import greedy, ids
@@ -134,6 +136,31 @@ def test_a_forked_prompt_is_read_again_where_its_states_are_needed(
     params = SamplingParams(n=3, seed=1, temperature=1.0, max_tokens=6, ignore_eos=True)
     llm.generate([[5, 6, 7, 8]], params)
     assert [text[:4] for text, _ in llm.engine.drafter.ended] == [[5, 6, 7, 8]] * 3
+
+
+def test_a_staged_look_up_is_given_no_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it needs may be known of the drafter that is built only, as of heads."""
+    register(monkeypatch, StatesDrafter)
+    monkeypatch.setattr(StatesDrafter, "needs", Needs())
+    made = StatesDrafter.build
+
+    def built(setup: Any) -> StatesDrafter:
+        drafter = made(setup)
+        drafter.needs = Needs(states=(-1,))
+        return drafter
+
+    monkeypatch.setattr(StatesDrafter, "build", built)
+    config = {"method": "staged", "model": drafter("llama"), "lookup": {"method": "states"}}
+    with pytest.raises(ConfigError, match="lookup cannot be 'states', which reads the target's st"):
+        LLM(target("llama"), speculative_config=config)
+
+
+def test_the_lengths_of_rows_follow_from_their_texts() -> None:
+    history = History([[1, 2], [3]], [[4], []])
+    law = LawMaker([RowOptions(SamplingParams().resolve({}))] * 2, 8)
+    assert Rows(history, law, torch.zeros(2).long()).lengths == (3, 1)
+    with pytest.raises(TypeError, match="lengths"):
+        Rows(history, law, torch.zeros(2).long(), lengths=(9, 9))  # type: ignore[call-arg]
 
 
 # -- columns that ride in the target's pass --------------------------------------------------------

@@ -13,7 +13,6 @@ from outpace import LLM, SamplingParams
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.registry import drafter_names, drafters, find_drafter
 from outpace.draft.route.base import Several
-from outpace.draft.trained.riders.base import RidingHeadDrafter
 from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head
@@ -34,7 +33,7 @@ CONFIGS = {
     "trees": {"lookups": [NGRAM], "trees": True, **NEAR},
     "fixed": {"lookups": [NGRAM], "num_speculative_tokens": 4, **NEAR},
 }
-LOOK_UPS = {"none", "ngram", "suffix", "recycling", "retrieval", "consensus", "lookahead"}
+LOOK_UPS = {"none", "ngram", "suffix", "recycling", "retrieval", "consensus"}
 """Drafters that run no model."""
 
 
@@ -67,7 +66,7 @@ def why_not(method: str) -> str:
     kind = drafters()[method]
     if issubclass(kind, Several):
         return "stands for several drafters"
-    if issubclass(kind, RidingHeadDrafter):
+    if kind.rides:
         return "drafts inside the target's own pass"
     return "runs no model" if method in LOOK_UPS else ""
 
@@ -193,3 +192,22 @@ def test_mistakes_are_named(config: dict[str, Any], words: str) -> None:
 def test_options_of_a_draft_model_are_refused_beside_a_head(folder: str) -> None:
     with pytest.raises(ConfigError, match=r"'dtype' is about a draft model.*is a medusa head"):
         decoder(model=folder, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("look_up", "reason"),
+    [
+        (NEAR, "lookups cannot be 'draft_model', which runs a model"),
+        ({"method": "layer_skip", "layers": {"attention": [1]}}, "which runs a model"),
+        (
+            {"method": "lookahead"},
+            "lookups cannot be 'lookahead', which drafts inside the target's",
+        ),
+        ({"method": "pass", **specimen("pass")}, "drafts inside the target's own pass"),
+        ({"method": "ensemble", "drafters": [NGRAM, NEAR]}, "'ensemble', which runs a model"),
+        ({"method": "ensemble", "drafters": [NGRAM, {"method": "lookahead"}]}, "own pass"),
+    ],
+)
+def test_what_costs_a_pass_is_no_look_up(look_up: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        decoder(lookups=[NGRAM, look_up])

@@ -43,6 +43,14 @@ def policy(name: str, count: int | None = None, **options: Any) -> LengthPolicy:
     return kind(kind.usual if count is None else count, length_options(name, options), False)
 
 
+def watched(of: LengthPolicy, row: Request, outcome: Outcome) -> None:
+    """Plays a round in which the chain of a row was watched."""
+    begin = of.terms([row], DraftingTerms()).ends_behind
+    assert begin is not None
+    begin([outcome.drafted])
+    of.record([row], [outcome], None)
+
+
 def play(of: LengthPolicy, rows: Sequence[Request], accepted: Sequence[int]) -> None:
     """Plays a round in which each row drafts its budget and accepts so many of it."""
     outcomes = [
@@ -95,6 +103,13 @@ def test_the_batch_grows_with_its_luckiest_row() -> None:
     assert of.budgets(rows) == [32, 32]
 
 
+def test_the_first_draft_of_a_batch_is_as_long_as_it_was_asked_for() -> None:
+    assert policy("batch", 40).budgets([request()]) == [40]
+    assert policy("batch", 40).most == 40
+    assert policy("batch", 7).most == 32
+    assert policy("batch", 7, longest=4).budgets([request()]) == [4]
+
+
 def test_a_seeded_row_goes_by_its_own_rounds() -> None:
     of, pure, other = policy("batch"), request(**PURE), request()
     play(of, [pure, other], [0, 7])
@@ -105,17 +120,33 @@ def test_a_seeded_row_goes_by_its_own_rounds() -> None:
 def test_the_threshold_of_draft_exit_moves_as_in_the_paper() -> None:
     of, row = policy("draft_exit"), request()
     assert of.threshold(row) == 0.6  # type: ignore[attr-defined]
-    of.record([row], [Outcome(4, 4, 1, 2)], None)  # a rate of .25: rise
+    watched(of, row, Outcome(4, 4, 1, 2))  # a rate of .25: rise
     raised = 0.9 * 0.6 + 0.1 * 0.61
     assert of.threshold(row) == pytest.approx(raised)  # type: ignore[attr-defined]
-    of.record([row], [Outcome(4, 4, 4, 5)], None)  # .5 * .25 + .5: still below .9
+    watched(of, row, Outcome(4, 4, 4, 5))  # .5 * .25 + .5: still below .9
     for _ in range(6):
-        of.record([row], [Outcome(4, 4, 4, 5)], None)
+        watched(of, row, Outcome(4, 4, 4, 5))
     before = of.threshold(row)  # type: ignore[attr-defined]
-    of.record([row], [Outcome(4, 4, 4, 5)], None)
+    watched(of, row, Outcome(4, 4, 4, 5))
     assert of.threshold(row) == pytest.approx(before - 0.001)  # type: ignore[attr-defined]
-    of.record([row], [Outcome(12, 12, 12, 13)], None)  # a full draft lowers nothing
+    watched(of, row, Outcome(12, 12, 12, 13))  # a full draft lowers nothing
     assert of.threshold(row) == pytest.approx(before - 0.001)  # type: ignore[attr-defined]
+
+
+def test_what_look_ups_draft_does_not_move_the_threshold_of_draft_exit() -> None:
+    """Method auto lets a look-up draft in some rows, and the model in others."""
+    of, rows = policy("draft_exit"), [request(), request()]
+    begin = of.terms(rows, DraftingTerms()).ends_behind
+    assert begin is not None
+    begin([0, 4])  # the model drafts for the second row
+    of.record(rows[:1], [Outcome(4, 4, 0, 1)], None)
+    assert of.threshold(rows[0]) == 0.6  # type: ignore[attr-defined]
+    of.record(rows[1:], [Outcome(4, 4, 0, 1)], None)
+    assert of.threshold(rows[0]) > 0.6  # type: ignore[attr-defined]
+    of.terms(rows, DraftingTerms())  # a round in which the model is not asked
+    before = of.threshold(rows[0])  # type: ignore[attr-defined]
+    of.record(rows, [Outcome(4, 4, 0, 1)] * 2, None)
+    assert of.threshold(rows[0]) == before  # type: ignore[attr-defined]
 
 
 def test_a_chain_ends_behind_an_unlikely_token() -> None:

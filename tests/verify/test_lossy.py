@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from outpace import LLM, SamplingParams
 from outpace.audit.gate.drafting import BUILT_IN, iid
 from outpace.audit.gate.gate_trees import FAST, GateTree
 from outpace.audit.gate.law import audit_law, measure
@@ -21,6 +22,8 @@ from outpace.verify.lossy.confidence import confidence
 from outpace.verify.lossy.judge import JudgeHead, JudgeRule
 from outpace.verify.lossy.reflective import ReflectiveRule
 from outpace.verify.registry import make_rule, rules
+from targets.families import CONTEXT, drafter, plain, target
+from targets.generating import greedy, ids
 
 LOSSY = [name for name, rule in rules().items() if not rule.lossless]
 
@@ -63,6 +66,22 @@ def test_at_the_exact_end_of_its_knob_it_is_the_token_rule(rule: Rule) -> None:
 def test_greedy_targets_stay_exact(name: str) -> None:
     report = greedy_report(make_rule(name))
     assert report < 1e-12
+
+
+@pytest.mark.parametrize("defer", ["chow", "diff", "opt", "token"])
+def test_a_greedy_text_under_cascade_does_not_depend_on_the_rows_beside_it(defer: str) -> None:
+    """Alone its draft is given. Beside a sampled row it is drawn, from a law that is certain."""
+    config = {
+        "model": drafter("llama", 0.3),
+        "num_speculative_tokens": 4,
+        "verify": {"name": "cascade", "defer": defer, "alpha": 0.5},
+    }
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2, max_model_len=CONTEXT)
+    sampled = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)
+    prompts = [[5, 6, 7, 8, 9], [11, 12, 13]]
+    expected = plain("llama", 24, (tuple(prompts[0]),))
+    assert ids(llm.generate(prompts[:1], greedy(24))) == expected
+    assert ids(llm.generate(prompts, [greedy(24), sampled]))[:1] == expected
 
 
 def greedy_report(rule: Rule) -> float:

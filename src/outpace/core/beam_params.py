@@ -109,7 +109,7 @@ class BeamSearchParams:
             raise ParamsError(f"temperature must be 0 in a beam search: {_DRAWN}.")
         for name, value in (
             ("beam_width", width),
-            ("n", returned),
+            ("n", None if self.n is None else returned),
             ("length_penalty", penalty),
             ("early_stopping", None if early is None else _early("early_stopping", early)),
         ):

@@ -36,7 +36,6 @@ class Role(IntEnum):
     STOP = 1
     NEXT = 2
     TOKEN = 3  # Gumbel noise of the coupled rule, keyed by the token's own position
-    AUX = 4  # anything else a drafter needs: branching, stopping
 
 
 def _mix(x: Tensor) -> Tensor:

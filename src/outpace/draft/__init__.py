@@ -1,1 +1,3 @@
-"""Drafters: one file each. They see the batch, never the target's model or cache."""
+"""Drafters: one file each. While they draft, they see the batch: the committed texts and what they
+ask for in `Needs`. Only those that are built from the target's own parts, as heads and
+self-speculation are, hold its model; nobody but the engine commits anything to its cache."""

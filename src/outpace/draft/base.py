@@ -8,7 +8,7 @@ What happens to a drafter, in this order:
     propose(rows, budgets)  once a round: the tokens it guesses
     observe(rows, round)    once a round: what became of them
     rewind(rows)            instead of observe, where a round came to nothing
-    retain(rows)            some texts have ended
+    retain(rows)            some texts have ended, or are put aside: those join again (`RowInfo.id`)
     reset()                 a step was interrupted: all texts join the batch again
 """
 
@@ -103,7 +103,7 @@ class Rows:
     What was learned from other rows must not change what is drafted for it. Empty: no row is."""
     route: Router | None = None
     """Who drafts how much in each row, for a drafter that leaves this choice to the controller."""
-    lengths: Sequence[int] = ()
+    lengths: Sequence[int] = field(init=False)
     """Committed tokens of each row."""
 
     def __post_init__(self) -> None:
@@ -169,8 +169,16 @@ class Round:
     seconds: Seconds
     laws: Tensor | None = None
     """``[B, M, V]``, if asked for in `Needs`: the target's laws before any argmax, at the root and
-    at each node."""
+    at each node. Those of a round for several drafters are in `played`."""
     rider_logits: Tensor | None = None  # [B, R, V], if the proposal had riders
+    played_as: Round | None = None
+    """The round that was played, where this one tells a drafter what would have become of its own
+    proposal, while another drafter's was scored. Only the played one has laws. Use `played`."""
+
+    @property
+    def played(self) -> Round:
+        """The round that was played: what the target says of the text, whoever drafted it."""
+        return self if self.played_as is None else self.played_as
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,6 +254,8 @@ class Drafter(ABC):
     """The part of ``nbytes`` that is weights."""
     riders: int = 0
     """Columns of its own that ride in the target's pass behind the root and each drafted node."""
+    rides: bool = False
+    """Whether columns of its own ride in the target's pass, wherever they stand."""
     pass_bytes: int = 0
     """Bytes of the weights that are read for one drafted level."""
     keeps_up: bool = False
@@ -322,6 +332,10 @@ class Drafter(ABC):
         """Yields the drafters that are `on_trial`: itself, or those that it stands for."""
         if self.on_trial:
             yield self
+
+    def learners(self) -> Iterator[Drafter]:
+        """Yields the drafters that learn online: itself, or those that it stands for."""
+        yield from ()
 
     def rewind(self, rows: Rows) -> None:
         """Is told that a round came to nothing: it will be played again for some of its rows."""

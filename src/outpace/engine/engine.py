@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.law import History, LawMaker, RowFault
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import Proposal
 from outpace.core.transfer import synchronise, to_device
 from outpace.draft.base import Drafter, RowInfo, Rows
 from outpace.engine.counting import counted
@@ -64,8 +64,7 @@ class Engine:
     ) -> None:
         """order: in which waiting requests join the batch; unset: as they come. max_tokens_held:
         by all rows together; before there are more, the last row in that order is put aside."""
-        for drawn in [Drawn.POINT] if verifier.coupled else drafter.draws:
-            verifier.rule.check(drawn, drafter.trees)
+        verifier.check(drafter)
         self.target = target
         self.drafter = drafter
         self.verifier = verifier

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from outpace.core.gumbel import realise
 from outpace.core.law import Branches
-from outpace.core.proposal import DraftingTerms, Proposal, Riders, Verdict
+from outpace.core.proposal import DraftingTerms, Drawn, Proposal, Riders, Verdict
 from outpace.core.transfer import to_device
-from outpace.draft.base import Rows
+from outpace.draft.base import Drafter, Rows
 from outpace.errors import ConfigError
 from outpace.targets.base import Scores
 from outpace.verify.base import Rule, draw, walk
@@ -72,11 +73,21 @@ class Verifier:
         if self.rule.needs.second_pass is None:
             return proposal.riders
         if proposal.riders is not None:
-            raise ConfigError(
-                f"verify={self.rule.name!r} has the draft scored twice, which does not go with a "
-                "drafter that feeds columns of its own: choose another rule or drafter."
-            )
+            self._refuse_riders()
         return _second_copy(proposal, self.second_text)
+
+    def check(self, drafter: Drafter) -> None:
+        """Raises ``ConfigError`` where the rule cannot verify what a drafter proposes."""
+        for drawn in [Drawn.POINT] if self.coupled else drafter.draws:
+            self.rule.check(drawn, drafter.trees)
+        if drafter.rides and self.rule.needs.second_pass is not None:
+            self._refuse_riders()
+
+    def _refuse_riders(self) -> NoReturn:
+        raise ConfigError(
+            f"verify={self.rule.name!r} has the draft scored twice, which does not go with a "
+            "drafter that feeds columns of its own: choose another rule or drafter."
+        )
 
     def __call__(self, scores: Scores, proposal: Proposal, rows: Rows) -> Judgement:
         """Returns the verdict on a proposal, given what the target's pass says about it."""

@@ -55,9 +55,14 @@ def drawable(proposal: Proposal, drafted: Tensor) -> Tensor:
     some = drafted > 0
     if proposal.law.with_replacement or proposal.tree.is_chain:
         return some
-    tokens, valid = proposal.tokens, proposal.valid
+    return some & ~repeats(proposal)
+
+
+def repeats(proposal: Proposal) -> Tensor:
+    """Returns ``[B, N]`` bool: the nodes whose token a valid elder sibling has, too."""
+    tokens = proposal.tokens
     same = proposal.tree.elder & (tokens[:, :, None] == tokens[:, None, :])
-    return some & ~(same & valid[:, None, :]).any(-1)
+    return (same & proposal.valid[:, None, :]).any(-1)
 
 
 def children_law_at(proposal: Proposal, node: Tensor) -> Tensor:

@@ -104,6 +104,13 @@ class DeadEnds:
         """Why a node has no law. logits: ``[V']``, what the model made of it."""
         top = float(logits[: self._vocabulary].amax())
         if not math.isfinite(top):
+            if self._silent is not None:
+                return NotFinite(
+                    row,
+                    "the drafter's scores of the next token are not finite numbers (the highest is "
+                    f"{top}): its weights, or those of the target that it drafts with, are "
+                    "damaged, or a dtype overflows; try dtype='float32', or another drafter.",
+                )
             return NotFinite(
                 row,
                 f"the model's scores of the next token are not finite numbers (the highest is "

@@ -122,6 +122,7 @@ class LookaheadDrafter(Drafter):
     name: ClassVar[str] = "lookahead"
     draws: frozenset[Drawn] = frozenset({Drawn.POINT})
     trees: bool = True
+    rides: bool = True
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = LookaheadOptions
 

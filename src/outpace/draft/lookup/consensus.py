@@ -75,7 +75,7 @@ class ConsensusDrafter(Drafter):
         self._grow = likeliest_tree if options.tree else likeliest_chain
         self._texts: list[GrowingText] = []
         self._keys: list[Hashable] = []  # by row: its group
-        self._groups: dict[Hashable, list[GrowingText]] = {}  # ended samples, too
+        self._groups: dict[Hashable, dict[int, GrowingText]] = {}  # by id; ended samples, too
 
     @classmethod
     def build(cls, setup: Setup) -> ConsensusDrafter:
@@ -91,7 +91,8 @@ class ConsensusDrafter(Drafter):
             self._texts.append(text)
             self._keys.append(info.group)
             if info.group is not None:
-                self._groups.setdefault(info.group, []).append(text)
+                # A sample that was put aside stands there already, and is one all the same.
+                self._groups.setdefault(info.group, {})[info.id] = text
 
     def retain(self, rows: Sequence[int]) -> None:
         self._texts = [self._texts[row] for row in rows]
@@ -135,10 +136,10 @@ class ConsensusDrafter(Drafter):
     def _votes(self, row: int, alone: bool) -> list[_Vote]:
         """The votes of those who have one, the own text's first."""
         own = self._texts[row]
-        group = [] if alone else self._groups.get(self._keys[row], [])
+        group = {} if alone else self._groups.get(self._keys[row], {})
         found = []
         context = own.last(self._options.max_token_span)
-        for sample in [own, *(text for text in group if text is not own)]:
+        for sample in [own, *(text for text in group.values() if text is not own)]:
             places, agree = sample.occurrences.matches(context)
             if sample is not own:  # the prompt is the same: one vote for it is enough
                 behind = places >= sample.begin_of_output
@@ -152,5 +153,5 @@ class ConsensusDrafter(Drafter):
         texts = {id(text): text for text in self._texts}
         # Copies of the lists, because another thread may be writing.
         for group in list(self._groups.values()):
-            texts.update({id(text): text for text in list(group)})
+            texts.update({id(text): text for text in list(group.values())})
         return sum(text.occurrences.nbytes for text in texts.values())

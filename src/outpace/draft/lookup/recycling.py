@@ -130,6 +130,7 @@ class RecyclingDrafter(Drafter):
         return Proposal(padded(drafts, device), tree, counts, Point())
 
     def observe(self, rows: Rows, round: Round) -> None:
+        round = round.played
         if round.laws is None:
             return
         top = round.laws.topk(self._candidates, -1)

@@ -21,6 +21,7 @@ from outpace.draft.lookup.matching import DEEPEST
 from outpace.draft.lookup.occurrences import Occurrences
 from outpace.draft.lookup.past import PastTexts
 from outpace.draft.options import option
+from outpace.draft.remembered import Remembered
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
 
@@ -86,6 +87,7 @@ class SuffixDrafter(Drafter):
         self._depth = options.suffix_decoding_max_tree_depth
         self._grow = likeliest_tree if options.tree else likeliest_chain
         self._texts: list[GrowingText] = []
+        self._kept = Remembered(int)  # by row: the first tokens of its output that are in the store
         self.past = PastTexts(
             self._depth, options.suffix_decoding_max_cached_requests, options.max_cached_tokens
         )
@@ -100,17 +102,22 @@ class SuffixDrafter(Drafter):
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         self._texts += [GrowingText(self._depth) for _ in rows]
+        self._kept.admit(rows)
 
     def retain(self, rows: Sequence[int]) -> None:
-        kept = set(rows)
+        staying = set(rows)
         for row, text in enumerate(self._texts):
-            if row not in kept:
-                self.past.add(text.output())
+            if row not in staying:  # it has ended, or was put aside and will go on
+                output = text.output()
+                self.past.add(output[self._kept[row] :])
+                self._kept[row] = max(self._kept[row], len(output))
+        self._kept.retain(rows)
         self._texts = [self._texts[row] for row in rows]
 
     def reset(self) -> None:
         # The rows come again: nothing has ended, and what is known of them may be incomplete.
         self._texts = []
+        self._kept.retain([])
         self.past.recover()
 
     def forget_texts(self) -> None:

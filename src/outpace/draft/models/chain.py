@@ -24,8 +24,8 @@ from outpace.draft.models.own_text import KnownTokens, OwnText
 from outpace.draft.models.sight import Sight
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.models.usual import USUAL, UsualTokens, marks
+from outpace.draft.models.window import begin_of, reserve
 from outpace.draft.online.options import online_options
-from outpace.draft.remembered import Remembered
 from outpace.draft.trees import TreePlans
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
@@ -58,7 +58,9 @@ class DraftModel(Drafter):
     Nothing leaves the device while it drafts, unless the rule ends chains early. Its cache is fed
     whatever the row has that it has not seen, so that nothing special happens after a full
     acceptance, a rejection or rounds without it. Of a text that is longer than its context it reads
-    the last part: when the context is full, the second half of it is read anew from position 0.
+    a window at the end: when the context is full, about the second half of it is read anew from
+    position 0. Where the window begins follows from the length of the text alone, so that models
+    that are equal see the same of a text, however much each of them drafts.
     """
 
     name: ClassVar[str] = "draft_model"
@@ -85,7 +87,8 @@ class DraftModel(Drafter):
         self._usual: UsualTokens | None = None
         self._texts: list[OwnText] = []  # by row
         self._own: list[list[int]] = []  # by row: its text, or the window of it
-        self._begins = Remembered(int)  # by row: the first token of the text that it reads
+        self._begins: list[int] = []  # by row: the first token of the text that it reads
+        self._reserve = reserve(runner.max_length)
         self.weight_bytes = drafter.nbytes
         self.pass_bytes = runner.pass_bytes
         self._plans = TreePlans(runner.device)
@@ -206,7 +209,7 @@ class DraftModel(Drafter):
             else:
                 self.runner.admit(1, info.source)
                 self.runner.pin(self.runner.active - 1, read)
-            self._begins.admit([info])
+            self._begins.append(0)
             self._texts.append(text)
             self._own.append(own)
 
@@ -217,13 +220,12 @@ class DraftModel(Drafter):
     def reset(self) -> None:
         self.runner.reset()
         self._looking.retain([])
-        self._begins.retain([])
-        self._texts, self._own = [], []
+        self._texts, self._own, self._begins = [], [], []
 
     def retain(self, rows: Sequence[int]) -> None:
         self.runner.retain(rows)
         self._looking.retain(rows)
-        self._begins.retain(rows)
+        self._begins = [self._begins[row] for row in rows]
         self._texts = [self._texts[row] for row in rows]
         self._own = [self._own[row] for row in rows]
 
@@ -251,7 +253,7 @@ class DraftModel(Drafter):
         asked = [count if on else 0 for on in wanted or [True] * len(rows)]
         budgets = self._heard(rows, asked)
         # What is known of a row must not depend on how many tokens others have just got.
-        most = self.runner.max_length - max(count, LISTENS)
+        most = self.runner.max_length - max(count, LISTENS, self._reserve)
         live = [budget > 0 and len(self._own[row]) <= most for row, budget in enumerate(budgets)]
         if not any(live):
             return None
@@ -287,12 +289,11 @@ class DraftModel(Drafter):
         return tokens if self._knows_all else tokens.clamp(max=self._own_size - 1)
 
     def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
-        """How many tokens each row drafts: as many as its budget, but for a tiny context."""
-        most = self.runner.max_length // 2
-        counts = [min(budget, most) for budget in self._heard(rows, budgets)]
+        """How many tokens each row drafts: as many as its budget, but for a small context."""
+        counts = [min(budget, self._reserve) for budget in self._heard(rows, budgets)]
         for row, count in enumerate(counts):
             if count:
-                self._make_room(row, len(self._own[row]), count)
+                self._make_room(row, len(self._own[row]))
         return counts
 
     def _heard(self, rows: Rows, budgets: Sequence[int] = ()) -> list[int]:
@@ -305,16 +306,16 @@ class DraftModel(Drafter):
             for row, n in enumerate(budgets)
         ]
 
-    def _make_room(self, row: int, length: int, depth: int) -> None:
+    def _make_room(self, row: int, length: int) -> None:
         """Moves the window of a row, if its context is too short for a text of this length and a
-        draft of this depth behind it. Positions count from the window's beginning. A prompt with
-        images has no windows: from then on it is read without them."""
-        over = length - self._begins[row] + depth > self.runner.max_length
-        if over and self._looking.close(row):
+        draft behind it. Positions count from the window's beginning. A prompt with images has no
+        windows: from then on it is read without them."""
+        begin = begin_of(length, self.runner.max_length)
+        if begin and self._looking.close(row):
             self._own[row] = self._texts[row].extend([])
-            self._make_room(row, len(self._own[row]), depth)
-        elif over:
-            self._begins[row] = length - self.runner.max_length // 2
+            self._make_room(row, len(self._own[row]))
+        elif begin != self._begins[row]:
+            self._begins[row] = begin
             self.runner.lengths[row] = 0
 
     def _unread(self, rows: Rows, row: int) -> list[int]:

@@ -45,8 +45,8 @@ class DynamicTree(DraftModel):
     ) -> None:
         """vocabulary: tokens of the target. sight: what it sees of images."""
         super().__init__(drafter, runner, vocabulary, sight)
-        # Of a context that is shorter than two drafts, a half stays for the text.
-        self._growth = Growth(growth.top_k, min(growth.depth, runner.max_length // 2))
+        # No draft is longer than what a window leaves free for it.
+        self._growth = Growth(growth.top_k, min(growth.depth, self._reserve))
 
     def origin(self) -> Origin | None:
         return None
@@ -57,7 +57,7 @@ class DynamicTree(DraftModel):
             return Proposal.empty(len(rows), rows.seeds.device)
         for row, budget in enumerate(budgets):
             if budget:
-                self._make_room(row, len(self._own[row]), self._growth.depth)
+                self._make_room(row, len(self._own[row]))
         logits = self._catch_up(rows, [budget > 0 for budget in budgets])
         return self._growth(rows, logits, self._deeper, budgets)
 

@@ -49,15 +49,15 @@ class ForeignModel(DraftModel):
         for info in rows:
             source = info.forked_from
             text = self._looking.begin(info, self._new_text)
-            if source is not None and not self._looking.alike(len(self._texts), source):
-                source = None
+            if source is not None and (
+                self._begins[source] or not self._looking.alike(len(self._texts), source)
+            ):
+                source = None  # it has lost the prompt's beginning, or was shown another one
             if source is None:
                 self.runner.admit(1, info.source)
             else:
                 self.runner.fork(source, self.runner.lengths[source])
-            self._begins.admit([info])
-            if source is not None:
-                self._begins[len(self._begins) - 1] = self._begins[source]
+            self._begins.append(0)
             self._cached.append([] if source is None else list(self._cached[source]))
             self._texts.append(text)
             self._own.append([])
@@ -92,13 +92,12 @@ class ForeignModel(DraftModel):
 
     def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
         """How many tokens each row drafts; their texts are translated."""
-        most = self.runner.max_length // 2
         return [
-            min(budget, most) if budget and self._translate(rows, row, min(budget, most)) else 0
+            min(budget, self._reserve) if budget and self._translate(rows, row) else 0
             for row, budget in enumerate(budgets)
         ]
 
-    def _translate(self, rows: Rows, row: int, depth: int) -> bool:
+    def _translate(self, rows: Rows, row: int) -> bool:
         """Finds a row's text in the drafter's tokens, and how much of it is cached; returns whether
         a draft can follow."""
         text = self._texts[row]
@@ -106,7 +105,7 @@ class ForeignModel(DraftModel):
         if text.unfinished or not ids:
             return False
         shown = self._looking.shows(row)
-        self._make_room(row, len(ids), depth)
+        self._make_room(row, len(ids))
         if shown != self._looking.shows(row):
             ids = text.extend([])
         own, lengths = ids[self._begins[row] :], self.runner.lengths

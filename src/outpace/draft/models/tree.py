@@ -125,12 +125,11 @@ class DraftTree(DraftModel):
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
-        budgets = self._heard(rows, budgets)
-        room = self.runner.max_length // 2 >= shape.height
-        counts = [min(budget, shape.size) if room else 0 for budget in budgets]
+        shape = shape.up_to(self._reserve)
+        counts = [min(budget, shape.size) for budget in self._heard(rows, budgets)]
         for row, count in enumerate(counts):
             if count:
-                self._make_room(row, len(self._own[row]), shape.height)
+                self._make_room(row, len(self._own[row]))
         shape = shape.first(max(counts))
         if shape.is_chain:
             return self._as_siblings(super().propose(rows, counts))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -72,7 +72,7 @@ class Online(Drafter):
         self.choices: Mapping[str, Drafter] = MappingProxyType({})
         self.ends_chains, self.copies_prompts = inner.ends_chains, inner.copies_prompts
         self.loaded, self.on_trial = inner.loaded, inner.on_trial
-        self.riders, self.keeps_up = inner.riders, inner.keeps_up
+        self.riders, self.rides, self.keeps_up = inner.riders, inner.rides, inner.keeps_up
         self.tells_laws, self.joins_drafts = inner.tells_laws, inner.joins_drafts
         self.weight_bytes = inner.weight_bytes + pupil.nbytes
         self.pass_bytes = inner.pass_bytes
@@ -101,6 +101,9 @@ class Online(Drafter):
     @property
     def compile_seconds(self) -> float:
         return self._inner.compile_seconds
+
+    def learners(self) -> Iterator[Drafter]:
+        yield self
 
     def save(self, folder: Path) -> None:
         self._pupil.save(folder)
@@ -165,8 +168,8 @@ class Online(Drafter):
         self._inner.observe(rows, round)
         if self._begun is None:
             self._begun = time.monotonic()
-        if round.laws is not None:
-            self._take(rows, round, round.laws)
+        if round.played.laws is not None:
+            self._take(rows, round.played, round.played.laws)
         for trace in self._traces[: len(rows)]:
             self._windows += trace.cut(ended=False)
         del self._windows[: -BACKLOG * self._options.every]

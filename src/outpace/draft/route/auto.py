@@ -14,7 +14,14 @@ from outpace.draft.models.options import DraftModelOptions
 from outpace.draft.models.sight import check_wanted
 from outpace.draft.options import option
 from outpace.draft.registry import drafter_names, find_drafter
-from outpace.draft.route.base import Asked, Several, check_config, check_configs, rule_of
+from outpace.draft.route.base import (
+    Asked,
+    Several,
+    check_config,
+    check_configs,
+    check_look_up,
+    rule_of,
+)
 from outpace.draft.route.joining import cut
 from outpace.errors import ConfigError
 from outpace.heads.base import Head
@@ -145,8 +152,10 @@ class AutoDrafter(Several):
 
     @classmethod
     def build(cls, setup: Setup) -> Drafter:
-        configs = [*setup.options.look_ups, *setup.options.model_configs]
-        children = [setup.child(config) for config in configs]
+        children = [setup.child(config) for config in setup.options.look_ups]
+        for child in children:
+            check_look_up("lookups", child)
+        children += [setup.child(config) for config in setup.options.model_configs]
         names = [child.name for child in children]
         if setup.options.model_configs:
             _check_model(children[-1])
@@ -195,7 +204,7 @@ def _finds(asked: Asked) -> list[Find]:
 
 def _refuse_riders(method: str) -> None:
     """Raises ``ConfigError`` for a drafter that cannot take turns with look-ups."""
-    if find_drafter(method).riders:
+    if find_drafter(method).rides:
         raise ConfigError(
             f"method 'auto' cannot take {method!r} as its drafter, which drafts inside the "
             "target's own pass: use it as the method."

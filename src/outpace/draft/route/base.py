@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -99,6 +100,7 @@ class Several(Drafter):
         self.weight_bytes = sum(child.weight_bytes for child in own.values())
         self.pass_bytes = max(child.pass_bytes for child in children)
         self.ends_chains = any(child.ends_chains for child in children)
+        self.rides = any(child.rides for child in children)
         self.joins_drafts = any(child.joins_drafts for child in children)
         self.loaded = next((child.loaded for child in children if child.loaded), None)
         self._asked: list[Asked] = []
@@ -129,6 +131,25 @@ class Several(Drafter):
     def tried(self) -> Iterator[Drafter]:
         for child in self.children:
             yield from child.tried()
+
+    def learners(self) -> Iterator[Drafter]:
+        for child in self.children:
+            yield from child.learners()
+
+    def save(self, folder: Path) -> None:
+        """Writes what the one child that learns online has learned."""
+        pairs = zip(self.names, self.children, strict=True)
+        found = [(name, one) for name, child in pairs for one in child.learners()]
+        if not found:
+            super().save(folder)
+        elif len(found) == 1:
+            found[0][1].save(folder)
+        else:
+            names = ", ".join(name for name, _ in found)
+            raise ConfigError(
+                f"several drafters of method {self.name!r} learn online ({names}), and a folder "
+                "holds one: leave 'online' out of all but one."
+            )
 
     def retain(self, rows: Sequence[int]) -> None:
         for child in self.children:
@@ -199,10 +220,10 @@ class Several(Drafter):
     def observe(self, rows: Rows, round: Round) -> None:
         asked, self._asked = {each.child: each for each in self._asked}, []
         boarding, self._boarding = self._boarding, {}
-        committed = committed_in(round) if asked else []
+        committed = committed_in(round.played) if asked else []
         for number, child in enumerate(self.children):
             own = asked.get(number)
-            if own is None or child.needs.laws or own.proposal.tokens is round.proposal.tokens:
+            if own is None or own.proposal.tokens is round.proposal.tokens:
                 rode = boarding.get(number) is round.proposal.riders
                 child.observe(rows, round if rode else replace(round, rider_logits=None))
             else:
@@ -211,7 +232,7 @@ class Several(Drafter):
 
 def _as_its_own(asked: Asked, round: Round, committed: Sequence[Sequence[int]]) -> Round:
     """The round as if what the child proposed had been scored: as far as it says what was
-    committed, it was accepted."""
+    committed, it was accepted. What the target said comes with the round that was played."""
     paths = [
         nodes.follow(tokens[:-1]) for nodes, tokens in zip(asked.nodes, committed, strict=True)
     ]
@@ -221,7 +242,14 @@ def _as_its_own(asked: Asked, round: Round, committed: Sequence[Sequence[int]]) 
     verdict = Verdict(like.new_tensor(ends), like.new_tensor(following), ends)
     rode = asked.proposal.riders is round.proposal.riders
     logits = round.rider_logits if rode else None
-    return replace(round, proposal=asked.proposal, verdict=verdict, laws=None, rider_logits=logits)
+    return replace(
+        round,
+        proposal=asked.proposal,
+        verdict=verdict,
+        laws=None,
+        rider_logits=logits,
+        played_as=round.played,
+    )
 
 
 def committed_in(round: Round) -> list[list[int]]:
@@ -239,6 +267,20 @@ def committed_in(round: Round) -> list[list[int]]:
 
 
 # -- children from options -------------------------------------------------------------------------
+
+
+def check_look_up(option: str, drafter: Drafter) -> None:
+    """Raises ``ConfigError`` where what an option names as a look-up is none: it costs a pass, or
+    columns in the target's."""
+    if drafter.pass_bytes:
+        raise ConfigError(
+            f"{option} cannot be {drafter.name!r}, which runs a model: choose a look-up."
+        )
+    if drafter.rides:
+        raise ConfigError(
+            f"{option} cannot be {drafter.name!r}, which drafts inside the target's own pass: "
+            "choose a look-up, or use it as the method."
+        )
 
 
 def check_configs(method: str, name: str, given: Any, least: int = 1) -> None:

@@ -127,7 +127,7 @@ class Ensemble(Several):
 
     def observe(self, rows: Rows, round: Round) -> None:
         if self._combine == "vote" and self._asked:
-            for row, committed in enumerate(committed_in(round)):
+            for row, committed in enumerate(committed_in(round.played)):
                 weights = self._votes.of(rows, row).weights
                 for asked in self._asked:
                     if nodes := asked.nodes[row]:

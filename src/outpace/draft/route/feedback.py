@@ -25,6 +25,7 @@ class Committed:
     @classmethod
     def of(cls, rows: Rows, round: Round) -> Committed:
         """Returns what a round committed; its laws must have been asked for (`Needs.laws`)."""
+        round = round.played
         assert round.laws is not None
         drafted, last = guesses_of(round.proposal), round.verdict.next_token.tolist()
         tokens, nodes = [], []

@@ -19,8 +19,7 @@ from outpace.draft.chains import Chains
 from outpace.draft.guesses import guesses_of
 from outpace.draft.models.chain import DraftModel
 from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
-from outpace.draft.registry import find_drafter
-from outpace.draft.route.base import check_config
+from outpace.draft.route.base import check_config, check_look_up
 from outpace.errors import ConfigError
 from outpace.heads.classifiers.origin import Origin
 from outpace.targets.hf.loading.loaded import Loaded
@@ -43,11 +42,7 @@ class StagedOptions(DraftModelOptions):
                 "guesses the draft model's own tokens: use a model with the target's tokenizer, or "
                 "method 'draft_model'."
             )
-        method = check_config("staged", self.lookup).method
-        if find_drafter(method).needs.states:
-            raise ConfigError(
-                f"lookup cannot be {method!r}, which reads the target's states: choose a look-up."
-            )
+        check_config("staged", self.lookup)
 
 
 class Staged(DraftModel):
@@ -68,9 +63,11 @@ class Staged(DraftModel):
         drafter = super()._built(replace(setup, options=same))
         assert isinstance(drafter, Staged)
         drafter.lookup = setup.child(setup.options.lookup)
-        if drafter.lookup.pass_bytes:
+        check_look_up("lookup", drafter.lookup)
+        if drafter.lookup.needs.states:
             raise ConfigError(
-                f"lookup cannot be {drafter.lookup.name!r}, which runs a model: choose a look-up."
+                f"lookup cannot be {drafter.lookup.name!r}, which reads the target's states, and "
+                "a look-up of method 'staged' is not given them: choose another one."
             )
         drafter.needs = replace(drafter.needs, laws=drafter.lookup.needs.laws)
         return drafter

@@ -30,6 +30,8 @@ from outpace.targets.hf.loading.loaded import Loaded
 class RoutesOptions:
     """What a user may set."""
 
+    method: ClassVar[str] = "tagged"
+    """The method that these options are of."""
     routes: Any = needed("A drafter for each tag, as {tag: speculative_config}.")
     default: Any = option(None, "The drafter of all other requests, as a speculative_config.")
 
@@ -41,7 +43,7 @@ class RoutesOptions:
                 f"not {shown(self.routes)}."
             )
         for config in self.configs:
-            check_config("tagged", config)
+            check_config(self.method, config)
 
     @property
     def configs(self) -> list[Any]:

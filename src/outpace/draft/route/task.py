@@ -25,6 +25,7 @@ from outpace.targets.hf.loading.loaded import Loaded
 class TaskOptions(RoutesOptions):
     """What a user may set."""
 
+    method: ClassVar[str] = "task"
     routes: Any = needed("A drafter for each task of the router, {task: speculative_config}.")
     router: Any = needed(
         "The file that `outpace tune router` has written; in Python also a function from a "

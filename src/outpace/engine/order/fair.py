@@ -44,7 +44,7 @@ class Fair(Order):
         with self._lock:
             active = {one.client for one in self._counted if not one.finished}
             if request.client not in active:
-                floor = min((self._given[client] for client in active), default=self._least())
+                floor = min((self._given[client] for client in active), default=self._furthest())
                 self._given[request.client] = max(floor, self._given.get(request.client, 0.0))
             self._counted[request] = 0.0
             self._given.move_to_end(request.client)
@@ -69,8 +69,8 @@ class Fair(Order):
         self._given[request.client] += cost - self._counted[request]
         self._counted[request] = cost
 
-    def _least(self) -> float:
-        """Where a client begins while nobody else is there."""
+    def _furthest(self) -> float:
+        """Where a client begins while nobody else is there: as far as the one that got most."""
         return max(self._given.values(), default=0.0)
 
     def _forget(self, active: set[Hashable]) -> None:

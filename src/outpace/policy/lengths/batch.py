@@ -24,11 +24,14 @@ class BatchOptions:
 
     more: int = option(2, "Tokens more after a round in which a row accepted all of its draft.")
     share: int = option(10, "One token in so many less after any other round.")
-    longest: int = option(LONGEST, "Tokens of the longest draft.")
+    longest: int | None = option(
+        None, f"Tokens of the longest draft; unset: {LONGEST}, or as many as the first has."
+    )
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            check_whole("batch", name, value)
+            if name != "longest" or value is not None:
+                check_whole("batch", name, value)
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,11 @@ class _State:
     length: int
     shrank: bool = False  # in the last round
 
-    def after(self, full: bool, accepted: int, options: BatchOptions) -> _State:
+    def after(self, full: bool, accepted: int, options: BatchOptions, longest: int) -> _State:
         """Returns the state after a round. full: a row accepted all of its draft; accepted: the
-        most that a row accepted."""
+        most that a row accepted; longest: the longest draft."""
         if full:
-            return _State(min(self.length + options.more, options.longest))
+            return _State(min(self.length + options.more, longest))
         shorter = self.length - math.ceil(self.length / options.share) - self.shrank
         return _State(max(1, accepted, shorter), shrank=True)
 
@@ -58,12 +61,12 @@ class Batch(LengthPolicy):
 
     def __init__(self, count: int, options: Any, invariant: bool) -> None:
         super().__init__(count, options, invariant)
-        self._states = ByRequest(_State(min(count, options.longest)), invariant, pooled=True)
+        self._states = ByRequest(_State(min(count, self.most)), invariant, pooled=True)
 
     @property
     def most(self) -> int:
-        longest: int = self.options.longest
-        return longest
+        longest: int | None = self.options.longest
+        return max(LONGEST, self.count) if longest is None else longest
 
     def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
         return [self._states.of(request).length for request in requests]
@@ -85,5 +88,5 @@ class Batch(LengthPolicy):
     def _learn(self, request: DraftingRow, outcomes: Sequence[Outcome]) -> None:
         full = any(outcome.accepted == outcome.depth for outcome in outcomes)
         accepted = max(outcome.accepted for outcome in outcomes)
-        state = self._states.of(request).after(full, accepted, self.options)
+        state = self._states.of(request).after(full, accepted, self.options, self.most)
         self._states.put(request, state)

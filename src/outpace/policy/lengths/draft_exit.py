@@ -46,8 +46,9 @@ class DraftExit(StoppingPolicy):
         rate      <- beta_1 rate + (1 - beta_1) accepted / drafted
         threshold <- beta_2 threshold + (1 - beta_2) (threshold + step), or - step if rate is above
 
-    A draft of full length says nothing against the threshold, which is then not lowered. All
-    requests share one threshold, except sampled ones with a seed of their own.
+    A draft of full length says nothing against the threshold, which is then not lowered, and a
+    draft of a look-up beside the model says nothing at all. All requests share one threshold,
+    except sampled ones with a seed of their own.
     """
 
     name: ClassVar[str] = "draft_exit"
@@ -57,6 +58,7 @@ class DraftExit(StoppingPolicy):
     def __init__(self, count: int, options: Any, invariant: bool) -> None:
         super().__init__(count, options, invariant)
         self._states = ByRequest(Exit(options.threshold), invariant, pooled=True)
+        self._watched: set[DraftingRow] = set()  # rows of the present round
         self._rule = ThresholdRule(
             options.target_acceptance, options.step, options.rate_memory, options.threshold_memory
         )
@@ -67,9 +69,18 @@ class DraftExit(StoppingPolicy):
 
     def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsBehind]:
         thresholds = [self.threshold(request) for request in requests]
-        return lambda counts: below(thresholds)
+        self._watched = watched = set[DraftingRow]()
+
+        def begin(counts: Sequence[int]) -> EndsBehind:
+            pairs = zip(requests, counts, strict=True)
+            watched.update(request for request, count in pairs if count)
+            return below(thresholds)
+
+        return begin
 
     def learn(self, request: DraftingRow, outcome: Outcome) -> None:
+        if request not in self._watched:  # a look-up drafted, whose tokens no threshold ends
+            return
         whole = outcome.drafted >= self.count
         exit = self._states.of(request)
         moved = exit.after(self._rule, outcome.drafted, outcome.accepted, whole)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outpace.core.proposal import Drawn, Proposal
 from outpace.verify.base import Rule, at_drafted, normalised, rows_of
-from outpace.verify.siblings import reach
+from outpace.verify.siblings import reach, repeats
 
 
 class MatchRule(Rule):
@@ -33,8 +33,7 @@ class MatchRule(Rule):
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         tree = proposal.tree
-        child = _distinct(proposal)
-        mass = at_drafted(p, proposal) * child
+        mass = at_drafted(p, proposal) * (proposal.valid & ~repeats(proposal))
         leave = (tree.child_of * mass[:, None, :]).sum(-1)
         return reach(mass, tree) * (1 - leave).clamp(min=0)
 
@@ -47,11 +46,3 @@ class MatchRule(Rule):
             1, proposal.tokens, drafted.to(here.dtype), "amax"
         )
         return normalised(here * (1 - taken), fallback=here)
-
-
-def _distinct(proposal: Proposal) -> Tensor:
-    """``[B, N]`` bool: valid nodes but for those whose token an elder sibling has too."""
-    tokens, parents = proposal.tokens, proposal.tree.parents
-    same = (parents[:, :, None] == parents[:, None, :]) & (tokens[:, :, None] == tokens[:, None, :])
-    again = (same & proposal.valid[:, None, :]).tril(-1).any(-1)
-    return proposal.valid & ~again

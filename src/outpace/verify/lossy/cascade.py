@@ -28,10 +28,11 @@ class CascadeRule(Rule):
         "opt"    mixture = q if max q >= max p - alpha TV(p, q), else p
         "token"  mixture = q on the tokens with p >= (1 - alpha) max p, and the rest of q's mass
                  redrawn from p
+                 mixture = p where p is certain of one token, as in greedy rows
         stop, next = those of the token rule with the mixture for p
 
     Samples exactly from the mixture. Since that is not p, the rule is lossy. After the last drafted
-    token there is no q, and the law is p. Needs a sampled draft.
+    token there is no q, and the law is p. Greedy texts stay exact. Needs a sampled draft.
     """
 
     defer: str = "opt"
@@ -47,7 +48,7 @@ class CascadeRule(Rule):
         require(self.name, "alpha", self.alpha, 0, 1, above=False)
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        if not isinstance(proposal.law, Sampled):  # nothing was drafted: other points are refused
+        if not isinstance(proposal.law, Sampled):  # all rows are greedy, or nothing was drafted
             return TokenRule().stop(p, proposal)
 
         def at(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
@@ -66,8 +67,13 @@ class CascadeRule(Rule):
         return residual(here, proposal, node)
 
     def mixture(self, p: Tensor, q: Tensor) -> Tensor:
-        """Returns the mixture, which is sampled from in place of p. All: ``[..., V]``."""
-        return _MIXTURES[self.defer](p, q.to(p.dtype), self.alpha)
+        """Returns the mixture, which is sampled from in place of p. All: ``[..., V]``.
+
+        Beside sampled rows a greedy row's q is one-hot like its p. Whether q is sure or only the
+        likeliest token was asked for cannot be told from it, so that such a row keeps its p.
+        """
+        mixed = _MIXTURES[self.defer](p, q.to(p.dtype), self.alpha)
+        return torch.where(p.amax(-1, keepdim=True) == 1, p, mixed)
 
 
 def _chow(p: Tensor, q: Tensor, alpha: float) -> Tensor:

@@ -71,6 +71,7 @@ class RidingHeadDrafter(HeadDrafter):
     """
 
     riders: int = 1  # at least: as many as the head has depths
+    rides: bool = True
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)

@@ -97,7 +97,9 @@ class LyannaDrafter(StepHeadDrafter):
 
     def walk(self, rows: Rows) -> Walk:
         states, roots = self.starts(rows)
-        kept = [None if rows.is_pure(row) else one for row, one in enumerate(self._kept)]
+        kept = [
+            None if rows.is_pure(row) else one for row, one in enumerate(self._kept[: len(rows)])
+        ]
         remembered = torch.stack([self._remembered(rows, *each) for each in enumerate(kept)])
         self._latest = _Walk(
             self._lyanna, self._target, self._vocabulary, states, remembered[:, None], kept, roots
