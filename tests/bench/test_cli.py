@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.bench.reports import answered
 from transformers import MixtralConfig, MixtralForCausalLM
 from typer.testing import CliRunner, Result
 
@@ -17,7 +18,6 @@ from outpace.bench.builtin import CHATS
 from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import read_prompts, read_sets
 from outpace.bench.report.results import Report
-from outpace.bench.report.specbench import read_answers
 from outpace.bench.run.contest import BatchJob
 from outpace.bench.run.methods import named_methods
 from outpace.bench.run.ours import Ours
@@ -62,9 +62,14 @@ def test_a_run_writes_everything_it_is_asked_for(pair: Pair, tmp_path: Path) -> 
     assert (tmp_path / "r.html").read_text().count("data:image/png") == 4
     assert len(list((tmp_path / "png").iterdir())) == 4
     assert "| draft_model |" in (tmp_path / "r.md").read_text()
-    answers = read_answers(tmp_path / "answers" / "draft_model-b1-t0.jsonl")
-    assert [a.new_tokens for a in answers] == [24, 24]
-    assert all(sum(a.accept_lengths) == 24 for a in answers)
+    answers = answered(tmp_path / "answers" / "draft_model-b1-t0.jsonl")
+    assert [a["new_tokens"] for a in answers] == [[24], [24]]
+    assert all(sum(a["accept_lengths"]) == 24 for a in answers)
+    assert all(a["decoding_steps"] == [len(a["accept_lengths"])] for a in answers)
+    others = answered(tmp_path / "answers" / "hf-assisted-5-b1-t0.jsonl")
+    assert [a["new_tokens"] for a in others] == [[24], [24]]
+    untold = [(a["accept_lengths"], a["decoding_steps"]) for a in others]
+    assert untold == [([], []), ([], [])], "transformers does not tell its passes"
 
 
 def test_texts_end_where_the_target_ends_them(
@@ -79,8 +84,8 @@ def test_texts_end_where_the_target_ends_them(
     )  # fmt: skip
     assert done.exit_code == 0, (done.output, done.exception)
     assert "at most 24 new tokens each, to the end of the text" in " ".join(done.output.split())
-    answers = read_answers(tmp_path / "answers" / "draft_model-b1-t0.8.jsonl")
-    assert sorted(a.new_tokens for a in answers) == [2, 5]
+    answers = answered(tmp_path / "answers" / "draft_model-b1-t0.8.jsonl")
+    assert sorted(a["new_tokens"] for a in answers) == [[2], [5]]
 
 
 def test_the_target_says_where_its_texts_end(pair: Pair) -> None:
