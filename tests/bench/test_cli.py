@@ -283,6 +283,10 @@ def test_a_peer_that_does_not_quantise_is_refused(pair: Pair, whose: str) -> Non
             "max_num_seqs in --llm allows 1",
         ),
         (["cost", "--model", "TARGET", "--context", "9999"], "leaves no room"),
+        (
+            ["cost", *["--speculative-config", '{"method": "ngram"}'] * 2],
+            "2 were given: give --speculative-config once",
+        ),
         (["pair", "make", "--out", "x", "--shape", "bench-100m"], "did you mean 'bench-200m'"),
     ],
 )
