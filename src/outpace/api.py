@@ -48,7 +48,8 @@ class LLM:
     """A causal language model that generates faster with speculation, without other words.
 
     model: a folder, a GGUF file, a hub name, a loaded ``PreTrainedModel`` (then give its
-    ``tokenizer`` and, for images, its ``processor``), or nothing for the bundled pair.
+    ``tokenizer`` and, for images, its ``processor``; it is put into evaluation mode and stays in
+    it, so call its ``train()`` before you go on training it), or nothing for the bundled pair.
     speculative_config: see `SpeculativeConfig`; unset: look-ups draft where that pays ("auto"), and
     for the bundled model the bundled drafter; {"method": "none"} is plain decoding. max_num_seqs:
     rows decoded at once.
