@@ -122,18 +122,18 @@ def engine(
     engines: Engines, config: Mapping[str, Any] | SpeculativeConfig | None, rows: int
 ) -> LLM:
     """Returns the engine of one ``speculative_config``, for so many rows."""
-    _check_arguments(engines.options)
+    check_arguments(engines.options, WITH_FLAGS)
     options = {"generation_config": "none", "max_num_seqs": rows, **engines.options}
     return LLM(engines.model, speculative_config=config, **options)
 
 
-def _check_arguments(options: Mapping[str, Any]) -> None:
+def check_arguments(options: Mapping[str, Any], with_flags: Mapping[str, str]) -> None:
     """Raises ``ConfigError`` for an argument that `LLM` does not have, that another flag gives, or
-    that no JSON can hold."""
-    known = set(signature(LLM).parameters) - {*WITH_FLAGS, "progress"}
+    that no JSON can hold. with_flags: the arguments that have flags, and these."""
+    known = set(signature(LLM).parameters) - {*with_flags, "progress"}
     for name in options:
-        if name in WITH_FLAGS:
-            raise ConfigError(f"--llm must not say {name!r}: give {WITH_FLAGS[name]}.")
+        if name in with_flags:
+            raise ConfigError(f"--llm must not say {name!r}: give {with_flags[name]}.")
         if name not in known:
             raise ConfigError(f"--llm cannot give LLM {name!r}{did_you_mean(name, known)}.")
 
