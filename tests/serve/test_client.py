@@ -291,6 +291,7 @@ def test_tokens_of_a_text_have_the_blanks_that_they_have_in_it(
         ({"response_format": {**SCHEMA, "type": "json_object"}}, "response_format", 400),
         ({"response_format": {**SCHEMA, "type": "text"}}, "response_format", 400),
         ({"outpace": {"trace": True}}, "outpace", 400),
+        ({"outpace": {"counts": True}}, "outpace", 400),
         ({"prompt": ""}, "prompt", 400),
         ({"prompt": [1 << 40]}, "prompt", 400),
         ({"prompt": "word " * 600}, "prompt", 400),

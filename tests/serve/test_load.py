@@ -23,6 +23,8 @@ from outpace.bench.run.serving import (
 from outpace.cli.main import app
 from outpace.errors import ConfigError
 
+from .conftest import call
+
 
 def test_arrivals_follow_from_the_seed() -> None:
     load = Load(["a"] * 400, rate=10.0)
@@ -40,6 +42,20 @@ def test_the_figures() -> None:
     assert found["TPOT p50 (s)"] == pytest.approx(0.075)
     assert found["tokens/s"] == pytest.approx(8)
     assert found["goodput (requests/s)"] == pytest.approx(0.25)
+
+
+def test_tokens_of_the_first_event_are_no_part_of_the_time_per_token(url: str) -> None:
+    assert Served(0.0, 1.0, 2.0, tokens=11, first_tokens=6).tpot == pytest.approx(0.2)
+    assert Served(0.0, 1.0, 1.0, tokens=4, first_tokens=4).tpot == 0
+    body = {"prompt": "Once upon a time", "max_tokens": 24, "stream": True, "temperature": 0}
+    counted = {**body, "ignore_eos": True, "speculative": 6, "outpace": {"counts": True}}
+    _, events, _ = call(url, "/v1/completions", counted)
+    told = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: {")]
+    counts = [event["outpace"]["tokens"] for event in told]
+    assert sum(counts) == 24
+    assert max(counts) > 1
+    (served,) = run_load(Load([body["prompt"]], 50.0, max_tokens=24), Server(url), "6")
+    assert served.first_tokens == counts[0]
 
 
 def test_a_server_under_load(url: str, tmp_path: Path) -> None:

@@ -217,6 +217,7 @@ class EngineThread:
             job.began = now
         if job.tokens and job.first_token is None:
             job.first_token = now
+            job.first_counts = [len(request.output_ids) for request in job.requests]
         job.last_seen = now
 
     def _settle(self, jobs: Sequence[Job]) -> None:

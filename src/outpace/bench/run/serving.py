@@ -2,7 +2,7 @@
 or clients of which each sends its next request once the last one is answered.
 
 TTFT   time to the first token, from when the request is sent
-TPOT   time per output token after the first
+TPOT   time per output token after those that came first: one event may hold several
 goodput  requests per second whose TTFT and TPOT were within the limits
 """
 
@@ -100,6 +100,8 @@ class Served:
     first: float
     last: float
     tokens: int
+    first_tokens: int = 1
+    """Tokens that came at ``first``."""
 
     @property
     def ttft(self) -> float:
@@ -107,7 +109,7 @@ class Served:
 
     @property
     def tpot(self) -> float:
-        return (self.last - self.first) / max(1, self.tokens - 1)
+        return (self.last - self.first) / max(1, self.tokens - self.first_tokens)
 
 
 def run_load(load: Load, server: Server, speculative: str = "auto") -> list[Served]:
@@ -218,6 +220,7 @@ def _body(load: Load | Clients, prompt: str, speculative: str) -> dict[str, Any]
         "speculative": int(speculative) if speculative.isdecimal() else speculative,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "outpace": {"counts": True},
     }
 
 
@@ -244,6 +247,7 @@ def _read(answer: http.client.HTTPResponse, sent: float, begin: float) -> Served
     before it has said how many tokens it has."""
     first = last = sent
     tokens: int | None = None
+    first_tokens = 1
     for line in answer:
         if not line.startswith(b"data: {"):
             continue
@@ -252,12 +256,13 @@ def _read(answer: http.client.HTTPResponse, sent: float, begin: float) -> Served
             raise ConfigError(str(error.get("message") if isinstance(error, dict) else error))
         if event.get("choices"):
             last = time.perf_counter() - begin
-            first = last if first == sent else first
+            if first == sent:
+                first, first_tokens = last, event.get("outpace", {}).get("tokens", 1)
         elif usage := event.get("usage"):
             tokens = usage.get("completion_tokens")
     if tokens is None:
         raise ConfigError("an answer broke off, or has no count of its tokens ('usage')")
-    return Served(sent, first, last, tokens)
+    return Served(sent, first, last, tokens, first_tokens)
 
 
 def _event(line: bytes) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class Call:
     log-probabilities at all."""
     parses_tools: bool = False
     trace: bool = False
+    counts: bool = False
+    """Whether each event of a stream says how many tokens it brings."""
     texts_per_prompt: int = 1
     user: str | None = None
     """Who asks, by their own account."""
@@ -291,9 +293,9 @@ class Reader:
         stream, options = bool(given.get("stream")), given.get("stream_options", {})
         if options and not stream:
             raise ApiError(400, "stream_options needs stream.", "stream_options")
-        trace = bool(given.get("outpace", {}).get("trace"))
-        if trace and not stream:
-            raise ApiError(400, "outpace.trace needs stream.", "outpace")
+        own = {name for name, value in given.get("outpace", {}).items() if value}
+        if own and not stream:
+            raise ApiError(400, f"outpace.{min(own)} needs stream.", "outpace")
         return Call(
             requests=requests,
             chat=chat,
@@ -301,7 +303,8 @@ class Reader:
             usage=bool(options.get("include_usage")),
             logprobs=logprobs,
             parses_tools=parses_tools,
-            trace=trace,
+            trace="trace" in own,
+            counts="counts" in own,
             texts_per_prompt=params.n,
             user=given.get("user"),
         )
