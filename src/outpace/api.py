@@ -178,13 +178,14 @@ class LLM:
         self.engine.between_rounds(lambda: self.engine.drafter.save(path))
 
     def forget_texts(self) -> None:
-        """Forgets the texts of earlier requests that look-ups draft from ("suffix", "recycling" and
-        what is built on them), as before a measurement in which a prompt comes again, or where one
-        user's text shall not speed up another's.
+        """Forgets the texts of earlier requests: those that look-ups draft from ("suffix",
+        "recycling" and what is built on them), and what ``enable_prefix_caching`` keeps. That is
+        for a measurement in which a prompt comes again, or where one user's text shall not speed up
+        another's.
 
         Raises ``ConfigError`` for a drafter that learns online.
         """
-        self.engine.between_rounds(self.engine.drafter.forget_texts)
+        self.engine.forget_texts()
 
     @property
     def compile_seconds(self) -> float:

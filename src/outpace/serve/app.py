@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,6 +24,7 @@ from starlette.routing import BaseRoute, Route
 from outpace.api import LLM
 from outpace.core.anchors import decoded
 from outpace.engine.trace import Observer
+from outpace.errors import ConfigError
 from outpace.serve.engine_thread import EngineThread, QueueFull, ShuttingDown, TooMany
 from outpace.serve.guards import OPEN, Hosts, Keys, RequestLog, body_of, client_of, failure
 from outpace.serve.jobs import Job
@@ -130,6 +132,8 @@ class Server:
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
         }
+        if self._settings.allow_forget:
+            posts["/forget"] = self._forget
         gets = {
             "/v1/models": self._models,
             "/v1/models/{name:path}": self._model,
@@ -229,6 +233,17 @@ class Server:
     async def _detokenize(self, request: Request) -> Response:
         body = await self._body(request)
         return JSONResponse({"prompt": await self._reading(self._reader.text, body)})
+
+    async def _forget(self, request: Request) -> Response:
+        if (await self._body(request)).content != {}:
+            raise ApiError(400, "the body of /forget is an empty object: {}.")
+        try:
+            await asyncio.wrap_future(self.thread.forget_texts())
+        except ShuttingDown as error:
+            raise answer_to(error) from error
+        except ConfigError as error:  # a drafter that learns cannot forget
+            raise ApiError(400, str(error)) from error
+        return JSONResponse({})
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card()]})

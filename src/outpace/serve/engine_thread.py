@@ -7,6 +7,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from time import perf_counter
 
 from outpace.engine.engine import Engine
@@ -116,6 +117,25 @@ class EngineThread:
     def cancel(self, job: Job) -> None:
         """Ends a job where it is; nothing happens to one that has ended."""
         self._mailbox.put(lambda: self._abort(job))
+
+    def forget_texts(self) -> Future[None]:
+        """Lets the engine forget the texts of earlier requests between two rounds. What is returned
+        is done when it has; raises `ShuttingDown`."""
+        done: Future[None] = Future()
+
+        def forget() -> None:
+            try:
+                self.engine.forget_texts()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        with self._lock:
+            if not self.accepts:
+                raise ShuttingDown
+            self._mailbox.put(forget)
+        return done
 
     def refuse(self) -> None:
         """Takes no more requests; those that were taken go on."""

@@ -91,6 +91,33 @@ class Server:
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         return kind(host, port, timeout=TIMEOUT)
 
+    def forget(self) -> None:
+        """Lets the server forget the texts of earlier requests: a look-up would draft an answer
+        from its own first version, and a prompt would be read from the prefix cache.
+
+        Raises ``ConfigError`` where it cannot be reached, or does not do that.
+        """
+        connection = self.connect()
+        try:
+            connection.request("POST", "/forget", "{}", _headers())
+            answer = connection.getresponse()
+            told = answer.read(300).decode(errors="replace")
+        except (OSError, UnicodeError, http.client.HTTPException) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"no server answers at {self.url} ({reason}): start one with 'outpace serve "
+                "--allow-forget', or give its address with --url."
+            ) from error
+        finally:
+            connection.close()
+        if answer.status == 404:
+            raise ConfigError(
+                f"the server at {self.url} would remember texts of one run in the next one: start "
+                "it with --allow-forget."
+            )
+        if answer.status != 200:
+            raise ConfigError(f"the server at {self.url} cannot forget texts: {told}")
+
 
 @dataclass(frozen=True)
 class Served:
@@ -224,14 +251,18 @@ def _body(load: Load | Clients, prompt: str, speculative: str) -> dict[str, Any]
     }
 
 
-def _served(server: Server, body: dict[str, Any], begin: float) -> Served:
+def _headers() -> dict[str, str]:
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(KEY_VARIABLE):
         headers["Authorization"] = f"Bearer {key.split(',')[0].strip()}"
+    return headers
+
+
+def _served(server: Server, body: dict[str, Any], begin: float) -> Served:
     connection = server.connect()
     try:
         sent = time.perf_counter() - begin
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        connection.request("POST", "/v1/completions", json.dumps(body), _headers())
         answer = connection.getresponse()
         if answer.status != 200:
             raise ConfigError(
