@@ -7,8 +7,10 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from tests.bench.reports import answered
 from transformers import MixtralConfig, MixtralForCausalLM
 from typer.testing import CliRunner, Result
@@ -21,7 +23,7 @@ from outpace.bench.report.results import Report
 from outpace.bench.run.contest import BatchJob
 from outpace.bench.run.methods import named_methods
 from outpace.bench.run.ours import Ours
-from outpace.bench.run.session import Engines, lineup
+from outpace.bench.run.session import Engines, _models, lineup
 from outpace.bench.synthetic.pair import Pair
 from outpace.cli.benching.bench import app
 from outpace.cli.benching.groups import DraftFlags
@@ -254,6 +256,41 @@ def test_a_missing_peer_is_named_with_its_remedy(
     monkeypatch.setitem(sys.modules, "openvino_genai", None)
     with pytest.raises(ConfigError, match=r"needs openvino_genai: pip install 'outpace\[peers\]'"):
         peers(["plain", "openvino"], Models(pair.target, pair.drafter, "float32", "cpu"))
+
+
+def test_a_peer_that_needs_a_draft_model_is_given_no_head() -> None:
+    words = ["--method", "eagle3", "--num-prompts", "1", "--max-tokens", "2"]
+    done = outpace("run", *words, "--vs", "hf-assisted")
+    assert isinstance(done.exception, ConfigError)
+    assert "holds a trained head: leave 'hf-assisted' out of --vs" in str(done.exception)
+
+
+def test_a_peer_that_reads_folders_is_given_no_file(pair: Pair, tmp_path: Path) -> None:
+    file = tmp_path / "small.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"draft model '.*small.gguf' is a GGUF file: leave"):
+        peers(["hf-assisted"], Models(pair.target, str(file), "float32", "cpu"))
+
+
+def test_peers_are_given_the_files_that_names_stand_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("alone/big.gguf", "model/config.json", "hub/small.gguf"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"GGUF")
+    cached = str(tmp_path / "hub" / "small.gguf")
+    monkeypatch.setattr("outpace.targets.hf.loading.source._downloaded_file", lambda *_: cached)
+
+    def given(target: Path, drafter: str | Path) -> Models:
+        config = SimpleNamespace(options={"model": drafter})
+        loaded = SimpleNamespace(name=str(target), dtype=torch.float32, device="cpu")
+        return _models(Engines(None, (), {}), SimpleNamespace(target=loaded, config=config))  # type: ignore[arg-type]
+
+    found = given(tmp_path / "alone", "organisation/name:small.gguf")
+    assert (found.target, found.drafter) == (str(tmp_path / "alone" / "big.gguf"), cached)
+    found = given(tmp_path / "model", BUNDLED / "heads" / "eagle3")
+    assert (found.target, found.drafter) == (str(tmp_path / "model"), None)
+    assert found.head == str(BUNDLED / "heads" / "eagle3")
 
 
 @pytest.mark.parametrize("whose", ["quantization", "drafter_quantization"])

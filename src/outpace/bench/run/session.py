@@ -22,7 +22,9 @@ from outpace.bench.run.ours import Ours
 from outpace.bench.run.schedule import Tick, ignore
 from outpace.config import SpeculativeConfig
 from outpace.errors import ConfigError, OutpaceError, PromptError, did_you_mean
+from outpace.heads.checkpoint import kind_in
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.source import locate, names_gguf
 
 
 @dataclass(frozen=True)
@@ -169,14 +171,22 @@ def _beside(first: LLM, engines: Engines, config: SpeculativeConfig, rows: int) 
 
 def _models(engines: Engines, llm: LLM) -> Models:
     drafter = llm.config.options.get("model")
+    head = kind_in(drafter) is not None
     return Models(
-        target=llm.target.name,
-        drafter=None if drafter is None else str(drafter),
+        target=_file(llm.target.name),
+        drafter=None if drafter is None or head else _file(str(drafter)),
+        head=str(drafter) if head else None,
         dtype=str(llm.target.dtype).removeprefix("torch."),
         device=str(llm.target.device),
         quantization=engines.options.get("quantization"),
         drafter_quantization=llm.config.options.get("quantization"),
     )
+
+
+def _file(model: str) -> str:
+    """The GGUF file that a name stands for, which may be one of a hub's file or of a folder with
+    nothing else: other programs read the file itself. Other names as they are."""
+    return locate(model) if names_gguf(model) else model
 
 
 @dataclass(frozen=True)
