@@ -188,7 +188,7 @@ class EngineThread:
                 self.engine.add(request)
             except Exception as error:
                 request.fail(error)
-        if job.seconds <= 0:
+        if perf_counter() - job.arrived >= job.seconds:
             self._stop(job, OutOfTime())
 
     def _abort(self, job: Job) -> None:
