@@ -185,7 +185,12 @@ class LLM:
 
         Raises ``ConfigError`` for a drafter that learns online.
         """
-        self.engine.forget_texts()
+
+        def forget() -> None:
+            self.engine.drafter.forget_texts()
+            self.engine.target.forget_texts()
+
+        self.engine.between_rounds(forget)
 
     @property
     def compile_seconds(self) -> float:

@@ -122,16 +122,6 @@ class Engine:
             finally:
                 self._player = None
 
-    def forget_texts(self) -> None:
-        """Forgets the texts of earlier requests: those that look-ups draft from, and what is cached
-        of them. ``ConfigError`` where the drafter cannot."""
-
-        def forget() -> None:
-            self.drafter.forget_texts()
-            self.target.forget_texts()
-
-        self.between_rounds(forget)
-
     @contextmanager
     def observing(self, observer: Observer) -> Iterator[None]:
         """Shows an observer the rounds that are played inside."""

@@ -243,7 +243,7 @@ class Server:
         if (await self._body(request)).content != {}:
             raise ApiError(400, "the body of /forget is an empty object: {}.")
         try:
-            await asyncio.wrap_future(self.thread.forget_texts())
+            await asyncio.wrap_future(self.thread.between_rounds(self._llm.forget_texts))
         except ShuttingDown as error:
             raise answer_to(error) from error
         except ConfigError as error:  # a drafter that learns cannot forget

@@ -118,14 +118,14 @@ class EngineThread:
         """Ends a job where it is; nothing happens to one that has ended."""
         self._mailbox.put(lambda: self._abort(job))
 
-    def forget_texts(self) -> Future[None]:
-        """Lets the engine forget the texts of earlier requests between two rounds. What is returned
-        is done when it has; raises `ShuttingDown`."""
+    def between_rounds(self, work: Callable[[], None]) -> Future[None]:
+        """Lets the thread do some work between two rounds. What is returned is done when the work
+        is, or has its error; raises `ShuttingDown`."""
         done: Future[None] = Future()
 
-        def forget() -> None:
+        def do() -> None:
             try:
-                self.engine.forget_texts()
+                work()
             except Exception as error:
                 done.set_exception(error)
             else:
@@ -134,7 +134,7 @@ class EngineThread:
         with self._lock:
             if not self.accepts:
                 raise ShuttingDown
-            self._mailbox.put(forget)
+            self._mailbox.put(do)
         return done
 
     def refuse(self) -> None:
