@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from outpace.bench.report.results import Report
 from outpace.bench.run.contest import BatchJob
 from outpace.bench.run.methods import named_methods
 from outpace.bench.run.ours import Ours
+from outpace.bench.run.schedule import run_interleaved
 from outpace.bench.run.session import Engines, _models, lineup
 from outpace.bench.synthetic.pair import Pair
 from outpace.cli.benching.bench import app
@@ -72,6 +74,24 @@ def test_a_run_writes_everything_it_is_asked_for(pair: Pair, tmp_path: Path) -> 
     assert [a["new_tokens"] for a in others] == [[24], [24]]
     untold = [(a["accept_lengths"], a["decoding_steps"]) for a in others]
     assert untold == [([], []), ([], [])], "transformers does not tell its passes"
+
+
+def test_draft_lengths_are_compared_with_an_engine_without_a_drafter(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[list[str]] = []
+
+    def timing(contestants: Any, *rest: Any) -> Any:
+        compared.append([one.llm.config.method for one in contestants])
+        return run_interleaved(contestants, *rest)
+
+    monkeypatch.setattr("outpace.bench.run.benchmark.run_interleaved", timing)
+    done = outpace(
+        "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--num-prompts", "1",
+        "--max-prompt-tokens", "8", "--max-tokens", "8", "--sweep", "1,2",
+    )  # fmt: skip
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert compared[-1] == ["none", "draft_model", "draft_model"]
 
 
 def test_texts_end_where_the_target_ends_them(
