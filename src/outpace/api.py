@@ -48,7 +48,8 @@ class LLM:
     """A causal language model that generates faster with speculation, without other words.
 
     model: a folder, a GGUF file, a hub name, a loaded ``PreTrainedModel`` (then give its
-    ``tokenizer`` and, for images, its ``processor``), or nothing for the bundled pair.
+    ``tokenizer`` and, for images, its ``processor``; it is put into evaluation mode and stays in
+    it, so call its ``train()`` before you go on training it), or nothing for the bundled pair.
     speculative_config: see `SpeculativeConfig`; unset: look-ups draft where that pays ("auto"), and
     for the bundled model the bundled drafter; {"method": "none"} is plain decoding. max_num_seqs:
     rows decoded at once.
@@ -177,13 +178,19 @@ class LLM:
         self.engine.between_rounds(lambda: self.engine.drafter.save(path))
 
     def forget_texts(self) -> None:
-        """Forgets the texts of earlier requests that look-ups draft from ("suffix", "recycling" and
-        what is built on them), as before a measurement in which a prompt comes again, or where one
-        user's text shall not speed up another's.
+        """Forgets the texts of earlier requests: those that look-ups draft from ("suffix",
+        "recycling" and what is built on them), and what ``enable_prefix_caching`` keeps. That is
+        for a measurement in which a prompt comes again, or where one user's text shall not speed up
+        another's.
 
         Raises ``ConfigError`` for a drafter that learns online.
         """
-        self.engine.between_rounds(self.engine.drafter.forget_texts)
+
+        def forget() -> None:
+            self.engine.drafter.forget_texts()
+            self.engine.target.forget_texts()
+
+        self.engine.between_rounds(forget)
 
     @property
     def compile_seconds(self) -> float:

@@ -198,4 +198,4 @@ def check_ids(name: str, tokens: Iterable[int], vocabulary: int) -> None:
         if not 0 <= token < vocabulary:
             raise ParamsError(
                 f"{name} holds {shown(token)}: token ids are whole numbers in [0, {vocabulary})."
-            )
+            ).about(name)

@@ -21,11 +21,20 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 
 class OutpaceError(Exception):
     """Base of all errors that a user can cause."""
+
+    option: str | None = None
+    """The option of a request that it is about, "form" for the form of a text; None where that is
+    not one option, or nobody has said so."""
+
+    def about(self, option: str) -> Self:
+        """Returns the error with the option that it is about."""
+        self.option = option
+        return self
 
 
 class ConfigError(OutpaceError, ValueError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -29,9 +29,12 @@ from outpace.core.faults import ProcessorFault
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
+from outpace.draft.models.loading import OF_LOADING, load_draft_model
 from outpace.draft.registry import find_drafter
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
+from outpace.heads.base import Head
+from outpace.heads.checkpoint import kind_in
 from outpace.targets.base import Source
 from outpace.targets.hf.generating import criteria, processors
 from outpace.targets.hf.generating.calls import (
@@ -42,15 +45,11 @@ from outpace.targets.hf.generating.calls import (
     unpadded,
 )
 from outpace.targets.hf.generating.processors import AsGenerate, RowProcessors, of_row, split
-from outpace.targets.hf.loading.load import load_drafter
 from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer
 from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
 from outpace.targets.hf.seq2seq.calls import of_decoder, sources_of
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.supported.setting import Setting
-
-_OF_LOADING = ("dtype", "device", "quantization")
-"""Options of a drafter that say how to load it, and mean nothing to a loaded one."""
 
 
 def speculative(
@@ -126,16 +125,20 @@ class Speculative:
         """Raises ``ConfigError`` for options that make no sense. Nothing is loaded."""
         for tokenizer in self._tokenizers:
             check_tokenizer(tokenizer)
-        config = self._config
-        if self._drafter is not None:
-            config = {**self._own_options, "model": self._drafter}
-        Speculation.of(SpeculativeConfig.from_dict(config))
+        self._speculation()
+
+    def _speculation(self) -> Speculation:
+        """Who drafts, with all options as the caller gave them."""
+        named = {} if self._drafter is None else {"model": self._drafter}
+        return Speculation.of(SpeculativeConfig.from_dict({**self._config, **named}))
 
     @property
     def _runs_a_model(self) -> bool:
         """Whether what drafts is a language model, and not a trained head."""
+        if isinstance(self._drafter, Head) or kind_in(self._drafter) is not None:
+            return False  # "auto" takes either
         options = {one.name for one in fields(find_drafter(self._config["method"]).Options)}
-        return options.issuperset(_OF_LOADING)
+        return options.issuperset(OF_LOADING)
 
     @property
     def _handed_over(self) -> tuple[nn.Module, ...]:
@@ -145,7 +148,7 @@ class Speculative:
     @property
     def _own_options(self) -> dict[str, Any]:
         """The config without what only says how to load a draft model."""
-        left_out = _OF_LOADING if self._runs_a_model else ()
+        left_out = OF_LOADING if self._runs_a_model else ()
         return {name: value for name, value in self._config.items() if name not in left_out}
 
     def __call__(
@@ -246,20 +249,14 @@ class Speculative:
         the target's."""
         own_device = self._config.get("device")
         if self._loaded is None or not (own_device or self._loaded.device == target.device):
-            self._loaded = load_drafter(
-                self._drafter,  # type: ignore[arg-type]
-                target,
-                tokenizer=self._tokenizers[1],
-                dtype=self._config.get("dtype"),
-                device=own_device,
-                quantization=self._config.get("quantization", "auto"),
-            )
+            options = replace(self._speculation().options, tokenizer=self._tokenizers[1])
+            self._loaded = load_draft_model(options, target)
         theirs = self._tokenizers[1] or self._loaded.tokenizer
         check_same_vocabulary(
             Loaded(target.model, self._tokenizers[0], target.name),
             Loaded(self._loaded.model, theirs, self._loaded.name),
         )
-        return Loaded(self._loaded.model, None, self._loaded.name, same_tokens=True)
+        return replace(self._loaded, tokenizer=None, processor=None, same_tokens=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.values import number, shown
 from outpace.engine.request import Request
-from outpace.errors import ConfigError, ParamsError, PromptError, PromptTooLong
+from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError, PromptTooLong
 from outpace.grammars import KINDS, Grammar, Grammars
 from outpace.pictures import Pictures, Processed
 from outpace.prompts import (
@@ -122,7 +122,9 @@ class Intake:
         prompt's (`LLM.requests`)."""
         priority = number("priority", priority, -math.inf, math.inf, closed=True)
         if form is not None and params.ignore_eos:
-            raise ParamsError("ignore_eos and a form of the text exclude each other: drop one.")
+            raise ParamsError(
+                "ignore_eos and a form of the text exclude each other: drop one."
+            ).about("ignore_eos")
         grammar = None if form is None else self._grammar(form)
         source, media = None, None
         continues = is_text(prompt) if continues is None else continues
@@ -288,7 +290,7 @@ class Intake:
         if not found:
             raise ParamsError(
                 f"bad_words holds {word!r}, of which the tokenizer makes no token: leave it out."
-            )
+            ).about("bad_words")
         return found
 
     def check_form(self, form: Mapping[str, Any]) -> None:
@@ -301,9 +303,12 @@ class Intake:
             raise ParamsError(
                 "the form of a text (form, or structured_outputs in the server) must be an object "
                 f"with one of {', '.join(KINDS)}, not {shown(form)}."
-            )
+            ).about("form")
         ((kind, value),) = form.items()
-        return self._grammars.compile(kind, value)
+        try:
+            return self._grammars.compile(kind, value)
+        except OutpaceError as error:
+            raise error.about("form")  # noqa: B904  # the same error
 
     def _needs_tokenizer(self, what: str) -> Any:
         if self._loaded.tokenizer is None:

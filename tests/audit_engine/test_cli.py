@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -72,9 +73,39 @@ def test_the_coupled_engine_plays_the_target_as_it_was_loaded(pair: Path) -> Non
     # layers whose weights are in blocks, because these round.
     config = {"model": str(pair / "drafter"), "num_speculative_tokens": 2}
     llm = LLM(str(pair / "target"), speculative_config=config)
-    twin = coupled_twin(llm)
+    twin = coupled_twin(llm, {"dtype": "float32", "max_num_batched_tokens": 64})
     assert twin.target is llm.target
     assert twin.config.rule_name == "coupled"
+
+
+@pytest.mark.parametrize("verb", ["model", "diff"])
+def test_the_audited_model_is_loaded_as_by_other_verbs(
+    verb: str, pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, Any]] = []
+
+    def llm(model: str, **arguments: Any) -> None:
+        given.append(arguments)
+        raise SystemExit(0)
+
+    monkeypatch.setattr("outpace.cli.auditing.audit.load_llm", lambda m, a, *_: llm(m, **a))
+    flags = ["--quantization", "int8", "--threads", "1", "--max-model-len", "64"]
+    flags += ["--llm", '{"max_num_batched_tokens": 64}']
+    done = CliRunner().invoke(app, [verb, *models(pair), *flags])
+    assert done.exit_code == 0, (done.output, done.exception)
+    wanted = {"quantization": "int8", "threads": 1, "max_model_len": 64}
+    wanted |= {"max_num_batched_tokens": 64, "dtype": "auto"}
+    assert wanted.items() <= given[0].items()
+    for name, flag in (("max_model_len", "--max-model-len"), ("speculative_config", "flags of")):
+        done = CliRunner().invoke(app, [verb, *models(pair), "--llm", json.dumps({name: 8})])
+        assert isinstance(done.exception, ConfigError)
+        assert flag in str(done.exception)
+
+
+def test_diff_takes_weights_in_8_bits(pair: Path) -> None:
+    flags = ["--quantization", "int8", "--max-model-len", "64", "--max-tokens", "4"]
+    done = CliRunner().invoke(app, ["diff", *models(pair), *flags])
+    assert done.exit_code == 0, (done.output, done.exception)
 
 
 def test_diff_does_not_call_a_lossy_rule_a_bug(pair: Path) -> None:

@@ -1,9 +1,12 @@
-"""Reports made by hand, for what is written and drawn from them."""
+"""Reports made by hand, for what is written and drawn from them; answers, read again."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from outpace.bench.report.results import (
     MethodResult,
@@ -20,6 +23,12 @@ from outpace.bench.stats.interval import Interval
 from outpace.bench.stats.rounds import AcceptanceCounts, Split
 
 PREDICTION = Prediction(2.2, 2.1, 0.8, ((3, 0.01),), ((1, 0.05), (4, 0.06)))
+
+
+def answered(file: Path) -> list[dict[str, Any]]:
+    """Returns what a file in Spec-Bench's format says of each answer."""
+    lines = [json.loads(line) for line in file.read_text().strip().split("\n")]
+    return [choice for line in lines for choice in line["choices"]]
 
 
 def method(name: str, ratio: float | None) -> MethodResult:

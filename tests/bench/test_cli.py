@@ -7,8 +7,12 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from tests.bench.reports import answered
 from transformers import MixtralConfig, MixtralForCausalLM
 from typer.testing import CliRunner, Result
 
@@ -17,11 +21,11 @@ from outpace.bench.builtin import CHATS
 from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import read_prompts, read_sets
 from outpace.bench.report.results import Report
-from outpace.bench.report.specbench import read_answers
 from outpace.bench.run.contest import BatchJob
 from outpace.bench.run.methods import named_methods
 from outpace.bench.run.ours import Ours
-from outpace.bench.run.session import Engines, lineup
+from outpace.bench.run.schedule import run_interleaved
+from outpace.bench.run.session import Engines, _models, lineup
 from outpace.bench.synthetic.pair import Pair
 from outpace.cli.benching.bench import app
 from outpace.cli.benching.groups import DraftFlags
@@ -62,9 +66,32 @@ def test_a_run_writes_everything_it_is_asked_for(pair: Pair, tmp_path: Path) -> 
     assert (tmp_path / "r.html").read_text().count("data:image/png") == 4
     assert len(list((tmp_path / "png").iterdir())) == 4
     assert "| draft_model |" in (tmp_path / "r.md").read_text()
-    answers = read_answers(tmp_path / "answers" / "draft_model-b1-t0.jsonl")
-    assert [a.new_tokens for a in answers] == [24, 24]
-    assert all(sum(a.accept_lengths) == 24 for a in answers)
+    answers = answered(tmp_path / "answers" / "draft_model-b1-t0.jsonl")
+    assert [a["new_tokens"] for a in answers] == [[24], [24]]
+    assert all(sum(a["accept_lengths"]) == 24 for a in answers)
+    assert all(a["decoding_steps"] == [len(a["accept_lengths"])] for a in answers)
+    others = answered(tmp_path / "answers" / "hf-assisted-5-b1-t0.jsonl")
+    assert [a["new_tokens"] for a in others] == [[24], [24]]
+    untold = [(a["accept_lengths"], a["decoding_steps"]) for a in others]
+    assert untold == [([], []), ([], [])], "transformers does not tell its passes"
+
+
+def test_draft_lengths_are_compared_with_an_engine_without_a_drafter(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[list[str]] = []
+
+    def timing(contestants: Any, *rest: Any) -> Any:
+        compared.append([one.llm.config.method for one in contestants])
+        return run_interleaved(contestants, *rest)
+
+    monkeypatch.setattr("outpace.bench.run.benchmark.run_interleaved", timing)
+    done = outpace(
+        "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--num-prompts", "1",
+        "--max-prompt-tokens", "8", "--max-tokens", "8", "--sweep", "1,2",
+    )  # fmt: skip
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert compared[-1] == ["none", "draft_model", "draft_model"]
 
 
 def test_texts_end_where_the_target_ends_them(
@@ -79,8 +106,8 @@ def test_texts_end_where_the_target_ends_them(
     )  # fmt: skip
     assert done.exit_code == 0, (done.output, done.exception)
     assert "at most 24 new tokens each, to the end of the text" in " ".join(done.output.split())
-    answers = read_answers(tmp_path / "answers" / "draft_model-b1-t0.8.jsonl")
-    assert sorted(a.new_tokens for a in answers) == [2, 5]
+    answers = answered(tmp_path / "answers" / "draft_model-b1-t0.8.jsonl")
+    assert sorted(a["new_tokens"] for a in answers) == [[2], [5]]
 
 
 def test_the_target_says_where_its_texts_end(pair: Pair) -> None:
@@ -251,6 +278,41 @@ def test_a_missing_peer_is_named_with_its_remedy(
         peers(["plain", "openvino"], Models(pair.target, pair.drafter, "float32", "cpu"))
 
 
+def test_a_peer_that_needs_a_draft_model_is_given_no_head() -> None:
+    words = ["--method", "eagle3", "--num-prompts", "1", "--max-tokens", "2"]
+    done = outpace("run", *words, "--vs", "hf-assisted")
+    assert isinstance(done.exception, ConfigError)
+    assert "holds a trained head: leave 'hf-assisted' out of --vs" in str(done.exception)
+
+
+def test_a_peer_that_reads_folders_is_given_no_file(pair: Pair, tmp_path: Path) -> None:
+    file = tmp_path / "small.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"draft model '.*small.gguf' is a GGUF file: leave"):
+        peers(["hf-assisted"], Models(pair.target, str(file), "float32", "cpu"))
+
+
+def test_peers_are_given_the_files_that_names_stand_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("alone/big.gguf", "model/config.json", "hub/small.gguf"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"GGUF")
+    cached = str(tmp_path / "hub" / "small.gguf")
+    monkeypatch.setattr("outpace.targets.hf.loading.source._downloaded_file", lambda *_: cached)
+
+    def given(target: Path, drafter: str | Path) -> Models:
+        config = SimpleNamespace(options={"model": drafter})
+        loaded = SimpleNamespace(name=str(target), dtype=torch.float32, device="cpu")
+        return _models(Engines(None, (), {}), SimpleNamespace(target=loaded, config=config))  # type: ignore[arg-type]
+
+    found = given(tmp_path / "alone", "organisation/name:small.gguf")
+    assert (found.target, found.drafter) == (str(tmp_path / "alone" / "big.gguf"), cached)
+    found = given(tmp_path / "model", BUNDLED / "heads" / "eagle3")
+    assert (found.target, found.drafter) == (str(tmp_path / "model"), None)
+    assert found.head == str(BUNDLED / "heads" / "eagle3")
+
+
 @pytest.mark.parametrize("whose", ["quantization", "drafter_quantization"])
 def test_a_peer_that_does_not_quantise_is_refused(pair: Pair, whose: str) -> None:
     models = Models(pair.target, pair.drafter, "float32", "cpu", **{whose: "int8"})
@@ -278,6 +340,10 @@ def test_a_peer_that_does_not_quantise_is_refused(pair: Pair, whose: str) -> Non
             "max_num_seqs in --llm allows 1",
         ),
         (["cost", "--model", "TARGET", "--context", "9999"], "leaves no room"),
+        (
+            ["cost", *["--speculative-config", '{"method": "ngram"}'] * 2],
+            "2 were given: give --speculative-config once",
+        ),
         (["pair", "make", "--out", "x", "--shape", "bench-100m"], "did you mean 'bench-200m'"),
     ],
 )

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bench.reports import report
+from tests.bench.reports import answered, report
 from typer.testing import CliRunner
 
 from outpace.bench.prompts import Prompt
 from outpace.bench.report import outputs
 from outpace.bench.report.outputs import OutputFiles
 from outpace.bench.report.results import Report
-from outpace.bench.report.specbench import read_answers
 from outpace.bench.run import session
 from outpace.bench.run.benchmark import MeasuredSetting
 from outpace.bench.run.contest import BatchJob, BatchTexts
@@ -62,7 +61,7 @@ def test_a_figure_that_cannot_be_drawn_costs_no_result(
     assert Report.from_json((tmp_path / "deep" / "r.json").read_text()).cells == report().cells
     assert "[1.90, 2.10]" in (tmp_path / "r.html").read_text()
     assert "| draft_model |" in (tmp_path / "r.md").read_text()
-    assert read_answers(tmp_path / "answers" / "draft_model-b1-t0.jsonl")[0].text == "7 8"
+    assert answered(tmp_path / "answers" / "draft_model-b1-t0.jsonl")[0]["turns"] == ["7 8"]
 
 
 @pytest.mark.parametrize("flag", ["--json", "--html", "--markdown", "--png", "--spec-bench"])

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.bench.reports import answered
 
 from outpace.bench.prompts import (
     DATA,
@@ -19,7 +20,6 @@ from outpace.bench.prompts import (
 from outpace.bench.report.specbench import (
     Answer,
     accept_lengths,
-    read_answers,
     write_answers,
 )
 from outpace.errors import PromptError
@@ -88,9 +88,8 @@ def test_a_line_ends_at_a_line_break_only(separator: str, tmp_path: Path) -> Non
     lines = [json.dumps({"prompt": text}, ensure_ascii=False), json.dumps({"prompt": "three"})]
     path.write_bytes("\r\n".join(lines).encode())
     assert [prompt.text for prompt in read_prompts(str(path))] == [text, "three"]
-    answer = Answer("81", "writing", "target", text, 6, 0.5, 3, (1, 2, 3))
-    write_answers(path, [answer])
-    assert read_answers(path) == [answer]
+    write_answers(path, [Answer("81", "writing", "target", text, 6, 0.5, 3, (1, 2, 3))])
+    assert answered(path)[0]["turns"] == [text]
 
 
 @pytest.mark.parametrize(
@@ -157,27 +156,14 @@ def test_batches_are_full_and_of_one_task_where_possible() -> None:
         batches(prompts, 5)
 
 
-def test_answers_go_out_and_come_back(tmp_path: Path) -> None:
-    answers = [Answer("81", "writing", "target", "Aloha", 6, 0.5, 3, (1, 2, 3))]
+def test_answers_are_written_as_spec_bench_reads_them(tmp_path: Path) -> None:
     path = tmp_path / "model_answer" / "ours.jsonl"
-    write_answers(path, answers)
-    assert read_answers(path) == answers
-    choice = json.loads(path.read_text())["choices"][0]
+    write_answers(path, [Answer("81", "writing", "target", "Aloha", 6, 0.5, 3, (1, 2, 3))])
+    line = json.loads(path.read_text())
+    assert (line["question_id"], line["category"]) == ("81", "writing")
+    choice = line["choices"][0]
     assert (choice["new_tokens"], choice["wall_time"]) == ([6], [0.5])
-
-
-def test_a_spec_bench_file_with_two_turns_is_summed(tmp_path: Path) -> None:
-    choice = {
-        "turns": ["a", "b"],
-        "new_tokens": [3, 4],
-        "wall_time": [1.0, 2.0],
-        "accept_lengths": [3, 2, 2],
-    }
-    path = write(tmp_path / "a.jsonl", {"question_id": 1, "choices": [choice]})
-    found = read_answers(path)[0]
-    assert (found.new_tokens, found.wall_time, found.text) == (7, 3.0, "a")
-    with pytest.raises(PromptError, match="no Spec-Bench answer file"):
-        read_answers(write(tmp_path / "n.jsonl", {"question_id": 1}))
+    assert (choice["decoding_steps"], choice["accept_lengths"]) == ([3], [1, 2, 3])
 
 
 def test_accept_lengths_come_from_the_counters() -> None:

@@ -21,6 +21,7 @@ from outpace.bench.report.table import markdown
 from outpace.bench.run.costing import cost_rows
 from outpace.bench.run.costs import CostReport, curve_of
 from outpace.bench.stats.divergence import Divergence
+from outpace.bench.stats.identity import TextDifference
 from outpace.bench.stats.theory import Times
 from outpace.errors import ConfigError
 
@@ -104,6 +105,38 @@ def test_markdown_has_a_row_per_method_and_the_notes() -> None:
     assert "1 of 12 texts differ from the baseline's (near-ties)" in text
     assert "hf did not take part: it is asleep." in text
     assert "1.50 x hf" in text
+
+
+def test_both_reports_give_the_same_cause_of_texts_that_differ() -> None:
+    base = report()
+    cell = base.cells[0]
+    ours = cell.methods[1]
+    assert ours.identity is not None
+    far = replace(ours.identity, differences=(TextDifference("p1", 3, 5, 6, 1.0),))
+    theirs = replace(ours, name="hf", identity=far, over_peers={})
+    wrong = replace(ours, name="suffix", identity=far)
+    told = replace(base, cells=(replace(cell, methods=(cell.methods[0], ours, theirs, wrong)),))
+    causes = {
+        "draft_model": "near-ties",
+        "hf": "another program, which rounds in its own way",
+        "suffix": "NOT explained by rounding",
+    }
+    page = report_html(told, {})
+    for name, cause in causes.items():
+        assert f"{name}: 1 of 12 texts differ from the baseline's ({cause})" in markdown(told)
+        said = f"{name}: 1 of 12 texts differ from the\nbaseline's ({cause})"
+        assert said.replace("'", "&#39;") in page.replace("'", "&#39;")
+    colours = re.findall(r'<span class="(note|bad)">11/12', page)
+    assert colours == ["note", "note", "bad"]
+
+
+def test_a_page_of_texts_to_their_ends_does_not_say_that_all_are_as_long() -> None:
+    base = report()
+    same = "the same number of tokens"
+    assert same in report_html(base, {})
+    ended = replace(base, cells=(replace(base.cells[0], to_end=True),))
+    assert same not in report_html(ended, {})
+    assert "to where the target ends it" in " ".join(report_html(ended, {}).split())
 
 
 def test_cost_reports_go_out_and_come_back(tmp_path: Path) -> None:

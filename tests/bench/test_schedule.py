@@ -129,17 +129,22 @@ def test_drift_favours_nobody_where_blocks_would_be_off() -> None:
     assert clock.now > 3 * 12 * 2 * 2
 
 
-def test_every_contestant_goes_first_and_follows_every_other() -> None:
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
+def test_each_contestant_has_each_place_and_follows_each_other_equally_often(count: int) -> None:
     clock = Clock()
-    names = ["plain", "a", "b"]
-    runs = run_interleaved([Fake(n, clock, 0.1) for n in names], jobs(12), Pace(1, 0), clock)
-    turns = [runs[i : i + 3] for i in range(0, len(runs), 3)]
+    names = ["plain", "a", "b", "c", "d", "e"][:count]
+    turns_of_all = count * (1 + count % 2)
+    listed = [Fake(name, clock, 0.1) for name in names]
+    runs = run_interleaved(listed, jobs(turns_of_all), Pace(1, 0), clock)
+    turns = [runs[i : i + count] for i in range(0, len(runs), count)]
     assert all({t.job for t in turn} == {i} for i, turn in enumerate(turns))
-    first = Counter(turn[0].contestant for turn in turns)
-    assert set(first) == set(names)
-    assert max(first.values()) == min(first.values())
-    follows = {(x.contestant, y.contestant) for turn in turns for x, y in pairwise(turn)}
-    assert len(follows) == 6
+    assert all({t.contestant for t in turn} == set(names) for turn in turns)
+    places = Counter((place, run.contestant) for turn in turns for place, run in enumerate(turn))
+    assert len(places) == count * count
+    assert len(set(places.values())) == 1
+    follows = Counter((x.contestant, y.contestant) for turn in turns for x, y in pairwise(turn))
+    assert len(follows) == count * (count - 1)
+    assert len(set(follows.values())) == 1
 
 
 def test_nobody_remembers_a_text_when_its_prompt_comes_again() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from outpace import LLM, SamplingParams
 from outpace.cli.generating import compare
-from outpace.cli.generating.compare import Comparison, Run, measure
+from outpace.cli.generating.compare import Comparison, Run, measure, plain_beside
 from outpace.core.stats import Metrics
 
 Invoke = Callable[..., Any]
@@ -60,11 +60,30 @@ def test_a_drafter_that_is_the_target_is_always_right(target: Path) -> None:
     llm = LLM(target, speculative_config={"model": str(target), "num_speculative_tokens": 3})
     told: list[str] = []
     params = SamplingParams(max_tokens=8, temperature=0, stop="w")
-    found = measure(llm, ["w1", "w2 w3"], params, told.append)
+    found = measure(llm, plain_beside(llm, {}), ["w1", "w2 w3"], params, told.append)
     assert found.total.acceptance_rate == 1
     assert [len(text) for text in found.speculative[0].token_ids] == [8, 8]
     assert len(told) == 2
     assert "2 prompts" in found.what
+
+
+def test_the_baseline_has_no_drafter_and_the_same_target(target: Path, drafter: Path) -> None:
+    """A drafter would be told of its rounds, and may have the target's states read."""
+    options = {"dtype": "float32", "max_model_len": 40, "generation_config": "none"}
+    config = {"model": str(drafter), "num_speculative_tokens": 2}
+    llm = LLM(target, max_num_seqs=3, speculative_config=config, **options)
+    plain = plain_beside(llm, options | {"speculative_config": config})
+    assert plain.engine.drafter.name == "none"
+    assert plain.target is llm.target
+    assert plain.max_model_len == 40
+    assert plain.engine.target.rows == 3
+    drafted: list[int] = []
+    with llm.engine.observing(lambda trace: drafted.append(max(trace.budgets))):
+        measure(llm, plain, ["w1"], SamplingParams(max_tokens=8, temperature=0), lambda text: None)
+    rounds = len(drafted)
+    with llm.engine.observing(lambda trace: drafted.append(0)):
+        llm.generate("w1", SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))
+    assert rounds == 3 * (len(drafted) - rounds), "a warm-up and two runs, and no plain ones"
 
 
 def test_sampled_texts_differ_by_design_and_coupled_ones_do_not(
@@ -74,7 +93,7 @@ def test_sampled_texts_differ_by_design_and_coupled_ones_do_not(
         config = {"model": str(drafter), "verify": rule, "num_speculative_tokens": 2}
         llm = LLM(target, speculative_config=config)
         params = SamplingParams(max_tokens=8, temperature=1.0, seed=1)
-        found = measure(llm, ["w1"], params, lambda text: None)
+        found = measure(llm, plain_beside(llm, {}), ["w1"], params, lambda text: None)
         assert words in found.note
         assert found.plain[0].token_ids != found.plain[1].token_ids, "one seed per repeat"
 
@@ -83,7 +102,9 @@ def test_patience_ends_the_repeats(target: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(compare, "REPEATS", 9)
     monkeypatch.setattr(compare, "PATIENCE", 0.0)
     llm = LLM(target, speculative_config={"method": "ngram"})
-    found = measure(llm, ["w1"], SamplingParams(max_tokens=2), lambda text: None)
+    found = measure(
+        llm, plain_beside(llm, {}), ["w1"], SamplingParams(max_tokens=2), lambda text: None
+    )
     assert len(found.plain) == 1
 
 

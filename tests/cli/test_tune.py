@@ -97,6 +97,23 @@ def test_a_study_or_file_of_another_model_is_refused(
     assert "run `outpace tune layers` for this model" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (("--at-most", 1), "other prompts"),
+        (("--seed", 1, "--temperature", 1), "other seed and temperature"),
+    ],
+    ids=str,
+)
+def test_a_study_with_other_prompts_or_options_is_refused(
+    more: tuple[Any, ...], named: str, tune: Run
+) -> None:
+    assert tune(2).exit_code == 0
+    refused = tune(3, *more)
+    assert refused.exit_code == 2
+    assert f"was made with {named}" in " ".join(refused.stderr.split())
+
+
 def test_a_study_that_is_none_and_a_folder_that_is_none_are_refused(
     tune: Run, prompts: Path, tmp_path: Path
 ) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outpace import LLM
+from outpace.cli.tune import tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.errors import ConfigError
 from outpace.tune.tree_trial import TreeTrials, probe
@@ -90,6 +92,30 @@ def test_a_drafter_that_is_always_right_gets_a_chain(target: Path) -> None:
     found = trials.best(nodes=6, levels=4)
     assert found.shape.is_chain
     assert found.tokens_per_second == pytest.approx(found.of_chain)
+
+
+def test_rounds_of_the_usual_first_tree_are_looked_at(target: Path) -> None:
+    """It has more nodes than a text is given tokens."""
+    defaults = signature(tree).parameters
+    tokens, levels = defaults["tokens"].default, defaults["levels"].default
+    assert probe(levels).size > tokens
+    llm = LLM(target, speculative_config={"method": "draft_tree", "model": str(target)})
+    trials = TreeTrials(llm, ["w1 w2 w3"], tokens, temperature=0.0)
+    before = [first for first, *_ in trials.chances(levels)]
+    next(trials.play(nodes=1, levels=levels))  # the first tree alone
+    after = [first for first, *_ in trials.chances(levels)]
+    assert all(new > old for old, new in zip(before, after, strict=True))
+    assert not llm.engine.running
+
+
+def test_a_context_without_room_for_the_first_tree_is_told(target: Path) -> None:
+    config = {"method": "draft_tree", "model": str(target)}
+    llm = LLM(target, speculative_config=config, max_model_len=40)
+    before = llm.engine.controller
+    trials = TreeTrials(llm, ["w1 w2 w3"], tokens=24, temperature=0.0)
+    with pytest.raises(ConfigError, match="has drafted all 71 nodes"):
+        next(trials.play(nodes=6, levels=8))
+    assert llm.engine.controller is before
 
 
 def test_a_drafter_of_chains_is_refused(target: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -95,6 +96,26 @@ def test_the_number_of_threads_is_restored_after_an_error(machine: Machine) -> N
     machine.steps(3 * WINDOW)
     with pytest.raises(KeyError, match="1"), machine.limit:
         raise KeyError(torch.get_num_threads())
+    assert torch.get_num_threads() == 4
+
+
+def test_what_begins_while_a_step_has_few_threads_has_all(machine: Machine) -> None:
+    """Torch gives a new thread of Python the number that holds at the moment."""
+    machine.share = 0.9
+    machine.steps(3 * WINDOW)
+    found: list[int] = []
+
+    def play() -> None:
+        with ThreadLimit(lambda: machine.now):
+            found.append(torch.get_num_threads())
+        found.append(torch.get_num_threads())
+
+    with machine.limit:
+        assert torch.get_num_threads() == 1
+        other = Thread(target=play)
+        other.start()
+        other.join()
+    assert found == [4, 4]
     assert torch.get_num_threads() == 4
 
 

@@ -13,6 +13,9 @@ import pytest
 from engine.tokenizers_made import pieces
 from outpace import LLM
 from outpace.errors import ConfigError
+from outpace.serve.openai.calls import Reader
+from outpace.serve.openai.errors import ApiError
+from outpace.serve.settings import Settings
 from targets.families import build
 
 from .conftest import MODEL, call, running
@@ -291,6 +294,7 @@ def test_tokens_of_a_text_have_the_blanks_that_they_have_in_it(
         ({"response_format": {**SCHEMA, "type": "json_object"}}, "response_format", 400),
         ({"response_format": {**SCHEMA, "type": "text"}}, "response_format", 400),
         ({"outpace": {"trace": True}}, "outpace", 400),
+        ({"outpace": {"counts": True}}, "outpace", 400),
         ({"prompt": ""}, "prompt", 400),
         ({"prompt": [1 << 40]}, "prompt", 400),
         ({"prompt": "word " * 600}, "prompt", 400),
@@ -310,6 +314,25 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     found, answer, _ = call(address, "/v1/completions", {"prompt": "a", "max_tokens": 2, **body})
     assert (found, answer["error"]["param"]) == (status, param), answer
     assert len(answer["error"]["message"]) < 400
+
+
+def test_an_error_names_its_field_whatever_words_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a form, for example, speaks of the model, which is a field, too."""
+    llm = LLM(speculative_config={"method": "none"}, max_num_seqs=1)
+    monkeypatch.setattr(llm.intake._grammars, "_eos_ids", [])  # as of a model without an end
+    reader = Reader(llm, Settings(model_name=MODEL))
+    form = {"type": "json_object"}
+    for body, param in (
+        ({"response_format": form}, "response_format"),
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"response_format": form, "ignore_eos": True}, "ignore_eos"),
+        ({"min_tokens": 5, "max_tokens": 2}, "min_tokens"),
+        ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+        ({"allowed_token_ids": [99999999]}, "allowed_token_ids"),
+    ):
+        with pytest.raises(ApiError) as refused:
+            reader.completion({"prompt": "a", "model": MODEL, **body})
+        assert (refused.value.status, refused.value.param) == (400, param)
 
 
 @pytest.mark.parametrize("words", [1, 600])

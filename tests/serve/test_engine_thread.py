@@ -11,6 +11,7 @@ import pytest
 from outpace import LLM, SamplingParams
 from outpace.serve.engine_thread import EngineThread, OutOfTime, QueueFull, ShuttingDown
 from outpace.serve.jobs import Delta, Job
+from outpace.serve.metrics import ServerMetrics
 from outpace.serve.trace import Tracer
 
 from .conftest import wait_for
@@ -60,6 +61,17 @@ def test_deltas_are_the_text(llm: LLM, thread: EngineThread) -> None:
     assert sum(len(delta.tokens) for delta in one.deltas) == 20
     assert one.job.arrived <= one.job.began <= one.job.first_token <= one.job.last_seen
     assert one.text == one.job.requests[0].text
+
+
+def test_tokens_that_came_first_are_no_part_of_the_time_between_tokens(llm: LLM) -> None:
+    requests = llm.requests("One day", {"max_tokens": 20})
+    requests[0].output_ids[:] = range(11)
+    job = Job(requests, lambda deltas: None, 60, arrived=0.0, first_token=1.0, last_seen=2.0)
+    job.first_counts = [6]
+    metrics = ServerMetrics("tiny", lambda: 0, lambda: 0, 1)
+    metrics.observe_job(job)
+    told = 'outpace:inter_token_latency_seconds_sum{model_name="tiny"} 0.2'
+    assert told in metrics.exposition().decode()
 
 
 def test_a_cancelled_job_gives_its_row_back_within_a_round(llm: LLM, thread: EngineThread) -> None:

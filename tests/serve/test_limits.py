@@ -127,6 +127,22 @@ def test_other_origins_and_names_are_kept_out(llm: LLM) -> None:
     assert Settings(model_name="a", host="0.0.0.0").hosts == ("*",)
 
 
+def test_the_names_of_this_machine_are_known_with_and_without_a_port(llm: LLM) -> None:
+    names = ("localhost", "LOCALHOST", "127.0.0.1", "[::1]")
+    others = ("page.example", "localhost.page.example", "[::2]", "[::1]x", "[::1", "::1", "")
+    with running(llm) as url:
+        for name in names:
+            for host in (name, f"{name}:8000"):
+                assert call(url, "/health", headers={"Host": host})[0] == 200, host
+        for host in others:
+            assert call(url, "/health", headers={"Host": host})[0] == 400, host
+    with running(llm, allowed_hosts=("*.page.example", "::2")) as url:
+        for host in ("a.page.example:80", "[::2]:8000"):
+            assert call(url, "/health", headers={"Host": host})[0] == 200, host
+        for host in ("page.example", "localhost"):
+            assert call(url, "/health", headers={"Host": host})[0] == 400, host
+
+
 def test_requests_have_numbers_and_the_log_no_prompts(
     llm: LLM, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,32 +1,132 @@
-"""Short bodies are read while long ones wait."""
+"""Short bodies are read while long ones wait, and these do not wait for ever."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from outpace.serve.reading import LONG, LONG_AT_ONCE, Body, Reading
+import pytest
+from starlette.requests import ClientDisconnect
+
+from outpace import LLM
+from outpace.serve.openai.calls import Call, Reader
+from outpace.serve.openai.errors import ApiError
+from outpace.serve.reading import LONG, LONG_AT_ONCE, WAITING, Body, Reading
+
+from .conftest import call, running
+
+MANY = Body("long", LONG)
+
+
+async def stays() -> None:
+    """A client that does not leave."""
+    await asyncio.Event().wait()
+
+
+class Slow:
+    """Reads bodies until it is told to end."""
+
+    def __init__(self) -> None:
+        self.begun: list[object] = []
+        self._free = threading.Event()
+
+    def __call__(self, content: object) -> object:
+        self.begun.append(content)
+        assert self._free.wait(30)
+        return content
+
+    @contextmanager
+    def until_the_end(self) -> Iterator[None]:
+        """Lets all of them end when the block does, however that is."""
+        try:
+            yield
+        finally:
+            self._free.set()
+
+    async def fill(self, reading: Reading) -> list[asyncio.Task[object]]:
+        """Takes all turns."""
+        taken = [asyncio.create_task(reading(self, MANY, stays)) for _ in range(LONG_AT_ONCE)]
+        while len(self.begun) < LONG_AT_ONCE:
+            await asyncio.sleep(0.001)
+        return taken
 
 
 def test_a_short_body_never_waits_for_long_ones() -> None:
-    free, begun = threading.Event(), []
-
-    def slow(content: object) -> object:
-        begun.append(content)
-        assert free.wait(30)
-        return content
+    slow = Slow()
 
     async def play() -> list[object]:
-        reading = Reading()
+        reading = Reading(60)
         form = {"guided_regex": "a"}
         bodies = [Body(f"long {n}", LONG) if n % 2 else Body(form, 20) for n in range(60)]
-        long = [asyncio.create_task(reading(slow, body)) for body in bodies]
-        while len(begun) < LONG_AT_ONCE:
-            await asyncio.sleep(0.001)
-        short = await asyncio.wait_for(reading(str.upper, Body("short", LONG - 1)), 10)
-        assert short == "SHORT"
-        assert len(begun) == LONG_AT_ONCE
-        free.set()
+        with slow.until_the_end():
+            long = [asyncio.create_task(reading(slow, body, stays)) for body in bodies]
+            while len(slow.begun) < LONG_AT_ONCE:
+                await asyncio.sleep(0.001)
+            body = Body("short", LONG - 1)
+            short = await asyncio.wait_for(reading(str.upper, body, stays), 10)
+            assert short == "SHORT"
+            assert len(slow.begun) == LONG_AT_ONCE
         return await asyncio.gather(*long)
 
     assert asyncio.run(play())[1::2] == [f"long {n}" for n in range(1, 60, 2)]
+
+
+def test_only_so_many_long_bodies_wait() -> None:
+    slow = Slow()
+
+    async def play() -> None:
+        reading = Reading(60)
+        with slow.until_the_end():
+            taken = await slow.fill(reading)
+            taken += [asyncio.create_task(reading(slow, MANY, stays)) for _ in range(WAITING)]
+            await asyncio.sleep(0)
+            with pytest.raises(ApiError) as refused:
+                await reading(slow, MANY, stays)
+            assert (refused.value.status, refused.value.code) == (429, "queue_full")
+        await asyncio.gather(*taken)
+        assert await reading(slow, MANY, stays) == "long", "there is room again"
+
+    asyncio.run(play())
+
+
+def test_a_body_waits_no_longer_than_its_time_and_its_client() -> None:
+    slow = Slow()
+
+    async def leaves() -> None:
+        await asyncio.sleep(0.01)
+
+    async def play() -> None:
+        reading = Reading(0.05)
+        with slow.until_the_end():
+            taken = await slow.fill(reading)
+            with pytest.raises(ApiError) as late:
+                await reading(slow, MANY, stays)
+            assert (late.value.status, late.value.code) == (504, "timeout")
+            with pytest.raises(ClientDisconnect):
+                await reading(slow, MANY, leaves)
+            ended = asyncio.create_task(reading(slow, MANY, stays))
+            await asyncio.sleep(0)
+            ended.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await ended
+        await asyncio.gather(*taken)
+        assert len(slow.begun) == LONG_AT_ONCE
+        again = [reading(slow, MANY, stays) for _ in range(LONG_AT_ONCE)]
+        assert await asyncio.gather(*again) == ["long"] * LONG_AT_ONCE, "no turn was lost"
+
+    asyncio.run(play())
+
+
+def test_reading_is_a_part_of_a_requests_time(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Reader.completion
+
+    def slowly(self: Reader, body: object) -> Call:
+        threading.Event().wait(0.6)
+        return read(self, body)
+
+    monkeypatch.setattr(Reader, "completion", slowly)
+    with running(llm, request_seconds=0.5) as url:
+        status, answer, _ = call(url, "/v1/completions", {"prompt": "a", "max_tokens": 2})
+        assert (status, answer["error"]["code"]) == (504, "timeout")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from pathlib import Path
@@ -15,6 +16,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outpace import LLM
+from outpace.api import BUNDLED
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.targets.hf.loading import source
 from outpace.targets.hf.loading.load import load, load_drafter
@@ -247,3 +249,19 @@ def test_a_model_handed_over_may_be_named_as_it_is() -> None:
     model = target("llama")
     assert load(model, dtype="float64", device="cpu").dtype == torch.float64
     assert load_drafter(model, load(model), dtype="float64").device.type == "cpu"
+
+
+def test_a_model_that_has_a_tokenizer_is_given_no_other() -> None:
+    told = "was loaded with a tokenizer"
+    loaded = load(BUNDLED / "target")
+    assert load(loaded, tokenizer=loaded.tokenizer).tokenizer is loaded.tokenizer
+    with pytest.raises(ConfigError, match=told):
+        load(loaded, tokenizer=copy.deepcopy(loaded.tokenizer))
+    with pytest.raises(ConfigError, match=told):
+        LLM(loaded, tokenizer=copy.deepcopy(loaded.tokenizer))
+
+
+def test_a_model_that_was_training_is_evaluated() -> None:
+    model = build("llama").train()
+    LLM(model)
+    assert not model.training

@@ -58,6 +58,14 @@ class ServerFlags:
     log_prompts: Annotated[
         bool, _switch("--log-prompts", "Write prompts and texts into the log.")
     ] = False
+    allow_forget: Annotated[
+        bool,
+        _switch(
+            "--allow-forget",
+            "Let clients have the texts of earlier requests forgotten (POST /forget), as outpace "
+            "bench serve does between its runs.",
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +179,7 @@ def _settings(model: str | None, server: ServerFlags, limits: LimitFlags) -> Set
         allowed_hosts=tuple(server.allowed_host) if server.allowed_host else None,
         log_prompts=server.log_prompts,
         playground=not server.no_playground,
+        allow_forget=server.allow_forget,
         **vars(limits),
     )
 

@@ -103,12 +103,15 @@ class SamplingParams:
             value = getattr(self, option.name)
             if value is not None or option.default is not None:  # else: unset, and may be
                 read = _READERS[option.name]
-                object.__setattr__(self, option.name, read(option.name, value))
+                try:
+                    object.__setattr__(self, option.name, read(option.name, value))
+                except ParamsError as error:
+                    raise error.about(option.name)  # noqa: B904  # the same error
         if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
             raise ParamsError(
                 f"min_tokens={shown(self.min_tokens)} is more than max_tokens="
                 f"{shown(self.max_tokens)}: lower the first, or raise the second."
-            )
+            ).about("min_tokens")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -151,7 +154,7 @@ class SamplingParams:
             raise ParamsError(
                 f"min_tokens={shown(self.min_tokens)} is more than the {most} tokens that a text "
                 "may have here where max_tokens is not given: give max_tokens, too."
-            )
+            ).about("min_tokens")
         return dataclasses.replace(self, **unset)
 
     def shortened(self, most: int) -> SamplingParams:

@@ -74,12 +74,12 @@ def whole(
 ) -> int:
     """Returns a whole number with least <= value <= most, either bound open where it is None."""
     if not is_whole(value):
-        raise error(f"{name} must be a whole number, not {shown(value)}.")
+        raise error(f"{name} must be a whole number, not {shown(value)}.").about(name)
     number = int(value)
     if least is not None and number < least:
-        raise error(f"{name} must be at least {least}, not {shown(number)}.")
+        raise error(f"{name} must be at least {least}, not {shown(number)}.").about(name)
     if most is not None and number > most:
-        raise error(f"{name} must be at most {most}, not {shown(number)}.")
+        raise error(f"{name} must be at most {most}, not {shown(number)}.").about(name)
     return number
 
 
@@ -111,13 +111,13 @@ def number(
     wanted = f"a number in {begin}{low:g}, {high:g}{end}"
     if math.isinf(low) and math.isinf(high):
         wanted = "a finite number"
-    raise error(f"{name} must be {wanted}, not {shown(value)}.")
+    raise error(f"{name} must be {wanted}, not {shown(value)}.").about(name)
 
 
 def flag(name: str, value: Any, *, error: type[OutpaceError] = ParamsError) -> bool:
     """Returns True or False; anything else is refused, also "no", which Python counts as true."""
     if not isinstance(value, (bool, np.bool_)):
-        raise error(f"{name} must be True or False, not {shown(value)}.")
+        raise error(f"{name} must be True or False, not {shown(value)}.").about(name)
     return bool(value)
 
 
@@ -132,7 +132,7 @@ def items(name: str, value: Any, what: str) -> tuple[Any, ...]:
     if isinstance(value, (str, bytes, bytearray, memoryview, dict)) or not isinstance(
         value, Iterable
     ):
-        raise ParamsError(f"{name} must be a list of {what}, not {shown(value)}.")
+        raise ParamsError(f"{name} must be a list of {what}, not {shown(value)}.").about(name)
     return tuple(value)
 
 

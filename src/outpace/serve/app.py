@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from time import time
+from time import perf_counter, time
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,11 +24,12 @@ from starlette.routing import BaseRoute, Route
 from outpace.api import LLM
 from outpace.core.anchors import decoded
 from outpace.engine.trace import Observer
+from outpace.errors import ConfigError
 from outpace.serve.engine_thread import EngineThread, QueueFull, ShuttingDown, TooMany
 from outpace.serve.guards import OPEN, Hosts, Keys, RequestLog, body_of, client_of, failure
 from outpace.serve.jobs import Job
 from outpace.serve.metrics import ServerMetrics
-from outpace.serve.open_calls import Deliver, Events, OpenCall, answer_to
+from outpace.serve.open_calls import Deliver, Events, OpenCall, answer_to, disconnected
 from outpace.serve.openai import openapi
 from outpace.serve.openai.answers import Answer
 from outpace.serve.openai.calls import Call, Reader
@@ -65,7 +67,7 @@ class Server:
         self._llm = llm
         self._settings = settings
         self._reader = Reader(llm, settings)
-        self._reading = Reading()
+        self._reading = Reading(settings.request_seconds)
         self._tracer = Tracer(self._decode)
         self.thread = EngineThread(
             llm.engine, settings.max_waiting, self._note_end, settings.max_per_client
@@ -130,6 +132,8 @@ class Server:
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
         }
+        if self._settings.allow_forget:
+            posts["/forget"] = self._forget
         gets = {
             "/v1/models": self._models,
             "/v1/models/{name:path}": self._model,
@@ -165,13 +169,14 @@ class Server:
     def _answered(self, read: Callable[[Any], Call]) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
             body = await self._body(request)
-            call = await self._reading(read, body)
+            arrived = perf_counter()
+            call = await self._reading(read, body, partial(disconnected, request))
             notes = request.state.log
             if self._settings.log_prompts:
                 notes["body"] = body.content
             answer = Answer(call, self._settings.model_name, self._decode, self._tracer.take)
             client = client_of(request, call.user)
-            open_call = OpenCall(answer, partial(self._submit, call, client))
+            open_call = OpenCall(answer, partial(self._submit, call, client, arrived))
             end = partial(self._end, call, open_call.job, notes)
             if call.stream:
                 return Events(open_call, end)
@@ -182,9 +187,12 @@ class Server:
 
         return respond
 
-    def _submit(self, call: Call, client: str | bytes | None, deliver: Deliver) -> Job:
-        """Hands a call to the engine; ``ApiError`` where there is no room, or no time left."""
-        job = Job(call.requests, deliver, self._settings.request_seconds, client)
+    def _submit(
+        self, call: Call, client: str | bytes | None, arrived: float, deliver: Deliver
+    ) -> Job:
+        """Hands a call to the engine; ``ApiError`` where there is no room. The time in which its
+        body was read is a part of what it may take."""
+        job = Job(call.requests, deliver, self._settings.request_seconds, client, arrived)
         if call.trace:
             self._tracer.follow(call.requests)
         try:
@@ -222,13 +230,25 @@ class Server:
 
     async def _tokenize(self, request: Request) -> Response:
         body = await self._body(request)
-        tokens = await self._reading(self._reader.tokens, body)
+        tokens = await self._reading(self._reader.tokens, body, partial(disconnected, request))
         most = self._llm.max_model_len
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": most})
 
     async def _detokenize(self, request: Request) -> Response:
         body = await self._body(request)
-        return JSONResponse({"prompt": await self._reading(self._reader.text, body)})
+        text = await self._reading(self._reader.text, body, partial(disconnected, request))
+        return JSONResponse({"prompt": text})
+
+    async def _forget(self, request: Request) -> Response:
+        if (await self._body(request)).content != {}:
+            raise ApiError(400, "the body of /forget is an empty object: {}.")
+        try:
+            await asyncio.wrap_future(self.thread.between_rounds(self._llm.forget_texts))
+        except ShuttingDown as error:
+            raise answer_to(error) from error
+        except ConfigError as error:  # a drafter that learns cannot forget
+            raise ApiError(400, str(error)) from error
+        return JSONResponse({})
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card()]})

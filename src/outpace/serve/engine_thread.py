@@ -7,6 +7,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from time import perf_counter
 
 from outpace.engine.engine import Engine
@@ -117,6 +118,25 @@ class EngineThread:
         """Ends a job where it is; nothing happens to one that has ended."""
         self._mailbox.put(lambda: self._abort(job))
 
+    def between_rounds(self, work: Callable[[], None]) -> Future[None]:
+        """Lets the thread do some work between two rounds. What is returned is done when the work
+        is, or has its error; raises `ShuttingDown`."""
+        done: Future[None] = Future()
+
+        def do() -> None:
+            try:
+                work()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        with self._lock:
+            if not self.accepts:
+                raise ShuttingDown
+            self._mailbox.put(do)
+        return done
+
     def refuse(self) -> None:
         """Takes no more requests; those that were taken go on."""
         self._accepts = False  # no lock: a signal handler may call this at any time
@@ -168,7 +188,7 @@ class EngineThread:
                 self.engine.add(request)
             except Exception as error:
                 request.fail(error)
-        if job.seconds <= 0:
+        if perf_counter() - job.arrived >= job.seconds:
             self._stop(job, OutOfTime())
 
     def _abort(self, job: Job) -> None:
@@ -217,6 +237,7 @@ class EngineThread:
             job.began = now
         if job.tokens and job.first_token is None:
             job.first_token = now
+            job.first_counts = [len(request.output_ids) for request in job.requests]
         job.last_seen = now
 
     def _settle(self, jobs: Sequence[Job]) -> None:

@@ -26,7 +26,8 @@ class Job:
     """The texts of one call. ``deliver`` is called in the engine's thread, once a round at most.
 
     client: who asks, as far as it is known. Times are those of ``perf_counter``; None until it
-    happens. last_seen: when the engine last looked at the job.
+    happens. first_counts: how many tokens each text had when the first one came: a round may
+    bring several. last_seen: when the engine last looked at the job.
     """
 
     requests: Sequence[Request]
@@ -36,6 +37,7 @@ class Job:
     arrived: float = field(default_factory=perf_counter)
     began: float | None = None
     first_token: float | None = None
+    first_counts: Sequence[int] = ()
     last_seen: float | None = None
     _sent: list[int] = field(default_factory=list)
     _done: list[bool] = field(default_factory=list)
@@ -50,6 +52,11 @@ class Job:
     def finished(self) -> bool:
         """Whether the end of every text was delivered."""
         return all(self._done)
+
+    @property
+    def longest(self) -> int:
+        """The index of the text with the most tokens."""
+        return max(range(len(self.requests)), key=lambda at: len(self.requests[at].output_ids))
 
     @property
     def tokens(self) -> int:

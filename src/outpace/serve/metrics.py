@@ -45,7 +45,7 @@ class ServerMetrics:
         )
         self._gap = self._histogram(
             "inter_token_latency_seconds",
-            "Seconds between two tokens, on average over a call.",
+            "Seconds per token after those that came first, on average over a call.",
             GAPS,
         )
         self._whole = self._histogram(
@@ -90,9 +90,10 @@ class ServerMetrics:
         if job.first_token is None:
             return
         self._first.labels(self._model).observe(job.first_token - job.arrived)
-        longest = max(len(request.output_ids) for request in job.requests)
-        if longest > 1:
-            self._gap.labels(self._model).observe((last - job.first_token) / (longest - 1))
+        longest = job.longest
+        later = len(job.requests[longest].output_ids) - job.first_counts[longest]
+        if later > 0:
+            self._gap.labels(self._model).observe((last - job.first_token) / later)
 
     def _gauge(self, name: str, text: str, value: Callable[[], int]) -> None:
         gauge = Gauge(f"outpace:{name}", text, ["model_name"], registry=self._registry)

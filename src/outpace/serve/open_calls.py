@@ -67,7 +67,7 @@ class OpenCall:
     async def whole(self, request: Request) -> dict[str, Any]:
         """Returns the whole answer; raises ``ClientDisconnect`` as soon as nobody waits for it."""
         collecting = asyncio.ensure_future(self._collected())
-        leaving = asyncio.ensure_future(_disconnected(request))
+        leaving = asyncio.ensure_future(disconnected(request))
         try:
             await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not collecting.done():
@@ -101,7 +101,7 @@ class Events(StreamingResponse):
             self._end()
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(request: Request) -> None:
     """Returns when the client has gone; its body has been read by then."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -29,6 +29,7 @@ class Settings:
     texts that one client may have open, waiting or not; None: any number.
     max_body_bytes, request_seconds, max_n: limits of one request. drain_seconds: how long open
     requests may go on after SIGTERM. log_prompts: whether prompts and texts are logged.
+    allow_forget: whether clients may have the server forget the texts of earlier requests.
     """
 
     model_name: str
@@ -45,6 +46,7 @@ class Settings:
     drain_seconds: float = 30.0
     log_prompts: bool = False
     playground: bool = True
+    allow_forget: bool = False
 
     def __post_init__(self) -> None:
         limits = ("max_waiting", "max_per_client", "max_body_bytes", "request_seconds", "max_n")

@@ -144,6 +144,9 @@ class Target(ABC):
     reuses: bool = False
     """Whether it keeps the caches of texts that have ended, for texts that begin alike."""
 
+    def forget_texts(self) -> None:
+        """Forgets the caches of texts that have ended, if it keeps any."""
+
     @property
     @abstractmethod
     def active(self) -> int:

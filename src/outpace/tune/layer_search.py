@@ -48,7 +48,7 @@ class LayerSearch:
         self, trials: LayerTrials, model: Fingerprint, kept_in: Path, seed: int = 0
     ) -> None:
         """kept_in: the study's file, made if there is none; ``ConfigError`` if it is about another
-        model, or no such file."""
+        model, other prompts or other options, or no such file."""
         self._trials, self._model, self._seed = trials, model, seed
         self._study = self._opened(kept_in)
         self.plain = trials.measure_plain()
@@ -66,7 +66,7 @@ class LayerSearch:
                 sampler=optuna.samplers.TPESampler(seed=self._seed, n_startup_trials=len(GUESSES)),
                 pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1),
             )
-            own = study.user_attrs.get("model")
+            own, setting = (study.user_attrs.get(name) for name in ("model", "setting"))
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ConfigError(
                 f"{str(path)!r} is not a study of `outpace tune layers`, or cannot be written "
@@ -77,11 +77,34 @@ class LayerSearch:
                 f"the study in {str(path)!r} is about {Fingerprint(**own)}, not {self._model}: "
                 "name another file with --study."
             )
+        if own is not None:
+            self._check_setting(setting, path)
         if not known or own is None:
             study.set_user_attr("model", vars(self._model))
+            study.set_user_attr("setting", self._setting)
             for guess in self._guesses():
                 study.enqueue_trial(guess)
         return study
+
+    @property
+    def _setting(self) -> dict[str, Any]:
+        return {**self._trials.setting, "seed": self._seed}
+
+    def _check_setting(self, kept: dict[str, Any] | None, path: Path) -> None:
+        """Raises ``ConfigError`` for a study whose trials played other prompts, or with other
+        options, than those of this run."""
+        if kept is None:
+            raise ConfigError(
+                f"the study in {str(path)!r} does not say which prompts and options its trials "
+                "had, since an earlier version has made it: name another file with --study."
+            )
+        changed = sorted(name for name, value in self._setting.items() if kept.get(name) != value)
+        if changed:
+            raise ConfigError(
+                f"the study in {str(path)!r} was made with other {' and '.join(changed)}, and its "
+                "trials cannot be compared with new ones: give the same ones, or name another file "
+                "with --study."
+            )
 
     def _guesses(self) -> Iterator[dict[str, bool]]:
         count = self._model.layers

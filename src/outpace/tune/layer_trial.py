@@ -9,11 +9,13 @@ medians of passes leave out what else the machine did, and one scoring time serv
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from outpace.api import LLM
 from outpace.bench.builtin import BUILT_IN
@@ -76,6 +78,17 @@ class LayerTrials:
         self._prompts, self._tokens, self._temperature = list(prompts), tokens, temperature
         self._plain: deque[Seconds] = deque(maxlen=KEPT)
         self._scored: deque[Seconds] = deque(maxlen=KEPT)
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What the predictions of all trials depend on, besides the model: those of other prompts
+        and options cannot be compared with them."""
+        listed = json.dumps(self._prompts).encode()
+        return {
+            "prompts": hashlib.sha256(listed).hexdigest()[:16],
+            "tokens": self._tokens,
+            "temperature": self._temperature,
+        }
 
     @property
     def prompts(self) -> int:

@@ -132,15 +132,17 @@ class TreeTrials:
         return found
 
     def _play(self, shape: TreeShape | None) -> None:
-        """Writes all texts with drafts of one shape, or plainly."""
+        """Writes all texts with drafts of one shape, or plainly; ``ConfigError`` where no round
+        drafts all of it."""
         engine, own = self._llm.engine, self._llm.engine.controller
-        engine.controller = Constant(shape.size if shape else 0, shape=shape)
+        size = shape.size if shape else 0
+        engine.controller = Constant(size, shape=shape)
         request = self._acceptance.new()
 
         def note(trace: RoundTrace) -> None:
             (decision,) = trace.decisions
-            if decision.drafted != (shape.size if shape else 0):
-                return  # the last round, of which part of the draft was cut off
+            if decision.drafted != size:
+                return  # near the end of the context, where part of the draft is cut off
             if len(trace.requests[0].output_ids) == trace.emitted[0]:
                 return  # the first round reads the prompt, too
             self._seconds[decision.drafted].append(trace.seconds)
@@ -150,18 +152,37 @@ class TreeTrials:
 
         try:
             with engine.observing(note):
-                for number, prompt in enumerate(self._prompts):
-                    self._llm.generate(prompt, self._params(number))
+                for number in range(len(self._prompts)):
+                    self._write(number, size)
         finally:
             engine.controller = own
+        if not self._seconds[size]:
+            raise ConfigError(
+                f"no round behind the first one of a text has drafted all {size} nodes of a tree, "
+                "so that nothing was learned: give shorter prompts or more --tokens, or look for "
+                "a smaller tree with --nodes and --levels."
+            )
 
-    def _params(self, number: int) -> SamplingParams:
-        return SamplingParams(
+    def _write(self, number: int, size: int) -> None:
+        """Writes the text of a prompt. It is broken off at its length: a request that could have no
+        more tokens than that would be given smaller drafts long before it."""
+        engine, ids = self._llm.engine, self._llm.prompt_ids(self._prompts[number])
+        room = self._llm.max_model_len - len(ids)
+        params = SamplingParams(
             temperature=self._temperature,
             seed=number,
-            max_tokens=self._tokens,
+            max_tokens=max(1, min(self._tokens + size, room)),
             ignore_eos=True,
         )
+        (request,) = self._llm.requests(ids, params)
+        engine.add(request)
+        try:
+            while not request.finished and len(request.output_ids) < self._tokens:
+                engine.step()
+        finally:
+            engine.remove(request)
+        if request.error is not None:
+            raise request.error
 
 
 def _doubling(most: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from outpace.bench.peers.llama_server import CONTEXT, LlamaServer, program, samples
-from outpace.bench.peers.registry import Models
+from outpace.bench.peers.registry import Models, is_gguf
 from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
 from outpace.errors import ConfigError
 
@@ -51,7 +51,7 @@ def contestants(models: Models) -> list[Contestant]:
     """Returns plain decoding and, with a drafter, speculative decoding with each count."""
     program()
     for path in filter(None, (models.target, models.drafter)):
-        if not path.endswith(".gguf"):
+        if not is_gguf(path):
             raise ConfigError(
                 f"llama.cpp reads GGUF files, and this run's model is {path!r}: give a .gguf file, "
                 "or leave 'llamacpp' out of --vs."

@@ -8,6 +8,7 @@ from importlib import import_module
 
 from outpace.bench.run.contest import Contestant
 from outpace.errors import ConfigError, did_you_mean
+from outpace.targets.hf.loading.source import names_gguf
 
 QUANTISING = frozenset({"openvino"})
 """Peers that can quantise weights to 8 or 4 bits, if a run asks for it."""
@@ -26,11 +27,13 @@ class Models:
     device: str
     quantization: str | None = None
     drafter_quantization: str | None = None
+    head: str | None = None
+    """A trained head that drafts in the place of a draft model: other programs cannot read it."""
 
-    @property
-    def gguf(self) -> bool:
-        """Whether the weights come from a GGUF file, whose blocks outpace computes as they are."""
-        return self.target.endswith(".gguf")
+
+def is_gguf(model: str) -> bool:
+    """Returns whether weights come from a GGUF file, whose blocks outpace computes as they are."""
+    return model.endswith(".gguf") or names_gguf(model)
 
 
 HOMES = {
@@ -55,7 +58,7 @@ def peers(names: Sequence[str], models: Models) -> list[Contestant]:
                 f"peer {name!r} runs the weights as they are, and this run quantises them to "
                 f"{quantised}: leave {name!r} out of --vs."
             )
-        if models.gguf and name not in GGUF_READING:
+        if is_gguf(models.target) and name not in GGUF_READING:
             raise ConfigError(
                 f"peer {name!r} reads model folders, and this run's model is a GGUF file: leave "
                 f"{name!r} out of --vs, or give a folder."
@@ -67,7 +70,18 @@ def peers(names: Sequence[str], models: Models) -> list[Contestant]:
 
 
 def drafter_of(models: Models, peer: str) -> str:
-    """Returns the drafter's path, which speculative peers need."""
+    """Returns the drafter's path, which speculative peers need; ``ConfigError`` for one that the
+    peer cannot read."""
+    if models.head is not None:
+        raise ConfigError(
+            f"{peer} drafts with a draft model, and {models.head!r} holds a trained head: leave "
+            f"{peer!r} out of --vs, or name a draft model in the first --speculative-config."
+        )
+    if models.drafter is not None and is_gguf(models.drafter) and peer not in GGUF_READING:
+        raise ConfigError(
+            f"{peer} reads model folders, and the draft model {models.drafter!r} is a GGUF file: "
+            f"leave {peer!r} out of --vs, or give a folder."
+        )
     if models.drafter is None:
         raise ConfigError(f"{peer} needs a draft model: give --draft or 'model' in the config.")
     return models.drafter

@@ -27,11 +27,9 @@ def _answer(runs: SettingRuns, run: TimedRun, row: int, model: str, tokenizer: A
     prompt, text = runs.prompts[run.job][row], run.made.texts[row]
     metrics: Sequence[Any] = run.made.metrics
     own = metrics[row] if metrics else None
-    lengths = (
-        accept_lengths(own.accepted_per_position, own.num_target_passes)
-        if own is not None
-        else (1,) * len(text)
-    )
+    lengths: tuple[int, ...] = ()  # another program does not tell the passes of its target
+    if own is not None:
+        lengths = accept_lengths(own.accepted_per_position, own.num_target_passes)
     return Answer(
         question_id=prompt.id,
         category=prompt.task,
@@ -39,6 +37,6 @@ def _answer(runs: SettingRuns, run: TimedRun, row: int, model: str, tokenizer: A
         text=tokenizer.decode(text, skip_special_tokens=True),
         new_tokens=len(text),
         wall_time=run.seconds,
-        decoding_steps=len(lengths),
+        decoding_steps=None if own is None else len(lengths),
         accept_lengths=lengths,
     )

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from outpace.bench.report.results import Report
+from outpace.bench.report.results import UNEXPLAINED, Report
 from outpace.bench.run.costs import CostReport
 from outpace.core.extras import extra
 
@@ -25,7 +25,9 @@ def report_html(report: Report, figures: Mapping[str, bytes]) -> str:
     ``ConfigError`` where `Report.check` does.
     """
     report.check()
-    return _page("report.html.j2", report=report, figures=_embedded(figures))
+    return _page(
+        "report.html.j2", report=report, figures=_embedded(figures), unexplained=UNEXPLAINED
+    )
 
 
 def cost_html(report: CostReport, figures: Mapping[str, bytes]) -> str:

@@ -111,6 +111,12 @@ class Sweep:
     points: tuple[SweepPoint, ...]
 
 
+NEAR_TIES = "near-ties"
+OWN_ROUNDING = "another program, which rounds in its own way"
+UNEXPLAINED = "NOT explained by rounding"
+"""Why texts differ from the baseline's."""
+
+
 @dataclass(frozen=True)
 class SettingResult:
     """All contestants at one batch size and temperature."""
@@ -131,6 +137,22 @@ class SettingResult:
     """Whether texts ended where the target ended them, if that was before ``max_tokens``."""
     samples: int = 1
     """Texts of each prompt, written side by side."""
+
+    @property
+    def peers(self) -> frozenset[str]:
+        """The names of the other programs that took part."""
+        return frozenset(name for method in self.methods for name in method.over_peers)
+
+    def cause_of(self, method: MethodResult) -> str | None:
+        """Returns why texts of a method differ from the baseline's, in words; None where none
+        does."""
+        found = method.identity
+        if found is None or not found.differences:
+            return None
+        if found.explained:
+            return NEAR_TIES
+        # Another program may round weights, activations and its cache otherwise.
+        return OWN_ROUNDING if method.name in self.peers else UNEXPLAINED
 
     @property
     def texts(self) -> str:

@@ -1,4 +1,4 @@
-"""Spec-Bench's answer files, written and read: ``new_tokens``, ``wall_time``, ``accept_lengths``.
+"""Spec-Bench's answer files: ``new_tokens``, ``wall_time``, ``accept_lengths``.
 
 Its question files are read by `prompts`.
 """
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outpace.errors import PromptError
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -24,12 +22,15 @@ class Answer:
     text: str
     new_tokens: int
     wall_time: float
-    decoding_steps: int
+    decoding_steps: int | None
+    """Passes of the target; None where the program does not tell."""
     accept_lengths: tuple[int, ...]
-    """Tokens of each target pass, the bonus or correction included, in no particular order."""
+    """Tokens of each target pass, the bonus or correction included, in no particular order. None
+    where the program does not tell."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the line as Spec-Bench writes it."""
+        steps = self.decoding_steps
         return {
             "question_id": self.question_id,
             "category": self.category,
@@ -38,7 +39,7 @@ class Answer:
                 {
                     "index": 0,
                     "turns": [self.text],
-                    "decoding_steps": [self.decoding_steps],
+                    "decoding_steps": [] if steps is None else [steps],
                     "new_tokens": [self.new_tokens],
                     "wall_time": [self.wall_time],
                     "accept_lengths": list(self.accept_lengths),
@@ -68,30 +69,3 @@ def write_answers(path: Path, answers: Iterable[Answer]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(answer.as_dict(), ensure_ascii=False) for answer in answers]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def read_answers(path: Path) -> list[Answer]:
-    """Returns the answers of a file that Spec-Bench or `write_answers` wrote.
-
-    Counts and times are summed over an answer's turns and choices; the text is that of the first.
-    Raises ``PromptError`` for another file.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-        return [_answer(json.loads(line)) for line in lines if line.strip()]
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise PromptError(f"{path} is no Spec-Bench answer file ({error}).") from error
-
-
-def _answer(line: dict[str, Any]) -> Answer:
-    choices = line["choices"]
-    return Answer(
-        question_id=str(line["question_id"]),
-        category=str(line.get("category", "")),
-        model_id=str(line.get("model_id", "")),
-        text=choices[0]["turns"][0],
-        new_tokens=sum(sum(choice["new_tokens"]) for choice in choices),
-        wall_time=sum(sum(choice["wall_time"]) for choice in choices),
-        decoding_steps=sum(sum(choice.get("decoding_steps", [])) for choice in choices),
-        accept_lengths=tuple(n for choice in choices for n in choice.get("accept_lengths", [])),
-    )

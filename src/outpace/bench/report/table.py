@@ -86,17 +86,12 @@ def notes(cell: SettingResult) -> Iterator[str]:
     for reason in dict.fromkeys(cell.refused.values()):
         names = [name for name, why in cell.refused.items() if why == reason]
         yield f"{', '.join(names)} did not take part: {reason}."
-    peers = {name for method in cell.methods for name in method.over_peers}
     for method in cell.methods:
-        found = method.identity
-        if found is not None and found.differences:
-            # Another program may round weights, activations and its cache otherwise.
-            other = "another program, which rounds in its own way"
-            unlike = other if method.name in peers else "NOT explained by rounding"
-            cause = "near-ties" if found.explained else unlike
+        cause = cell.cause_of(method)
+        if method.identity is not None and cause is not None:
             yield (
-                f"{method.name}: {len(found.differences)} of {found.compared} texts differ from "
-                f"the baseline's ({cause})."
+                f"{method.name}: {len(method.identity.differences)} of "
+                f"{method.identity.compared} texts differ from the baseline's ({cause})."
             )
         if method.over_peers:
             ratios = sorted(method.over_peers.items(), key=lambda item: item[1].mean)

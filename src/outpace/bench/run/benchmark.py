@@ -272,7 +272,8 @@ class Benchmark:
     def _sweep(self, runs: SettingRuns, engine: Ours, meters: dict[str, Meter]) -> Sweep | None:
         if not self.plan.sweep:
             return None
-        plain = Ours(engine.llm, BASELINE, "off", shared=True)
+        # Not this engine without drafts, whose drafter would be told of each round.
+        plain = next(c for c in self.contestants if c.name == BASELINE)
         fixed = {k: Ours(engine.llm, f"K={k}", k, shared=True) for k in self.plan.sweep}
         once = Pace(1, 0)
         timed = run_interleaved([plain, *fixed.values()], runs.jobs, once, self.clock, self.tick)

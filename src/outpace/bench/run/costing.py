@@ -21,12 +21,18 @@ def cost_report(
     longest: int,
     tick: Callable[[str], None],
 ) -> CostReport:
-    """Measures the first configuration's engine and returns its curves.
+    """Measures the engine of one configuration and returns its curves.
 
-    tick: is called with a few words before each curve, to show progress.
+    tick: is called with a few words before each curve, to show progress. Raises ``ConfigError`` for
+    several configurations.
     """
     if not batches or not contexts:
         raise ConfigError("--batch and --context must name at least one number each.")
+    if len(engines.configs) > 1:
+        raise ConfigError(
+            f"the costs of one way to draft are measured at a time, and {len(engines.configs)} "
+            "were given: give --speculative-config once."
+        )
     facts = provenance()
     llm = engine(engines, engines.configs[0] if engines.configs else None, max(batches))
     model = llm.config.options.get("model")

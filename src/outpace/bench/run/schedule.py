@@ -78,7 +78,8 @@ def run_interleaved(
     """Returns the timed runs of all jobs by all contestants.
 
     Within a job the contestants follow one another at once, in an order that changes from job to
-    job, so that a machine that gets faster or slower favours none of them. Before the jobs begin,
+    job (`_order`), so that a machine that gets faster or slower favours none of them, and none
+    gains by what another one leaves in the caches of the processor. Before the jobs begin,
     and before they are repeated, all contestants forget the texts that they have made: a look-up
     may learn from other prompts' texts, as in use, but never finds the text that it is to write.
     """
@@ -96,12 +97,16 @@ def run_interleaved(
 def _order(contestants: Sequence[Contestant], turn: int) -> Iterator[Contestant]:
     """Yields the contestants in the order of a turn.
 
-    The order is reversed in every other turn and rotated by one in every second, so that each
-    contestant comes first, and right after each other one, about equally often.
+    The turns are the rows of a Williams design (Williams 1949): after as many turns as there are
+    contestants, or twice as many if their number is odd, each one has come equally often at each
+    place, and equally often right after each other one.
     """
-    order = list(contestants) if turn % 2 == 0 else list(reversed(contestants))
-    shift = (turn // 2) % len(order)
-    yield from order[shift:] + order[:shift]
+    count = len(contestants)
+    # 0, 1, n - 1, 2, n - 2, ...: the steps from each to the next are all different.
+    zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
+    shift, mirrored = divmod(turn, 2) if count % 2 else (turn, 0)
+    row = [contestants[(place + shift) % count] for place in zigzag]
+    yield from reversed(row) if mirrored else row
 
 
 def _timed(

@@ -2,7 +2,7 @@
 or clients of which each sends its next request once the last one is answered.
 
 TTFT   time to the first token, from when the request is sent
-TPOT   time per output token after the first
+TPOT   time per output token after those that came first: one event may hold several
 goodput  requests per second whose TTFT and TPOT were within the limits
 """
 
@@ -91,6 +91,33 @@ class Server:
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         return kind(host, port, timeout=TIMEOUT)
 
+    def forget(self) -> None:
+        """Lets the server forget the texts of earlier requests: a look-up would draft an answer
+        from its own first version, and a prompt would be read from the prefix cache.
+
+        Raises ``ConfigError`` where it cannot be reached, or does not do that.
+        """
+        connection = self.connect()
+        try:
+            connection.request("POST", "/forget", "{}", _headers())
+            answer = connection.getresponse()
+            told = answer.read(300).decode(errors="replace")
+        except (OSError, UnicodeError, http.client.HTTPException) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"no server answers at {self.url} ({reason}): start one with 'outpace serve "
+                "--allow-forget', or give its address with --url."
+            ) from error
+        finally:
+            connection.close()
+        if answer.status == 404:
+            raise ConfigError(
+                f"the server at {self.url} would remember texts of one run in the next one: start "
+                "it with --allow-forget."
+            )
+        if answer.status != 200:
+            raise ConfigError(f"the server at {self.url} cannot forget texts: {told}")
+
 
 @dataclass(frozen=True)
 class Served:
@@ -100,6 +127,8 @@ class Served:
     first: float
     last: float
     tokens: int
+    first_tokens: int = 1
+    """Tokens that came at ``first``."""
 
     @property
     def ttft(self) -> float:
@@ -107,7 +136,7 @@ class Served:
 
     @property
     def tpot(self) -> float:
-        return (self.last - self.first) / max(1, self.tokens - 1)
+        return (self.last - self.first) / max(1, self.tokens - self.first_tokens)
 
 
 def run_load(load: Load, server: Server, speculative: str = "auto") -> list[Served]:
@@ -218,17 +247,22 @@ def _body(load: Load | Clients, prompt: str, speculative: str) -> dict[str, Any]
         "speculative": int(speculative) if speculative.isdecimal() else speculative,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "outpace": {"counts": True},
     }
 
 
-def _served(server: Server, body: dict[str, Any], begin: float) -> Served:
+def _headers() -> dict[str, str]:
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(KEY_VARIABLE):
         headers["Authorization"] = f"Bearer {key.split(',')[0].strip()}"
+    return headers
+
+
+def _served(server: Server, body: dict[str, Any], begin: float) -> Served:
     connection = server.connect()
     try:
         sent = time.perf_counter() - begin
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        connection.request("POST", "/v1/completions", json.dumps(body), _headers())
         answer = connection.getresponse()
         if answer.status != 200:
             raise ConfigError(
@@ -244,6 +278,7 @@ def _read(answer: http.client.HTTPResponse, sent: float, begin: float) -> Served
     before it has said how many tokens it has."""
     first = last = sent
     tokens: int | None = None
+    first_tokens = 1
     for line in answer:
         if not line.startswith(b"data: {"):
             continue
@@ -252,12 +287,13 @@ def _read(answer: http.client.HTTPResponse, sent: float, begin: float) -> Served
             raise ConfigError(str(error.get("message") if isinstance(error, dict) else error))
         if event.get("choices"):
             last = time.perf_counter() - begin
-            first = last if first == sent else first
+            if first == sent:
+                first, first_tokens = last, event.get("outpace", {}).get("tokens", 1)
         elif usage := event.get("usage"):
             tokens = usage.get("completion_tokens")
     if tokens is None:
         raise ConfigError("an answer broke off, or has no count of its tokens ('usage')")
-    return Served(sent, first, last, tokens)
+    return Served(sent, first, last, tokens, first_tokens)
 
 
 def _event(line: bytes) -> dict[str, Any]:

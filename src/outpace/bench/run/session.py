@@ -22,7 +22,9 @@ from outpace.bench.run.ours import Ours
 from outpace.bench.run.schedule import Tick, ignore
 from outpace.config import SpeculativeConfig
 from outpace.errors import ConfigError, OutpaceError, PromptError, did_you_mean
+from outpace.heads.checkpoint import kind_in
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.source import locate, names_gguf
 
 
 @dataclass(frozen=True)
@@ -122,18 +124,18 @@ def engine(
     engines: Engines, config: Mapping[str, Any] | SpeculativeConfig | None, rows: int
 ) -> LLM:
     """Returns the engine of one ``speculative_config``, for so many rows."""
-    _check_arguments(engines.options)
+    check_arguments(engines.options, WITH_FLAGS)
     options = {"generation_config": "none", "max_num_seqs": rows, **engines.options}
     return LLM(engines.model, speculative_config=config, **options)
 
 
-def _check_arguments(options: Mapping[str, Any]) -> None:
+def check_arguments(options: Mapping[str, Any], with_flags: Mapping[str, str]) -> None:
     """Raises ``ConfigError`` for an argument that `LLM` does not have, that another flag gives, or
-    that no JSON can hold."""
-    known = set(signature(LLM).parameters) - {*WITH_FLAGS, "progress"}
+    that no JSON can hold. with_flags: the arguments that have flags, and these."""
+    known = set(signature(LLM).parameters) - {*with_flags, "progress"}
     for name in options:
-        if name in WITH_FLAGS:
-            raise ConfigError(f"--llm must not say {name!r}: give {WITH_FLAGS[name]}.")
+        if name in with_flags:
+            raise ConfigError(f"--llm must not say {name!r}: give {with_flags[name]}.")
         if name not in known:
             raise ConfigError(f"--llm cannot give LLM {name!r}{did_you_mean(name, known)}.")
 
@@ -169,14 +171,22 @@ def _beside(first: LLM, engines: Engines, config: SpeculativeConfig, rows: int) 
 
 def _models(engines: Engines, llm: LLM) -> Models:
     drafter = llm.config.options.get("model")
+    head = kind_in(drafter) is not None
     return Models(
-        target=llm.target.name,
-        drafter=None if drafter is None else str(drafter),
+        target=_file(llm.target.name),
+        drafter=None if drafter is None or head else _file(str(drafter)),
+        head=str(drafter) if head else None,
         dtype=str(llm.target.dtype).removeprefix("torch."),
         device=str(llm.target.device),
         quantization=engines.options.get("quantization"),
         drafter_quantization=llm.config.options.get("quantization"),
     )
+
+
+def _file(model: str) -> str:
+    """The GGUF file that a name stands for, which may be one of a hub's file or of a folder with
+    nothing else: other programs read the file itself. Other names as they are."""
+    return locate(model) if names_gguf(model) else model
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """The speed-up that speculation can give, by formula or from measured times.
 
 The formulas are those of Leviathan, Kalman and Matias 2022. alpha: probability that a drafted token
-is accepted, independent of the others. k: drafted tokens per round. c: time of one drafted token /
-time of one target pass, if scoring k + 1 tokens takes as long as scoring one. Where it takes
-longer, `speedup_from_times` uses measured times.
+is accepted, independent of the others. k: drafted tokens per round. Their c, the time of a drafted
+token over that of a target pass, supposes that scoring k + 1 tokens takes as long as scoring one;
+here both are measured.
 """
 
 from __future__ import annotations
@@ -19,15 +19,6 @@ def expected_tokens(alpha: float, k: int) -> float:
     (1.75, 4.0)
     """
     return sum(alpha**i for i in range(k + 1))
-
-
-def speedup(alpha: float, k: int, c: float) -> float:
-    """Returns (1 - alpha^(k+1)) / ((1 - alpha) (k c + 1)).
-
-    >>> round(speedup(0.8, 4, 0.2), 2)
-    1.87
-    """
-    return expected_tokens(alpha, k) / (k * c + 1)
 
 
 @dataclass(frozen=True)

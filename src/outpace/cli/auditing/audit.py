@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +14,10 @@ from rich.console import Console
 from outpace.cli.auditing.counting import Workers, counting
 from outpace.cli.auditing.families import families
 from outpace.cli.flags import options as opt
+from outpace.cli.flags.grouped import grouped
+from outpace.cli.flags.groups import LlmFlags, SamplingFlags, SpeculationFlags
 from outpace.cli.flags.prompts import text_of
-from outpace.cli.flags.speculation import speculation
-from outpace.cli.loading import load_llm, starting
+from outpace.cli.loading import ROWS, load_llm, starting
 from outpace.records import Record, holds_records, records
 
 app = typer.Typer(
@@ -68,16 +71,58 @@ def law(
     conclude(audit_law(rule or None, drafter or None, fast=not full), "law_findings", as_json)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AuditedFlags(LlmFlags):
+    """The model that is audited, and the drafter and rule that it has."""
+
+    max_model_len: opt.MaxModelLen = None
+
+    def engine(self, speculation: SpeculationFlags, rows: int) -> Any:
+        """Returns the engine to audit; ``ConfigError`` for arguments that do not fit."""
+        from outpace.bench.run.session import check_arguments
+
+        check_arguments(self.others, WITH_FLAGS)
+        given = {**self.arguments(), "speculative_config": speculation.config(self.bundled)}
+        return load_llm(self.model, {**given, "max_model_len": self.max_model_len}, {}, rows)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledFlags(SamplingFlags):
+    """How the texts are sampled."""
+
+    temperature: opt.Temperature = 1.0
+    seed: Annotated[
+        int, typer.Option(help="Seed of the first text; the others count up from it.")
+    ] = 0
+
+    def sampling(self) -> Any:
+        """Returns the options of each text, but for its seed."""
+        from outpace.core.params import SamplingParams
+
+        return SamplingParams(**{**self.params(), "seed": None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenFlags:
+    """What the texts go on from."""
+
+    prompts: Prompts = None
+    chat: Chat = False
+
+    def listed(self, llm: Any) -> list[list[int]]:
+        """Returns the token ids of the prompts, for a loaded model."""
+        from outpace.audit.model import built_in_prompts
+
+        return prompt_ids(llm, self.prompts, self.chat) or built_in_prompts(llm)
+
+
 @app.command()
+@grouped
 def model(
-    model: opt.Model = None,
-    speculative_config: opt.SpeculativeJson = None,
-    draft: opt.Draft = None,
-    method: opt.Method = None,
-    num_speculative_tokens: opt.NumSpeculativeTokens = None,
-    verify: opt.Verify = None,
-    prompts: Prompts = None,
-    chat: Chat = False,
+    *,
+    model: AuditedFlags,
+    speculation: SpeculationFlags,
+    given: GivenFlags,
     samples: Annotated[int, typer.Option(min=1, help="Texts to sample.")] = 1000,
     tokens: Annotated[
         int | None,
@@ -86,21 +131,8 @@ def model(
     alpha: Annotated[
         float, typer.Option(help="Share of clean runs that may raise a false alarm.")
     ] = 1e-3,
-    rows: Annotated[int, typer.Option(min=1, help="Texts decoded at once.")] = 16,
-    seed: Annotated[
-        int, typer.Option(help="Seed of the first text; the others count up from it.")
-    ] = 0,
-    temperature: opt.Temperature = 1.0,
-    top_p: opt.TopP = None,
-    top_k: opt.TopK = None,
-    min_p: opt.MinP = None,
-    typical_p: opt.TypicalP = None,
-    repetition_penalty: opt.RepetitionPenalty = None,
-    presence_penalty: opt.PresencePenalty = 0.0,
-    frequency_penalty: opt.FrequencyPenalty = 0.0,
-    dtype: opt.Dtype = "auto",
-    device: opt.Device = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
+    rows: Annotated[int, typer.Option(min=1, help="Texts decoded at once.")] = ROWS,
+    sampled: SampledFlags,
     as_json: Json = False,
 ) -> None:
     """Bet against this model's speculation: is each token drawn from the law of plain decoding?
@@ -108,40 +140,24 @@ def model(
     Texts are sampled with speculation on, and every token is played against the law that a plain
     forward computes. The test may stop at any time; see docs/audit.md.
     """
-    config = speculation(
-        speculative_config, draft, method, num_speculative_tokens, verify, bundled=model is None
-    )
+    speculation.config(model.bundled)  # refused before anything is imported
     check_alpha(alpha)
     with starting():
-        from outpace.audit.model import AuditPlan, audit_model, built_in_prompts
-        from outpace.core.params import SamplingParams
+        from outpace.audit.model import AuditPlan, audit_model
 
-    params = SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        typical_p=typical_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-    )
-    llm = engine_of(model, config, rows, dtype, device, trust_remote_code)
-    listed = prompt_ids(llm, prompts, chat) or built_in_prompts(llm)
-    report = audit_model(llm, AuditPlan(listed, samples, tokens, alpha, seed), params)
-    conclude(report, "model_findings", as_json)
+    params = sampled.sampling()
+    llm = model.engine(speculation, rows)
+    plan = AuditPlan(given.listed(llm), samples, tokens, alpha, sampled.seed)
+    conclude(audit_model(llm, plan, params), "model_findings", as_json)
 
 
 @app.command()
+@grouped
 def diff(
-    model: opt.Model = None,
-    speculative_config: opt.SpeculativeJson = None,
-    draft: opt.Draft = None,
-    method: opt.Method = None,
-    num_speculative_tokens: opt.NumSpeculativeTokens = None,
-    verify: opt.Verify = None,
-    prompts: Prompts = None,
-    chat: Chat = False,
+    *,
+    model: AuditedFlags,
+    speculation: SpeculationFlags,
+    given: GivenFlags,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest text.")] = 64,
     tolerance: Annotated[
         float | None,
@@ -149,31 +165,24 @@ def diff(
     ] = None,
     temperature: Annotated[float, typer.Option(help="Temperature of the coupled texts.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the first coupled text.")] = 0,
-    dtype: opt.Dtype = "auto",
-    device: opt.Device = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
     as_json: Json = False,
 ) -> None:
     """Compare greedy and coupled texts with and without speculation; tell rounding from bugs."""
-    config = speculation(
-        speculative_config, draft, method, num_speculative_tokens, verify, bundled=model is None
-    )
+    speculation.config(model.bundled)  # refused before anything is imported
     with starting():
         from outpace.audit.diff import audit_diff
-        from outpace.audit.model import built_in_prompts
         from outpace.core.params import SamplingParams
     from outpace.errors import IncompatibleRule
 
-    llm = engine_of(model, config, 16, dtype, device, trust_remote_code)
+    llm = model.engine(speculation, ROWS)
     engines: dict[Any, Any] = {"greedy": llm}
     skipped = None
     try:
-        engines["coupled"] = coupled_twin(llm)
+        engines["coupled"] = coupled_twin(llm, model.others)
     except IncompatibleRule as error:
         skipped = f"coupled: {error}"
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    listed = prompt_ids(llm, prompts, chat) or built_in_prompts(llm)
-    report = audit_diff(engines, listed, params, tolerance, skipped)
+    report = audit_diff(engines, given.listed(llm), params, tolerance, skipped)
     conclude(report, "diff_findings", as_json)
 
 
@@ -204,30 +213,29 @@ def options(
 # -- what the verbs share ----------------------------------------------------------------------
 
 
-def engine_of(
-    model: str | None, config: Any, rows: int, dtype: str, device: str, trust_remote_code: bool
-) -> Any:
-    """Returns the engine to audit."""
-    engine = {
-        "speculative_config": config,
-        "dtype": dtype,
-        "device": device,
-        "trust_remote_code": trust_remote_code,
-    }
-    return load_llm(model, engine, {}, rows)[0]
+WITH_FLAGS = {
+    "model": "--model",
+    "speculative_config": "the flags of speculation",
+    "max_model_len": "--max-model-len",
+    "max_num_seqs": "--rows, where there is one",
+}
+"""Arguments of ``LLM`` that have flags of their own."""
 
 
-def coupled_twin(llm: Any) -> Any:
-    """Returns an engine on the same loaded target, with the same drafter, whose rule is coupled."""
-    from dataclasses import replace
+def coupled_twin(llm: Any, others: Mapping[str, Any]) -> Any:
+    """Returns an engine on the same loaded target, with the same drafter, whose rule is coupled.
 
+    others: further arguments of ``LLM`` that the first engine was given.
+    """
     from outpace.api import LLM
+    from outpace.bench.run.session import OF_LOADING
 
     return LLM(
         llm.target,
         speculative_config=replace(llm.config, verify="coupled"),
         max_model_len=llm.max_model_len,
         max_num_seqs=llm.engine.target.rows,
+        **{name: value for name, value in others.items() if name not in OF_LOADING},
     )
 
 

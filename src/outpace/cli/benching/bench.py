@@ -15,7 +15,6 @@ from outpace.cli.benching.groups import (
     ContestFlags,
     CurveFlags,
     DraftFlags,
-    LlmFlags,
     PlanFlags,
     PromptSetFlags,
     ReportFlags,
@@ -23,6 +22,7 @@ from outpace.cli.benching.groups import (
 )
 from outpace.cli.benching.serving import serve_benchmark
 from outpace.cli.flags.grouped import grouped
+from outpace.cli.flags.groups import LlmFlags
 from outpace.cli.loading import starting
 from outpace.cli.tables import table
 from outpace.errors import OutpaceError

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outpace.cli.flags import options as opt
-from outpace.cli.flags.groups import ModelFlags
 from outpace.cli.flags.speculation import parse_object, speculation
 from outpace.errors import ConfigError
 
@@ -29,19 +28,6 @@ PngFolder = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlmFlags(ModelFlags):
-    """The model's flags, and any other argument of ``LLM``."""
-
-    llm: Annotated[
-        str | None,
-        typer.Option("--llm", metavar="JSON", help="Other arguments of LLM, as max_model_len."),
-    ] = None
-
-    def arguments(self) -> dict[str, Any]:
-        return {**super().arguments(), **parse_object("--llm", self.llm or "{}", ConfigError)}
-
-
-@dataclass(frozen=True, kw_only=True)
 class DraftFlags:
     """How to speculate, in one way or in several that are compared."""
 
@@ -50,7 +36,7 @@ class DraftFlags:
         typer.Option(
             "--speculative-config",
             metavar="JSON",
-            help="How to speculate, as in Python. May be given several times, to compare.",
+            help="How to speculate, as in Python. bench run takes several, to compare.",
         ),
     ] = None
     draft: opt.Draft = None

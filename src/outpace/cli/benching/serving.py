@@ -52,23 +52,38 @@ class AskedFlags:
     prompts: Annotated[
         str,
         typer.Option(
-            help="A .jsonl or .json file, 'builtin', or a set in --data, as in bench run."
+            help="A .jsonl or .json file, 'builtin', or a set in --data, as in bench run. Several "
+            "with commas."
         ),
     ] = "builtin"
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where named sets are. Unset: OUTPACE_DATA.")
     ] = None
-    num_requests: Annotated[int, typer.Option(min=1, help="Requests of each kind.")] = 40
+    num_requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Requests of each kind, each with a prompt of its own. Unset: as many as there "
+            "are prompts.",
+        ),
+    ] = None
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per text.")] = 64
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
     seed: Annotated[int, typer.Option(help="Seed of the arrivals and of sampled texts.")] = 0
 
     def texts(self) -> list[str]:
-        """Returns as many prompts as there are requests."""
-        from outpace.bench.prompts import read_prompts
+        """Returns a prompt for each request; ``ConfigError`` for more requests than prompts: a
+        look-up would draft the answer to a prompt that comes again from the first one."""
+        from outpace.bench.prompts import chosen, read_sets
 
-        texts = [prompt.text for prompt in read_prompts(self.prompts, self.data)]
-        return [texts[index % len(texts)] for index in range(self.num_requests)]
+        known = read_sets(self.prompts, self.data)
+        if self.num_requests is not None and self.num_requests > len(known):
+            raise ConfigError(
+                f"--prompts holds {len(known)} prompts, and each of {self.num_requests} requests "
+                "needs one of its own, since look-ups and the prefix cache remember: give more "
+                "prompts, or a smaller --num-requests."
+            )
+        return [prompt.text for prompt in chosen(known, self.num_requests)]
 
 
 @grouped
@@ -101,7 +116,8 @@ def serve_benchmark(
 ) -> None:
     """Measure a running server under load: latencies, throughput and goodput.
 
-    Every kind of request gets the same prompts at the same times, or from as many clients. A key is
+    Every kind of request gets the same prompts at the same times, or from as many clients. The
+    server forgets the texts of each run before the next one: start it with --allow-forget. A key is
     read from OUTPACE_API_KEY.
     """
     from outpace.bench.report.outputs import check_file
@@ -172,30 +188,16 @@ def _in_turns(
     """Returns the figures of each kind of request; all kinds take turns."""
     from outpace.bench.run.serving import Turns, summary
 
-    _reach(server)
+    server.forget()  # before any load is sent: a server that cannot is refused
     kinds = [kind.strip() for kind in speculative.split(",")]
     runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     with Console(stderr=True).status("measuring") as status:
         for turn in range(repeats):
             for kind in kinds if turn % 2 == 0 else reversed(kinds):
                 status.update(f"speculative={kind}, run {turn + 1} of {repeats}")
+                server.forget()
                 runs[kind].append(summary(run(kind), server))
     return Turns(runs)
-
-
-def _reach(server: Server) -> None:
-    """Raises ``ConfigError`` where nothing listens, before any load is sent."""
-    connection = server.connect()
-    try:
-        connection.connect()
-    except (OSError, UnicodeError) as error:  # the second for what can be no name of a host
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"no server answers at {server.url} ({reason}): start one with "
-            "'outpace serve', or give its address with --url."
-        ) from error
-    finally:
-        connection.close()
 
 
 def _show(title: str, found: Turns) -> None:

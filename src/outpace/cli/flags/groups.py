@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from outpace.cli.flags import options as opt
-from outpace.cli.flags.speculation import logit_bias, speculation
+from outpace.cli.flags.speculation import logit_bias, parse_object, speculation
+from outpace.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,24 @@ class ModelFlags:
         """Returns the arguments of ``LLM``, but for the model itself."""
         names = ["dtype", "device", "quantization", "trust_remote_code"]
         return _named(self, names if self.threads is None else [*names, "threads"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlmFlags(ModelFlags):
+    """The model's flags, and any other argument of ``LLM``."""
+
+    llm: Annotated[
+        str | None,
+        typer.Option("--llm", metavar="JSON", help="Other arguments of LLM, as max_model_len."),
+    ] = None
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """The arguments of ``LLM`` in ``--llm``."""
+        return parse_object("--llm", self.llm or "{}", ConfigError)
+
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), **self.others}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,10 @@
-"""Plain against speculative decoding: the same engine, prompts and token counts, in turns."""
+"""Plain against speculative decoding: the same target, prompts and token counts, in turns."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -13,6 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from outpace.api import LLM
+from outpace.bench.run.session import OF_LOADING
 from outpace.cli.report import merged
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
@@ -173,21 +174,38 @@ def _arm(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
+def plain_beside(llm: LLM, options: Mapping[str, Any]) -> LLM:
+    """Returns plain decoding over the same loaded target: an engine without a drafter, which would
+    be told of each round and might have the target's states read, and so be a slow baseline.
+
+    options: the other arguments that the first engine was made with.
+    """
+    used = {name: value for name, value in options.items() if name not in OF_LOADING}
+    # The coupled rule writes the same text with and without drafts: so its noise is needed here.
+    rule = {"verify": llm.config.verify} if llm.engine.verifier.coupled else {}
+    used |= {"speculative_config": {"method": "none", **rule}}
+    return LLM(llm.target, max_num_seqs=llm.engine.target.rows, **used)
+
+
 def measure(
-    llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, tell: Callable[[str], None]
+    llm: LLM,
+    without: LLM,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    tell: Callable[[str], None],
 ) -> Comparison:
     """Returns the comparison: a warm-up of both kinds, then plain, speculative, plain, ...
 
     Every run writes as many tokens as the options allow, past any end of text, so that the counts
-    agree. tell: is given a line about the progress.
+    agree. without: plain decoding (`plain_beside`). tell: is given a line about the progress.
     """
     resolved = llm.resolve(params)
     params = dataclasses.replace(
         params, ignore_eos=True, stop=None, stop_token_ids=(), min_tokens=None, logprobs=None
     )
     short = dataclasses.replace(params, max_tokens=min(WARM_UP_TOKENS, resolved.max_tokens or 1))
-    for kind in (_plain(short), short):
-        llm.generate(prompts, kind)
+    for each in (without, llm):
+        each.generate(prompts, short)
     plain: list[Run] = []
     speculative: list[Run] = []
     begin = perf_counter()
@@ -198,7 +216,7 @@ def measure(
         tell(f"measuring, {repeat + 1} of {REPEATS} ...")
         # Another text each time, where texts are drawn: one may be easier to guess than the next.
         seeded = dataclasses.replace(params, seed=(params.seed or 0) + repeat)
-        plain.append(_run(llm, prompts, _plain(seeded)))
+        plain.append(_run(without, prompts, seeded))
         speculative.append(_run(llm, prompts, seeded))
     rule = llm.engine.verifier.rule
     return Comparison(
@@ -209,10 +227,6 @@ def measure(
         lossless=rule.lossless,
         dtype=str(llm.target.dtype).removeprefix("torch."),
     )
-
-
-def _plain(params: SamplingParams) -> SamplingParams:
-    return dataclasses.replace(params, speculative="off")
 
 
 def _run(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> Run:

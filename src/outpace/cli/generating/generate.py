@@ -89,10 +89,12 @@ def generate(
     llm, params = load_llm(engine.model, arguments, options, texts, template, output.verbose, rows)
 
     # It imports torch, which `load_llm` covers by a spinner.
+    from outpace.cli.generating.compare import plain_beside
     from outpace.cli.generating.playing import Job, play
 
     stream = not output.no_stream
-    job = Job(entries, source.chat, source.system, output.compare, output.as_json, stream)
+    plain = plain_beside(llm, arguments) if output.compare else None
+    job = Job(entries, source.chat, source.system, plain, output.as_json, stream)
     if searched is not None:
         searched(llm, job)
     else:

@@ -33,7 +33,8 @@ class Job:
     entries: Sequence[Entry]
     chat: bool = False
     system: str | None = None
-    compare: bool = False
+    plain: LLM | None = None
+    """Plain decoding over the same target, if it is to be compared with."""
     as_json: bool = False
     stream: bool = True
 
@@ -46,7 +47,7 @@ def play(llm: LLM, params: SamplingParams, job: Job) -> None:
         typer.echo(f"passes {done} in {llm.compile_seconds:.1f} s", err=True)
     streamed = not job.as_json and len(prompts) == 1 and params.n == 1 and job.stream
     sampled = not llm.resolve(params).greedy
-    if params.seed is None and (job.compare or (streamed and sampled)):
+    if params.seed is None and (job.plain is not None or (streamed and sampled)):
         # Both sides of a comparison need the same one; and one that is told gives the text again.
         params = dataclasses.replace(params, seed=secrets.randbits(31))
     if job.as_json:
@@ -56,8 +57,8 @@ def play(llm: LLM, params: SamplingParams, job: Job) -> None:
         _stream(llm, params, job, prompts[0])
     else:
         _print_all(llm, params, job, prompts)
-    if job.compare:
-        _compare(llm, params, prompts)
+    if job.plain is not None:
+        _compare(llm, job.plain, params, prompts)
     lossy = replay(llm, prompts, params)
     if lossy is not None:
         typer.echo(lossy.sentence, err=True)
@@ -135,12 +136,12 @@ def _write_json(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Pr
         for record in _records(entry, output):
             count += 1
             errors += [record["error"]] if "error" in record else []
-            if job.compare:
+            if job.plain is not None:
                 records.append(record)
             else:
                 write_line(record | divergence)
-    if job.compare:
-        comparison = measure(llm, prompts, params, lambda text: None)
+    if job.plain is not None:
+        comparison = measure(llm, job.plain, prompts, params, lambda text: None)
         write_line({"outputs": records, **comparison.as_dict(), **divergence})
     tell_errors(errors, count)
 
@@ -161,9 +162,9 @@ def write_line(record: dict[str, Any]) -> None:
 # -- comparison ----------------------------------------------------------------------------------
 
 
-def _compare(llm: LLM, params: SamplingParams, prompts: Sequence[Prompt]) -> None:
+def _compare(llm: LLM, plain: LLM, params: SamplingParams, prompts: Sequence[Prompt]) -> None:
     console = Console(stderr=True)
-    comparison = measure(llm, prompts, params, _teller(console))
+    comparison = measure(llm, plain, prompts, params, _teller(console))
     console.print(f"\n{comparison.what}:", highlight=False)
     console.print(comparison.table())
     console.print(comparison.note, highlight=False)

@@ -5,19 +5,19 @@ Leviathan et al. 2022; Chen et al. 2023.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outpace.core.law import Branches
 from outpace.core.proposal import Drawn, Needs, Proposal
 from outpace.core.transfer import padded, to_device
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
+from outpace.draft.models.loading import load_draft_model, own_copy
 from outpace.draft.models.looking import Looking
 from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
 from outpace.draft.models.own_text import KnownTokens, OwnText
@@ -30,8 +30,6 @@ from outpace.draft.trees import TreePlans
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.heads.classifiers.origin import Origin
-from outpace.targets.cpu.kernels import Kernels
-from outpace.targets.hf.loading.load import load_drafter
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.making import make_runner
 from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
@@ -147,23 +145,10 @@ class DraftModel(Drafter):
 
     @staticmethod
     def _load(setup: Setup) -> Loaded:
-        target, options = setup.loaded, setup.options
-        learns = online_options(options.online) is not None
-        kernels: Kernels = "off" if learns else "auto"
-        if not learns and options.quantization in (None, "auto"):
-            kernels = setup.cpu_kernels
-        return load_drafter(
-            own_copy(options.model) if learns else options.model,
-            target,
-            tokenizer=options.tokenizer,
-            processor=options.processor,
-            dtype=options.dtype,
-            device=options.device,
-            cpu_kernels=kernels,
-            quantization=None if learns else options.quantization,
-            trust_remote_code=options.trust_remote_code,
-            compiled=setup.capture is not None,
-        )
+        options = setup.options
+        if online_options(options.online) is not None:
+            options = replace(options, model=own_copy(options.model))
+        return load_draft_model(options, setup.loaded, setup.cpu_kernels, setup.capture is not None)
 
     @staticmethod
     def _runner(setup: Setup, drafter: Loaded) -> Runner:
@@ -395,16 +380,3 @@ class DraftModel(Drafter):
 def _last(output: Any) -> Tensor | None:
     """The last hidden states ``[B, T, H]`` of a pass, if they were asked for."""
     return output.hidden_states[-1] if output.hidden_states else None
-
-
-def own_copy(model: Any) -> Any:
-    """Returns a model that was handed over as another object, whose weights may be changed; a path
-    as it is. ``ConfigError`` for weights that cannot learn."""
-    if isinstance(model, Loaded):
-        if model.packed or model.quantization or model.cpu_kernels not in (None, "off"):
-            raise ConfigError(
-                f"the weights of {model.name} are laid out for drafting and cannot learn: name its "
-                "folder instead."
-            )
-        return replace(model, model=copy.deepcopy(model.model))
-    return copy.deepcopy(model) if isinstance(model, nn.Module) else model

@@ -114,8 +114,9 @@ class Online(Drafter):
         count, certain = self._pupil.depths + 2, torch.ones(1, device=device)
         states = [torch.zeros(width, device=device)] * count if width else []
         window = Window([0] * count, states, {count - 1: certain.long()}, {count - 1: certain})
-        loss = self._pupil.recipe.mark(lesson([window], count, device)).loss
-        loss.backward()  # type: ignore[no-untyped-call]
+        with torch.enable_grad():  # transformers' generate, which may load it, needs none
+            loss = self._pupil.recipe.mark(lesson([window], count, device)).loss
+            loss.backward()  # type: ignore[no-untyped-call]
         self._pupil.network.zero_grad()
 
     # -- rows ----------------------------------------------------------------------------------

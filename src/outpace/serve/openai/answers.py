@@ -77,12 +77,14 @@ class Answer:
         return {**body, "usage": None} if self.call.usage else body
 
     def _extra(self, delta: Delta) -> dict[str, Any]:
-        """What outpace adds to the events: rounds where they are traced, and at the end what the
-        text has cost."""
+        """What outpace adds to the events: rounds where they are traced, how many tokens have come
+        where they are counted, and at the end what the text has cost."""
         request = self.call.requests[delta.index]
         extra: dict[str, Any] = {}
         if self.call.trace:
             extra["rounds"] = self._rounds(request)
+        if self.call.counts:
+            extra["tokens"] = len(delta.tokens)
         if delta.finish_reason is not None:
             extra["metrics"] = self._metrics(request)
         return extra

@@ -42,6 +42,8 @@ class Call:
     log-probabilities at all."""
     parses_tools: bool = False
     trace: bool = False
+    counts: bool = False
+    """Whether each event of a stream says how many tokens it brings."""
     texts_per_prompt: int = 1
     user: str | None = None
     """Who asks, by their own account."""
@@ -190,7 +192,7 @@ class Reader:
         try:
             return SamplingParams(**options, logprobs=logprobs)
         except ParamsError as error:  # two options that contradict each other
-            raise ApiError(400, str(error), _named(str(error), given)) from error
+            raise ApiError(400, str(error), _field(error, given)) from error
 
     def _check_count(self, texts: int, param: str = "n") -> None:
         """Raises ``ApiError`` for more texts than one request can ever have. Those that only have
@@ -277,7 +279,7 @@ class Reader:
             param = "messages" if "messages" in given else "prompt"
             raise ApiError(400, self._told(error), param, code) from error
         except OutpaceError as error:
-            raise ApiError(400, self._told(error), _named(str(error), given)) from error
+            raise ApiError(400, self._told(error), _field(error, given)) from error
 
     def _call(
         self,
@@ -291,9 +293,9 @@ class Reader:
         stream, options = bool(given.get("stream")), given.get("stream_options", {})
         if options and not stream:
             raise ApiError(400, "stream_options needs stream.", "stream_options")
-        trace = bool(given.get("outpace", {}).get("trace"))
-        if trace and not stream:
-            raise ApiError(400, "outpace.trace needs stream.", "outpace")
+        own = {name for name, value in given.get("outpace", {}).items() if value}
+        if own and not stream:
+            raise ApiError(400, f"outpace.{min(own)} needs stream.", "outpace")
         return Call(
             requests=requests,
             chat=chat,
@@ -301,7 +303,8 @@ class Reader:
             usage=bool(options.get("include_usage")),
             logprobs=logprobs,
             parses_tools=parses_tools,
-            trace=trace,
+            trace="trace" in own,
+            counts="counts" in own,
             texts_per_prompt=params.n,
             user=given.get("user"),
         )
@@ -346,11 +349,12 @@ def _bias(given: Mapping[str, Any]) -> dict[int, float]:
         ) from error
 
 
-def _named(message: str, given: Mapping[str, Any]) -> str | None:
-    """Returns the field that an error message names first; where it names none, the one that gives
-    the form of the text, if any does."""
-    words = message.replace(",", " ").replace("=", " ").split()
-    named = sorted((name for name in given if name in words), key=words.index)
-    forms = [name for name in ("response_format", "structured_outputs") if name in given]
-    forms += [name for name in given if name.startswith("guided_")]
-    return next(iter([*named, *forms]), None)
+def _field(error: OutpaceError, given: Mapping[str, Any]) -> str | None:
+    """Returns the field of a body that an error is about, if it says so and the field is given."""
+    if error.option == "form":
+        forms = ["response_format", "structured_outputs"]
+        forms += [name for name in given if name.startswith("guided_")]
+        return next((name for name in forms if name in given), None)
+    names = {"max_tokens": ("max_tokens", "max_completion_tokens")}
+    known = names.get(error.option or "", (error.option,))
+    return next((name for name in known if name in given), None)

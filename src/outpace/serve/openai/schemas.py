@@ -95,7 +95,7 @@ SHARED: dict[str, Schema] = {
     "structured_outputs": _object(FORMS),
     **{f"guided_{name}": FORMS[name] for name in ("json", "regex", "choice", "grammar")},
     "priority": {"type": "integer"},
-    "outpace": _object({"trace": FLAG}),
+    "outpace": _object({"trace": FLAG, "counts": FLAG}),
 }
 
 COMPLETION: Schema = _object(

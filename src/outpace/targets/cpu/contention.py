@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-import torch
+from outpace.targets.cpu.threads import set_threads, wanted_threads
 
 WINDOW = 0.2
 """Seconds after which the number of threads is looked at again."""
@@ -33,12 +33,12 @@ TASKS = Path("/proc/self/task")
 class ThreadLimit:
     """A context in which torch, and with it outpace's own kernels, may use fewer threads.
 
-    Outside of it the number of threads is what it was before.
+    Outside of it the number of threads is the wanted one (`wanted_threads`).
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
-        self._wanted = 0  # threads, as set outside
+        self._wanted = 0  # threads, as asked for outside
         self._allowed = 0  # threads at the moment
         self._begin = self._end = 0.0  # of the window
         self._waited = 0.0  # seconds, when the window began
@@ -46,18 +46,16 @@ class ThreadLimit:
         self._rest = FIRST_REST
 
     def __enter__(self) -> None:
-        wanted = torch.get_num_threads()
+        wanted = wanted_threads()
         if wanted != self._wanted:
             self._wanted = self._allowed = wanted
             self._open_window(self._clock())
         elif wanted > 1:
             self._look()
-        if self._allowed != wanted:
-            torch.set_num_threads(self._allowed)
+        set_threads(self._allowed)
 
     def __exit__(self, *exception: object) -> None:
-        if self._allowed != self._wanted:
-            torch.set_num_threads(self._wanted)
+        set_threads(self._wanted)
 
     def _open_window(self, now: float) -> None:
         self._begin, self._end = now, now + WINDOW

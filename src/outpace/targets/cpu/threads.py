@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,33 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 """Where Linux says what a container may use of the machine."""
 
 
+_asked = 0
+"""Threads that passes of this process shall have; 0: nobody has said so yet."""
+_own = threading.local()
+"""``count``: the number of torch's threads that was last set here, of each thread of Python."""
+
+
+def wanted_threads() -> int:
+    """Returns how many threads passes shall have: as `use_threads` has set it or, since then,
+    ``torch.set_num_threads`` in this thread of Python.
+
+    It need not be torch's present number. While a step has fewer threads (`contention`), a thread
+    of Python that begins meanwhile takes that number over.
+    """
+    global _asked
+    present = torch.get_num_threads()
+    if not _asked or present != getattr(_own, "count", present):
+        _asked = _own.count = present
+    return _asked
+
+
+def set_threads(count: int) -> None:
+    """Sets the number of torch's threads for now, without changing what is wanted."""
+    if count != torch.get_num_threads():
+        torch.set_num_threads(count)
+    _own.count = count
+
+
 def use_threads(wanted: int | None) -> int:
     """Sets the number of torch's threads in this process, and returns it.
 
@@ -29,9 +57,11 @@ def use_threads(wanted: int | None) -> int:
     (`processors`): threads that wait for each other lose much time where one of them has none.
     Raises ``ConfigError`` for anything but a whole number from 1 to `MOST` for each processor.
     """
+    global _asked
     if wanted is None:
-        count = min(torch.get_num_threads(), processors())
-        if count < torch.get_num_threads():
+        present = wanted_threads()
+        count = min(present, processors())
+        if count < present:
             LOGGER.info("%d threads, because this process may use no more processors", count)
     elif isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
         raise ConfigError(f"threads must be a whole number from 1 up, not {shown(wanted)}.")
@@ -42,8 +72,8 @@ def use_threads(wanted: int | None) -> int:
         )
     else:
         count = wanted
-    if count != torch.get_num_threads():
-        torch.set_num_threads(count)
+    set_threads(count)
+    _asked = count
     return count
 
 

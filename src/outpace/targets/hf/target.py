@@ -110,6 +110,9 @@ class HFTarget(Target):
     def reset(self) -> None:
         self.runner.reset()
         self._prompts, self._ready = [], 0
+        self.forget_texts()
+
+    def forget_texts(self) -> None:
         self._saved.clear()
 
     def retain(self, rows: Sequence[int], texts: Mapping[int, Sequence[int]] | None = None) -> None:

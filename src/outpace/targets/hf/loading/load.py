@@ -57,16 +57,18 @@ def load(
     GPU. device "auto": CUDA where there is one. cpu_kernels: how the linear layers of a model
     loaded here are replaced by faster ones (`kernels.speed_up`); with "auto", "tune" and "native"
     whole layers of the Llama kind are computed by our own code too. A model object that is handed
-    over stays as it is. processor: of a vision-language model, instead of the one that comes with
-    it. quantization: see `quantize`; "auto" is for drafters, which may be rounded:
-    8 bits where that saves time. progress: called before each step. compiled: whether passes will
-    be compiled, which those of weights in blocks are not. Raises ``ConfigError``,
-    ``ModelLoadError`` or ``UnsupportedModel``.
+    over keeps its layers, and is put into evaluation mode. processor: of a vision-language model,
+    instead of the one that comes with it. quantization: see `quantize`; "auto" is for drafters,
+    which may be rounded: 8 bits where that saves time. progress: called before each step. compiled:
+    whether passes will be compiled, which those of weights in blocks are not. Raises
+    ``ConfigError``, ``ModelLoadError`` or ``UnsupportedModel``.
     """
     check_kernels(cpu_kernels)
     _check_trust(trust_remote_code)
     check_tokenizer(tokenizer)
     check_processor(processor)
+    if isinstance(model, Loaded):
+        _check_given_once(model, tokenizer=tokenizer, processor=processor)
     tokenizer = processor.tokenizer if tokenizer is None and processor is not None else tokenizer
     wanted = None if quantization == "auto" else quantization
     if wanted is not None and cpu_kernels in ASKED:
@@ -136,6 +138,17 @@ def _with_missing(loaded: Loaded, **given: Any) -> Loaded:
         if value is not None and getattr(loaded, name) is None
     }
     return replace(loaded, **missing) if missing else loaded
+
+
+def _check_given_once(loaded: Loaded, **given: Any) -> None:
+    """Raises ``ConfigError`` for another tokenizer or processor than a loaded model has."""
+    for name, value in given.items():
+        own = getattr(loaded, name)
+        if value is not None and own is not None and value is not own:
+            raise ConfigError(
+                f"{loaded.name} was loaded with a {name}, and another one was given: leave {name} "
+                "out."
+            )
 
 
 def _check_trust(trust: object) -> None:
