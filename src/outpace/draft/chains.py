@@ -35,9 +35,11 @@ class Chains:
         self.counts = list(counts)
         self.tokens = rows.seeds.new_empty(len(rows), 0)  # [B, N]
         self._rows = rows
-        begin = rows.terms.ends_behind
-        both = None if begin is None else begin(counts), ends_behind
-        self._ends_behind = [one for one in both if one is not None]
+        self._ends_behind: list[EndsBehind] = []  # all that may end a chain behind a token
+        if rows.terms.ends_behind is not None:
+            self._ends_behind.append(rows.terms.ends_behind(counts))
+        if ends_behind is not None:
+            self._ends_behind.append(ends_behind)
         self._sampled = not (rows.coupled or rows.law.all_greedy)
         self._laws: list[Tensor] = []  # [B, 1, V] each, of what was sampled
         self._chosen: list[Tensor] = []  # [B, 1] bool each, beside the laws

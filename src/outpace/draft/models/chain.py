@@ -220,7 +220,7 @@ class DraftModel(Drafter):
             return Proposal.empty(len(rows), rows.seeds.device)
         live = [count > 0 for count in counts]
         asked = WITH_STATES if rows.terms.goes_on is not None else {}
-        read, states = self._feed(rows, live, [[] for _ in live], asked)
+        read, states = self._feed(live, [[] for _ in live], asked)
         logits = read[:, 0]  # [B, V]
         chains = Chains(rows, counts, self.lane)
         while chains.grow(logits, states=None if states is None else states[:, -1]):
@@ -245,7 +245,7 @@ class DraftModel(Drafter):
         # Behind a token that it does not have its laws mean nothing.
         fed = tokens[:, :-1].clamp(max=self._own_size - 1)
         listed = zip(fed.tolist(), live, strict=True)
-        logits = self._read(rows, live, [row if on else [] for row, on in listed])
+        logits = self._read(live, [row if on else [] for row, on in listed])
         if logits.shape[1] < count:
             return None
         steps = torch.arange(count, device=tokens.device)
@@ -303,42 +303,41 @@ class DraftModel(Drafter):
             self._begins[row] = begin
             self.runner.lengths[row] = 0
 
-    def _unread(self, rows: Rows, row: int) -> list[int]:
+    def _unread(self, row: int) -> list[int]:
         """The tokens that a row has and the cache has not. What is cached of a draft that came to
         nothing is forgotten here; the last token is fed again, if need be, for its logits."""
         own, begin = self._own[row], self._begins[row]
         self.runner.lengths[row] = self.runner.reach(row, max(0, len(own) - begin - 1))
         return own[begin + self.runner.lengths[row] :]
 
-    def _unseen(self, rows: Rows, row: int) -> list[int]:
+    def _unseen(self, row: int) -> list[int]:
         """`_unread`, when what the row is shown of images has been read."""
-        unread = self._unread(rows, row)
+        unread = self._unread(row)
         if not self._looking.shows(row):
             return unread
         if not self._looking.look(row, len(self._own[row])):
             self._own[row] = self._texts[row].extend([])
-        return self._unread(rows, row)
+        return self._unread(row)
 
-    def _catch_up(self, rows: Rows, live: Sequence[bool]) -> Tensor:
+    def _catch_up(self, live: Sequence[bool]) -> Tensor:
         """Feeds what each live row has committed since; returns the logits after it, ``[B, V]``."""
-        return self._read(rows, live, [[] for _ in live])[:, 0]
+        return self._read(live, [[] for _ in live])[:, 0]
 
-    def _read(self, rows: Rows, live: Sequence[bool], guesses: Sequence[Sequence[int]]) -> Tensor:
+    def _read(self, live: Sequence[bool], guesses: Sequence[Sequence[int]]) -> Tensor:
         """Feeds what each live row has committed since, and guesses behind it; returns the logits
         ``[B, 1 + L, V]`` after the text and after each of up to L guessed tokens. These are fed,
         and do not count as cached."""
-        return self._feed(rows, live, guesses, {})[0]
+        return self._feed(live, guesses, {})[0]
 
     def _feed(
         self,
-        rows: Rows,
         live: Sequence[bool],
         guesses: Sequence[Sequence[int]],
         asked: Mapping[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
         """`_read`, and the last hidden states ``[B, 1 + L, H]`` at these places. asked: further
         arguments of the model, `WITH_STATES` if there are to be states."""
-        pending = [self._unseen(rows, row) if drafting else [] for row, drafting in enumerate(live)]
+        pending = [self._unseen(row) if drafting else [] for row, drafting in enumerate(live)]
         alike = len({len(unseen) for unseen in pending}) == 1
         most = PREFILL_CHUNK if alike else CATCH_UP
         for row, unseen in enumerate(pending):

@@ -58,7 +58,7 @@ class DynamicTree(DraftModel):
         for row, budget in enumerate(budgets):
             if budget:
                 self._make_room(row, len(self._own[row]))
-        logits = self._catch_up(rows, [budget > 0 for budget in budgets])
+        logits = self._catch_up([budget > 0 for budget in budgets])
         return self._growth(rows, logits, self._deeper, budgets)
 
     def _deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class ForeignModel(DraftModel):
         self._own[row] = own
         return True
 
-    def _unread(self, rows: Rows, row: int) -> list[int]:
+    def _unread(self, row: int) -> list[int]:
         return self._own[row][self.runner.lengths[row] :]
 
     def _note_cached(self, live: Sequence[bool], fed: Tensor) -> None:

@@ -35,7 +35,7 @@ class IntersectionModel(ForeignModel):
         if not any(counts):
             return Proposal.empty(len(rows), rows.seeds.device)
         live = [count > 0 for count in counts]
-        logits = self._catch_up(rows, live)  # [B, V]
+        logits = self._catch_up(live)  # [B, V]
         chains, fed = Chains(rows, counts, self.lane), [rows.seeds.new_empty(len(rows), 0)]
         while chains.grow(logits):
             # A token that is not shared is only drawn where the options leave none of the others.

@@ -43,7 +43,7 @@ class TextModel(ForeignModel):
         if not any(counts):
             return Proposal.empty(len(rows), rows.seeds.device)
         live = [count > 0 for count in counts]
-        drafted = self._catch_up(rows, live).argmax(-1, keepdim=True)  # [B, T]
+        drafted = self._catch_up(live).argmax(-1, keepdim=True)  # [B, T]
         while drafted.shape[1] < max(counts):
             output = self.runner.forward(drafted[:, -1:], keep=1)
             self.runner.advance([int(row) for row in live])

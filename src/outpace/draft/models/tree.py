@@ -134,7 +134,7 @@ class DraftTree(DraftModel):
         if shape.is_chain:
             return self._as_siblings(super().propose(rows, counts))
         plan = self._plans.of(shape)
-        logits = self._catch_up(rows, [count > 0 for count in counts])
+        logits = self._catch_up([count > 0 for count in counts])
         drawn = draw_tree(
             plan,
             rows,

@@ -17,12 +17,13 @@ from outpace.targets.cpu.native import BlockShape, Native, Prepared, Weight, nat
 from outpace.targets.cpu.native_layers.product import NativeProduct, in_panels
 from outpace.targets.cpu.opaque import opaque
 from outpace.targets.cpu.weights.blocks import BlockEmbedding, BlockLinear, Blocks
+from outpace.targets.cpu.weights.held import ShowsWeight
 
 WIDTH = 16
 """Outputs of a panel, on all processors (`block_layout.h`)."""
 
 
-class NativeBlockLinear(NativeProduct):
+class NativeBlockLinear(ShowsWeight, NativeProduct):
     """A linear layer whose weight stays in blocks, multiplied as integers.
 
     ``weight`` and ``state_dict`` show the weight widened, as a copy that is made at each look.
@@ -92,10 +93,6 @@ class NativeBlockLinear(NativeProduct):
         matrix, _, bias, _ = self.as_weight()
         y: Tensor = product(x.float().contiguous(), matrix, bias, *self.shape)
         return y.to(x.dtype)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.weight
 
 
 class NativeBlockEmbedding(BlockEmbedding):

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from outpace.targets.cpu.weights.held import ShowsWeight
+
 CHUNK = 1 << 22
 """Weights that are widened at a time, so that a product needs little memory besides."""
 
@@ -104,7 +106,7 @@ def block_bytes(model: nn.Module) -> dict[str, int]:
     return sizes
 
 
-class BlockLinear(nn.Module):
+class BlockLinear(ShowsWeight):
     """A linear layer whose weight stays in blocks; each product widens all of them.
 
     ``weight`` and ``state_dict`` show the weight widened, anew each time.
@@ -141,12 +143,8 @@ class BlockLinear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, {self.blocks.kind}"
         )
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.weight
 
-
-class BlockEmbedding(nn.Module):
+class BlockEmbedding(ShowsWeight):
     """An embedding whose table stays in blocks; only the rows that are looked up are widened."""
 
     def __init__(
@@ -186,7 +184,3 @@ class BlockEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.blocks.kind}"
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.weight

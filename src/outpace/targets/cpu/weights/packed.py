@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from outpace.targets.cpu.opaque import opaque
+from outpace.targets.cpu.weights.held import LaidOut, ShowsWeight
 
 HINT = 8
 """Rows that the layout is made for: with it the product was as fast as any at 1 to 512 rows."""
@@ -49,7 +48,7 @@ def _shape(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], packed.shape[0])
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(LaidOut, ShowsWeight):
     """A linear layer that keeps its weight in oneDNN's layout only, and so in one copy.
 
     A row of the result is the same to the last bit whatever other rows share the pass. ``weight``
@@ -63,13 +62,21 @@ class PackedLinear(nn.Module):
         self.bias = bias
         self._dtype = weight.dtype
         self._shown_t = shown_t
+        self.lay_out(weight.detach())
+
+    def lay_out(self, plain: Tensor) -> None:
+        """Takes over a plain weight ``[N, K]``, which is not kept."""
+        self._packed = _packed(plain)
         self._compilable = opaque("packed_linear", product, _shape)
-        self._packed = _packed(weight.detach())
+
+    def plain(self) -> Tensor:
+        """Returns the plain weight ``[N, K]``: a copy."""
+        return self._packed.to_dense(self._dtype)
 
     @property
     def weight(self) -> Tensor:
         """``[N, K]``, or ``[K, N]`` where it looks transposed: a plain copy."""
-        plain = self._packed.to_dense(self._dtype)
+        plain = self.plain()
         return plain.t().contiguous() if self._shown_t else plain
 
     @property
@@ -83,23 +90,5 @@ class PackedLinear(nn.Module):
         result: Tensor = multiply(x, self._packed, self.bias)
         return result
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns what copies and pickles hold: the plain weight instead of oneDNN's layout, which
-        can be neither copied nor written."""
-        dropped = ("_packed", "_compilable")
-        kept = {name: value for name, value in self.__dict__.items() if name not in dropped}
-        return {**kept, "_plain": self._packed.to_dense(self._dtype)}  # [N, K]
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        kept = dict(state)
-        plain = kept.pop("_plain")
-        super().__setstate__(kept)  # type: ignore[no-untyped-call]
-        self._packed = _packed(plain)
-        self._compilable = opaque("packed_linear", product, _shape)
-
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.weight

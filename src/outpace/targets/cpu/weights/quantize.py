@@ -38,6 +38,7 @@ from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.cpu.opaque import opaque
 from outpace.targets.cpu.weights.blocks import in_blocks
 from outpace.targets.cpu.weights.four_bits import BLOCK, to_four_bits
+from outpace.targets.cpu.weights.held import LaidOut
 from outpace.targets.cpu.weights.layers import exchange, linear_layers, matrix_of
 from outpace.targets.cpu.weights.narrow import SMALLEST_SCALE, to_int8
 
@@ -52,7 +53,7 @@ WORTH = 1 << 18
 cache."""
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(LaidOut):
     """A linear layer with 8-bit weights and activations of two 8-bit halves.
 
     A row's result has the same bits whatever rows it shares the product with: its scale is its own,
@@ -70,8 +71,7 @@ class Int8Linear(nn.Module):
         self.register_buffer("zero", torch.zeros(len(scale), dtype=torch.int32))
         self.bias: Any = layer.bias
         self._saved_t = type(layer) is Conv1D
-        self._packed = _pack(integers)
-        self._compilable = opaque("int8_linear", _product, _shape)
+        self.lay_out(integers)
         self.packed_bytes = integers.nbytes + self.scale.nbytes + self.zero.nbytes
 
     scale: Tensor
@@ -94,31 +94,21 @@ class Int8Linear(nn.Module):
             y = y.add_(self.bias)
         return y.view(*x.shape[:-1], self.out_features)
 
-    @property
-    def _integers(self) -> Tensor:
-        """The weight ``[N, K]``, int8: a copy."""
+    def lay_out(self, plain: Tensor) -> None:
+        """Takes over the weight ``[N, K]``, int8, which is not kept."""
+        self._packed = _pack(plain)
+        self._compilable = opaque("int8_linear", _product, _shape)
+
+    def plain(self) -> Tensor:
+        """Returns the weight ``[N, K]``, int8: a copy."""
         return self._packed.to_dense().t().contiguous()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Saves the weight of the layer that this one replaced, rounded."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         del destination[prefix + "scale"], destination[prefix + "zero"]
-        rounded = self._integers * self.scale[:, None]
+        rounded = self.plain() * self.scale[:, None]
         destination[prefix + "weight"] = rounded.t().contiguous() if self._saved_t else rounded
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns what copies and pickles hold: plain integers instead of oneDNN's layout, which
-        can be neither copied nor written."""
-        dropped = ("_packed", "_compilable")
-        kept = {name: value for name, value in self.__dict__.items() if name not in dropped}
-        return {**kept, "_plain": self._integers}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        kept = dict(state)
-        integers = kept.pop("_plain")
-        super().__setstate__(kept)  # type: ignore[no-untyped-call]
-        self._packed = _pack(integers)
-        self._compilable = opaque("int8_linear", _product, _shape)
 
 
 def _pack(integers: Tensor) -> Tensor:
