@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from outpace import LLM, SamplingParams
 from outpace.audit.model import AuditPlan, audit_model
-from outpace.draft.base import Rows
 from outpace.draft.models.chain import DraftModel
 from outpace.draft.models.intersection import IntersectionModel
 from outpace.draft.models.spelling import coverage, shared_tokens, spellings
@@ -360,11 +359,11 @@ def test_a_short_context_slides(monkeypatch: pytest.MonkeyPatch, method: str) ->
     read: list[tuple[list[int], torch.Tensor]] = []
     feed = model._feed
 
-    def noting(rows: Rows, live: Sequence[bool], *more: Any) -> tuple[torch.Tensor, Any]:
-        logits, states = feed(rows, live, *more)  # [B, 1, V]
+    def noting(live: Sequence[bool], *more: Any) -> tuple[torch.Tensor, Any]:
+        logits, states = feed(live, *more)  # [B, 1, V]
         for row, drafting in enumerate(live):
             if drafting:
-                read.append((rows.since(row, model._begins[row]), logits[row, 0]))
+                read.append((model._own[row][model._begins[row] :], logits[row, 0]))
         return logits, states
 
     monkeypatch.setattr(model, "_feed", noting)
