@@ -17,6 +17,7 @@ import random
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 
@@ -151,6 +152,7 @@ class Player:
             Routing(autos, [LOOK_UP], invariant=True) if len(drafters) > 1 else autos[drafters[0]]
         )
         self._look_up = SuffixDrafter(SuffixOptions())
+        self._numbers = count()
 
     def play(self, record: dict) -> float:
         """Returns the tokens that it makes of a text in the time of a plain round."""
@@ -159,7 +161,7 @@ class Player:
         text = Request(
             record["prompt"], RowOptions(params), 0, record["most"], (answer[-1],) * record["ended"]
         )
-        self._look_up.admit([RowInfo(0, record["prompt"])])
+        self._look_up.admit([RowInfo(next(self._numbers), record["prompt"])])
         law, seeds = LawMaker([RowOptions(params, ())], VOCABULARY), torch.zeros(1)
         took, read = 0.0, 0
         while not text.finished:
