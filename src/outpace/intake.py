@@ -308,7 +308,8 @@ class Intake:
         try:
             return self._grammars.compile(kind, value)
         except OutpaceError as error:
-            raise error.about("form")  # noqa: B904  # the same error
+            error.about("form")
+            raise
 
     def _needs_tokenizer(self, what: str) -> Any:
         if self._loaded.tokenizer is None:

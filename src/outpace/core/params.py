@@ -106,7 +106,8 @@ class SamplingParams:
                 try:
                     object.__setattr__(self, option.name, read(option.name, value))
                 except ParamsError as error:
-                    raise error.about(option.name)  # noqa: B904  # the same error
+                    error.about(option.name)
+                    raise
         if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
             raise ParamsError(
                 f"min_tokens={shown(self.min_tokens)} is more than max_tokens="

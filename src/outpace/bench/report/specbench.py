@@ -25,8 +25,8 @@ class Answer:
     decoding_steps: int | None
     """Passes of the target; None where the program does not tell."""
     accept_lengths: tuple[int, ...]
-    """Tokens of each target pass, the bonus or correction included, in no particular order. None
-    where the program does not tell."""
+    """Tokens of each target pass, the bonus or correction included, in no particular order.
+    Empty where the program does not tell."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the line as Spec-Bench writes it."""
