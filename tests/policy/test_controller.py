@@ -17,12 +17,13 @@ from outpace.engine.request import Request
 from outpace.policy.auto.acceptance import Acceptance, Counts
 from outpace.policy.auto.controller import FIRST, Auto
 from outpace.policy.auto.cost import STALE, CostModel, Place
-from outpace.policy.auto.durations import HORIZON, Spells
 from outpace.policy.auto.growing import REGROWN, Growing
 from outpace.policy.auto.history import ALONG, RowHistory
 from outpace.policy.auto.ladder import Ladder
 from outpace.policy.auto.ledger import Ledger
 from outpace.policy.auto.prices import Prices
+from outpace.policy.auto.repaying import Prospect
+from outpace.policy.auto.spells import HORIZON, Spells
 from outpace.policy.auto.trials import REST
 from outpace.policy.base import Controller, Outcome, affordable
 from outpace.policy.lengths.constant import Constant
@@ -216,24 +217,18 @@ def test_what_keeps_up_has_nothing_to_read() -> None:
     assert budget > 0
 
 
-def test_beside_others_a_drafter_waits_where_texts_end_early() -> None:
+@pytest.mark.parametrize(("ahead", "drafts"), [(10, False), (60, True)])
+def test_beside_others_a_drafter_reads_what_is_expected_to_repay_it(
+    ahead: float, drafts: bool
+) -> None:
     auto = Auto(CHAINS)
     known = Simulation(auto, flat(0.1), lambda *_: 0.9)
     known.catching_up = 7.0  # for a prompt of eight tokens
     known.play([request()], 60)
-    for _ in range(20):
-        short = Request([1] * 8, RowOptions(request().params), 0, 400, (9,))
-        auto.record([short], [Outcome(0, 0, 0, short.extend([2] * 80 + [9]))], None)
-
-    def drafts_behind(tokens: int, savings: list[float] | None) -> bool:
-        row = request(200)
-        row.extend([2] * tokens)
-        return auto.choose([row], [row], savings=savings)[0] > 0
-
-    assert drafts_behind(0, None), "alone it is all that there is"
-    assert not drafts_behind(0, [0.9])
-    assert not drafts_behind(8, [0.9]), "7 seconds saved, where reading 16 tokens takes 10"
-    assert drafts_behind(40, [0.9]), "36 seconds saved, where it takes 30"
+    beside, alone = request(200), request(200)
+    (width,) = auto.choose([beside], [beside], prospects=lambda _: Prospect(ahead, saves=0.9))
+    assert (width > 0) == drafts, "9 or 54 seconds saved, where reading takes 7"
+    assert auto.choose([alone], [alone])[0] > 0, "alone it is all that there is"
 
 
 def test_requests_of_one_batch_are_chosen_for_together() -> None:

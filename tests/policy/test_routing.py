@@ -205,6 +205,25 @@ def test_a_model_reads_a_text_with_nothing_to_look_up_behind_texts_that_were_cop
     assert fmean(speeds) > 0.93 * fmean(alone)
 
 
+@pytest.mark.parametrize("told_apart", [True, False])
+def test_a_text_is_judged_by_those_whose_prompts_are_alike(told_apart: bool) -> None:
+    """Texts that the model drafts badly for come in turns with others. On average over both it
+    pays to read them."""
+    good = Task(hits=0.0, copied=0.0, model=0.85, draft=0.2, reading=0.12)
+    bad = replace(good, model=0.3)
+    of, play, read = routing(), Simulation(), {good: 0, bad: 0}
+    for number in range(60):
+        task, kind = (good, bad)[number % 2], number % 2 if told_apart else 0
+        row = request(tokens=60)
+        row.prompt_ids = [5 * kind + place for place in (1, 2, 3, 4, 5)] * 3
+        row.prompt_ids += range(10 * number + 20, 10 * number + 30)  # of this prompt only
+        while not row.finished:
+            play.play(1, [row], task, automatic(of), of.record)
+        read[task] += number >= 20 and row in play.read
+    assert read[good] == 20
+    assert (read[bad] <= 14) == told_apart
+
+
 def test_better_than_each_single_one_where_rounds_differ() -> None:
     task, of = Task(hits=0.5, copied=0.9, model=0.85, draft=0.05), routing()
     play = Simulation().play(2000, [request()], task, automatic(of), of.record)

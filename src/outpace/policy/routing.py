@@ -9,9 +9,12 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, chain_trail
 from outpace.draft.base import Find, Pick, Router
-from outpace.policy.auto.controller import CLOSE, Auto
+from outpace.policy.auto.controller import CLOSE, Auto, Prospects
+from outpace.policy.auto.repaying import Prospect
 from outpace.policy.auto.trials import LOOK_ASIDE
 from outpace.policy.base import Controller, Outcome, is_pure, wish
+from outpace.policy.ends import Ends
+from outpace.policy.likeness import Likeness
 from outpace.policy.row import DraftingRow
 from outpace.policy.savings import Choice, Savings, Way
 
@@ -57,6 +60,7 @@ class Routing(Controller):
         self._for_pure = [name for name in self._models if name not in skip_pure]
         self._found: list[tuple[DraftingRow, FoundInRow, int]] = []
         self._since_second = 0
+        self._likeness, self._ends = Likeness(), Ends()
         self._savings = {name: Savings() for name in self._models}
         self._choices: dict[str, dict[DraftingRow, Choice]] = {name: {} for name in self._models}
 
@@ -216,9 +220,7 @@ class Routing(Controller):
         """A draft model in all rows, or in those for which no look-up found anything if that is
         better; None if that does not pay."""
         auto = self._autos[name]
-        savings = self._savings[name]
-        beside = [savings.of(request) for request in free] if savings.known else None
-        widths = auto.choose(requests, free, floor, beside)
+        widths = auto.choose(requests, free, floor, self._prospects(name))
         self._choices[name] = self._choices_of(name, free, looked_up)
         if not any(widths):
             return None
@@ -241,6 +243,20 @@ class Routing(Controller):
             return whole
         return _Plan(mixed, players, tokens / expected[1])
 
+    def _prospects(self, name: str) -> Prospects | None:
+        """What a model is expected to bring in the rest of each text, beside the look-ups; None
+        while nothing is known of that."""
+        savings = self._savings[name]
+        if not savings.known:
+            return None
+
+        def prospect(request: DraftingRow) -> Prospect:
+            text, alike = self._likeness.text(request), self._likeness.alike(request)
+            ahead = self._ends.expected(alike, request.remaining, len(request.output_ids))
+            return Prospect(ahead, savings.of(text, alike))
+
+        return prospect
+
     def _choices_of(
         self, name: str, free: Sequence[DraftingRow], looked_up: _Plan | None
     ) -> dict[DraftingRow, Choice]:
@@ -249,6 +265,7 @@ class Routing(Controller):
         promise = auto.promise
         if promise is None:
             return {}
+        curve = [seconds / promise.plain for seconds in promise.curve]
         for request in free:
             without = Way(1.0, 1.0)
             pick = Pick() if looked_up is None else looked_up.picks[request]
@@ -257,7 +274,7 @@ class Routing(Controller):
                 found = Way(tokens, looked_up.seconds / promise.plain)
                 without = min(without, found, key=lambda way: way.per_token)
             model = Way(auto.tokens(request, promise.width), promise.seconds / promise.plain)
-            choices[request] = Choice(without, model)
+            choices[request] = Choice(without, model, curve)
         return choices
 
     def _best(self, plans: Sequence[_Plan]) -> _Plan:
@@ -291,6 +308,7 @@ class Routing(Controller):
             alone = last is None or (name == last and widest[name] == max(widest.values()))
             auto.record(requests, own, seconds if alone else None)
         self._note_savings(requests, outcomes)
+        self._note_ends(requests)
         self._compare(outcomes)
 
     def _note_savings(self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> None:
@@ -299,9 +317,17 @@ class Routing(Controller):
             for request, outcome in zip(requests, outcomes, strict=True):
                 if request in choices:
                     played = outcome.method == name and outcome.drafted > 0
-                    saved = choices[request].saved(outcome.emitted, played)
-                    self._savings[name].note(request, outcome.emitted, saved)
+                    drafted = outcome.drafted if played else None
+                    saved = choices[request].saved(outcome.emitted, drafted)
+                    text = self._likeness.text(request)
+                    self._savings[name].note(text, outcome.emitted, saved)
             choices.clear()
+
+    def _note_ends(self, requests: Sequence[DraftingRow]) -> None:
+        for request in requests:
+            if request.finished and self._models:
+                text, tokens = self._likeness.text(request), len(request.output_ids)
+                self._ends.add(text, tokens, early=request.remaining > 0)
 
     def _compare(self, outcomes: Sequence[Outcome]) -> None:
         """Tells look-ups what would have become of what they found where another one drafted."""

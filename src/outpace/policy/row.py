@@ -16,6 +16,10 @@ class DraftingRow(Protocol):
         """Its resolved options."""
 
     @property
+    def prompt_ids(self) -> Sequence[int]:
+        """The tokens of its prompt."""
+
+    @property
     def length(self) -> int:
         """Its committed tokens, those of the prompt included."""
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from outpace.policy.row import DraftingRow
+from outpace.policy.likeness import Alike, Text
 
-WEIGHT = 24.0
-"""Tokens for which what is known of other texts counts in a new one."""
+OF_ALL = 4.0
+"""Tokens for which what is known of all texts counts beside those of texts that are alike."""
+
+OF_KIND = 24.0
+"""Tokens for which what is known of these counts beside those of a text itself."""
 
 MEMORY = 0.997
 """How much of what is known of all texts is left after each token."""
@@ -35,22 +39,26 @@ class Choice:
 
     without: Way
     model: Way
+    curve: Sequence[float]
+    """Plain rounds that a round of the model takes, by the number of tokens that it drafted."""
 
-    def saved(self, tokens: int, played: bool) -> float:
+    def saved(self, tokens: int, drafted: int | None) -> float:
         """Returns the plain rounds that the model has saved, or would have, in a round that brought
-        so many tokens. played: whether the model drafted in it. If not, it is known what became of
-        the round without it.
+        so many tokens. drafted: how many the model has drafted in it; None if it has not, so that
+        it is known what became of the round without it.
 
-        >>> choice = Choice(without=Way(tokens=1.2, takes=1.0), model=Way(tokens=3.0, takes=1.5))
-        >>> choice.saved(1, played=False), choice.saved(3, played=False)
-        (0.5, -0.5)
-        >>> Choice(without=Way(tokens=3.0, takes=1.0), model=choice.model).saved(1, played=False)
+        >>> choice = Choice(Way(tokens=1.2, takes=1.0), Way(tokens=3.0, takes=1.5), [1.0, 1.2, 1.5])
+        >>> choice.saved(1, drafted=None), choice.saved(3, drafted=2), choice.saved(1, drafted=2)
+        (0.5, 1.0, -0.6666666666666666)
+        >>> Choice(Way(tokens=3.0, takes=1.0), choice.model, choice.curve).saved(1, drafted=None)
         0.0
         """
+        if drafted is not None:
+            took = self.curve[min(drafted, len(self.curve) - 1)]
+            return tokens * self.without.per_token - took
         if self.model.per_token >= self.without.per_token:
             return 0.0  # the model would not be chosen
-        taken = tokens * self.without.per_token if played else self.without.takes
-        return taken - tokens * self.model.per_token
+        return self.without.takes - tokens * self.model.per_token
 
 
 @dataclass
@@ -60,6 +68,10 @@ class _Sums:
     tokens: float = 0.0
     saved: float = 0.0  # plain rounds
 
+    def rate(self, usual: float, weight: float) -> float:
+        """Plain rounds for each token. usual: what counts besides, as for ``weight`` tokens."""
+        return (self.saved + weight * usual) / (self.tokens + weight)
+
 
 class Savings:
     """Plain rounds that a draft model saves for each token of a text, beside what look-ups save.
@@ -67,19 +79,20 @@ class Savings:
     A draft model reads the text before its first draft, and has to repay that. Where a look-up does
     most of the work, there is little left by which it could. So it is noted at each round of a
     text, whoever drafts in it, what the model saves there (`Choice.saved`), and how many tokens the
-    round brought. What a text saves is the mean over its tokens so far, and over those of other
-    texts while these are few. It is a mean over tokens: a mean over rounds would weigh what is
-    copied in long drafts like the few tokens between.
+    round brought. What a text saves is the mean over its tokens so far, and while these are few
+    over those of earlier texts, above all of those that are like it (`Likeness`). It is a mean over
+    tokens: a mean over rounds would weigh what is copied in long drafts like the few tokens
+    between.
     """
 
     def __init__(self) -> None:
         self._every = _Sums()
-        self._of: WeakKeyDictionary[DraftingRow, _Sums] = WeakKeyDictionary()
+        self._of: WeakKeyDictionary[Text, _Sums] = WeakKeyDictionary()
 
-    def note(self, request: DraftingRow, tokens: int, saved: float) -> None:
+    def note(self, text: Text, tokens: int, saved: float) -> None:
         """Enters a round of a text, with the tokens that it brought, and the plain rounds that the
         model saved, or would have saved."""
-        every, own = self._every, self._of.setdefault(request, _Sums())
+        every, own = self._every, self._of.setdefault(text, _Sums())
         left = MEMORY**tokens
         every.tokens, every.saved = every.tokens * left, every.saved * left
         for sums in (every, own):
@@ -91,9 +104,13 @@ class Savings:
         """Whether any round was entered."""
         return self._every.tokens > 0
 
-    def of(self, request: DraftingRow) -> float:
+    def of(self, text: Text, alike: Sequence[Alike]) -> float:
         """Returns what the model is expected to save for each token of a text, if anything is
-        `known`; never less than 0, since it need not draft."""
-        own = self._of.get(request, _Sums())
-        usual = self._every.saved / self._every.tokens
-        return max(0.0, (own.saved + WEIGHT * usual) / (own.tokens + WEIGHT))
+        `known`; never less than 0, since it need not draft. alike: earlier texts."""
+        usual = _Sums()
+        for one in alike:
+            sums = self._of.get(one.text, _Sums())
+            usual.tokens += one.share * sums.tokens
+            usual.saved += one.share * sums.saved
+        of_kind = usual.rate(self._every.saved / self._every.tokens, OF_ALL)
+        return max(0.0, self._of.get(text, _Sums()).rate(of_kind, OF_KIND))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -18,10 +18,10 @@ from outpace.policy.auto.knowledge import Knowledge
 from outpace.policy.auto.ladder import Ladder
 from outpace.policy.auto.ledger import Ledger
 from outpace.policy.auto.outlook import Outlook, Promise
-from outpace.policy.auto.patience import rounds_to_wait
 from outpace.policy.auto.prices import Prices
+from outpace.policy.auto.repaying import Prospect, repays
 from outpace.policy.auto.stopping import Stopping, expected_seconds
-from outpace.policy.auto.trials import REST, Aside, Rest, Trials
+from outpace.policy.auto.trials import Aside, Rest, Trials
 from outpace.policy.base import Controller, Outcome, affordable, is_pure, wish
 from outpace.policy.row import DraftingRow
 
@@ -37,6 +37,8 @@ CLOSE = 1.25
 
 PLAIN = 2
 """Plain rounds before the first draft at a batch and context: one may have been disturbed."""
+
+Prospects = Callable[[DraftingRow], Prospect]
 
 
 class Auto(Controller):
@@ -119,17 +121,17 @@ class Auto(Controller):
         requests: Sequence[DraftingRow],
         free: Sequence[DraftingRow],
         floor: int = 0,
-        savings: Sequence[float] | None = None,
+        prospects: Prospects | None = None,
     ) -> list[int]:
         """Returns how many nodes to draft in each of the ``free`` ones of all rows. floor: nodes
-        that some other row drafts. savings: of each free row, the plain rounds that drafting saves
-        for each token; unset: those that follow from what it promises now."""
+        that some other row drafts. prospects: what drafting brings in the rest of a row's text,
+        beside others that draft; unset: what follows from what it promises now."""
         self.prepare(requests)
         self._trial, self._ours = False, bool(free)
         self._promising = self._promising and self._ours
         if self._stopping is not None:
             self._stopping.begin(free)
-        width = self._width(requests, free, floor, savings) if free else 0
+        width = self._width(requests, free, floor, prospects) if free else 0
         trying = self._scout(free) if self._trial else None
         return [width if trying in (None, request) else 0 for request in free]
 
@@ -214,7 +216,7 @@ class Auto(Controller):
         requests: Sequence[DraftingRow],
         free: Sequence[DraftingRow],
         floor: int,
-        savings: Sequence[float] | None,
+        prospects: Prospects | None,
     ) -> int:
         place = Place.of(len(requests), max(request.length for request in requests))
         if self._rest is not None and self._rest.lasts(place, free):
@@ -231,11 +233,9 @@ class Auto(Controller):
         if outlook is None:
             return self._try(self._at_most(FIRST // len(requests)), reading, plain)
         best, drafted = outlook.best, outlook.drafted
-        self.promise = Promise(drafted, outlook.seconds[drafted], plain)
+        self.promise = Promise(drafted, outlook.seconds[drafted], outlook.curve, plain)
         self._promising = best > 0 and outlook.gain > MARGIN
-        rows = len(requests)
-        wait = self._wait(free, rows, outlook.gain, plain, savings) if self._promising else REST
-        if not wait:
+        if self._promising and self._repays(requests, free, outlook.gain, plain, prospects):
             # Chains that are ended are no longer than pays, however long they might be.
             chosen = best if self._stopping is None else outlook.widest
             return self._aside.choose(chosen, self._beside(outlook), self.costs, place)
@@ -246,7 +246,7 @@ class Auto(Controller):
         longer = outlook.seconds[narrow] - plain + reading + asking
         bearer = scout if reading else None
         chosen = self._try(narrow, max(0.0, longer - more * plain), plain, bearer)
-        self._rest = None if chosen else Rest(place, WeakSet(free), wait)
+        self._rest = None if chosen else Rest(place, WeakSet(free))
         return chosen
 
     def _outlook(
@@ -271,7 +271,7 @@ class Auto(Controller):
         # Rows whose budget is not chosen here bring the same whatever is chosen.
         others = len(requests) - len(free)
         rates = {w: (others + tokens[w]) / (seconds[w] + asking * (w > 0)) for w in near}
-        outlook = Outlook(tokens, seconds, rates)
+        outlook = Outlook(tokens, curve, seconds, rates)
         if self._stopping is not None:
             self._stopping.plan(rates[outlook.best], curve)
         return outlook
@@ -283,28 +283,25 @@ class Auto(Controller):
         beside = list(widths[max(0, at - 1) : at + 2]) if self._stopping is None else []
         return [*beside, *[0] * (outlook.gain < CLOSE)]
 
-    def _wait(
+    def _repays(
         self,
+        requests: Sequence[DraftingRow],
         free: Sequence[DraftingRow],
-        rows: int,
         gain: float,
         plain: float,
-        savings: Sequence[float] | None,
-    ) -> int:
-        """For how many rounds reading is not yet expected to pay (`rounds_to_wait`). rows: all of
-        the batch. gain: of drafting, over plain decoding. plain: seconds of such a round. savings:
-        as in `choose`."""
-        alone = savings is None
-        unread = [self._unread(request) for request in free]
-        ahead = [self._known.ahead(one.remaining, len(one.output_ids), alone) for one in free]
-        behind = [
-            min(len(request.output_ids), most) for request, most in zip(free, unread, strict=True)
-        ]
-        if savings is None or not any(unread):
-            savings = [1 - 1 / gain] * len(free)
-        patience = 0.0 if alone else self._known.ends.early
-        reading = self._known.reading.seconds(sum(unread)) / plain
-        return rounds_to_wait(reading * rows, ahead, behind, savings, patience)
+        prospects: Prospects | None,
+    ) -> bool:
+        """Whether drafting is expected to repay what has to be read for it. gain: of drafting, over
+        plain decoding. plain: seconds of such a round. prospects: as in `choose`."""
+        unread = sum(map(self._unread, free))
+        if not unread:
+            return True
+        # Where nothing else drafts, little is lost by a text that ends early.
+        alone = (Prospect(request.remaining, 1 - 1 / gain) for request in free)
+        found = alone if prospects is None else map(prospects, free)
+        longest = self._known.spells.typical
+        near = [replace(each, ahead=min(longest, each.ahead)) for each in found]
+        return repays(self._known.reading.seconds(unread) / plain * len(requests), near)
 
     def _seconds(
         self, free: Sequence[DraftingRow], curve: Sequence[float], widest: int, floor: int = 0
@@ -371,8 +368,6 @@ class Auto(Controller):
             row.watch(self._known.spells, self._promising, outcome.emitted, request.finished)
             if outcome.drafted:
                 row.read = request.length
-            if request.finished:
-                self._known.ends.add(len(request.output_ids), request.remaining > 0)
             row.ledger.enter(outcome.drafted, outcome.depth, outcome.emitted)
             if outcome.drafted and self._loose:
                 self._known.slimness.add(outcome.drafted, outcome.depth)

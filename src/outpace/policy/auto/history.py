@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outpace.policy.auto.acceptance import Counts
-from outpace.policy.auto.durations import Spells
 from outpace.policy.auto.ledger import Ledger
+from outpace.policy.auto.spells import Spells
 
 ALONG = 16
 """Tokens that a drafter reads in its first pass of a round."""

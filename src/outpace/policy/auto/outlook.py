@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -13,8 +13,10 @@ class Promise:
 
     width: int
     seconds: float
+    curve: Sequence[float]
+    """Seconds of rounds by their width."""
     plain: float
-    """Seconds of a plain round."""
+    """Seconds of a plain round, which are better known than those of the curve."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class Outlook:
     """What the coming round is expected to bring and to take, by how much is drafted."""
 
     tokens: Mapping[int, float]  # of the rows that are not settled otherwise
-    seconds: Mapping[int, float]
+    curve: Sequence[float]  # seconds of rounds by their width
+    seconds: Mapping[int, float]  # what a round with chains that may be ended takes on average
     rates: Mapping[int, float]  # tokens of all rows per second
 
     @property
