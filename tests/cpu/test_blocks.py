@@ -32,6 +32,7 @@ from outpace.targets.cpu.native_layers.blocks import (
     use_block_kernels,
 )
 from outpace.targets.cpu.native_layers.layer import use_native_layers
+from outpace.targets.cpu.native_layers.layout import Layout
 from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_layers.model import use_native_model
 from outpace.targets.cpu.some_tokens import SomeTokens
@@ -305,7 +306,7 @@ def unrounded(panels: bool) -> Any:
     speed_up(model, "native", smallest=1)
     if panels:
         lay_out_weights(model)
-    assert model.lm_head.held == ("panels" if panels else "weight")
+    assert model.lm_head.layout is (Layout.PANELS if panels else Layout.ROWS)
     share_products(model)
     assert use_native_layers(model) == 2
     assert use_native_model(model)

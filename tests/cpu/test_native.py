@@ -34,6 +34,7 @@ from outpace.targets.cpu import native
 from outpace.targets.cpu.kernels import speed_up
 from outpace.targets.cpu.native import Native
 from outpace.targets.cpu.native_layers.layer import NativeLayer, agree, use_native_layers
+from outpace.targets.cpu.native_layers.layout import Layout
 from outpace.targets.cpu.native_layers.linear import (
     FEW,
     WIDE_LANES,
@@ -152,7 +153,7 @@ def test_prompts_go_to_whoever_is_faster(
     monkeypatch.setattr(library(), "lanes", lanes)
     assert lay_out_weights(nn.ModuleList([layer]), tune) == wins
     assert (layer.most > FEW) == wins
-    assert (layer.held == "panels") == wins
+    assert (layer.layout is Layout.PANELS) == wins
     assert torch.equal(layer.weight, rows)
     assert layer.state_dict().keys() == {"weight", "bias"}
     assert torch.equal(layer.state_dict()["weight"], rows)
@@ -207,7 +208,7 @@ def test_weights_that_are_read_by_others_stay_in_rows() -> None:
     model = made("llama", tie_word_embeddings=True, vocab_size=32 * 5)
     speed_up(model, "native", smallest=1)
     lay_out_weights(model)
-    assert model.lm_head.held == "weight"
+    assert model.lm_head.layout is Layout.ROWS
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
