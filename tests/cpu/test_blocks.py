@@ -25,7 +25,7 @@ from outpace.targets.cpu import native as building
 from outpace.targets.cpu.kernels import speed_up
 from outpace.targets.cpu.library.compiler import Compiler, find_compiler
 from outpace.targets.cpu.native import Native, native
-from outpace.targets.cpu.native_layers import stack
+from outpace.targets.cpu.native_layers import passes
 from outpace.targets.cpu.native_layers.blocks import (
     NativeBlockEmbedding,
     NativeBlockLinear,
@@ -416,7 +416,7 @@ def test_a_pass_of_many_rows_has_the_same_bits(
     whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One with more tokens than are computed at once, over ragged rows with a mask."""
-    monkeypatch.setattr(stack, "MANY", 20)
+    monkeypatch.setattr(passes, "MANY", 20)
     torch.manual_seed(2)
     model, texts = played("llama", whole), torch.randint(0, 101, (7, 12)).tolist()
     many = Runner(model, rows=7, max_length=64)
