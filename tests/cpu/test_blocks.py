@@ -25,13 +25,14 @@ from outpace.targets.cpu import native as building
 from outpace.targets.cpu.kernels import speed_up
 from outpace.targets.cpu.library.compiler import Compiler, find_compiler
 from outpace.targets.cpu.native import Native, native
-from outpace.targets.cpu.native_layers import stack
+from outpace.targets.cpu.native_layers import passes
 from outpace.targets.cpu.native_layers.blocks import (
     NativeBlockEmbedding,
     NativeBlockLinear,
     use_block_kernels,
 )
 from outpace.targets.cpu.native_layers.layer import use_native_layers
+from outpace.targets.cpu.native_layers.layout import Layout
 from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_layers.model import use_native_model
 from outpace.targets.cpu.some_tokens import SomeTokens
@@ -305,7 +306,7 @@ def unrounded(panels: bool) -> Any:
     speed_up(model, "native", smallest=1)
     if panels:
         lay_out_weights(model)
-    assert model.lm_head.held == ("panels" if panels else "weight")
+    assert model.lm_head.layout is (Layout.PANELS if panels else Layout.ROWS)
     share_products(model)
     assert use_native_layers(model) == 2
     assert use_native_model(model)
@@ -415,7 +416,7 @@ def test_a_pass_of_many_rows_has_the_same_bits(
     whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One with more tokens than are computed at once, over ragged rows with a mask."""
-    monkeypatch.setattr(stack, "MANY", 20)
+    monkeypatch.setattr(passes, "MANY", 20)
     torch.manual_seed(2)
     model, texts = played("llama", whole), torch.randint(0, 101, (7, 12)).tolist()
     many = Runner(model, rows=7, max_length=64)

@@ -30,10 +30,11 @@ from transformers.pytorch_utils import Conv1D
 
 from outpace import LLM, SamplingParams
 from outpace.core.trees.tree import Tree
-from outpace.targets.cpu import native
+from outpace.targets.cpu import native, race
 from outpace.targets.cpu.kernels import speed_up
 from outpace.targets.cpu.native import Native
 from outpace.targets.cpu.native_layers.layer import NativeLayer, agree, use_native_layers
+from outpace.targets.cpu.native_layers.layout import Layout
 from outpace.targets.cpu.native_layers.linear import (
     FEW,
     WIDE_LANES,
@@ -152,11 +153,24 @@ def test_prompts_go_to_whoever_is_faster(
     monkeypatch.setattr(library(), "lanes", lanes)
     assert lay_out_weights(nn.ModuleList([layer]), tune) == wins
     assert (layer.most > FEW) == wins
-    assert (layer.held == "panels") == wins
+    assert (layer.layout is Layout.PANELS) == wins
     assert torch.equal(layer.weight, rows)
     assert layer.state_dict().keys() == {"weight", "bias"}
     assert torch.equal(layer.state_dict()["weight"], rows)
     torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_race_for_prompts_multiplies_by_gpt2s_weight_as_its_layer_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = native_linear(library(), Conv1D(96, 32))
+    raced: list[NativeLinear] = []
+    ready = race._ready
+    monkeypatch.setattr(race, "_ready", lambda made: raced.append(made) or ready(made))
+    race.native_reads_prompts(layer)
+    x = torch.randn(3, 32)
+    torch.testing.assert_close(raced[0](x) + layer.bias, layer(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -207,7 +221,7 @@ def test_weights_that_are_read_by_others_stay_in_rows() -> None:
     model = made("llama", tie_word_embeddings=True, vocab_size=32 * 5)
     speed_up(model, "native", smallest=1)
     lay_out_weights(model)
-    assert model.lm_head.held == "weight"
+    assert model.lm_head.layout is Layout.ROWS
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 

@@ -14,7 +14,7 @@ from outpace.targets.base import SubLayers
 from outpace.targets.cpu import native
 from outpace.targets.cpu.kernels import speed_up
 from outpace.targets.cpu.native import LINE
-from outpace.targets.cpu.native_layers import stack
+from outpace.targets.cpu.native_layers import passes
 from outpace.targets.cpu.native_layers.layer import use_native_layers
 from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_layers.model import NativeModel, use_native_model
@@ -99,16 +99,16 @@ def test_layers_of_different_sizes_share_enough_memory_to_work_in(
 ) -> None:
     """The products of one need the most room, and the rounded activations of the other."""
     rooms: list[tuple[torch.Tensor, int]] = []
-    describe = stack._describe_pass
+    describe = passes._describe_pass
 
-    def guarded(slots: Any, mask: Any, angles: Any, head_stride: int, size: int) -> Any:
-        made = describe(slots, mask, angles, head_stride, size)
-        given = slots.rows * slots.columns * size + LINE
-        rooms.append((torch.full((given + 4096,), 7.0), given))
+    def guarded(given: passes.PassInputs, head_stride: int, scratch: int) -> Any:
+        made = describe(given, head_stride, scratch)
+        size = given.slots.rows * given.slots.columns * scratch + LINE
+        rooms.append((torch.full((size + 4096,), 7.0), size))
         made.struct.scratch = rooms[-1][0].data_ptr()
         return made
 
-    monkeypatch.setattr(stack, "_describe_pass", guarded)
+    monkeypatch.setattr(passes, "_describe_pass", guarded)
     torch.manual_seed(5)
     config = LlamaConfig(
         vocab_size=101,
@@ -131,7 +131,7 @@ def test_layers_of_different_sizes_share_enough_memory_to_work_in(
     found = [read(model).forward(NEXT, keep=3).logits for model in (plain, ours)]
     assert torch.allclose(*found, atol=1e-4)
     assert rooms
-    assert all(bool((room[given:] == 7.0).all()) for room, given in rooms)
+    assert all(bool((room[size:] == 7.0).all()) for room, size in rooms)
 
 
 @pytest.mark.parametrize(

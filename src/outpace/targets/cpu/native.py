@@ -151,6 +151,30 @@ class Prepared:
         self.in_blocks = any(weight.blocks is not None for weight in weights)
 
 
+class Ending(NamedTuple):
+    """What a pass computes behind its last layer."""
+
+    heads: ctypes.Array[Part] | None
+    """The parts of the head; None: no logits are wanted."""
+    parts: int
+    """How many these are."""
+    logits: int | None
+    """A pointer to where the logits ``[A, keep, V]`` go, one part's after another's."""
+    keep: int
+
+
+class StatesLeft(NamedTuple):
+    """Where a pass writes what its layers leave."""
+
+    first: int | None
+    """A pointer to that of the first layer; None: it is not wanted."""
+    stride: int
+    """So many floats further is the next layer's."""
+
+
+NO_LOGITS, NO_STATES = Ending(None, 0, None, 0), StatesLeft(None, 0)
+
+
 class Native:
     """The compiled library."""
 
@@ -260,17 +284,14 @@ class Native:
         values: Any,
         norm: int | None,
         threads: int,
-        ending: tuple[Any, int, int | None, int],
-        states: tuple[int | None, int],
+        ending: Ending,
+        states: StatesLeft,
     ) -> None:
         """Replaces x by what layers make of it, or writes the logits.
 
         layers, plan: structures as the source knows them; x: float32, contiguous; keys, values:
         arrays of pointers to each layer's cache ``[heads, slots, dim]``; norm: pointer to the
-        weight of what comes after the last layer; ending: the parts of the head, how many they are,
-        a pointer to their logits ``[A, keep, V]``, one part's after another's, and keep; states: a
-        pointer to what the first layer leaves, if that is wanted, and how many floats further the
-        next layer's is.
+        weight of what comes after the last layer.
         """
         given = ctypes.byref(plan), x.data_ptr(), keys, values, norm, *ending, *states
         self._layers(layers, len(layers), *given, *self._parallel, threads)

@@ -59,7 +59,8 @@ def fastest(layers: Sequence[Any], makers: Mapping[str, Callable[[Any], nn.Modul
 
 def native_reads_prompts(layer: NativeLinear) -> bool:
     """Returns whether native products of many rows are not much slower than oneDNN's."""
-    ours = NativeLinear(layer.library, nn.Parameter(layer.read, requires_grad=False), None)
+    matrix = layer.layout.rows(layer.read)
+    ours = NativeLinear(layer.library, nn.Parameter(matrix, requires_grad=False), None)
     inputs = [torch.ones(PROMPT_ROWS, layer.in_features)]
     lanes = {"ours": _passes([_ready(ours)], inputs), "onednn": lambda: layer.dense(inputs[0])}
     took = best_seconds(lanes)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from outpace.core.trees.tree import Tree
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
+from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs
 from outpace.targets.cpu.native_layers.product import NativeProduct
 from outpace.targets.cpu.native_layers.rotary import Angles
 from outpace.targets.cpu.native_layers.stack import (
@@ -25,7 +26,6 @@ from outpace.targets.cpu.native_layers.stack import (
     NORMS,
     PARTS,
     LayerStack,
-    PassDescriptions,
     can_run,
     eps_of,
 )
@@ -110,7 +110,8 @@ class NativeLayer:
     ) -> Tensor:
         """Returns the same, computed by the library."""
         y = hidden_states.clone(memory_format=torch.contiguous_format)
-        self._stack.run(y, Angles(*position_embeddings), past_key_values, attention_mask)
+        angles, slots = Angles(*position_embeddings), past_key_values.slots
+        self._stack.run(PassInputs(y, angles, past_key_values, slots, attention_mask))
         return y
 
 

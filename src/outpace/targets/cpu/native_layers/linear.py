@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
-from outpace.targets.cpu.native import Native, Prepared, Weight, in_rows, laid_out, native
+from outpace.targets.cpu.native import Native, Prepared, Weight, laid_out, native
+from outpace.targets.cpu.native_layers.layout import Layout
 from outpace.targets.cpu.native_layers.product import NativeProduct, Together, in_panels
 from outpace.targets.cpu.opaque import opaque
 from outpace.targets.cpu.weights import packed
@@ -36,6 +37,9 @@ class NativeLinear(NativeProduct):
     A row of the result has the same bits whatever other rows share the product, up to `FEW` rows.
     Products of more than ``most`` rows are left to oneDNN (`lay_out_weights`). The weight may have
     a narrower dtype than the activations. Sums are always in float32.
+
+    ``weight`` is the parameter itself, or a copy of it in rows that is made at each look where it
+    is held in panels, or a tensor without numbers (`show`).
     """
 
     def __init__(
@@ -45,23 +49,21 @@ class NativeLinear(NativeProduct):
         bias: nn.Parameter | None,
         *,
         scale: Tensor | None = None,
-        shown_t: bool = False,
+        layout: Layout = Layout.ROWS,
+        of_conv1d: bool = False,
         loaded_bytes: int | None = None,
     ) -> None:
-        """weight: ``[N, K]``, or with ``shown_t`` a transposed view ``[K, N]`` of such memory, as
-        GPT-2's. scale: float32 ``[N]``, for integers. loaded_bytes: of the weight in the dtype in
-        which it was loaded, if that was another one."""
-        outputs, inputs = weight.t().shape if shown_t else weight.shape
+        """weight: in rows or transposed, as ``layout`` says. scale: float32 ``[N]``, for integers.
+        of_conv1d: the layer stands for one of GPT-2's kind, whose weight is ``[K, N]``.
+        loaded_bytes: of the weight in the dtype in which it was loaded, if that was another one."""
+        outputs, inputs = layout.rows(weight).shape
         super().__init__(library, outputs, inputs)
-        self.held = "weight"
-        """The name of the parameter that products read."""
+        self.layout = layout
         self.weight = weight
         self.bias = bias
         self.scale = None if scale is None else nn.Parameter(scale, requires_grad=False)
-        self._shown_t = shown_t
+        self._of_conv1d = of_conv1d
         self._shown: Tensor | None = None
-        self.saved_t = False
-        """Whether ``weight`` is to be saved transposed."""
         self._compilable = opaque("native_linear", _product, _shape)
         self.loaded_bytes = weight.nbytes if loaded_bytes is None else loaded_bytes
         self._onednn = packed.available()
@@ -71,28 +73,29 @@ class NativeLinear(NativeProduct):
             shown = self.__dict__.get("_shown")
             if shown is not None:
                 return shown
-            if self._parameters.get("panels") is not None:
-                return in_rows(self.panels)
+            panels = self._parameters.get("panels")
+            if panels is not None:
+                return Layout.PANELS.rows(panels)
         return super().__getattr__(name)
 
     def show(self, dtype: torch.dtype) -> None:
         """Shows a ``weight`` of this dtype to whoever asks for it, without numbers: for models that
         convert the layer's input to the dtype of its weight."""
-        rows, columns = self.out_features, self.in_features
-        shape = (columns, rows) if self._shown_t or self.saved_t else (rows, columns)
+        outputs, inputs = self.out_features, self.in_features
+        shape = (inputs, outputs) if self._of_conv1d else (outputs, inputs)
         self._shown = torch.empty(shape, dtype=dtype, device="meta")
 
     @property
     def read(self) -> Tensor:
-        """The parameter that products read: ``[N, K]``, or in panels ``[N / panel, K, panel]``."""
-        found: Tensor = self._parameters[self.held]  # type: ignore[assignment]  # faster so
+        """The parameter that products read, in its `Layout`."""
+        parameters = self._parameters  # asking the layer for one takes longer
+        found: Tensor = parameters[self.layout.parameter]  # type: ignore[assignment]
         return found
 
     @property
     def can_be_laid_out(self) -> bool:
         """Whether the weight can be put into panels: its outputs fill them."""
-        plain = self.held == "weight" and not self._shown_t
-        return plain and self.out_features % self.library.panel == 0
+        return self.layout is Layout.ROWS and self.out_features % self.library.panel == 0
 
     def lay_out(self) -> None:
         """Puts the weight into panels (`native.laid_out`), the order in which products read it.
@@ -101,22 +104,18 @@ class NativeLinear(NativeProduct):
         """
         panels = laid_out(self.read.detach(), self.library.panel)
         self.panels = nn.Parameter(panels, requires_grad=self.read.requires_grad)
-        self.held = "panels"
+        self.layout = Layout.PANELS
         del self._parameters["weight"]
-
-    def _matrix(self) -> Tensor:
-        rows = in_rows(self.panels) if self.held == "panels" else self.read
-        return rows.t() if self._shown_t else rows
 
     def as_weight(self) -> Weight:
         """Returns the tensors that products read."""
         bias = None if self.bias is None else self.bias.float()
-        return Weight(self.read.t() if self._shown_t else self.read, self.scale, bias)
+        return Weight(self.layout.for_products(self.read), self.scale, bias)
 
     def some(self, outputs: Sequence[int]) -> tuple[Weight, list[int]]:
         """Returns the weight of some outputs, of whole panels where it is held in these."""
         matrix, scale, bias, _ = self.as_weight()
-        width = matrix.shape[2] if self.held == "panels" else 1
+        width = matrix.shape[2] if self.layout is Layout.PANELS else 1
         panels, where = in_panels(outputs, width)
 
         def taken(numbers: Tensor | None) -> Tensor | None:
@@ -126,7 +125,7 @@ class NativeLinear(NativeProduct):
 
     def place(self) -> tuple[Any, str]:
         """Returns the dictionary that holds `read`, and its name there."""
-        return self._parameters, self.held
+        return self._parameters, self.layout.parameter
 
     def compiled(self, x: Tensor) -> Tensor:
         """Returns the product as an operator that torch's compiler leaves alone."""
@@ -135,7 +134,7 @@ class NativeLinear(NativeProduct):
 
     def dense(self, x: Tensor) -> Tensor:
         """Returns the same by torch's products."""
-        matrix = self._matrix().to(x.dtype)
+        matrix = self.layout.rows(self.read).to(x.dtype)
         if self.scale is not None:
             matrix = matrix * self.scale[:, None]
         plain = x.dtype == torch.float32 and not self.learns(x)
@@ -146,14 +145,14 @@ class NativeLinear(NativeProduct):
     def plain_weight(self) -> Tensor:
         """Returns a copy of the weight as the layer that this one replaced would hold it: in rows,
         integers times their scales, and transposed if it was GPT-2's kind of layer."""
-        rows = in_rows(self.panels) if self.held == "panels" else self.read.detach()
+        rows = self.layout.rows(self.read.detach())
         if self.scale is not None:
             rows = rows * self.scale[:, None]
-        return rows.t().contiguous() if self.saved_t else rows
+        return rows.t().contiguous() if self._of_conv1d else rows
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if destination.pop(prefix + "scale", None) is not None or self.held == "panels":
+        if destination.pop(prefix + "scale", None) is not None or self.layout is Layout.PANELS:
             destination.pop(prefix + "panels", None)
             destination[prefix + "weight"] = self.plain_weight()
 
@@ -164,14 +163,15 @@ class NativeLinear(NativeProduct):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._compilable = opaque("native_linear", _product, _shape)
-        if self.held == "panels" and self.panels.shape[2] != self.library.panel:
+        if self.layout is Layout.PANELS and self.panels.shape[2] != self.library.panel:
             self._take_out_of_panels()  # of a processor with other vectors
 
     def _take_out_of_panels(self) -> None:
         panels = self._parameters.pop("panels")
         assert panels is not None
-        self.weight = nn.Parameter(in_rows(panels), requires_grad=panels.requires_grad)
-        self.held = "weight"
+        rows = self.layout.rows(panels)
+        self.weight = nn.Parameter(rows, requires_grad=panels.requires_grad)
+        self.layout = Layout.ROWS
         if self.can_be_laid_out:
             self.lay_out()
 
@@ -193,16 +193,24 @@ def _shape(x: Tensor, matrix: Tensor, scale: Tensor | None, bias: Tensor | None)
 def native_linear(library: Native, layer: Any) -> NativeLinear:
     """Returns a layer with the parameters of a plain linear one, its weight in a narrower dtype if
     that changes no element."""
-    shown_t = type(layer) is Conv1D
+    of_conv1d = type(layer) is Conv1D
+    layout = Layout.TRANSPOSED if of_conv1d else Layout.ROWS
     matrix = matrix_of(layer)
-    loaded, found = matrix.nbytes, narrowed(matrix, library.takes)
-    if shown_t:  # the parameter keeps its shape [K, N], over memory that holds [N, K]
+    found = narrowed(matrix, library.takes)
+    if of_conv1d:  # the parameter keeps its shape [K, N], over memory that holds [N, K]
         layer.weight.data = matrix.t()
     if found is matrix:
         weight = layer.weight
     else:
-        weight = nn.Parameter(found.t() if shown_t else found, requires_grad=False)
-    return NativeLinear(library, weight, layer.bias, shown_t=shown_t, loaded_bytes=loaded)
+        weight = nn.Parameter(found.t() if of_conv1d else found, requires_grad=False)
+    return NativeLinear(
+        library,
+        weight,
+        layer.bias,
+        layout=layout,
+        of_conv1d=of_conv1d,
+        loaded_bytes=matrix.nbytes,
+    )
 
 
 def native_int8(library: Native, layer: Any) -> NativeLinear:
@@ -213,9 +221,14 @@ def native_int8(library: Native, layer: Any) -> NativeLinear:
     # As many bytes are counted here (the scales themselves are a parameter, and counted as such):
     # prices of passes, and with them seeded texts, must not depend on a compiler.
     loaded = integers.nbytes + scale.nbytes
-    made = NativeLinear(library, weight, layer.bias, scale=scale, loaded_bytes=loaded)
-    made.saved_t = type(layer) is Conv1D
-    return made
+    return NativeLinear(
+        library,
+        weight,
+        layer.bias,
+        scale=scale,
+        of_conv1d=type(layer) is Conv1D,
+        loaded_bytes=loaded,
+    )
 
 
 @torch.no_grad()

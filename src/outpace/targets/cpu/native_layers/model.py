@@ -19,8 +19,9 @@ from outpace.targets.base import SubLayers
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.layer import NativeLayer, agree, small_draft
-from outpace.targets.cpu.native_layers.rotary import Angles, Rotary
-from outpace.targets.cpu.native_layers.stack import LayerStack, PassDescriptions, eps_of, few
+from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs
+from outpace.targets.cpu.native_layers.rotary import Rotary
+from outpace.targets.cpu.native_layers.stack import LayerStack, eps_of, few
 from outpace.targets.cpu.some_tokens import SomeTokens
 from outpace.targets.cpu.weights.blocks import embedding_dtype
 from outpace.targets.cpu.weights.layers import hooks_of
@@ -126,38 +127,38 @@ class NativeModel:
             x = self._embed(input_ids)
         else:
             x = inputs_embeds.clone(memory_format=torch.contiguous_format)
-        angles = self.angles(x, position_ids, past_key_values)
-        given = angles, past_key_values, attention_mask
+        given = self.inputs(x, position_ids, past_key_values, attention_mask)
         if output_hidden_states or joining is not None:
-            return self._with_states(x, *given, logits_to_keep, joining, say)
-        return Scored(self.logits(self._stack, x, *given, logits_to_keep, say=say))
+            return self._with_states(given, logits_to_keep, joining, say)
+        return Scored(self.logits(self._stack, given, logits_to_keep, say))
 
     def _with_states(
         self,
-        x: Tensor,
-        angles: Angles,
-        cache: SlotCache,
-        mask: Tensor | None,
+        given: PassInputs,
         keep: int | Tensor,
         joining: Joining | None,
         say: SomeTokens | None,
     ) -> Scored:
         """Returns logits, the embeddings and what each layer leaves, with the same bits as in a
         pass that nobody asks for them."""
-        embedded, stack = x.clone(), self._stack
+        x, stack = given.x, self._stack
+        embedded = x.clone()
         states = x.new_empty(len(self._layers), *x.shape)  # [layers, A, T, hidden]
-        rest = states
+        rest = given._replace(states=states)
         if joining is not None:
             before, stack = self._halves(joining.layer)
             if joining.layer:
-                before.run(x, angles, cache, mask, states[: joining.layer])
-            x, rest = joining(x), states[joining.layer :]
-        logits = self.logits(stack, x, angles, cache, mask, keep, rest, say)
-        return Scored(logits, (embedded, *states))
+                before.run(given._replace(states=states[: joining.layer]))
+            rest = given._replace(x=joining(x), states=states[joining.layer :])
+        return Scored(self.logits(stack, rest, keep, say), (embedded, *states))
 
-    def angles(self, x: Tensor, positions: Tensor, cache: SlotCache) -> Angles:
-        """Returns the angles of positions ``[A, T]``, of the dtype of x."""
-        return self._rotary(x, positions, cache.longest)
+    def inputs(
+        self, x: Tensor, positions: Tensor, cache: SlotCache, mask: Tensor | None
+    ) -> PassInputs:
+        """Returns what layers are given of a pass: x ``[A, T, hidden]``, which they replace, at
+        positions ``[A, T]``."""
+        angles = self._rotary(x, positions, cache.longest)
+        return PassInputs(x, angles, cache, cache.slots, mask)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Returns ``[A, T, hidden]``."""
@@ -172,21 +173,17 @@ class NativeModel:
     def logits(
         self,
         stack: LayerStack,
-        x: Tensor,
-        angles: Angles,
-        cache: SlotCache,
-        mask: Tensor | None,
+        given: PassInputs,
         keep: int | Tensor,
-        states: Tensor | None = None,
         say: SomeTokens | None = None,
     ) -> Tensor:
-        """Returns the logits ``[A, keep, V]`` behind a stack that ends the model. x: replaced by
-        what comes behind the norm. states: ``[layers, A, T, hidden]``, filled with what each layer
-        of the stack leaves. say: the tokens whose logits are needed; unset: all."""
+        """Returns the logits ``[A, keep, V]`` behind a stack that ends the model. keep: how many of
+        each row's last tokens, 0 for all, or which ones. say: the tokens whose logits are needed;
+        unset: all."""
         if isinstance(keep, int) and stack.has_head:
-            return stack.logits(x, angles, cache, mask, keep or x.shape[1], states, say)
-        stack.run(x, angles, cache, mask, states)
-        found: Tensor = self._head(x[:, _kept(keep)])
+            return stack.logits(given, keep or given.x.shape[1], say)
+        stack.run(given)
+        found: Tensor = self._head(given.x[:, _kept(keep)])
         return found
 
     def part(self, first: int, last: int | None, skipped: SubLayers) -> NativePart:
@@ -260,9 +257,8 @@ class NativePart:
         """Returns ``[A, keep, V]``, where the layers are the last ones. states: ``[A, T, hidden]``,
         what the layers before them made of the tokens; unset: there are none."""
         x = self._whole.embed(input_ids) if states is None else states.clone()
-        angles = self._whole.angles(x, position_ids, past_key_values)
-        given = angles, past_key_values, attention_mask, logits_to_keep
-        return self._whole.logits(self._stack, x, *given)
+        given = self._whole.inputs(x, position_ids, past_key_values, attention_mask)
+        return self._whole.logits(self._stack, given, logits_to_keep)
 
     def states(
         self,
@@ -275,8 +271,7 @@ class NativePart:
         """Returns what the layers, which are the first ones, make of the tokens, ``[A, T,
         hidden]``."""
         x = self._whole.embed(input_ids)
-        angles = self._whole.angles(x, position_ids, past_key_values)
-        self._stack.run(x, angles, past_key_values, attention_mask)
+        self._stack.run(self._whole.inputs(x, position_ids, past_key_values, attention_mask))
         return x
 
     def head(self, states: Tensor) -> Tensor:

@@ -5,25 +5,34 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from outpace.targets.base import NOTHING, SubLayers
-from outpace.targets.cpu.native import LINE, Native, Part, Weight, first_outputs, part
+from outpace.targets.cpu.native import (
+    NO_LOGITS,
+    NO_STATES,
+    Ending,
+    Native,
+    Part,
+    StatesLeft,
+    Weight,
+    first_outputs,
+    part,
+)
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.linear import FEW
 from outpace.targets.cpu.native_layers.others import OtherTokens, side_by_side
+from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs
 from outpace.targets.cpu.native_layers.product import NativeProduct
-from outpace.targets.cpu.native_layers.rotary import Angles
 from outpace.targets.cpu.some_tokens import SomeTokens
 from outpace.targets.cpu.weights.layers import hooks_of
 from outpace.targets.hf.slots.cache import SlotCache
-from outpace.targets.hf.slots.placement import PassSlots
 
 PARTS = (
     *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
@@ -32,13 +41,8 @@ PARTS = (
 NORMS = ("input_layernorm", "post_attention_layernorm")
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
-
 CAPTURING = "transformers.utils.output_capturing"
 """Where transformers' hooks come from that collect hidden states and attentions."""
-
-MANY = 2048
-"""Tokens that are computed at once, at most, unless one row has more: what the layers work in grows
-with them. A larger pass is computed some rows after others."""
 
 
 class _Layer(ctypes.Structure):
@@ -50,18 +54,6 @@ class _Layer(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("hidden", "heads", "groups", "dim", "inner")),
         ("eps", ctypes.c_float),
         ("scaling", ctypes.c_float),
-    )
-
-
-class _Pass(ctypes.Structure):
-    """`Pass` of `native.cpp`, field by field."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "columns", "view", "rotary")),
-        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "positions")),
-        *((name, ctypes.c_void_p) for name in ("firsts", "starts", "mask")),
-        *((name, ctypes.c_int64) for name in ("mask_row", "mask_column", "cache_head")),
-        ("scratch", ctypes.c_void_p),
     )
 
 
@@ -123,45 +115,25 @@ class LayerStack:
         """Whether it can compute logits."""
         return self._head is not None
 
-    def run(
-        self,
-        x: Tensor,
-        angles: Angles,
-        cache: SlotCache,
-        mask: Tensor | None,
-        states: Tensor | None = None,
-    ) -> None:
-        """Replaces hidden states by the output of the last layer.
-
-        x: float32 ``[A, T, hidden]``, contiguous; mask: bool ``[A, 1, T, S]``, or nothing where all
-        is seen, or all up to the token itself; states: ``[layers, A, T, hidden]``, into which the
-        output of each layer is written, the last one through the norm.
-        """
+    def run(self, given: PassInputs) -> None:
+        """Replaces the hidden states of a pass by the output of the last layer."""
         description = self._description()
-        for given in _parts(x, angles, cache.slots, mask, states):
-            self._run(description, cache, given, (None, 0, None, 0))
+        for _, some in given.in_parts():
+            self._run(description, some, NO_LOGITS)
 
-    def logits(
-        self,
-        x: Tensor,
-        angles: Angles,
-        cache: SlotCache,
-        mask: Tensor | None,
-        keep: int,
-        states: Tensor | None = None,
-        say: SomeTokens | None = None,
-    ) -> Tensor:
+    def logits(self, given: PassInputs, keep: int, say: SomeTokens | None = None) -> Tensor:
         """Returns the logits of each row's last tokens, ``[A, keep, V]``, where it `has_head`.
-        states: as for `run`. say: as for `NativeModel`."""
+        say: as for `NativeModel`."""
         description = self._description()
         assert description.head is not None
         head = description.head if say is None else first_outputs(description.head, say.first)
         others = self._others(say.others) if say is not None and say.others else None
         heads = (Part * 1)(head) if others is None else (Part * 2)(head, others.part)
-        found = x.new_empty(x.shape[0], keep, sum(each.outputs for each in heads))
-        for given in _parts(x, angles, cache.slots, mask, states):
-            logits = found[given.first : given.first + len(given.x)]
-            self._run(description, cache, given, (heads, len(heads), logits.data_ptr(), keep))
+        found = given.x.new_empty(len(given.x), keep, sum(each.outputs for each in heads))
+        for rows, some in given.in_parts():
+            logits = found[rows]
+            ending = Ending(heads, len(heads), logits.data_ptr(), keep)
+            self._run(description, some, ending)
             if others is not None:
                 side_by_side(logits, head.outputs)
         return found if others is None else others.spread(found, head.outputs)
@@ -172,17 +144,21 @@ class LayerStack:
             self._last_others = OtherTokens.of(tokens, self._head)
         return self._last_others
 
-    def _run(
-        self, description: _StackDescription, cache: SlotCache, given: _Given, ending: Any
-    ) -> None:
-        pointers = self._pointers_into(cache, description, given.x)
-        current = self._passes.of(
-            given.slots, given.mask, given.angles, pointers.head_stride, description.scratch
-        )
-        caches = pointers.keys, pointers.values, description.norm, description.threads
+    def _run(self, description: _StackDescription, given: PassInputs, ending: Ending) -> None:
+        pointers = self._pointers_into(given.cache, description, given.x)
+        current = self._passes.of(given, pointers.head_stride, description.scratch)
         left = given.states
-        states = (None, 0) if left is None else (left.data_ptr(), left.stride(0))
-        self._library.layers(description.layers, current.struct, given.x, *caches, ending, states)
+        self._library.layers(
+            description.layers,
+            current.struct,
+            given.x,
+            keys=pointers.keys,
+            values=pointers.values,
+            norm=description.norm,
+            threads=description.threads,
+            ending=ending,
+            states=NO_STATES if left is None else StatesLeft(left.data_ptr(), left.stride(0)),
+        )
 
     def _pointers_into(
         self, cache: SlotCache, description: _StackDescription, x: Tensor
@@ -230,33 +206,6 @@ class LayerStack:
             pointers=pointers,
             weights=[*weights, [] if head is None else [head]],
         )
-
-
-class _Given(NamedTuple):
-    """What layers are given of consecutive rows of a pass."""
-
-    first: int  # of the rows
-    x: Tensor  # [A, T, hidden]
-    angles: Angles
-    slots: PassSlots
-    mask: Tensor | None  # [A, 1, T, S]
-    states: Tensor | None  # [layers, A, T, hidden]
-
-
-def _parts(
-    x: Tensor, angles: Angles, slots: PassSlots, mask: Tensor | None, states: Tensor | None
-) -> Iterator[_Given]:
-    """Yields a pass in parts of whole rows, each of `MANY` tokens at most if it can be."""
-    rows, columns = x.shape[:2]
-    if rows * columns <= MANY:
-        yield _Given(0, x, angles, slots, mask, states)
-        return
-    size = max(1, MANY // columns)
-    for first in range(0, rows, size):
-        some = slice(first, first + size)
-        seen = None if mask is None else mask.expand(rows, -1, -1, -1)[some]
-        left = None if states is None else states[:, some]
-        yield _Given(first, x[some], angles.of_rows(some), slots.of_rows(some), seen, left)
 
 
 class _Hooks:
@@ -364,64 +313,3 @@ def _weight(linear: Any) -> Weight:
     if isinstance(linear, NativeProduct):
         return linear.as_weight()
     return Weight(linear.weight, None, linear.bias)
-
-
-# -- passes ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _PassDescription:
-    struct: _Pass
-    source: tuple[Any, ...]  # the objects that it was made of
-    numbers: tuple[int, int]  # and the numbers
-    alive: tuple[Tensor | None, ...]  # the tensors that it points to
-
-
-class PassDescriptions:
-    """The current pass as the library reads it: the same for most layers of a model."""
-
-    def __init__(self) -> None:
-        # Replaced as a whole, for the sake of other threads.
-        self._last: _PassDescription | None = None
-
-    def of(
-        self, slots: PassSlots, mask: Tensor | None, angles: Angles, head_stride: int, scratch: int
-    ) -> _PassDescription:
-        """Returns the description of a pass.
-
-        mask: bool ``[A, 1, T, S]``; head_stride: floats between two heads in the cache; scratch:
-        floats per token that the layers need to work in.
-        """
-        last, source, numbers = self._last, (slots, mask, *angles), (head_stride, scratch)
-        if last is not None and last.numbers == numbers and _same(last.source, source):
-            return last
-        self._last = _describe_pass(slots, mask, angles, head_stride, scratch)
-        return self._last
-
-
-def _same(old: Sequence[Any], new: Sequence[Any]) -> bool:
-    return all(one is other for one, other in zip(old, new, strict=True))
-
-
-def _describe_pass(
-    slots: PassSlots, mask: Tensor | None, angles: Angles, head_stride: int, size: int
-) -> _PassDescription:
-    cosines, sines = angles.cosines.contiguous(), angles.sines.contiguous()
-    positions = None if angles.positions is None else angles.positions.contiguous()
-    rows, columns = slots.rows, slots.columns
-    source = slots, mask, *angles
-    if mask is None and columns > 1:  # a prompt, which follows nothing: plainly causal
-        mask = torch.ones(columns, columns, dtype=torch.bool).tril().expand(rows, 1, -1, -1)
-    if mask is not None and mask.stride(-1) != 1:
-        mask = mask.contiguous()
-    scratch = cosines.new_empty(rows * columns * size + LINE)
-    struct = _Pass(
-        *(rows, columns, slots.view, cosines.shape[-1]),
-        *(cosines.data_ptr(), sines.data_ptr()),
-        None if positions is None else positions.data_ptr(),
-        *(slots.placement.firsts.data_ptr(), slots.starts.data_ptr()),
-        *((None, 0, 0) if mask is None else (mask.data_ptr(), mask.stride(0), mask.stride(2))),
-        *(head_stride, scratch.data_ptr()),
-    )
-    numbers = head_stride, size
-    return _PassDescription(struct, source, numbers, (cosines, sines, positions, mask, scratch))

@@ -185,7 +185,7 @@ def _check_cpu(quantization: str, dtype: torch.dtype | str) -> None:
 
 
 @torch.no_grad()
-def quantize(model: nn.Module, quantization: Quantization, blocks: bool = False) -> None:
+def quantize(model: nn.Module, quantization: Quantization, *, blocks: bool = False) -> None:
     """Exchanges the linear layers of a model for quantised ones, in place.
 
     Embeddings stay; a head that is tied to one gets integers of its own. blocks: whether 8-bit
@@ -229,7 +229,7 @@ def native_int8_blocks(library: Native, layer: Any) -> NativeBlockLinear | Nativ
     return NativeBlockLinear(library, in_blocks(filled, "Q8_0"), layer.bias, matrix.shape[1])
 
 
-def rounds_activations(model: nn.Module, quantization: Quantization, blocks: bool) -> bool:
+def rounds_activations(model: nn.Module, quantization: Quantization, *, blocks: bool) -> bool:
     """Returns whether `quantize` makes a model's layers round their inputs too, and not only their
     weights: all but our own products of 8-bit weights that are not in blocks do."""
     elsewhere = next(model.parameters()).device.type != "cpu" or native() is None

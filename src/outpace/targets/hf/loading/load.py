@@ -103,7 +103,7 @@ def load(
         )
     given = loaded.processor if processor is None else processor
     loaded = replace(loaded, quantization=wanted, cpu_kernels=cpu_kernels, processor=given)
-    prepare(loaded, report, compiled)
+    prepare(loaded, report, compiled=compiled)
     return loaded
 
 

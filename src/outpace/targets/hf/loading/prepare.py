@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,12 @@ from outpace.targets.cpu.native_layers.linear import (
 from outpace.targets.cpu.native_layers.model import use_native_model
 from outpace.targets.cpu.weights.blocks import BlockLinear, embedding_dtype
 from outpace.targets.cpu.weights.layers import asked_for_dtype
-from outpace.targets.cpu.weights.quantize import check_quantized, quantize, rounds_activations
+from outpace.targets.cpu.weights.quantize import (
+    Quantization,
+    check_quantized,
+    quantize,
+    rounds_activations,
+)
 from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.gguf.likeness import likeness_of
 from outpace.targets.hf.loading.loaded import Loaded
@@ -35,35 +41,56 @@ Progress = Callable[[str, float], None]
 """Is called with what is being done, and how much of the whole is behind it, from 0 to 1."""
 
 
-def prepare(loaded: Loaded, report: Progress, compiled: bool) -> None:
+@dataclass(frozen=True)
+class _Plan:
+    """How the weights of a model that was just loaded will be held, and what reads them."""
+
+    kernels: Kernels
+    quantization: Quantization | None
+    blocks: bool
+    """Whether weights of 8 bits are in blocks."""
+
+    @classmethod
+    def of(cls, loaded: Loaded, compiled: bool) -> _Plan:
+        """compiled: whether the model's passes will be compiled."""
+        kernels, quantization = _kernels_for(loaded), loaded.quantization
+        blocks = quantization == "int8" and not compiled and _is_ours_in_blocks(loaded, kernels)
+        return cls(kernels, quantization, blocks)
+
+    def rounds(self, model: nn.Module) -> bool:
+        """Whether quantised layers round their inputs too."""
+        wanted = self.quantization
+        return wanted is not None and rounds_activations(model, wanted, blocks=self.blocks)
+
+
+def prepare(loaded: Loaded, report: Progress, *, compiled: bool) -> None:
     """Replaces the layers of a model that was just loaded, and checks what it computes then.
 
     compiled: whether its passes will be compiled.
     """
-    model, kernels = loaded.model, _kernels_for(loaded)
+    model = loaded.model
     use_grouped(model)
     support.check(model)
     let_it_rescale(model)
     report("arranging the weights for this processor", 0.4)
-    quantization = loaded.quantization
-    blocks = quantization == "int8" and not compiled and _is_ours_in_blocks(loaded, kernels)
-    rounded = quantization is not None and rounds_activations(model, quantization, blocks)
+    plan = _Plan.of(loaded, compiled)
+    rounded = plan.rounds(model)
     if rounded:
         # Checked exactly before, because rounding cannot be told from an ignored mask afterwards.
         support.probe(model)
-    in_blocks = _replace_layers(loaded, kernels, blocks)
+    in_blocks = _replace_layers(model, plan)
     if in_blocks and not _in_native_code(model):
-        _widen(loaded, kernels)
+        _widen(loaded, plan.kernels)
         in_blocks = False
     report("checking that drafts are scored as plain text is", 0.7)
     if any(isinstance(module, BlockLinear) for module in model.modules()):
         support.check_numbers(model)  # Each pass takes seconds; the rest was tried on a likeness.
     else:
         support.probe(model, coarse=rounded or in_blocks)
-    if kernels in NATIVE and not in_blocks:
+    if plan.kernels in NATIVE and not in_blocks:
         report("trying whole layers in native code", 0.85)
         _in_native_code(model)
-    check_quantized(model, quantization)
+    check_quantized(model, plan.quantization)
     report("ready", 1.0)
 
 
@@ -96,28 +123,29 @@ def _is_ours_in_blocks(loaded: Loaded, kernels: Kernels) -> bool:
         return False
 
 
-def _replace_layers(loaded: Loaded, kernels: Kernels, blocks: bool) -> bool:
-    """Puts faster or quantised layers in the place of plain ones; returns whether layers whose
-    weights are in blocks round their inputs then. blocks: whether 8-bit weights are in blocks."""
-    in_blocks = int(blocks)
+def _replace_layers(model: Any, plan: _Plan) -> bool:
+    """Puts faster or quantised layers in the place of plain ones; returns whether some of them have
+    weights in blocks, whose products round their inputs. Those of 4 bits are not counted, because
+    no others may take their place (`check_quantized`)."""
     asked = [
         (parent, name, getattr(parent, name).weight.dtype)
-        for parent, name in asked_for_dtype(loaded.model)
+        for parent, name in asked_for_dtype(model)
     ]
-    if loaded.quantization is not None:
-        quantize(loaded.model, loaded.quantization, blocks)
+    ours = plan.kernels in NATIVE
+    if plan.quantization is not None:
+        quantize(model, plan.quantization, blocks=plan.blocks)
+        in_blocks = plan.blocks
     else:
-        speed_up(loaded.model, kernels)
-        model: Any = loaded.model
-        narrow = embedding_dtype(model.get_input_embeddings()) == torch.float32
-        in_blocks = use_block_kernels(model) if kernels in NATIVE and narrow else 0
-    if kernels in NATIVE:
-        lay_out_weights(loaded.model, tune=kernels == "tune")
+        speed_up(model, plan.kernels)
+        plain = embedding_dtype(model.get_input_embeddings()) == torch.float32
+        in_blocks = ours and plain and use_block_kernels(model) > 0
+    if ours:
+        lay_out_weights(model, tune=plan.kernels == "tune")
     for parent, name, dtype in asked:
         layer = getattr(parent, name)
         if isinstance(layer, NativeLinear):
             layer.show(dtype)
-    return in_blocks > 0
+    return in_blocks
 
 
 def _in_native_code(model: nn.Module) -> bool:
