@@ -16,9 +16,9 @@ from outpace.cli.auditing.families import families
 from outpace.cli.flags import options as opt
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import LlmFlags, SamplingFlags, SpeculationFlags
-from outpace.cli.flags.prompts import text_of
 from outpace.cli.loading import ROWS, load_llm, starting
-from outpace.records import Record, holds_records, records
+from outpace.records import Record, holds_records, no_prompt, records
+from outpace.text_files import read_text
 
 app = typer.Typer(
     add_completion=False,
@@ -258,15 +258,13 @@ def prompt_ids(llm: Any, file: str | None, chat: bool) -> list[list[int]]:
 
 def prompts_in(file: str) -> list[Any]:
     """Returns the texts and lists of token ids of a prompt file."""
-    from outpace.errors import PromptError
-
-    lines = text_of(Path(file), "prompt file").split("\n")
+    lines = read_text(Path(file), "prompt file").split("\n")
     if holds_records(Path(file)):
         found = [_given(record) for record in records(lines, Path(file))]
     else:
         found = [line.rstrip("\r") for line in lines if line.strip()]
     if not found:
-        raise PromptError(f"prompt file {file!r} is empty: give one prompt per line.")
+        raise no_prompt(Path(file), "prompt")
     return found
 
 
