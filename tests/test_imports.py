@@ -21,7 +21,7 @@ _ENGINE = {"core", "heads", "verify", "targets", "train", "draft", "policy"}
 _ARGUMENTS = {"arguments", "chats", "config", "grammars", "pictures", "prompts", "sources"}
 _UNDER_API = {"beams", "building", "bundled", "engine", "intake", "outputs", "progress", "texts"}
 _API = {*_ENGINE, *_ARGUMENTS, *_UNDER_API}
-_FACE = {*_API, "api", "records"}
+_FACE = {*_API, "api", "records", "text_files"}
 _TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "tune"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -29,13 +29,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify": {"core", "heads"},
     "heads": {"core"},
     "targets": {"core"},
-    "train": {"chats", "core", "heads", "prompts", "records", "targets"},
-    "draft": {"config", "core", "heads", "records", "targets", "train"},
+    "train": {"chats", "core", "heads", "prompts", "records", "targets", "text_files"},
+    "draft": {"config", "core", "heads", "records", "targets", "text_files", "train"},
     "policy": {"config", "core", "draft", "heads", "targets"},
     "engine": _ENGINE,
     "config": {"core"},
     "prompts": {"core"},
     "records": set(),
+    "text_files": set(),
     "sources": {"core", "prompts", "targets"},
     "chats": {"core", "prompts"},
     "images": {"core"},

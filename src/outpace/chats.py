@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from outpace.core.unicode import check_unicode
 from outpace.core.values import shown
 from outpace.errors import PromptError, reason_of
-from outpace.prompts import check_characters
 
 Conversation = Sequence[Mapping[str, Any]]
 """``[{"role": "user", "content": "a text"}, ...]``; a content may also be a list of OpenAI's parts,
@@ -102,7 +102,7 @@ def applied(
             f"the chat template of {name} refuses these messages ({reason_of(error)}): check their "
             "roles and their order."
         ) from error
-    check_characters(text)
+    check_unicode("the prompt", text)
     return str(text)
 
 

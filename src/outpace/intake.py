@@ -15,6 +15,7 @@ from outpace.chats import Conversation
 from outpace.core.anchors import anchor_of
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
+from outpace.core.unicode import check_unicode
 from outpace.core.values import number, shown
 from outpace.engine.request import Request
 from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError, PromptTooLong
@@ -22,7 +23,6 @@ from outpace.grammars import KINDS, Grammar, Grammars
 from outpace.pictures import Pictures, Processed
 from outpace.prompts import (
     Prompt,
-    check_characters,
     check_text,
     is_text,
     processed,
@@ -242,7 +242,7 @@ class Intake:
                 "images come with a text, in which the processor gives them their places, not with "
                 "token ids: give the text, or what the processor returns."
             )
-        check_characters(text)
+        check_unicode("the prompt", text)
         with self._shared.lock:
             return self.pictures.processed(text, images)
 

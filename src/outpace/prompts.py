@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Protocol
 
+from outpace.core.unicode import check_unicode
 from outpace.core.values import is_whole, plain, shown
 from outpace.errors import PromptError
 
@@ -144,19 +145,7 @@ def check_text(text: Any) -> None:
     """Raises ``PromptError`` for what is no text, or is not Unicode."""
     if not isinstance(text, str):
         raise PromptError(f"one text was expected here, not {shown(text)}.")
-    check_characters(text)
-
-
-def check_characters(text: str, what: str = "prompt") -> None:
-    """Raises ``PromptError`` for a text that is not Unicode; what: how the sentence calls it."""
-    # Half of a surrogate pair, as broken UTF-8 in a command line becomes, stops every tokenizer.
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"the {what} holds a character that is not Unicode text ({text[error.start]!r} at "
-            f"position {error.start}): give it as valid UTF-8."
-        ) from error
+    check_unicode("the prompt", text)
 
 
 # -- arrays, tensors, and what tokenizers return ---------------------------------------------------

@@ -56,6 +56,11 @@ def records(lines: Iterable[str], file: Path, form: str = "record") -> Iterator[
             yield _of_line(line, number, f"{file}, line {number}", form)
 
 
+def no_prompt(file: Path, form: str = PROMPT) -> PromptError:
+    """Returns the error for a file without any prompt. form: what one looks like."""
+    return PromptError(f"{file} holds no prompt: give one {form} per line.")
+
+
 def question(record: Mapping[str, Any], asked: str) -> str:
     """Returns the text under a name, and behind it what it is about: Dolly keeps that as "context"
     by itself, and Alpaca as the "input" of an "instruction"."""

@@ -85,7 +85,7 @@ def test_draft_lengths_are_compared_with_an_engine_without_a_drafter(
         compared.append([one.llm.config.method for one in contestants])
         return run_interleaved(contestants, *rest)
 
-    monkeypatch.setattr("outpace.bench.run.benchmark.run_interleaved", timing)
+    monkeypatch.setattr("outpace.bench.run.sweep.run_interleaved", timing)
     done = outpace(
         "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--num-prompts", "1",
         "--max-prompt-tokens", "8", "--max-tokens", "8", "--sweep", "1,2",

@@ -8,9 +8,10 @@ import torch
 from outpace import LLM
 from outpace.bench.prompts import Prompt
 from outpace.bench.report.results import Report
-from outpace.bench.run.benchmark import Benchmark, BenchmarkPlan
+from outpace.bench.run.benchmark import Benchmark
 from outpace.bench.run.contest import BatchJob
 from outpace.bench.run.ours import Ours
+from outpace.bench.run.plan import BenchmarkPlan
 from outpace.bench.stats.divergence import one_step, watching
 from outpace.bench.synthetic.pair import Pair
 from outpace.core.proposal import Point, Proposal, Sampled

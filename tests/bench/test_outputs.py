@@ -16,10 +16,10 @@ from outpace.bench.report import outputs
 from outpace.bench.report.outputs import OutputFiles
 from outpace.bench.report.results import Report
 from outpace.bench.run import session
-from outpace.bench.run.benchmark import MeasuredSetting
 from outpace.bench.run.contest import BatchJob, BatchTexts
 from outpace.bench.run.schedule import TimedRun
 from outpace.bench.run.session import Finished
+from outpace.bench.run.setting import MeasuredSetting
 from outpace.bench.run.summary import SettingRuns
 from outpace.cli.benching.bench import app
 from outpace.errors import ConfigError

@@ -100,7 +100,7 @@ def test_a_line_ends_at_a_line_break_only(separator: str, tmp_path: Path) -> Non
         (b'{"question_id": 1, "turns": [null]}', "line 1: the prompt must be text, not None"),
         (b'{"question_id": 1, "turns": "Hello"}', "line 1 is no prompt"),
         (b'{"prompt": "a"}\n"prompt"', "line 2 is no prompt"),
-        (rb'{"prompt": "\ud800"}', "line 1: character 0 of the prompt is half of a surrogate"),
+        (rb'{"prompt": "\ud800"}', "line 1 holds a character that is not Unicode text"),
         (b"[" * 10**5, "line 1 is not JSON"),
     ],
 )

@@ -12,11 +12,12 @@ import transformers
 
 from outpace import LLM
 from outpace.bench.prompts import Prompt
-from outpace.bench.run.benchmark import Benchmark, BenchmarkPlan
+from outpace.bench.run.benchmark import Benchmark
 from outpace.bench.run.contest import BatchJob
 from outpace.bench.run.memory import peak_of, read_bandwidth
 from outpace.bench.run.meter import Meter
 from outpace.bench.run.ours import Ours
+from outpace.bench.run.plan import BenchmarkPlan
 from outpace.bench.stats.roofline import (
     bound_seconds,
     drafter_traffic,

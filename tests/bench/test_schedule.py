@@ -12,8 +12,9 @@ import pytest
 
 from outpace.bench.prompts import Prompt
 from outpace.bench.report.table import notes, title
-from outpace.bench.run.benchmark import Benchmark, BenchmarkPlan
+from outpace.bench.run.benchmark import Benchmark
 from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
+from outpace.bench.run.plan import BenchmarkPlan
 from outpace.bench.run.schedule import Pace, run_interleaved
 from outpace.bench.run.summary import (
     SettingRuns,

@@ -71,9 +71,9 @@ def test_a_jsonl_file_has_one_prompt_per_line_and_ids(tmp_path: Path) -> None:
         ('["a"]\n', 'line 1 has no "prompt" text'),
         ('{"prompt": 3}\n', 'line 1 has no "prompt" text'),
         ('{"prompt": ""}\n', "line 1 is empty"),
-        ('{"prompt": "\\ud800"}\n', "line 1 is not UTF-8 text"),
+        ('{"prompt": "\\ud800"}\n', "line 1 holds a character that is not Unicode"),
         ("[" * 100_000, "line 1 is not JSON"),
-        ("\n", "is empty"),
+        ("\n", "holds no prompt"),
     ],
 )
 def test_a_broken_jsonl_file_is_named_with_its_line(
@@ -104,7 +104,7 @@ def test_broken_utf8_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_broken_utf8_in_an_argument() -> None:
-    with pytest.raises(PromptError, match="the prompt is not UTF-8 text: character 1 "):
+    with pytest.raises(PromptError, match=r"the prompt holds a character .* at position 1"):
         read_prompts(os.fsdecode(b"a\xff"), None)
 
 

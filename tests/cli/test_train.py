@@ -144,7 +144,7 @@ def test_all_texts_are_read_before_a_drafter_learns(
         ("medusa", ("--for", "a=a.txt", "--data", "b.txt"), "--for and --data exclude"),
         ("medusa", ("--for", "a=a.txt", "--online"), "--for and --online exclude"),
         ("judge", ("--for", "a=a.txt", "--for", "b=b.txt"), "judge is none"),
-        ("medusa", ("--for", "a=a.txt", "--for", "b=b.txt"), "cannot read training file a.txt"),
+        ("medusa", ("--for", "a=a.txt", "--for", "b=b.txt"), "cannot read training file 'a.txt'"),
     ],
 )
 def test_tasks_that_cannot_be_trained_for(
@@ -289,7 +289,7 @@ def test_no_other_model_is_overwritten(
         assert done.exit_code == 2
         assert f"holds a model ({name}) and no run" in " ".join(done.stderr.split())
         (out / name).rename(out / "answers.jsonl")  # what may be there before the first report
-        assert "cannot read training file missing.txt" in run(*asked, "--out", str(out)).stderr
+        assert "cannot read training file 'missing.txt'" in run(*asked, "--out", str(out)).stderr
         shutil.rmtree(out)
 
 

@@ -72,7 +72,7 @@ def test_keys_from_file_and_environment(tmp_path: Path) -> None:
     file.write_text("# nothing\n")
     with pytest.raises(ConfigError, match="holds no API key"):
         read_keys(file, {})
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read API key file"):
         read_keys(tmp_path / "missing", {})
     with pytest.raises(ConfigError, match="no header of a request can carry"):
         read_keys(None, {KEY_VARIABLE: "schl\u00fcssel"})

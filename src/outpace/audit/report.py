@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -210,3 +210,16 @@ def _proofs(report: OptionsReport) -> Table:
                    if cell.option == option and cell.state == "honoured"}  # fmt: skip
         table.add_row(option, "; ".join(reasons) or "-")
     return table
+
+
+_PRINTED: Mapping[type, Callable[[Any], Group]] = {
+    LawReport: law_findings,
+    ModelReport: model_findings,
+    DiffReport: diff_findings,
+    OptionsReport: options_findings,
+}
+
+
+def findings(report: Any) -> Group:
+    """Returns what an audit prints of its report."""
+    return _PRINTED[type(report)](report)

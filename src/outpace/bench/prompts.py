@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from outpace.bench.builtin import BUILT_IN, CHATS
+from outpace.core.unicode import check_unicode
 from outpace.core.values import shown
 from outpace.errors import PromptError, did_you_mean
-from outpace.records import PROMPT, Record, records
+from outpace.records import PROMPT, Record, no_prompt, records
+from outpace.text_files import read_text
 
 DATA = "OUTPACE_DATA"
 """Environment variable with the folder that named sets are read from."""
@@ -85,10 +87,12 @@ def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
         raise PromptError(
             f"no prompt file {shown(str(path))}: name a .jsonl or .json file, or one of {_known()}."
         )
-    entries = [_entry(path, record) for record in records(_lines(path), path, PROMPT)]
+    # Lines end at line breaks only: JSON may hold other separators of Unicode in its strings.
+    lines = read_text(path, "prompt file").split("\n")
+    entries = [_entry(path, record) for record in records(lines, path, PROMPT)]
     found = [prompt for prompt in entries if prompt.text]
     if not found:
-        raise PromptError(f"{path} holds no prompt: give one {PROMPT} per line.")
+        raise no_prompt(path)
     return found
 
 
@@ -97,24 +101,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:  # no name that a file could have, such as a whole prompt
         return False
-
-
-def _lines(path: Path) -> list[str]:
-    """Returns the lines of a file.
-
-    Lines end at line breaks only. JSON may hold other separators of Unicode in its strings (such
-    as U+2028), at which `str.splitlines` would split it.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise PromptError(f"cannot read prompt file {path}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} at offset "
-            f"{error.start} cannot be read; save it as UTF-8."
-        ) from error
-    return text.split("\n")
 
 
 def _named(name: str, data: str | Path | None) -> Path:
@@ -148,13 +134,7 @@ def _entry(path: Path, record: Record) -> Prompt:
         ) from error
     if not isinstance(prompt.text, str):
         raise PromptError(f"{record.where}: the prompt must be text, not {prompt.text!r}.")
-    try:
-        prompt.text.encode()
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"{record.where}: character {error.start} of the prompt is half of a surrogate "
-            "pair, which no text holds; remove it."
-        ) from error
+    check_unicode(f"the prompt of {record.where}", prompt.text)
     return prompt
 
 

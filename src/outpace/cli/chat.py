@@ -15,8 +15,8 @@ from outpace.cli.conversation.turns import Conversation
 from outpace.cli.flags import options as opt
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import EngineFlags, SamplingFlags, SpeculationFlags, StoppingFlags
-from outpace.cli.flags.prompts import decoded
 from outpace.cli.loading import ChatTemplate, load_llm
+from outpace.text_files import decoded
 
 if TYPE_CHECKING:
     from outpace.api import LLM

@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from outpace.cli.flags.prompts import text_of
 from outpace.errors import PromptError
+from outpace.text_files import read_text
 
 if TYPE_CHECKING:
     from outpace.api import LLM
@@ -44,7 +44,7 @@ class ChatTemplate:
         if tokenizer is None:
             return  # the chat itself says what to do without one
         if self.file is not None:
-            text = text_of(self.file, "chat template")
+            text = read_text(self.file, "chat template")
             if "messages" not in text:
                 raise PromptError(
                     f"{str(self.file)!r} is no chat template, since it never uses 'messages': give "

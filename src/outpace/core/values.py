@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from outpace.core.unicode import check_unicode
 from outpace.errors import OutpaceError, ParamsError
 
 _LONGEST_SHOWN = 80
@@ -156,16 +157,5 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
     for text in found:
         if not isinstance(text, str) or not text:
             raise ParamsError(f"{name} must be a list of non-empty strings, not {shown(value)}.")
-        _check_unicode(name, text)
+        check_unicode(name, text, error=ParamsError)
     return found
-
-
-def _check_unicode(name: str, text: str) -> None:
-    # Half of a surrogate pair, as broken UTF-8 in a command line becomes, stops every tokenizer.
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ParamsError(
-            f"{name} holds a character that is not Unicode text ({text[error.start]!r}): give it "
-            "as valid UTF-8."
-        ) from error

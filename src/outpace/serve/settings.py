@@ -10,6 +10,7 @@ from pathlib import Path
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError
+from outpace.text_files import read_text
 
 KEY_VARIABLE = "OUTPACE_API_KEY"
 """Environment variable with API keys, separated by commas."""
@@ -79,10 +80,7 @@ def read_keys(file: Path | None, environment: Mapping[str, str] = os.environ) ->
     holds no key, and for a key that no request could show."""
     keys = [key.strip() for key in environment.get(KEY_VARIABLE, "").split(",")]
     if file is not None:
-        try:
-            lines = file.read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the API keys in {file} cannot be read: {error}.") from error
+        lines = read_text(file, "API key file", error=ConfigError).splitlines()
         stripped = [line.strip() for line in lines]
         found = [line for line in stripped if line and not line.startswith("#")]
         if not found:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from outpace.chats import rendered
+from outpace.core.unicode import check_unicode
 from outpace.errors import ConfigError, ModelLoadError, PromptError
-from outpace.prompts import check_characters
 from outpace.targets.hf.tokenizing import tokenized
 from outpace.train.data import Written, conversation, items, naming, plain_chat
 
@@ -204,5 +204,5 @@ def _prompt(content: str | Mapping[str, Any], tokenizer: Any, name: str, length:
 
 
 def _ids(tokenizer: Any, text: str, special: bool = True) -> list[int]:
-    check_characters(text)
+    check_unicode("the prompt", text)
     return tokenized(tokenizer, text, add_special_tokens=special)

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from outpace.chats import rendered, with_text
+from outpace.core.unicode import check_unicode
 from outpace.errors import PromptError
-from outpace.prompts import check_characters
 from outpace.records import ROLES, Record, holds_records, question, records
 from outpace.targets.hf.tokenizing import tokenized
+from outpace.text_files import read_text
 
 SEPARATOR = "\n<|endoftext|>\n"
 """What stands between two documents of a text file."""
@@ -52,7 +53,7 @@ def documents(paths: Sequence[Path], tokenizer: Any, name: str) -> Iterator[Docu
         else:
             with naming(item.where):
                 found = _document(item.content, tokenizer, name)
-                check_characters(found.text, "text")
+                check_unicode("the text", found.text)
             yield found
 
 
@@ -67,7 +68,7 @@ class Item:
 def items(paths: Sequence[Path]) -> Iterator[Item]:
     """Yields what the files hold; ``PromptError`` for one that cannot be read."""
     for path in paths:
-        text = _read(path)
+        text = read_text(path, "training file")
         if holds_records(path):
             found = records(text.split("\n"), path)
             yield from (Item(_object(record), record.where) for record in found)
@@ -142,15 +143,6 @@ def frequent(tokens: Tensor, count: int, vocabulary: int) -> Tensor:
     """Returns the ``count`` tokens that a text has most often, ascending; unused ones fill up."""
     uses = torch.bincount(tokens.flatten(), minlength=vocabulary)[:vocabulary]
     return uses.argsort(descending=True, stable=True)[:count].sort().values
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise PromptError(f"cannot read training file {path}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{path} is not UTF-8 text: save it as UTF-8.") from error
 
 
 def _object(record: Record) -> Mapping[str, Any]:

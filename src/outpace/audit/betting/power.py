@@ -9,13 +9,19 @@ as much.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.audit.betting.sequential import Array, tilt_gains
+
+Whole = NDArray[np.int64]
+Truths = NDArray[np.bool_]
 
 KEPT = 64
 """So many of the most probable tokens of each law are remembered one by one."""
@@ -43,34 +49,25 @@ class Design:
         self.positions.append(position)
 
 
-class Simulation:
-    """Simulated runs of an engine that is wrong in one way.
+class Simulation(ABC):
+    """Simulated runs of an engine that is wrong in one way."""
 
-    "sharper": some of the tokens are the law's most probable one instead of a draw, as when a
-    drafter hands over its argmax as if it were a sample. "flatter": some are drawn evenly from the
-    tokens that the options leave, as when the temperature or a truncation is missed.
-    """
-
-    def __init__(self, design: Design, way: str, slack: float, seed: int = 0) -> None:
+    def __init__(self, design: Design, slack: float, seed: int = 0) -> None:
         self._edges = np.concatenate(
             [np.zeros((len(design.heads), 1)), np.stack(design.heads).cumsum(1)], 1
         ).clip(max=1.0)  # [n, KEPT + 1]
         self._sizes = np.array(design.sizes)
         self._positions = np.array(design.positions)
-        self._way = way
         self._slack = slack
         self._generator = np.random.default_rng(seed)
 
+    @abstractmethod
     def variation(self, share: float) -> float:
         """Returns the mean total variation per token if this share of the tokens is wrong."""
-        head = np.diff(self._edges, axis=1)
-        if self._way == "sharper":
-            return share * float((1 - head[:, 0]).mean())
-        even = 1 / self._sizes[:, None]
-        listed = np.arange(KEPT) < self._sizes[:, None]
-        inside = (np.abs(head - even) * listed).sum(1)
-        tail = np.abs(1 - head.sum(1) - (1 - KEPT * even[:, 0]).clip(min=0))
-        return share * float((inside + tail).mean() / 2)
+
+    @abstractmethod
+    def _spoil(self, index: Whole, u: Array, off: Truths) -> Array:
+        """Puts wrong tokens, by their places in the law, where ``off``; returns the noise ``u``."""
 
     def power(self, share: float, alpha: float, stakes: tuple[float, float]) -> float:
         """Returns the share of simulated runs that raise the alarm.
@@ -98,18 +95,48 @@ class Simulation:
         u = self._generator.random(len(rows))
         index = (u[:, None] >= self._edges[:, 1:]).sum(1)  # KEPT: beyond what is remembered
         off = self._generator.random(len(rows)) < share
-        if self._way == "sharper":
-            index[off] = 0
-        else:
-            even = (self._generator.random(len(rows)) * self._sizes).astype(np.int64)
-            index[off] = even.clip(max=KEPT)[off]
-            beyond = self._edges[:, KEPT]
-            u = np.where(off, beyond + (1 - beyond) * self._generator.random(len(rows)), u)
+        u = self._spoil(index, u, off)
         known = index < KEPT
         at = index.clip(max=KEPT - 1)
         low = np.where(known, self._edges[rows, at], u)
         high = np.where(known, self._edges[rows, at + 1], u)
         return low, high
+
+
+class Sharper(Simulation):
+    """Some of the tokens are the law's most probable one instead of a draw, as when a drafter hands
+    over its argmax as if it were a sample."""
+
+    def variation(self, share: float) -> float:
+        first = self._edges[:, 1]
+        return share * float((1 - first).mean())
+
+    def _spoil(self, index: Whole, u: Array, off: Truths) -> Array:
+        index[off] = 0
+        return u
+
+
+class Flatter(Simulation):
+    """Some of the tokens are drawn evenly from those that the options leave, as when the
+    temperature or a truncation is missed."""
+
+    def variation(self, share: float) -> float:
+        head = np.diff(self._edges, axis=1)
+        even = 1 / self._sizes[:, None]
+        listed = np.arange(KEPT) < self._sizes[:, None]
+        inside = (np.abs(head - even) * listed).sum(1)
+        tail = np.abs(1 - head.sum(1) - (1 - KEPT * even[:, 0]).clip(min=0))
+        return share * float((inside + tail).mean() / 2)
+
+    def _spoil(self, index: Whole, u: Array, off: Truths) -> Array:
+        even = (self._generator.random(len(u)) * self._sizes).astype(np.int64)
+        index[off] = even.clip(max=KEPT)[off]
+        beyond = self._edges[:, KEPT]
+        spoiled: Array = np.where(off, beyond + (1 - beyond) * self._generator.random(len(u)), u)
+        return spoiled
+
+
+WAYS: Mapping[str, type[Simulation]] = {"sharper": Sharper, "flatter": Flatter}
 
 
 def _mean_exp(logs: Array, axis: int | tuple[int, ...]) -> Array:
@@ -123,8 +150,8 @@ def detectable(
     """Returns, for each way of being wrong, the least total variation per token that is caught with
     the probability ``power``; None where not even the greatest would be."""
     found: dict[str, float | None] = {}
-    for way in ("sharper", "flatter"):
-        simulation = Simulation(design, way, slack)
+    for way, simulated in WAYS.items():
+        simulation = simulated(design, slack)
         if simulation.power(1.0, alpha, stakes) < power:
             found[way] = None
             continue

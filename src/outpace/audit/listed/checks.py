@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from outpace.api import LLM
-from outpace.audit.listed.reference import OF_TWO_TOKENS, RAGGED, SEEDS, Case, Prompts, Reference
+from outpace.audit.listed.kinds import EXACT, SEEDS, Ran
+from outpace.audit.listed.reference import OF_TWO_TOKENS, RAGGED, Case, Prompts, Reference
 from outpace.audit.spy import SeenLaws, Spy
 from outpace.core.law import RowFault
 from outpace.core.params import SamplingParams
-from outpace.outputs import CompletionOutput, RequestOutput
-
-EXACT = 1e-12
+from outpace.outputs import RequestOutput
 
 
 class Trial:
@@ -45,12 +43,8 @@ class Trial:
         return failures, proofs
 
     def _proof(self, case: Case) -> str:
-        if case.kind == "law":
-            walked = self.llm.engine.verifier.coupled
-            return "text of plain forwards" if walked else f"law at every node to {EXACT:g}"
-        if case.kind == "dead end":
-            return "an error where no law is left"
-        return "cut of the text without it" if case.kind in ("ends", "goes on") else "checked"
+        coupled = self.llm.engine.verifier.coupled
+        return (coupled and case.kind.coupled_proof) or case.kind.proof
 
     # -- runs ----------------------------------------------------------------------------------
 
@@ -61,13 +55,13 @@ class Trial:
             (index, on, seed)
             for index, case in enumerate(cases)
             for on in (True, False)
-            for seed in range(case.seeds)
+            for seed in range(case.kind.seeds)
         ]
         outputs = iter(self._outputs(runs, greedy=False))
         for case in cases:
             yield (
-                list(itertools.islice(outputs, case.seeds)),
-                list(itertools.islice(outputs, case.seeds)),
+                list(itertools.islice(outputs, case.kind.seeds)),
+                list(itertools.islice(outputs, case.kind.seeds)),
             )
 
     def _outputs(
@@ -122,7 +116,7 @@ class Trial:
         Rules that draw are run, too: their laws are looked at later.
         """
         cases = enumerate(self.reference.cases)
-        changing = [index for index, case in cases if case.kind in ("law", "dead end")]
+        changing = [index for index, case in cases if case.kind.reaches_law]
         runs = [(index, True, seed) for index in changing for seed in range(SEEDS)]
         outputs = self._outputs(runs, greedy, prompts)
         if not (self._rule.lossless if greedy else self.llm.engine.verifier.coupled):
@@ -140,23 +134,12 @@ class Trial:
         for output in on:
             params = self.reference.params(case, True, 0)
             for one in output.outputs:
-                if case.kind != "dead end" or one.finish_reason != "error":
+                if not case.kind.may_fail or one.finish_reason != "error":
                     yield from self.reference.ending(params).breaches(one)
-        if self.llm.engine.verifier.coupled and case.kind not in ("n", "seed"):
+        if self.llm.engine.verifier.coupled and case.kind.one_text:
             for seed, output in enumerate(on):
                 yield from self._other_text(index, seed, output, greedy=False)
-        check = {
-            "ends": lambda: self._cut(case, on, off, True),
-            "goes on": lambda: self._cut(case, off, on, False),
-            "text": lambda: self._same_tokens(on, off),
-            "logprobs": lambda: self._logprobs(case, on),
-            "seed": lambda: self._seed(on, off),
-            "n": lambda: self._several(case, on),
-            "drafting": lambda: self._drafting(case, on),
-            "dead end": lambda: self._dead_ends(case, on),
-        }.get(case.kind)
-        if check is not None:
-            yield from check()
+        yield from case.kind.check(Ran(self.reference, self.llm, case, on, off))
 
     def _other_text(
         self, index: int, seed: int, output: RequestOutput, greedy: bool
@@ -164,86 +147,6 @@ class Trial:
         plain = self.reference.text(index, True, output.prompt_token_ids, seed, greedy)
         if plain != output.token_ids:
             yield f"the {'greedy' if greedy else 'coupled'} text is not that of plain forwards"
-
-    def _dead_ends(self, case: Case, on: list[RequestOutput]) -> Iterator[str]:
-        """A text ends with an error where its options leave no token, and nowhere else."""
-        params = self.reference.plain.resolve(self.reference.params(case, True, 0))
-        options = self.reference.plain.intake.row_options(params)
-        for output in on:
-            prompt, tokens = output.prompt_token_ids, output.token_ids
-            lawless = [
-                not self.reference.goes_on(prompt, tokens[:end], options)
-                for end in range(len(tokens) + 1)
-            ]
-            if any(lawless[:-1]):
-                yield "a text goes on where its options leave no token"
-            if (output.finish_reason == "error") > lawless[-1]:
-                yield "a text ends with an error where plain decoding goes on"
-        if all(output.finish_reason != "error" for output in on):
-            yield "no text met a dead end: nothing is proved"
-
-    def _cut(
-        self, case: Case, short: list[RequestOutput], long: list[RequestOutput], on: bool
-    ) -> Iterator[str]:
-        ending = self.reference.ending(self.reference.params(case, on, 0))
-        for cut, whole in zip(short, long, strict=True):
-            if cut.token_ids != ending.cut(whole.token_ids):
-                yield f"{cut.token_ids} is not where {whole.token_ids} should end"
-        if all(one.token_ids == two.token_ids for one, two in zip(short, long, strict=True)):
-            yield "no text was cut: nothing is proved"
-
-    def _same_tokens(self, on: list[RequestOutput], off: list[RequestOutput]) -> Iterator[str]:
-        if [one.token_ids for one in on] != [one.token_ids for one in off]:
-            yield "it changes the tokens, not only their text"
-        if [one.text for one in on] == [one.text for one in off]:
-            yield "it changes nothing: nothing is proved"
-
-    def _logprobs(self, case: Case, on: list[RequestOutput]) -> Iterator[str]:
-        for output in on:
-            made: CompletionOutput = output.outputs[0]
-            options = self.reference.plain.intake.row_options(
-                self.reference.plain.resolve(self.reference.params(case, True, 0))
-            )
-            for place, entry in enumerate(made.logprobs or []):
-                token = made.token_ids[place]
-                if token >= self.reference.plain.target.vocabulary:
-                    continue  # the contract has said so
-                past = [made.token_ids[:place]]
-                law = self.reference.laws([output.prompt_token_ids], past, [options])[0]
-                if abs(entry[token].logprob - float(law[token].log())) > 1e-9:
-                    yield f"reports {entry[token].logprob} for a law of {float(law[token].log())}"
-            if len(made.logprobs or []) != len(made.token_ids):
-                yield "reports not one entry per token"
-
-    def _seed(self, on: list[RequestOutput], off: list[RequestOutput]) -> Iterator[str]:
-        # The same seed on three prompts, and again alone.
-        for output in on:
-            seed = output.outputs[0].seed
-            assert seed is not None  # since one was given
-            params = self.reference.params(Case("seed", {}, "seed"), False, seed)
-            again = self.llm.generate([output.prompt_token_ids], params)[0]
-            if again.token_ids != output.token_ids:
-                yield "the same seed gives another text alone than in a batch"
-        if all(one.token_ids == two.token_ids for one, two in zip(on, off, strict=True)):
-            yield "another seed gives the same texts"
-
-    def _several(self, case: Case, on: list[RequestOutput]) -> Iterator[str]:
-        for output in on:
-            if len({tuple(one.token_ids) for one in output.outputs}) == 1:
-                yield "all n texts are the same"
-            for one in output.outputs:
-                params = replace(self.reference.params(case, False, 0), seed=one.seed)
-                alone = self.llm.generate([output.prompt_token_ids], params)[0]
-                if alone.token_ids != one.token_ids:
-                    yield "one of n texts is not that of its seed alone"
-
-    def _drafting(self, case: Case, on: list[RequestOutput]) -> Iterator[str]:
-        if "speculative" not in case.values:
-            return  # who drafts is no law, and all laws are compared in every case
-        limit = 0 if case.values["speculative"] == "off" else int(case.values["speculative"])
-        for output in on:
-            if output.metrics.num_draft_tokens > limit * output.metrics.num_target_passes:
-                yield f"drafts more than {limit} tokens per round"
 
 
 def _distance(laws: Tensor, plain: Tensor) -> Tensor:

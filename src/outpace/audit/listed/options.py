@@ -27,6 +27,18 @@ import torch
 from outpace.api import LLM
 from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model
 from outpace.audit.listed.checks import Trial
+from outpace.audit.listed.kinds import (
+    DEAD_END,
+    DRAFTING,
+    ENDS,
+    GOES_ON,
+    LAW,
+    LENGTH,
+    LOGPROBS,
+    SEED,
+    SEVERAL,
+    TEXT,
+)
 from outpace.audit.listed.reference import Case, Reference
 from outpace.core.laws.truncation import NEVER
 from outpace.core.params import SamplingParams
@@ -71,41 +83,41 @@ def cases() -> list[Case]:
     every_pair = [[i, j] for i in four_letters for j in four_letters]
     every_third = [[i, j] for i in range(len(LETTERS)) for j in (1, 4, 7)]
     return [
-        Case("temperature", {"temperature": 0.5}, "law"),
-        Case("temperature", {"temperature": 0.0}, "law"),
-        Case("top_k", {"top_k": 2}, "law"),
-        Case("top_p", {"top_p": 0.5}, "law"),
-        Case("min_p", {"min_p": 0.5}, "law"),
-        Case("typical_p", {"typical_p": 0.4}, "law"),
-        Case("repetition_penalty", {"repetition_penalty": 1.8}, "law"),
-        Case("presence_penalty", {"presence_penalty": 2.0}, "law", AGAIN),
-        Case("frequency_penalty", {"frequency_penalty": 2.0}, "law", AGAIN),
-        Case("logit_bias", {"logit_bias": {3: 4.0, 1: NEVER}}, "law"),
-        Case("allowed_token_ids", {"allowed_token_ids": (0, 2, 4, 6, 8)}, "law"),
-        Case("bad_words", {"bad_words": list(LETTERS[::2])}, "law"),
-        Case("bad_words_ids", {"bad_words_ids": every_third}, "law"),
-        Case("logits_processors", {"logits_processors": (other_than_last,)}, "law"),
-        Case("min_tokens", {"min_tokens": 6}, "law", FREQUENT),
-        Case("stop", {"stop": list(LETTERS[:9])}, "ends"),
-        Case("stop_token_ids", {"stop_token_ids": tuple(range(9))}, "ends"),
-        Case("ignore_eos", {"ignore_eos": True}, "goes on", FREQUENT),
-        Case("max_tokens", {"max_tokens": 3}, "length"),
-        Case("include_stop_str_in_output", {"include_stop_str_in_output": True}, "text",
+        Case("temperature", {"temperature": 0.5}, LAW),
+        Case("temperature", {"temperature": 0.0}, LAW),
+        Case("top_k", {"top_k": 2}, LAW),
+        Case("top_p", {"top_p": 0.5}, LAW),
+        Case("min_p", {"min_p": 0.5}, LAW),
+        Case("typical_p", {"typical_p": 0.4}, LAW),
+        Case("repetition_penalty", {"repetition_penalty": 1.8}, LAW),
+        Case("presence_penalty", {"presence_penalty": 2.0}, LAW, AGAIN),
+        Case("frequency_penalty", {"frequency_penalty": 2.0}, LAW, AGAIN),
+        Case("logit_bias", {"logit_bias": {3: 4.0, 1: NEVER}}, LAW),
+        Case("allowed_token_ids", {"allowed_token_ids": (0, 2, 4, 6, 8)}, LAW),
+        Case("bad_words", {"bad_words": list(LETTERS[::2])}, LAW),
+        Case("bad_words_ids", {"bad_words_ids": every_third}, LAW),
+        Case("logits_processors", {"logits_processors": (other_than_last,)}, LAW),
+        Case("min_tokens", {"min_tokens": 6}, LAW, FREQUENT),
+        Case("stop", {"stop": list(LETTERS[:9])}, ENDS),
+        Case("stop_token_ids", {"stop_token_ids": tuple(range(9))}, ENDS),
+        Case("ignore_eos", {"ignore_eos": True}, GOES_ON, FREQUENT),
+        Case("max_tokens", {"max_tokens": 3}, LENGTH),
+        Case("include_stop_str_in_output", {"include_stop_str_in_output": True}, TEXT,
              {"stop": list(LETTERS[:9])}),
-        Case("skip_special_tokens", {"skip_special_tokens": False}, "text",
+        Case("skip_special_tokens", {"skip_special_tokens": False}, TEXT,
              {**FREQUENT, "ignore_eos": True}),
         # Warped, or the logarithm of any law would do.
-        Case("logprobs", {"logprobs": 3}, "logprobs", {"temperature": 0.6, "top_k": 5, **AGAIN}),
-        Case("seed", {"seed": 12345}, "seed"),
-        Case("n", {"n": 3}, "n"),
-        Case("speculative", {"speculative": "off"}, "drafting"),
-        Case("speculative", {"speculative": 1}, "drafting"),
-        Case("logits_processors", {"logits_processors": (nothing_after,)}, "dead end"),
-        Case("logits_processors", {"logits_processors": (rarely_nothing_after,)}, "dead end"),
+        Case("logprobs", {"logprobs": 3}, LOGPROBS, {"temperature": 0.6, "top_k": 5, **AGAIN}),
+        Case("seed", {"seed": 12345}, SEED),
+        Case("n", {"n": 3}, SEVERAL),
+        Case("speculative", {"speculative": "off"}, DRAFTING),
+        Case("speculative", {"speculative": 1}, DRAFTING),
+        Case("logits_processors", {"logits_processors": (nothing_after,)}, DEAD_END),
+        Case("logits_processors", {"logits_processors": (rarely_nothing_after,)}, DEAD_END),
         # After the first letter, the second option forbids what the first allows.
         Case("bad_words_ids", {"bad_words_ids": every_pair, "allowed_token_ids": four_letters},
-             "dead end"),
-        Case("tag", {"tag": "copying"}, "drafting"),
+             DEAD_END),
+        Case("tag", {"tag": "copying"}, DRAFTING),
     ]  # fmt: skip
 
 

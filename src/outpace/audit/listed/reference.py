@@ -4,29 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outpace.api import LLM
 from outpace.audit.listed.contract import Ending
+from outpace.audit.listed.kinds import SEEDS, Kind
 from outpace.core.gumbel import gumbel
 from outpace.core.law import Branches, History, LawMaker, RowFault, RowOptions
 from outpace.core.params import SamplingParams
 
-Kind = Literal[
-    "law", "dead end", "ends", "goes on", "length", "text", "logprobs", "seed", "n", "drafting"
-]
 Prompts = Sequence[Sequence[int]]
 RAGGED: Prompts = ((1, 2, 3, 4, 5), (6,), (7, 8, 7, 8, 7, 8), (2, 9, 4))
 OF_TWO_TOKENS: Prompts = ((1, 2), (6, 7), (2, 9), (8, 8))
 """Where all prompts of a call have two tokens, two are pending when the first draft is scored."""
-SEEDS = 2
-"""Rows per case and state."""
-SEEDS_OF_ENDINGS = 6
-"""The same for an option that ends texts, which two drawn texts may well never meet; and met at
-different places of a block, it proves more."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +30,6 @@ class Case:
     values: Mapping[str, Any]
     kind: Kind
     beside: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def seeds(self) -> int:
-        """How many texts are drawn with the option, and how many without."""
-        return SEEDS_OF_ENDINGS if self.kind in ("ends", "goes on") else SEEDS
 
 
 class Reference:
@@ -93,7 +81,7 @@ class Reference:
                 (self.text(index, True, prompt, seed), self.text(index, False, prompt, seed))
                 for seed, prompt in enumerate(prompts)
             ]
-            if case.kind == "law" and all(on == off for on, off in pairs):
+            if case.kind.changes_texts and all(on == off for on, off in pairs):
                 yield case.option
 
     def _looped(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:

@@ -2,53 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from outpace.bench.report.results import MethodResult, Report, SettingResult, TaskResult
-from outpace.bench.stats.interval import Interval
 
-HEADER = (
-    "method",
-    "tokens/s",
-    "speed-up",
-    "lowest",
-    "decoding only",
-    "accepted",
-    "tokens/pass",
-    "same text",
-    "measured/predicted",
-    "of memory bound",
-    "drafting",
-    "MB",
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""A header, and rows of as many cells."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table of methods."""
+
+    name: str
+    value: Callable[[MethodResult], Any]
+    """Returns None where a method has no such value: its cell stays empty."""
+    form: str = ""
+    """How the value is printed, as a format specification."""
+    short: str | None = None
+    """The column's name on a terminal; None where it is in files only, which have room for all."""
+
+    def cell(self, method: MethodResult) -> str:
+        """Returns what the column says about a method."""
+        value = self.value(method)
+        return "" if value is None else format(value, self.form)
+
+
+def _same(method: MethodResult) -> str | None:
+    found = method.identity
+    return None if found is None else f"{found.identical}/{found.compared}"
+
+
+COLUMNS = (
+    Column("method", lambda m: m.name if m.lossless else f"{m.name} (lossy)", short="method"),
+    Column("tokens/s", lambda m: m.tokens_per_second, ".1f", short="tok/s"),
+    Column("speed-up", lambda m: m.speedup, short="speed-up"),
+    Column("lowest", lambda m: min(m.speedup_by_job, default=None), ".2f"),
+    Column("decoding only", lambda m: m.decode_speedup),
+    Column("accepted", lambda m: m.acceptance and m.acceptance.rate, ".2f", short="accepted"),
+    Column("tokens/pass", lambda m: m.acceptance and m.acceptance.length, ".2f", short="tok/pass"),
+    Column("same text", _same, short="same"),
+    Column("measured/predicted", lambda m: m.prediction and m.prediction.reached, ".2f"),
+    Column("of memory bound", lambda m: m.roof and m.roof.fraction, ".0%", short="of bound"),
+    Column("drafting", lambda m: m.split and m.split.draft / m.split.total, ".0%"),
+    Column("MB", lambda m: m.own_bytes / 1e6 if m.own_bytes else None, ".0f"),
 )
-NARROW = ("method", "tok/s", "speed-up", "accepted", "tok/pass", "same", "of bound")
-"""The columns that fit a terminal; files have all."""
 
 
-def narrow_rows(cell: SettingResult) -> Iterator[tuple[str, ...]]:
-    """Yields the columns of `NARROW`, a row per method."""
-    kept = (0, 1, 2, 5, 6, 7, 9)
-    for row in rows(cell):
-        yield tuple(row[index] for index in kept)
+def by_method(cell: SettingResult) -> Table:
+    """Returns the table of methods with all columns."""
+    return tuple(column.name for column in COLUMNS), _rows(cell, COLUMNS)
 
 
-def rows(cell: SettingResult) -> Iterator[tuple[str, ...]]:
-    """Yields a row per method."""
-    for method in cell.methods:
-        yield (
-            method.name if method.lossless else f"{method.name} (lossy)",
-            f"{method.tokens_per_second:.1f}",
-            _ratio(method.speedup),
-            f"{min(method.speedup_by_job):.2f}" if method.speedup_by_job else "",
-            _ratio(method.decode_speedup),
-            f"{method.acceptance.rate:.2f}" if method.acceptance else "",
-            f"{method.acceptance.length:.2f}" if method.acceptance else "",
-            _same(method),
-            f"{method.prediction.reached:.2f}" if method.prediction else "",
-            f"{method.roof.fraction:.0%}" if method.roof else "",
-            f"{method.split.draft / method.split.total:.0%}" if method.split else "",
-            f"{method.own_bytes / 1e6:.0f}" if method.own_bytes else "",
-        )
+def narrow_by_method(cell: SettingResult) -> Table:
+    """Returns the table of methods with the columns that fit a terminal."""
+    kept = [column for column in COLUMNS if column.short is not None]
+    return tuple(str(column.short) for column in kept), _rows(cell, kept)
+
+
+def _rows(cell: SettingResult, columns: Sequence[Column]) -> list[tuple[str, ...]]:
+    return [tuple(column.cell(method) for column in columns) for method in cell.methods]
 
 
 def tasks_of(cell: SettingResult) -> list[str]:
@@ -56,7 +71,7 @@ def tasks_of(cell: SettingResult) -> list[str]:
     return [task.task for task in cell.methods[0].tasks]
 
 
-def by_task(cell: SettingResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def by_task(cell: SettingResult) -> Table:
     """Returns a header and rows: each method's speed-up on each task and, behind it, the tokens of
     a pass. There are as many columns as there are methods or tasks, whichever are fewer."""
     shown = [method for method in cell.methods if method.speedup is not None]
@@ -116,14 +131,11 @@ def title(cell: SettingResult) -> str:
 def markdown(report: Report) -> str:
     """Returns all tables as Markdown; raises ``ConfigError`` where `Report.check` does."""
     report.check()
-    lines = []
+    lines: list[str] = []
     for cell in report.cells:
-        lines += [f"**{title(cell)}**", "", _line(HEADER), _line(["---"] * len(HEADER))]
-        lines += [_line(row) for row in rows(cell)]
+        lines += [f"**{title(cell)}**", "", *_lines(by_method(cell))]
         if len(tasks_of(cell)) > 1:
-            header, found = by_task(cell)
-            lines += ["", "Speed-up by task (and tokens per pass):", ""]
-            lines += [_line(header), _line(["---"] * len(header)), *map(_line, found)]
+            lines += ["", "Speed-up by task (and tokens per pass):", "", *_lines(by_task(cell))]
         lines += ["", *notes(cell), ""]
     lines += left_out(report)
     facts = report.provenance
@@ -132,14 +144,6 @@ def markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(cells: tuple[str, ...] | list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _ratio(interval: Interval | None) -> str:
-    return "" if interval is None else f"{interval}"
-
-
-def _same(method: MethodResult) -> str:
-    found = method.identity
-    return "" if found is None else f"{found.identical}/{found.compared}"
+def _lines(table: Table) -> list[str]:
+    header, rows = table
+    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from outpace.core.stats import Metrics
 
+BASELINE = "plain"
+"""Name of the contestant that all others are compared with."""
+
 
 @dataclass(frozen=True)
 class BatchJob:

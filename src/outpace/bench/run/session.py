@@ -15,11 +15,13 @@ from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import Prompt
 from outpace.bench.report.provenance import provenance
 from outpace.bench.report.results import Report
-from outpace.bench.run.benchmark import BASELINE, Benchmark, BenchmarkPlan, MeasuredSetting
-from outpace.bench.run.contest import Contestant
+from outpace.bench.run.benchmark import Benchmark
+from outpace.bench.run.contest import BASELINE, Contestant
 from outpace.bench.run.memory import read_bandwidth
 from outpace.bench.run.ours import Ours
+from outpace.bench.run.plan import BenchmarkPlan
 from outpace.bench.run.schedule import Tick, ignore
+from outpace.bench.run.setting import MeasuredSetting
 from outpace.config import SpeculativeConfig
 from outpace.errors import ConfigError, OutpaceError, PromptError, did_you_mean
 from outpace.heads.checkpoint import kind_in

@@ -16,9 +16,9 @@ from outpace.cli.auditing.families import families
 from outpace.cli.flags import options as opt
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import LlmFlags, SamplingFlags, SpeculationFlags
-from outpace.cli.flags.prompts import text_of
 from outpace.cli.loading import ROWS, load_llm, starting
-from outpace.records import Record, holds_records, records
+from outpace.records import Record, holds_records, no_prompt, records
+from outpace.text_files import read_text
 
 app = typer.Typer(
     add_completion=False,
@@ -68,7 +68,7 @@ def law(
     with starting():
         from outpace.audit.gate.law import audit_law
 
-    conclude(audit_law(rule or None, drafter or None, fast=not full), "law_findings", as_json)
+    conclude(audit_law(rule or None, drafter or None, fast=not full), as_json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ def model(
     params = sampled.sampling()
     llm = model.engine(speculation, rows)
     plan = AuditPlan(given.listed(llm), samples, tokens, alpha, sampled.seed)
-    conclude(audit_model(llm, plan, params), "model_findings", as_json)
+    conclude(audit_model(llm, plan, params), as_json)
 
 
 @app.command()
@@ -183,7 +183,7 @@ def diff(
         skipped = f"coupled: {error}"
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     report = audit_diff(engines, given.listed(llm), params, tolerance, skipped)
-    conclude(report, "diff_findings", as_json)
+    conclude(report, as_json)
 
 
 @app.command()
@@ -207,7 +207,7 @@ def options(
         report = audit_options(
             drafter or None, rule or None, workers=workers or processors(), tell=count
         )
-    conclude(report, "options_findings", as_json)
+    conclude(report, as_json)
 
 
 # -- what the verbs share ----------------------------------------------------------------------
@@ -258,15 +258,13 @@ def prompt_ids(llm: Any, file: str | None, chat: bool) -> list[list[int]]:
 
 def prompts_in(file: str) -> list[Any]:
     """Returns the texts and lists of token ids of a prompt file."""
-    from outpace.errors import PromptError
-
-    lines = text_of(Path(file), "prompt file").split("\n")
+    lines = read_text(Path(file), "prompt file").split("\n")
     if holds_records(Path(file)):
         found = [_given(record) for record in records(lines, Path(file))]
     else:
         found = [line.rstrip("\r") for line in lines if line.strip()]
     if not found:
-        raise PromptError(f"prompt file {file!r} is empty: give one prompt per line.")
+        raise no_prompt(Path(file), "prompt")
     return found
 
 
@@ -290,15 +288,15 @@ def check_alpha(alpha: float) -> None:
         raise ConfigError(f"--alpha must be between 0 and 1, not {alpha}.")
 
 
-def conclude(report: Any, findings: str, as_json: bool) -> None:
+def conclude(report: Any, as_json: bool) -> None:
     """Prints a report; leaves with 1 if it is bad."""
     from rich.console import Console
 
-    from outpace.audit import report as printing
+    from outpace.audit.report import as_dict, findings, is_good
 
     if as_json:
-        typer.echo(json.dumps(printing.as_dict(report)))
+        typer.echo(json.dumps(as_dict(report)))
     else:
-        Console().print(getattr(printing, findings)(report))
-    if not printing.is_good(report):
+        Console().print(findings(report))
+    if not is_good(report):
         raise typer.Exit(1)

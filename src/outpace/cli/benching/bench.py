@@ -86,10 +86,9 @@ def run_benchmark(
     with starting():
         from outpace.bench.library import quiet
         from outpace.bench.report.table import (
-            NARROW,
             by_task,
             left_out,
-            narrow_rows,
+            narrow_by_method,
             notes,
             tasks_of,
             title,
@@ -116,7 +115,7 @@ def run_benchmark(
         )
         done = session.run(engines, plan, given, looking)
     for cell in done.report.cells:
-        console.print(table(title(cell), NARROW, narrow_rows(cell)))
+        console.print(table(title(cell), *narrow_by_method(cell)))
         if len(tasks_of(cell)) > 1:
             console.print(table("speed-up by task", *by_task(cell)))
         for note in [*notes(cell), *left_out(done.report)]:

@@ -15,8 +15,8 @@ from outpace.errors import ConfigError
 if TYPE_CHECKING:
     from outpace.bench.prompts import Prompt
     from outpace.bench.report.outputs import OutputFiles
-    from outpace.bench.run.benchmark import BenchmarkPlan
     from outpace.bench.run.methods import NamedMethods
+    from outpace.bench.run.plan import BenchmarkPlan
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write JSON.")]
 HtmlFile = Annotated[
@@ -173,7 +173,7 @@ class PlanFlags:
 
     def plan(self) -> BenchmarkPlan:
         """Returns the plan; ``ConfigError`` for values that cannot be run."""
-        from outpace.bench.run.benchmark import BenchmarkPlan
+        from outpace.bench.run.plan import BenchmarkPlan
         from outpace.bench.run.schedule import Pace
         from outpace.bench.run.session import numbers
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outpace.core.unicode import check_unicode
 from outpace.errors import PromptError
-from outpace.records import PROMPT, Record, holds_records, records
+from outpace.records import PROMPT, Record, holds_records, no_prompt, records
+from outpace.text_files import decoded, read_text
 
 BUILT_IN = "Once upon a time, there was a little girl named Lily."
 STDIN = "-"
@@ -50,21 +52,8 @@ def has_piped_input() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-def text_of(file: Path, what: str = "") -> str:
-    """Returns the text of a file; ``PromptError`` where it cannot be read, or is not UTF-8.
-
-    what: the kind of file, for the error's sentence.
-    """
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        named = f"{what} {str(file)!r}".strip()
-        raise PromptError(f"cannot read {named}: {error.strerror}.") from error
-    return decoded(data, str(file))
-
-
 def _from_file(file: Path) -> list[Entry]:
-    text = text_of(file, "prompt file")
+    text = read_text(file, "prompt file")
     return _records(text, file) if holds_records(file) else [_whole(text, str(file))]
 
 
@@ -73,33 +62,17 @@ def _whole(text: str, source: str) -> Entry:
     return _one(text.removesuffix("\n").removesuffix("\r"), source)
 
 
-def decoded(data: bytes, source: str) -> str:
-    """Returns the text of a source; ``PromptError`` where it is not UTF-8."""
-    try:
-        return data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"{source} is not UTF-8 text: byte {data[error.start]:#04x} at offset {error.start} "
-            "cannot be read; save it as UTF-8."
-        ) from error
-
-
 def _one(text: str, source: str) -> Entry:
     if not text:
         raise PromptError(f"{source} is empty: give some text to continue.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"{source} is not UTF-8 text: character {error.start} cannot be read."
-        ) from error
+    check_unicode(source, text)
     return Entry(text)
 
 
 def _records(text: str, file: Path) -> list[Entry]:
     entries = [_entry(record) for record in records(text.split("\n"), file, PROMPT)]
     if not entries:
-        raise PromptError(f"{file} is empty: give one {PROMPT} per line.")
+        raise no_prompt(file)
     return entries
 
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outpace.cli.flags.prompts import text_of
 from outpace.errors import ConfigError, OutpaceError, ParamsError
+from outpace.text_files import read_text
 
 LONGEST_ID = 18
 """Digits of a token's id, at most."""
@@ -78,7 +78,7 @@ def logit_bias(text: str | None) -> dict[int, float] | None:
 def parse_object(flag: str, text: str, kind: type[OutpaceError]) -> dict[str, Any]:
     """Returns the JSON object that a flag holds, or that a file (``*.json``) holds whose name it
     is; raises ``kind`` if it is something else."""
-    content = text_of(Path(text), flag) if text.endswith(".json") else text
+    content = read_text(Path(text), flag) if text.endswith(".json") else text
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:

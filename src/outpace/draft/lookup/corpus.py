@@ -8,9 +8,10 @@ from typing import Any
 
 from outpace.errors import ConfigError, PromptError
 from outpace.records import ROLES, Record, holds_records, question, records
+from outpace.text_files import pieces
 
 BLOCK = 1 << 20
-"""Characters of a text file that are read at once, to the end of their line."""
+"""Bytes of a text file that are read at once, to the end of their line."""
 
 TEXTS = ("text", "content")
 PAIRS = (("prompt", "question", "instruction", "input"),
@@ -39,47 +40,23 @@ def tokenised(
 
 
 def _blocks(file: Path, tokenizer: Any, advance: Advance) -> Iterator[str]:
-    with _opened(file) as lines:
-        while block := _read(file, lines, BLOCK):
-            block += _read(file, lines, None)
-            advance(len(block.encode()))
-            yield block
+    for block in pieces(file, BLOCK, error=ConfigError):
+        advance(len(block.encode()))
+        yield block
 
 
 def _records(file: Path, tokenizer: Any, advance: Advance) -> Iterator[str]:
-    with _opened(file) as lines:
-        try:
-            for record in records(_lines(file, lines, advance), file):
-                yield _text(_content(record), tokenizer)
-        except PromptError as error:
-            raise ConfigError(str(error)) from error
+    try:
+        for record in records(_lines(file, advance), file):
+            yield _text(_content(record), tokenizer)
+    except PromptError as error:
+        raise ConfigError(str(error)) from error
 
 
-def _lines(file: Path, lines: Any, advance: Advance) -> Iterator[str]:
-    while line := _read(file, lines, None):
+def _lines(file: Path, advance: Advance) -> Iterator[str]:
+    for line in pieces(file, 0, error=ConfigError):
         advance(len(line.encode()))
         yield line.removesuffix("\n")
-
-
-def _opened(file: Path) -> Any:
-    try:
-        # Lines end at line breaks only: JSON may hold other separators of Unicode.
-        return file.open(encoding="utf-8-sig", newline="\n")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {str(file)!r} ({error.strerror}): name text or JSON files."
-        ) from error
-
-
-def _read(file: Path, lines: Any, size: int | None) -> str:
-    """So many characters, or what is left of the line."""
-    try:
-        return str(lines.readline() if size is None else lines.read(size))
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{str(file)!r} is not UTF-8 text (byte {error.object[error.start]:#04x}): save it as "
-            "UTF-8, or leave it out."
-        ) from error
 
 
 def _content(record: Record) -> str | list[dict[str, Any]]:

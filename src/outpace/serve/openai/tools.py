@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outpace.core.unicode import is_unicode
 from outpace.serve.openai.errors import ApiError
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -107,25 +108,17 @@ def _read(inside: str) -> ToolCall | None:
     except (ValueError, RecursionError):
         return None
     name = call.get("name") if isinstance(call, dict) else None
-    if not isinstance(name, str) or not _is_unicode(name):
+    if not isinstance(name, str) or not is_unicode(name):
         return None
     arguments = call.get("arguments", call.get("parameters", {}))
     text = json.dumps(arguments, ensure_ascii=False)
     # Half of a surrogate pair cannot be sent: it stays as it can be written, as \\ud800.
-    return ToolCall(name, text if _is_unicode(text) else json.dumps(arguments))
+    return ToolCall(name, text if is_unicode(text) else json.dumps(arguments))
 
 
 def no_constant(name: str) -> Any:
     """Refuses NaN and Infinity, which Python reads and JSON does not know: a ``ValueError``."""
     raise ValueError(f"{name} is no number in JSON")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def as_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

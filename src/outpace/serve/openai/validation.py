@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from outpace.core.unicode import check_unicode
 from outpace.core.values import shown
 from outpace.errors import did_you_mean
 from outpace.serve.openai.errors import ApiError
@@ -98,12 +99,7 @@ def _check_text(value: str, schema: Mapping[str, Any], path: str) -> None:
         raise ApiError(400, f"{path} must not be empty.", path)
     if len(value) > schema.get("maxLength", len(value)):
         raise ApiError(400, f"{path} must have at most {schema['maxLength']} characters.", path)
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ApiError(
-            400, f"{path} holds half of a surrogate pair: send valid Unicode text.", path
-        ) from error
+    check_unicode(path, value, error=lambda told: ApiError(400, told, path))
 
 
 def _check_items(value: list[Any], schema: Mapping[str, Any], path: str) -> None:
