@@ -335,6 +335,31 @@ def test_an_error_names_its_field_whatever_words_it_has(monkeypatch: pytest.Monk
         assert (refused.value.status, refused.value.param) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": [-1]}, "prompt[0] must be a token id, at least 0, not -1."),
+        ({"prompt": [1.5]}, "prompt[0] must be a token id or a text or a list, not 1.5."),
+        ({"prompt": [[]]}, "prompt[0] must not be empty."),
+        ({"prompt": [[1, -1]]}, "prompt[0][1] must be a token id, at least 0, not -1."),
+        ({"reasoning_effort": "low"}, "reasoning_effort is nothing that this server knows: leave"),
+        ({"web_search_options": {}}, "web_search_options is nothing that this server knows: leave"),
+        ({"max_token": 3}, "did you mean 'max_tokens'?"),
+        ({"guided_json": {"type": "odd"}}, "guided_json cannot be made a grammar"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex cannot be made"),
+        (
+            {"response_format": {**SCHEMA, "json_schema": {"schema": {"type": "odd"}}}},
+            "response_format.json_schema.schema cannot be made a grammar",
+        ),
+    ],
+)
+def test_what_is_refused_is_said_in_the_clients_words(
+    address: str, body: dict[str, Any], words: str
+) -> None:
+    _, answer, _ = call(address, "/v1/completions", {"prompt": "a", "max_tokens": 2, **body})
+    assert words in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("words", [1, 600])
 def test_a_prompt_that_is_too_long_has_openais_code(address: str, words: int) -> None:
     body = {"prompt": "word " * words, "max_tokens": 2, "min_tokens": 3 if words == 1 else 0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -110,6 +110,10 @@ class SamplingFlags:
         return found
 
 
+WHEN: Mapping[str, Any] = {"true": True, "false": False, "never": "never"}
+"""The words of ``--early-stopping``."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BeamFlags:
     """Whether the most likely texts are searched for, and how."""
@@ -127,11 +131,10 @@ class BeamFlags:
 
     def params(self) -> dict[str, Any]:
         """Returns the options of ``BeamSearchParams``."""
-        words: dict[Any, Any] = {"true": True, "false": False}
         return {
             "beam_width": self.num_beams,
             "length_penalty": self.length_penalty,
-            "early_stopping": words.get(self.early_stopping, self.early_stopping),
+            "early_stopping": WHEN.get(self.early_stopping or ""),
         }
 
 

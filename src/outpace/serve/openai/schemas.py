@@ -13,7 +13,8 @@ NAME: Schema = {"type": "string", "minLength": 1}
 FLAG: Schema = {"type": "boolean"}
 NUMBER: Schema = {"type": "number"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
-TOKENS: Schema = {"type": "array", "items": COUNT}
+TOKEN: Schema = {**COUNT, "title": "a token id"}
+TOKENS: Schema = {"type": "array", "items": TOKEN}
 OBJECT: Schema = {"type": "object"}
 
 # What is looked at for every token is bounded, so that one request cannot hold up all others.
@@ -104,7 +105,7 @@ COMPLETION: Schema = _object(
         "prompt": {
             "anyOf": [
                 TEXT,
-                {"type": "array", "minItems": 1, "items": COUNT},
+                {"type": "array", "minItems": 1, "items": TOKEN},
                 {"type": "array", "minItems": 1, "items": TEXT},
                 {"type": "array", "minItems": 1, "items": {**TOKENS, "minItems": 1}},
             ]
