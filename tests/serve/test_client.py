@@ -360,6 +360,15 @@ def test_what_is_refused_is_said_in_the_clients_words(
     assert words in answer["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "raw", [b'{"prompt": "a", "prompt": "b"}', b'{"prompt": "a", "outpace": {"x": 1, "x": 1}}']
+)
+def test_a_field_that_comes_twice_is_refused(address: str, raw: bytes) -> None:
+    status, answer, _ = call(address, "/v1/completions", raw=raw)
+    assert status == 400
+    assert "twice in one object: send it once" in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("words", [1, 600])
 def test_a_prompt_that_is_too_long_has_openais_code(address: str, words: int) -> None:
     body = {"prompt": "word " * words, "max_tokens": 2, "min_tokens": 3 if words == 1 else 0}
@@ -393,6 +402,8 @@ def test_a_wrong_word_is_refused_with_all_that_may_stand_there(address: str) -> 
         ({"chat_template_kwargs": {"self": 1}}, "messages"),
         ({"response_format": {"type": "json_schema", "json_schema": None}}, "response_format"),
         ({"functions": []}, "functions"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "zzz"}}}],
+          "tool_choice": "auto"}, "tools[0].function.parameters.type"),
     ],
 )  # fmt: skip
 def test_what_a_chat_cannot_honour(address: str, body: dict[str, Any], param: str) -> None:

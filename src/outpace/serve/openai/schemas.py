@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from outpace.chats import ROLES
 from outpace.core.trees.tree_shape import LARGEST
 
 Schema = dict[str, Any]
@@ -118,11 +119,17 @@ COMPLETION: Schema = _object(
     ["prompt"],
 )
 
+ARGUMENTS: Schema = {
+    "type": "object",
+    "properties": {"type": {"type": "string", "enum": ["object"]}},
+}
+"""The schema of a function's arguments, which are an object whatever the function is."""
+
 TOOL: Schema = _object(
     {
         "type": {"type": "string", "enum": ["function"]},
         "function": _object(
-            {"name": NAME, "description": TEXT, "parameters": OBJECT, "strict": FLAG}, ["name"]
+            {"name": NAME, "description": TEXT, "parameters": ARGUMENTS, "strict": FLAG}, ["name"]
         ),
     },
     ["type", "function"],
@@ -155,7 +162,7 @@ MESSAGE: Schema = _object(
     {
         "role": {
             "type": "string",
-            "enum": ["system", "developer", "user", "assistant", "tool"],
+            "enum": list(ROLES),
         },
         "content": {"anyOf": [TEXT, _list(PART)]},
         "name": TEXT,
