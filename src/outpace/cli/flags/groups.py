@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outpace.cli.flags import options as opt
+from outpace.cli.flags.names import DTYPES
 from outpace.cli.flags.speculation import logit_bias, parse_object, speculation
 from outpace.errors import ConfigError
 
@@ -31,6 +32,10 @@ class ModelFlags:
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of ``LLM``, but for the model itself."""
+        if self.dtype not in ("auto", *DTYPES):
+            raise ConfigError(
+                f"unknown dtype {self.dtype!r}: choose from auto, {', '.join(DTYPES)}."
+            )
         names = ["dtype", "device", "quantization", "trust_remote_code"]
         return _named(self, names if self.threads is None else [*names, "threads"])
 

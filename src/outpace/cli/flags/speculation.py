@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.cli.flags.prompts import text_of
+from outpace.core.trees.tree_shape import LARGEST
 from outpace.errors import ConfigError, OutpaceError, ParamsError
 
 LONGEST_ID = 18
@@ -57,6 +58,8 @@ def _tokens(count: str) -> int | str:
         raise ConfigError(
             f"-k must be at least 1, not {found}: for plain decoding use --method none."
         )
+    if found > LARGEST:
+        raise ConfigError(f"-k must be at most {LARGEST}, not {found}.")
     return found
 
 
