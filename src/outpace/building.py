@@ -12,12 +12,14 @@ from torch import nn
 
 from outpace import arguments
 from outpace.config import SpeculativeConfig
+from outpace.core.values import flag_or
 from outpace.draft.base import Drafter, Setup
 from outpace.draft.registry import find_drafter
 from outpace.engine.capture import capture_for
 from outpace.engine.engine import Engine
 from outpace.engine.order.registry import ORDERS
 from outpace.engine.verifier import Verifier
+from outpace.errors import ConfigError
 from outpace.intake import Intake
 from outpace.policy.lengths.registry import length_options
 from outpace.policy.making import make_controller
@@ -65,8 +67,7 @@ class EngineOptions:
     enable_prefix_caching: bool
 
     def __post_init__(self) -> None:
-        if self.compile != "auto":
-            arguments.check_flags(compile=self.compile)
+        flag_or("auto", "compile", self.compile, error=ConfigError)
         arguments.check_flags(enable_prefix_caching=self.enable_prefix_caching)
         arguments.check_choice("scheduling_policy", self.scheduling_policy, ORDERS)
         for name, read in (

@@ -13,6 +13,10 @@ Conversation = Sequence[Mapping[str, Any]]
 """``[{"role": "user", "content": "a text"}, ...]``; a content may also be a list of OpenAI's parts,
 ``[{"type": "text", "text": "a text"}, {"type": "image_url", "image_url": {"url": ...}}, ...]``."""
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Who a message may be of, as in OpenAI's API; of others only whom a chat template names: many take
+whoever they do not know for the user."""
+
 NO_VARIABLES = frozenset(
     {
         "conversation",
@@ -93,6 +97,7 @@ def applied(
             )
     if not for_template.get("chat_template"):
         check_template(tokenizer, name)
+    _check_roles(messages, for_template.get("chat_template") or tokenizer.chat_template)
     try:
         text = tokenizer.apply_chat_template(
             list(messages), **{**for_template, "tokenize": False, "add_generation_prompt": True}
@@ -104,6 +109,14 @@ def applied(
         ) from error
     check_unicode("the prompt", text)
     return str(text)
+
+
+def _check_roles(messages: Sequence[Mapping[str, Any]], template: Any) -> None:
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if role not in ROLES and role not in str(template):
+            known = " or ".join(map(repr, ROLES))
+            raise PromptError(f"messages[{index}].role must be {known}, not {shown(role)}.")
 
 
 def with_text(message: Any) -> dict[str, Any]:

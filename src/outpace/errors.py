@@ -83,22 +83,23 @@ _MOST_SHOWN = 64
 """Names that a sentence lists, at most."""
 
 
-def did_you_mean(word: object, known: Iterable[str]) -> str:
+def did_you_mean(word: object, known: Iterable[str], near: float = 0.6) -> str:
     """Returns ``" (did you mean 'x'?)"`` for the closest known word, else the known words; of very
     many the closest ones.
 
-    ``word`` may be anything that a caller gave in the place of a word.
+    ``word`` may be anything that a caller gave in the place of a word. near: how much alike two
+    words have to be, by difflib's ratio.
 
     >>> did_you_mean("nagram", ["ngram", "none"])
     " (did you mean 'ngram'?)"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(str(word), names, n=1)
+    close = difflib.get_close_matches(str(word), names, n=1, cutoff=near)
     if close:
         return f" (did you mean {close[0]!r}?)"
     if len(names) > _MOST_SHOWN:
-        near = difflib.get_close_matches(str(word), names, n=5, cutoff=0)
-        return f" (choose from {len(names)}, such as {', '.join(sorted(near))})"
+        some = difflib.get_close_matches(str(word), names, n=5, cutoff=0)
+        return f" (choose from {len(names)}, such as {', '.join(sorted(some))})"
     return f" (choose from {', '.join(names)})"
 
 

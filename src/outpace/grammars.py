@@ -21,6 +21,7 @@ from torch import Tensor
 from outpace.core.laws.masks import TokenMask
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ParamsError
+from outpace.spelling import Spelling
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 """What ``structured_outputs`` may name, as in vLLM: a JSON schema, any JSON object, a regular
@@ -44,6 +45,9 @@ and with ten times as many, llguidance's own limit, it takes a tenth of a second
 
 AT_ONCE = 2
 """Grammars that are compiled at once; the others wait."""
+
+NO_TEXT = "NoExtension"
+"""With what llguidance gives up a grammar that no text follows."""
 
 KEPT = 16
 """Grammars that are kept: the next request often has the same form."""
@@ -106,12 +110,13 @@ class Grammars:
         return done.result()
 
     def _compiled(self, kind: str, form: str) -> Grammar:
-        tokens = self._tokens  # which says what is missing where llguidance is not installed
+        # The next line says what is missing where llguidance is not installed.
+        spelling, tokens = self._tokens
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(step_max_items=STEPS)
         try:
-            source = _source(kind, form)
+            source = _source(kind, spelling.named(form) if kind == "grammar" else form)
             problem = LLMatcher.validate_grammar(source, tokens, limits=limits)
             matcher = LLMatcher(tokens, source, limits=limits)
         except ParamsError:
@@ -127,15 +132,20 @@ class Grammars:
         # The first mask costs the most, and copies share what it took: made here, it holds up the
         # request that wants it, and no round of all requests.
         try:
-            grammar.allowed([], [[]])
+            begins = bool(grammar.allowed([], [[]]).any())
         except Exception as error:
-            raise ParamsError(f"the grammar cannot be followed ({error}): simplify it.") from error
+            if NO_TEXT not in str(error):
+                raise ParamsError(f"{kind} cannot be followed ({error}): simplify it.") from error
+            begins = False
+        if not begins:
+            raise ParamsError(f"{kind} allows no text that the model's tokens spell: correct it.")
         return grammar
 
     @cached_property
-    def _tokens(self) -> Any:
+    def _tokens(self) -> tuple[Spelling, Any]:
+        """How texts are spelt, and llguidance's own tokenizer that spells like this."""
         try:
-            from llguidance.hf import from_tokenizer
+            from llguidance import LLTokenizer, TokenizerWrapper
         except ImportError as error:
             raise ConfigError(
                 "texts of a given form need llguidance: pip install 'outpace[serve]'."
@@ -143,7 +153,9 @@ class Grammars:
         if not self._eos_ids:
             raise ConfigError("texts of a given form need a model with an end-of-sequence token.")
         try:
-            return from_tokenizer(self._tokenizer, self._vocabulary, self._eos_ids)
+            spelling = Spelling(self._tokenizer, self._vocabulary, self._eos_ids)
+            tokens = TokenizerWrapper(spelling)
+            return spelling, LLTokenizer(tokens, self._vocabulary, self._eos_ids)
         except Exception as error:  # of a library whose exceptions are not documented
             raise ConfigError(
                 f"the model's tokenizer cannot be used for texts of a given form ({error}): leave "

@@ -35,7 +35,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"generation_config": None}, "generation_config must be 'auto' or 'none', not None"),
     ({"trust_remote_code": "no"}, "trust_remote_code must be True or False, not 'no'"),
     ({"trust_remote_code": 1}, "trust_remote_code must be True or False, not 1"),
-    ({"compile": "false"}, "compile must be True or False, not 'false'"),
+    ({"compile": "false"}, "compile must be True, False or 'auto', not 'false'"),
     ({"progress": 5}, "progress must be a function of a step and its share, not 5"),
     ({"quantization": False}, "quantization must be the name of a kind, or None for none"),
     ({"cpu_kernels": None}, "cpu_kernels"),

@@ -82,6 +82,15 @@ def test_what_is_no_chat_is_told_in_a_sentence(llm: LLM, messages: Any, sentence
         llm.chat(messages, GREEDY)
 
 
+def test_a_role_that_neither_openai_nor_the_template_knows_is_refused() -> None:
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}{# or an ipython #}"
+    llm = LLM(target("llama"), tokenizer=word_tokenizer(template))
+    assert llm.chat_ids([{"role": "ipython", "content": "w5"}]) == [5]
+    known = "'system' or 'developer' or 'user' or 'assistant' or 'tool'"
+    with pytest.raises(PromptError, match=rf"messages\[1\].role must be {known}, not 'foo'\."):
+        llm.chat([*ASKED, {"role": "foo", "content": "w5"}], GREEDY)
+
+
 def test_without_a_template_there_is_no_chat() -> None:
     llm = LLM(target("llama"), tokenizer=word_tokenizer(template=None))
     with pytest.raises(PromptError, match="has no chat template: use generate"):

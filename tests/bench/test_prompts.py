@@ -138,6 +138,11 @@ def test_a_whole_prompt_in_the_place_of_a_file_is_refused_in_a_sentence() -> Non
         assert "choose from" in str(raised.value) or "name a .jsonl file" in str(raised.value)
 
 
+def test_a_path_is_no_set_whatever_it_is_called() -> None:
+    with pytest.raises(PromptError, match="there is no prompt file '/nonexistent'"):
+        read_prompts("/nonexistent")
+
+
 def test_few_prompts_are_taken_from_all_tasks() -> None:
     prompts = [Prompt(f"{task}{i}", task, "") for task in "abc" for i in range(4)]
     assert [p.id for p in chosen(prompts, 5)] == ["a0", "b0", "c0", "a1", "b1"]

@@ -335,6 +335,40 @@ def test_an_error_names_its_field_whatever_words_it_has(monkeypatch: pytest.Monk
         assert (refused.value.status, refused.value.param) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": [-1]}, "prompt[0] must be a token id, at least 0, not -1."),
+        ({"prompt": [1.5]}, "prompt[0] must be a token id or a text or a list, not 1.5."),
+        ({"prompt": [[]]}, "prompt[0] must not be empty."),
+        ({"prompt": [[1, -1]]}, "prompt[0][1] must be a token id, at least 0, not -1."),
+        ({"reasoning_effort": "low"}, "reasoning_effort is nothing that this server knows: leave"),
+        ({"web_search_options": {}}, "web_search_options is nothing that this server knows: leave"),
+        ({"max_token": 3}, "did you mean 'max_tokens'?"),
+        ({"guided_json": {"type": "odd"}}, "guided_json cannot be made a grammar"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex cannot be made"),
+        (
+            {"response_format": {**SCHEMA, "json_schema": {"schema": {"type": "odd"}}}},
+            "response_format.json_schema.schema cannot be made a grammar",
+        ),
+    ],
+)
+def test_what_is_refused_is_said_in_the_clients_words(
+    address: str, body: dict[str, Any], words: str
+) -> None:
+    _, answer, _ = call(address, "/v1/completions", {"prompt": "a", "max_tokens": 2, **body})
+    assert words in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"prompt": "a", "prompt": "b"}', b'{"prompt": "a", "outpace": {"x": 1, "x": 1}}']
+)
+def test_a_field_that_comes_twice_is_refused(address: str, raw: bytes) -> None:
+    status, answer, _ = call(address, "/v1/completions", raw=raw)
+    assert status == 400
+    assert "twice in one object: send it once" in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("words", [1, 600])
 def test_a_prompt_that_is_too_long_has_openais_code(address: str, words: int) -> None:
     body = {"prompt": "word " * words, "max_tokens": 2, "min_tokens": 3 if words == 1 else 0}
@@ -368,6 +402,8 @@ def test_a_wrong_word_is_refused_with_all_that_may_stand_there(address: str) -> 
         ({"chat_template_kwargs": {"self": 1}}, "messages"),
         ({"response_format": {"type": "json_schema", "json_schema": None}}, "response_format"),
         ({"functions": []}, "functions"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "zzz"}}}],
+          "tool_choice": "auto"}, "tools[0].function.parameters.type"),
     ],
 )  # fmt: skip
 def test_what_a_chat_cannot_honour(address: str, body: dict[str, Any], param: str) -> None:

@@ -81,11 +81,13 @@ def read_prompts(name: str, data: str | Path | None = None) -> list[Prompt]:
     if name in BUILT_IN_SETS:
         return [Prompt(*entry) for entry in BUILT_IN_SETS[name]]
     path = Path(name)
-    if not path.suffix and (name in KNOWN or not _exists(path)):
+    may_be_set = path.name == name and not path.suffix
+    if may_be_set and (name in KNOWN or not _exists(path)):
         path = _named(name, data)
     if not _exists(path):
         raise PromptError(
-            f"no prompt file {shown(str(path))}: name a .jsonl or .json file, or one of {_known()}."
+            f"there is no prompt file {shown(str(path))}: name a .jsonl or .json file, or one of "
+            f"{_known()}."
         )
     # Lines end at line breaks only: JSON may hold other separators of Unicode in its strings.
     lines = read_text(path, "prompt file").split("\n")

@@ -136,6 +136,8 @@ class BatchFlags:
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of ``LLM``."""
+        if self.max_num_seqs < 1:
+            raise ConfigError(f"--max-num-seqs must be at least 1, not {self.max_num_seqs}.")
         return {
             "max_batch_total_tokens": self.max_batch_total_tokens,
             "scheduling_policy": self.scheduling_policy,

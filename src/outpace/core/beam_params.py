@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from outpace.core.params import LogitsProcessor, SamplingParams
-from outpace.core.values import flag, number, shown, whole
+from outpace.core.values import flag_or, number, whole
 from outpace.errors import ParamsError, UnknownOption, names_checked
 
 _MOST_BEAMS = 1 << 10  # Each is a row of the model; more can only be a slip.
@@ -103,6 +103,7 @@ class BeamSearchParams:
                 "or lower n."
             )
         penalty, early = self.length_penalty, self.early_stopping
+        ends: Any = None if early is None else flag_or("never", "early_stopping", early)
         if penalty is not None:
             penalty = number("length_penalty", penalty, -math.inf, math.inf, closed=True)
         if number("temperature", self.temperature, 0.0, math.inf, closed=True) != 0:
@@ -111,7 +112,7 @@ class BeamSearchParams:
             ("beam_width", width),
             ("n", None if self.n is None else returned),
             ("length_penalty", penalty),
-            ("early_stopping", None if early is None else _early("early_stopping", early)),
+            ("early_stopping", ends),
         ):
             object.__setattr__(self, name, value)
         self.of_text()  # refuses what is wrong with the others
@@ -140,12 +141,3 @@ class BeamSearchParams:
     def from_dict(cls, options: Mapping[str, Any]) -> BeamSearchParams:
         """Returns the params with these options."""
         return cls(**{str(name): value for name, value in options.items()})
-
-
-def _early(name: str, value: Any) -> bool | Literal["never"]:
-    if isinstance(value, str) and value == "never":
-        return "never"
-    try:
-        return flag(name, value)
-    except ParamsError as error:
-        raise ParamsError(f"{name} must be True, False or 'never', not {shown(value)}.") from error

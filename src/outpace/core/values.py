@@ -122,6 +122,17 @@ def flag(name: str, value: Any, *, error: type[OutpaceError] = ParamsError) -> b
     return bool(value)
 
 
+def flag_or(
+    word: str, name: str, value: Any, *, error: type[OutpaceError] = ParamsError
+) -> bool | str:
+    """Returns True, False, or the one word that may stand in their place."""
+    if isinstance(value, str) and value == word:
+        return word
+    if not isinstance(value, (bool, np.bool_)):
+        raise error(f"{name} must be True, False or {word!r}, not {shown(value)}.").about(name)
+    return bool(value)
+
+
 def items(name: str, value: Any, what: str) -> tuple[Any, ...]:
     """Returns the items of a list, tuple, set, array or tensor; () for None.
 

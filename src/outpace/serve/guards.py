@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outpace.core.values import shown
 from outpace.serve.openai.errors import ApiError
 from outpace.serve.openai.tools import no_constant
 from outpace.serve.reading import Body
@@ -183,10 +184,26 @@ async def body_of(request: Request, most: int, seconds: float) -> Body:
             408, f"the body has not come within {seconds:g} seconds: send it again."
         ) from error
     try:
-        return Body(json.loads(whole, parse_constant=no_constant), len(whole))
+        return Body(json.loads(whole, **_STRICT), len(whole))
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is not JSON: {reason}.") from error
+
+
+def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object; ``ApiError`` for one with a field that comes twice, of which Python would
+    take the last and another reader the first."""
+    found = dict(fields)
+    if len(found) < len(fields):
+        names = [name for name, _ in fields]
+        twice = next(name for name in names if names.count(name) > 1)
+        named = shown(twice[:70])
+        raise ApiError(400, f"the body holds the field {named} twice in one object: send it once.")
+    return found
+
+
+_STRICT: dict[str, Any] = {"parse_constant": no_constant, "object_pairs_hook": _object}
+"""How JSON is read, where Python would take more than it says."""
 
 
 async def _whole(request: Request, most: int) -> bytes:

@@ -479,7 +479,7 @@ def test_a_file_on_the_hub(hub: list[str], path: Path, monkeypatch: pytest.Monke
 
 
 def test_names_that_lead_nowhere(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"there is no file .*missing.gguf"):
+    with pytest.raises(ModelLoadError, match=r"no file .*missing.gguf.*: name a GGUF file"):
         check_path(tmp_path / "missing.gguf")
     (tmp_path / "text.gguf").write_text("not weights at all")
     with pytest.raises(ModelLoadError, match="no GGUF file"):

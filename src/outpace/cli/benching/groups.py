@@ -164,8 +164,8 @@ class PlanFlags:
     max_prompt_tokens: Annotated[
         int, typer.Option(min=1, help="Keep only the last N tokens of a prompt.")
     ] = 512
-    repeats: Annotated[int, typer.Option(help="Runs of each prompt.")] = 1
-    warmup: Annotated[int, typer.Option(help="Untimed runs before the timed ones.")] = 1
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each prompt.")] = 1
+    warmup: Annotated[int, typer.Option(min=0, help="Untimed runs before the timed ones.")] = 1
     sweep: Annotated[
         str, typer.Option(help="Also run these draft lengths, with commas, for the curve.")
     ] = ""

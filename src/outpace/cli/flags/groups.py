@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from outpace.cli.flags import options as opt
+from outpace.cli.flags.names import DTYPES
 from outpace.cli.flags.speculation import logit_bias, parse_object, speculation
 from outpace.errors import ConfigError
 
@@ -31,6 +32,10 @@ class ModelFlags:
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of ``LLM``, but for the model itself."""
+        if self.dtype not in ("auto", *DTYPES):
+            raise ConfigError(
+                f"unknown dtype {self.dtype!r}: choose from auto, {', '.join(DTYPES)}."
+            )
         names = ["dtype", "device", "quantization", "trust_remote_code"]
         return _named(self, names if self.threads is None else [*names, "threads"])
 
@@ -110,6 +115,10 @@ class SamplingFlags:
         return found
 
 
+WHEN: Mapping[str, Any] = {"true": True, "false": False, "never": "never"}
+"""The words of ``--early-stopping``."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BeamFlags:
     """Whether the most likely texts are searched for, and how."""
@@ -127,11 +136,10 @@ class BeamFlags:
 
     def params(self) -> dict[str, Any]:
         """Returns the options of ``BeamSearchParams``."""
-        words: dict[Any, Any] = {"true": True, "false": False}
         return {
             "beam_width": self.num_beams,
             "length_penalty": self.length_penalty,
-            "early_stopping": words.get(self.early_stopping, self.early_stopping),
+            "early_stopping": WHEN.get(self.early_stopping or ""),
         }
 
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+"""The numbers that ``--dtype`` takes, besides "auto"."""
+
 METHODS: Mapping[str, str] = {
     "auto": "look-ups, a smaller model (--draft) or nothing, as it pays",
     "clover": "trained heads that attend to the tokens drafted so far",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from outpace.cli.flags.groups import BeamFlags
+from outpace.cli.flags.groups import WHEN, BeamFlags
 from outpace.cli.loading import starting
 from outpace.errors import ConfigError, ParamsError
 
@@ -17,6 +17,12 @@ def check_search(flags: BeamFlags, compare: bool, config: Mapping[str, Any] | No
         if flags.given:
             raise ParamsError(f"{flags.given[0]} needs --num-beams, which asks for a beam search.")
         return
+    if flags.num_beams < 1:
+        raise ParamsError(f"--num-beams must be at least 1, not {flags.num_beams}.")
+    if flags.early_stopping not in (None, *WHEN):
+        raise ParamsError(
+            f"--early-stopping must be true, false or never, not {flags.early_stopping!r}."
+        )
     if compare:
         raise ParamsError(
             "--compare measures speculation, and beams are decoded plainly: drop it or --num-beams."

@@ -6,6 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
+=======
+from outpace.cli.flags.prompts import text_of
+from outpace.core.trees.tree_shape import LARGEST
+>>>>>>> fix-grammar
 from outpace.errors import ConfigError, OutpaceError, ParamsError
 from outpace.text_files import read_text
 
@@ -57,6 +62,8 @@ def _tokens(count: str) -> int | str:
         raise ConfigError(
             f"-k must be at least 1, not {found}: for plain decoding use --method none."
         )
+    if found > LARGEST:
+        raise ConfigError(f"-k must be at most {LARGEST}, not {found}.")
     return found
 
 

@@ -279,7 +279,10 @@ class Reader:
             param = "messages" if "messages" in given else "prompt"
             raise ApiError(400, self._told(error), param, code) from error
         except OutpaceError as error:
-            raise ApiError(400, self._told(error), _field(error, given)) from error
+            told = self._told(error)
+            if error.option == "form" and form is not None:
+                told = _named(told, next(iter(form)), given)
+            raise ApiError(400, told, _field(error, given)) from error
 
     def _call(
         self,
@@ -347,6 +350,16 @@ def _bias(given: Mapping[str, Any]) -> dict[int, float]:
         raise ApiError(
             400, "logit_bias must name tokens by their ids, such as {'50256': -100}.", "logit_bias"
         ) from error
+
+
+def _named(told: str, kind: str, given: Mapping[str, Any]) -> str:
+    """Returns what is told of a form with the field that it came in, where it begins with the
+    form's kind."""
+    schema = ".json_schema.schema" if kind == "json" else ""
+    places = {"response_format": schema, "structured_outputs": f".{kind}"}
+    places[f"guided_{kind}"] = ""
+    field = next((name + place for name, place in places.items() if name in given), kind)
+    return f"{field} {told[len(kind) + 1 :]}" if told.startswith(f"{kind} ") else told
 
 
 def _field(error: OutpaceError, given: Mapping[str, Any]) -> str | None:

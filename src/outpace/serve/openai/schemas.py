@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from outpace.chats import ROLES
 from outpace.core.trees.tree_shape import LARGEST
 
 Schema = dict[str, Any]
@@ -13,7 +14,8 @@ NAME: Schema = {"type": "string", "minLength": 1}
 FLAG: Schema = {"type": "boolean"}
 NUMBER: Schema = {"type": "number"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
-TOKENS: Schema = {"type": "array", "items": COUNT}
+TOKEN: Schema = {**COUNT, "title": "a token id"}
+TOKENS: Schema = {"type": "array", "items": TOKEN}
 OBJECT: Schema = {"type": "object"}
 
 # What is looked at for every token is bounded, so that one request cannot hold up all others.
@@ -104,7 +106,7 @@ COMPLETION: Schema = _object(
         "prompt": {
             "anyOf": [
                 TEXT,
-                {"type": "array", "minItems": 1, "items": COUNT},
+                {"type": "array", "minItems": 1, "items": TOKEN},
                 {"type": "array", "minItems": 1, "items": TEXT},
                 {"type": "array", "minItems": 1, "items": {**TOKENS, "minItems": 1}},
             ]
@@ -117,11 +119,17 @@ COMPLETION: Schema = _object(
     ["prompt"],
 )
 
+ARGUMENTS: Schema = {
+    "type": "object",
+    "properties": {"type": {"type": "string", "enum": ["object"]}},
+}
+"""The schema of a function's arguments, which are an object whatever the function is."""
+
 TOOL: Schema = _object(
     {
         "type": {"type": "string", "enum": ["function"]},
         "function": _object(
-            {"name": NAME, "description": TEXT, "parameters": OBJECT, "strict": FLAG}, ["name"]
+            {"name": NAME, "description": TEXT, "parameters": ARGUMENTS, "strict": FLAG}, ["name"]
         ),
     },
     ["type", "function"],
@@ -154,7 +162,7 @@ MESSAGE: Schema = _object(
     {
         "role": {
             "type": "string",
-            "enum": ["system", "developer", "user", "assistant", "tool"],
+            "enum": list(ROLES),
         },
         "content": {"anyOf": [TEXT, _list(PART)]},
         "name": TEXT,

@@ -23,6 +23,19 @@ _KINDS: dict[str, tuple[type, ...]] = {
 _NAMES = {"integer": "a whole number", "number": "a number", "string": "a text", "null": "null"}
 _NAMES |= {"boolean": "true or false", "array": "a list", "object": "an object"}
 
+NEAR = 0.8
+"""How much alike an unknown field and a known one have to be for a slip of the keys: clients send
+fields of other servers, too, of which none here is meant."""
+
+
+class _WrongKind(ApiError):
+    """A value of another kind than the schema's: each of several choices names its own."""
+
+    def __init__(self, path: str, wanted: list[str], value: Any) -> None:
+        named = " or ".join(dict.fromkeys(wanted))
+        super().__init__(400, f"{path or 'the body'} must be {named}, not {shown(value)}.", path)
+        self.wanted, self.value = wanted, value
+
 
 def check(value: Any, schema: Mapping[str, Any], path: str = "") -> None:
     """Raises ``ApiError`` (400) for a value that the schema does not allow. path: of the value.
@@ -56,12 +69,23 @@ def _check_any(value: Any, choices: list[Mapping[str, Any]], path: str) -> None:
         except ApiError as error:
             errors.append(error)
     if fitting and "enum" not in fitting[-1]:
-        # Of several kinds of lists the one that goes well the longest was meant.
-        raise max(reversed(errors), key=_place)
+        raise _best(errors)
     words = [repr(word) for choice in choices for word in choice.get("enum", ())]
     others = [choice for choice in choices if "enum" not in choice]
     kinds = dict.fromkeys(words + [_NAMES[kind] for one in others for kind in _types(one)])
     raise ApiError(400, f"{path} must be {' or '.join(kinds)}, not {shown(value)}.", path)
+
+
+def _best(errors: list[ApiError]) -> ApiError:
+    """Returns what to tell of several kinds of lists, of which none was given: the one that goes
+    well the longest was meant."""
+    most = max(map(_place, errors))
+    best = [error for error in errors if _place(error) == most]
+    kinds = [error for error in best if isinstance(error, _WrongKind)]
+    if len(kinds) < len(best):
+        return next(error for error in reversed(best) if error not in kinds)
+    wanted = [name for error in kinds for name in error.wanted]
+    return _WrongKind(kinds[0].param or "", wanted, kinds[0].value)
 
 
 def _place(error: ApiError) -> list[int]:
@@ -83,15 +107,16 @@ def _is(value: Any, schema: Mapping[str, Any]) -> bool:
 
 def _check_kind(value: Any, schema: Mapping[str, Any], path: str) -> None:
     if not _is(value, schema):
-        wanted = " or ".join(_NAMES[kind] for kind in _types(schema) if kind != "null")
-        raise ApiError(400, f"{path or 'the body'} must be {wanted}, not {shown(value)}.", path)
+        kinds = [_NAMES[kind] for kind in _types(schema) if kind != "null"]
+        raise _WrongKind(path, [schema["title"]] if "title" in schema else kinds, value)
 
 
 def _check_range(value: float, schema: Mapping[str, Any], path: str) -> None:
     low, high = schema.get("minimum"), schema.get("maximum")
     if (low is not None and value < low) or (high is not None and value > high):
+        named = f"{schema['title']}, " if "title" in schema else ""
         bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
-        raise ApiError(400, f"{path} must be {bounds}, not {shown(value)}.", path)
+        raise ApiError(400, f"{path} must be {named}{bounds}, not {shown(value)}.", path)
 
 
 def _check_text(value: str, schema: Mapping[str, Any], path: str) -> None:
@@ -126,7 +151,7 @@ def _check_fields(value: dict[str, Any], schema: Mapping[str, Any], path: str) -
         if name in known:
             check(item, known[name], f"{inside}{name}")
         elif schema.get("additionalProperties", True) is False:
-            hint = did_you_mean(name, known) if len(name) < 80 else "."
+            hint = did_you_mean(name, known, NEAR) if len(name) < 80 else "."
             hint = hint if "did you mean" in hint else ": leave it out"
             named = inside + shown(name[:70])[1:-1]  # as Python writes it: an answer is Unicode
             raise ApiError(

@@ -54,7 +54,10 @@ def _check_place(model: str | os.PathLike[str]) -> None:
     elif path.exists():
         check_files(path)
     elif path.suffix == ".gguf" and not _file_on_hub(str(model)):
-        raise ModelLoadError(f"there is no file {str(model)!r}.")
+        raise ModelLoadError(
+            f"there is no file {str(model)!r}: name a GGUF file that exists, or one on the hub as "
+            "organisation/name:file.gguf."
+        )
     elif not _is_hub_name(_repository(str(model))):
         raise ModelLoadError(f"there is no folder {str(model)!r}, and no hub name looks like this.")
 

@@ -1,0 +1,66 @@
+"""How a text is spelt in tokens where its form is given: by none that answers leave out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+
+class Spelling:
+    """A tokenizer as llguidance asks for one.
+
+    Special tokens are no text, since answers leave them out: what reads like one is spelt in other
+    tokens. All others are text, also those that were added to the vocabulary, such as Qwen's
+    ``<tool_call>``. llguidance by itself takes these for special, and offers either kind where a
+    form demands its text, which the token is not.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Any, vocabulary: int, eos_ids: Sequence[int]) -> None:
+        from llguidance.hf import from_tokenizer
+
+        # Without slices, which make masks faster: it makes none.
+        self._plain = from_tokenizer(tokenizer, vocabulary, list(eos_ids), slices=[])
+        added = tokenizer.added_tokens_decoder
+        self._words = {
+            token: entry.content
+            for token, entry in added.items()
+            if not entry.special and token not in eos_ids and token < vocabulary
+        }
+        self.eos_token_id = eos_ids[0]
+        self.tokens = [self._plain.decode_bytes([token]) for token in range(vocabulary)]
+        self.special_token_ids = [token for token in range(vocabulary) if self._is_special(token)]
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Returns the tokens as which llguidance writes a text that a form demands."""
+        found = self._plain.tokenize_bytes(text)
+        spelt = [part for token in found for part in self._spelt.get(token, (token,))]
+        if self._plain.decode_bytes(spelt) == text:
+            return spelt
+        return list(self._plain.greedy_tokenize(text.decode(errors="replace")))
+
+    def named(self, grammar: str) -> str:
+        """Returns a grammar in Lark's notation in which the added tokens that are text, if it names
+        them like special ones, have their numbers: llguidance knows only special ones by name."""
+        numbers = {word: f"<[{token}]>" for token, word in self._words.items()}
+        return _NAMES.sub(lambda found: numbers.get(found[0], found[0]), grammar)
+
+    @cached_property
+    def _spelt(self) -> dict[int, list[int]]:
+        """The other tokens that read like a special one."""
+        special = self.special_token_ids
+        return {token: self._plain.greedy_tokenize(self._read(token)) for token in special}
+
+    def _read(self, token: int) -> str:
+        return str(self.tokens[token].decode(errors="replace"))
+
+    def _is_special(self, token: int) -> bool:
+        return self._plain.is_special_token(token) and token not in self._words
+
+
+_NAMES = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|//.*|#.*|<[^<>\s]+>')
+"""What may stand between angle brackets, and what else may hold such brackets: texts, regular
+expressions and comments."""
