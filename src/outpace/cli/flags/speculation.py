@@ -6,11 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-=======
-from outpace.cli.flags.prompts import text_of
 from outpace.core.trees.tree_shape import LARGEST
->>>>>>> fix-grammar
 from outpace.errors import ConfigError, OutpaceError, ParamsError
 from outpace.text_files import read_text
 
