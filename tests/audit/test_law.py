@@ -14,7 +14,7 @@ from outpace.verify.lossless import block
 from outpace.verify.lossless.token import TokenRule
 from outpace.verify.registry import rules
 
-from .defects import DEFECTS, Defect, Siblings, iid_as_if_without
+from .defects import DEFECTS, TOKEN, Defect, ForgetfulBelow, Siblings, iid_as_if_without
 
 LOSSLESS = [name for name, rule in rules().items() if rule.lossless]
 
@@ -27,6 +27,19 @@ def test_every_defect_is_caught(defect: Defect, seed: int) -> None:
     )
     assert not report.passed
     assert report.failures[0].worst_tv > 1e-7
+
+
+@pytest.mark.parametrize("drafted", ["point", "iid"])
+def test_the_gate_as_it_runs_catches_a_mistake_that_begins_below_depth_3(drafted: str) -> None:
+    report = audit_law([ForgetfulBelow(TOKEN)], [drafted])
+    assert [row.shape for row in report.failures] == ["chain 6"]
+
+
+def test_deep_trees_are_enumerated_with_few_pairs_of_models() -> None:
+    deep = [shape for shape in FAST if shape.most_pairs]
+    pairs = {row.pairs for row in audit_law(["token"], ["iid"], shapes=[*deep, FAST[0]]).rows}
+    assert pairs == {5, 10}
+    assert {row.pairs for row in audit_law(["token"], ["iid"], shapes=deep, pairs=2).rows} == {2}
 
 
 def test_the_written_out_siblings_are_exact_without_a_defect() -> None:

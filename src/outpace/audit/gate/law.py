@@ -110,16 +110,16 @@ def audit_law(
     what was not enumerated has not passed.
     """
     ways, chosen = _ways(drafters), _rules(rules)
-    worlds: dict[tuple[int, int], tuple[World, World]] = {}
+    worlds: dict[tuple[int, int, int], tuple[World, World]] = {}
     shapes = shapes or (FAST if fast else FULL)
     pairs = pairs or (10 if fast else 20)
     rows = []
     refusal: IncompatibleRule | None = None
     for shape in shapes:
-        key = (shape.vocabulary, shape.depth)
+        key = (min(pairs, shape.most_pairs or pairs), shape.vocabulary, shape.depth)
         if key not in worlds:
-            few = make_world(max(1, pairs // 2), *key, seed=seed)
-            worlds[key] = make_world(pairs, *key, seed=seed), with_small_numbers(few, seed)
+            few = make_world(max(1, key[0] // 2), *key[1:], seed=seed)
+            worlds[key] = make_world(*key, seed=seed), with_small_numbers(few, seed)
         world, small = worlds[key]
         for name, way in ways.items():
             if way in ENDING and (not shape.is_chain or shape.depth < 2):
