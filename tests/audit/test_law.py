@@ -124,6 +124,10 @@ def test_what_cannot_be_audited_is_refused() -> None:
         audit_law(["token"], ["idd"])
     with pytest.raises(ConfigError, match="did you mean 'token'"):
         audit_law(["tokn"])
+    with pytest.raises(ConfigError, match=r"Siblings is a class.* such as Siblings\(\)"):
+        audit_law([Siblings])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="an object of one, not 3"):
+        audit_law([3])  # type: ignore[list-item]
     with pytest.raises(IncompatibleRule, match="without replacement"):
         audit_law(["kseq"], ["without"], shapes=FAST[:1])
 

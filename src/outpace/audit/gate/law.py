@@ -304,7 +304,16 @@ def _ways(drafters: Iterable[str] | dict[str, Drafting] | None) -> dict[str, Dra
 
 def _rules(chosen: Iterable[Rule | str] | None) -> list[Rule]:
     every = list(rules()) if chosen is None else list(chosen)
-    return [_named(rule) if isinstance(rule, str) else rule for rule in every]
+    return [_named(rule) if isinstance(rule, str) else _made(rule) for rule in every]
+
+
+def _made(rule: object) -> Rule:
+    if isinstance(rule, type) and issubclass(rule, Rule):
+        name = rule.__name__
+        raise ConfigError(f"{name} is a class, not a rule: give an object of it, such as {name}().")
+    if not isinstance(rule, Rule):
+        raise ConfigError(f"a rule is the name of one or an object of one, not {rule!r}.")
+    return rule
 
 
 def _named(name: str) -> Rule:
