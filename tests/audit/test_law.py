@@ -1,14 +1,18 @@
 """The gate lets exact rules pass and catches every known defect."""
 
+import io
 import json
 
 import pytest
 import torch
+from rich.console import Console
 
 from outpace.audit.gate.drafting import BUILT_IN, ENDING
 from outpace.audit.gate.gate_trees import FAST
 from outpace.audit.gate.law import audit_law
 from outpace.audit.gate.world import KINDS, make_world, with_small_numbers
+from outpace.audit.report import law_findings
+from outpace.core.proposal import Proposal
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.verify.lossless import block
 from outpace.verify.lossless.token import TokenRule
@@ -117,6 +121,27 @@ def test_nan_fails() -> None:
             return p[:, 0] * float("nan")
 
     assert not audit_law([Undefined()], ["iid"], shapes=FAST[:1], pairs=3).passed
+
+
+@pytest.mark.parametrize("function", ["stop", "next"])
+def test_what_has_not_the_shape_of_a_law_fails_by_its_name(function: str) -> None:
+    class Narrow(TokenRule):
+        name = "narrow"
+
+        def stop(self, p: torch.Tensor, proposal: Proposal) -> torch.Tensor:
+            found = super().stop(p, proposal)
+            return found[:, :-1] if function == "stop" else found
+
+        def next(self, p: torch.Tensor, proposal: Proposal, node: torch.Tensor) -> torch.Tensor:
+            found = super().next(p, proposal, node)
+            return found[:, :-1] if function == "next" else found
+
+    report = audit_law([Narrow()], ["iid", "stopping"], shapes=FAST[1:2], pairs=3)
+    assert [row.passed for row in report.rows] == [False, False]
+    assert all(row.fault.startswith(f"`{function}` returns the shape [") for row in report.rows)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(law_findings(report))
+    assert f"narrow: `{function}` returns the shape" in console.export_text()
 
 
 def test_what_cannot_be_audited_is_refused() -> None:
