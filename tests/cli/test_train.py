@@ -337,6 +337,24 @@ def test_mistakes_end_in_one_sentence(
     assert sentence in " ".join(done.stderr.split())
 
 
+def test_a_start_that_is_none_is_named_beside_a_run_too(
+    run: Run, target: Path, tmp_path: Path
+) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "head"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    asked = ("train", "medusa", "-m", target, "--data", text, *SHORT, "--out")
+    assert run(*asked, out).exit_code == 0
+    assert run(*asked, tmp_path / "other").exit_code == 0
+    gone = run(*asked, out, "--start", tmp_path / "nowhere")
+    assert gone.exit_code == 2
+    assert "nowhere" in gone.stderr
+    assert "another" not in gone.stderr
+    sized = run(*asked, out, "--start", tmp_path / "other", "--set", "depths=2")
+    assert "depths cannot be set" in " ".join(sized.stderr.split())
+    differs = run(*asked, out, "--start", tmp_path / "other")
+    assert "holds a run with another start" in " ".join(differs.stderr.split())
+
+
 def test_an_unknown_drafter_is_refused_with_all_that_there_are(run: Run, tmp_path: Path) -> None:
     done = run("train", "nothing", "--data", "x.txt", "--out", str(tmp_path / "out"))
     assert done.exit_code == 2

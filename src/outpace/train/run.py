@@ -28,7 +28,12 @@ from outpace.train.origin import origin_of
 from outpace.train.ranks import Ranks
 from outpace.train.rounding import EVERY, RoundedWeights
 from outpace.train.settings import TrainSettings
-from outpace.train.students.making import check_block, check_depths, student_for
+from outpace.train.students.making import (
+    check_begin,
+    check_block,
+    check_depths,
+    student_for,
+)
 from outpace.train.teacher import Teacher, answered
 
 STATE, LOG = "training.pt", "training.jsonl"
@@ -337,7 +342,7 @@ class TrainingRun:
             self._spent = float(state["seconds"])
             if state.get("kept") is not None:
                 self.kept = Progress(measure=self._student.measure, **state["kept"])
-        except ConfigError:
+        except (ConfigError, ModelLoadError):
             raise
         except Exception as error:  # torch raises all sorts over a damaged file
             raise ModelLoadError(
@@ -362,6 +367,8 @@ class TrainingRun:
                 Origin(shape, state["target"]["greeting"]).check(self._target, "the run")
             except ConfigError:
                 other = ["target"]
+        if "start" in other or os.path.exists(self.settings.start):
+            check_begin(self.settings)  # a folder that is none is not another one
         if other:
             raise ConfigError(
                 f"{self.out} holds a run with another {' and '.join(sorted(other))}: name "
