@@ -125,6 +125,8 @@ class TrainingRun:
             fused=True,  # on a CPU a single pass over the weights, where the usual code takes ten
         )
         self.step, self._spent = 0, 0.0
+        self.written: int | None = None
+        """The step of the last report, from which the run goes on; None before the first one."""
         self.best = 0.0
         """The highest score of all reports, which is that of the weights that are kept."""
         self.kept: Progress | None = None
@@ -314,6 +316,7 @@ class TrainingRun:
         with saving(self.out / STATE):
             torch.save(state, self.out / f"{STATE}.part")
             (self.out / f"{STATE}.part").replace(self.out / STATE)
+        self.written = self.step
         with saving(self.out / LOG), (self.out / LOG).open("ab+") as log:
             if log.tell():
                 log.seek(-1, os.SEEK_END)
@@ -338,7 +341,8 @@ class TrainingRun:
             self._held_blocks = int(state.get("text", {}).get("held", self._held_blocks))
             self.network.load_state_dict(state["network"])
             self._optimizer.load_state_dict(state["optimizer"])
-            self.step, self.best = int(state["step"]), float(state["best"])
+            self.step = self.written = int(state["step"])
+            self.best = float(state["best"])
             self._spent = float(state["seconds"])
             if state.get("kept") is not None:
                 self.kept = Progress(measure=self._student.measure, **state["kept"])

@@ -40,7 +40,7 @@ def play(
     scores: list[float] = []
     end = None if minutes is None else time.monotonic() + 60 * minutes
     with _bar(console) as bar:
-        task = bar.add_task("training", total=run.settings.steps, completed=run.step)
+        task = bar.add_task("training", total=max(run.settings.steps, run.step), completed=run.step)
 
         def report(reached: Reached) -> None:
             scores.append(reached.score)
