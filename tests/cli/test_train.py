@@ -396,6 +396,18 @@ def test_an_interrupted_run_says_what_is_kept(
         assert f"in {out}. The same command goes on from step 2." in said
 
 
+def test_the_choice_of_layers_is_said_without_a_terminal(
+    run: Run, target: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    asked = ("--data", text, "--out", tmp_path / "small", "--set", "layers=1", *SHORT)
+    done = run("train", "draft_model", "-m", target, *asked)
+    assert done.exit_code == 0, done.stderr
+    assert "preparing draft_model: which layers to keep (0%)" in done.stderr
+    assert "preparing draft_model: which layers to keep (100%)" in done.stderr
+
+
 def test_an_unknown_drafter_is_refused_with_all_that_there_are(run: Run, tmp_path: Path) -> None:
     done = run("train", "nothing", "--data", "x.txt", "--out", str(tmp_path / "out"))
     assert done.exit_code == 2

@@ -15,7 +15,7 @@ from rich.console import Console
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import ModelFlags
 from outpace.cli.loading import starting, working
-from outpace.cli.training.bar import play
+from outpace.cli.training.bar import in_lines, play
 from outpace.cli.training.curves import Curves
 from outpace.cli.training.flags import (
     DrafterFlags,
@@ -266,7 +266,8 @@ class _Training:
         console, settings, flags = self.console, self.settings, self.flags
         tokens, own = read
         lessons = _lessons(self.target, text)
-        with working(console, f"preparing {settings.method}") as report:
+        preparing = f"preparing {settings.method}"
+        with working(console, preparing) as report:
             run = TrainingRun(
                 self.target,
                 tokens,
@@ -275,7 +276,7 @@ class _Training:
                 own=own,
                 lessons=lessons,
                 ranks=self.ranks,
-                preparing=report,
+                preparing=report if console.is_terminal else in_lines(console, preparing),
             )
         if run.step > settings.steps:
             console.print(
