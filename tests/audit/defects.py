@@ -32,6 +32,7 @@ from outpace.verify.lossless.recursive import RecursiveRule
 from outpace.verify.lossless.token import TokenRule
 
 ONE, TWO, THREE, PAIR, TRIPLE = (FAST[i] for i in range(5))
+CHAIN_6, FORKED = (shape for shape in FAST if shape.depth > 3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,6 +255,18 @@ class ResidualAfterAll(Broken):
         return torch.where(use[:, None], _norm(bonus + 1e-300), right)
 
 
+class ForgetfulBelow(Mutated):
+    """Draws from p itself, not from the residual, where a walk ends four nodes or more below the
+    root."""
+
+    def __init__(self, inner: Rule) -> None:
+        super().__init__(inner)
+
+    def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
+        deep = proposal.tree.depth.expand(len(p), -1).gather(1, node[:, None]) >= 4
+        return torch.where(deep, rows_of(p, node), self.inner.next(p, proposal, node))
+
+
 class NoisyResidual(Broken):
     """Keeps rounding noise: a small number is added lest the residual be empty."""
 
@@ -434,6 +447,10 @@ DEFECTS: dict[str, Defect] = {
     ),
     "refused token may come again": Defect(FirstDraftOnly(), drafting.point),
     "residual after full acceptance": Defect(ResidualAfterAll(), drafting.iid),
+    "no residual from depth 4 on": Defect(ForgetfulBelow(TOKEN), drafting.iid, (CHAIN_6,)),
+    "no residual from depth 4 on, siblings": Defect(
+        ForgetfulBelow(RECURSIVE), drafting.without, (FORKED,)
+    ),
     "noise in the residual": Defect(NoisyResidual(), drafting.iid),
     "absolute residual": Defect(AbsoluteResidual(), drafting.iid),
     "ratio with another token's target probability": Defect(

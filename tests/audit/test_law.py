@@ -1,20 +1,24 @@
 """The gate lets exact rules pass and catches every known defect."""
 
+import io
 import json
 
 import pytest
 import torch
+from rich.console import Console
 
 from outpace.audit.gate.drafting import BUILT_IN, ENDING
 from outpace.audit.gate.gate_trees import FAST
 from outpace.audit.gate.law import audit_law
 from outpace.audit.gate.world import KINDS, make_world, with_small_numbers
+from outpace.audit.report import law_findings
+from outpace.core.proposal import Proposal
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.verify.lossless import block
 from outpace.verify.lossless.token import TokenRule
 from outpace.verify.registry import rules
 
-from .defects import DEFECTS, Defect, Siblings, iid_as_if_without
+from .defects import DEFECTS, TOKEN, Defect, ForgetfulBelow, Siblings, iid_as_if_without
 
 LOSSLESS = [name for name, rule in rules().items() if rule.lossless]
 
@@ -27,6 +31,19 @@ def test_every_defect_is_caught(defect: Defect, seed: int) -> None:
     )
     assert not report.passed
     assert report.failures[0].worst_tv > 1e-7
+
+
+@pytest.mark.parametrize("drafted", ["point", "iid"])
+def test_the_gate_as_it_runs_catches_a_mistake_that_begins_below_depth_3(drafted: str) -> None:
+    report = audit_law([ForgetfulBelow(TOKEN)], [drafted])
+    assert [row.shape for row in report.failures] == ["chain 6"]
+
+
+def test_deep_trees_are_enumerated_with_few_pairs_of_models() -> None:
+    deep = [shape for shape in FAST if shape.most_pairs]
+    pairs = {row.pairs for row in audit_law(["token"], ["iid"], shapes=[*deep, FAST[0]]).rows}
+    assert pairs == {5, 10}
+    assert {row.pairs for row in audit_law(["token"], ["iid"], shapes=deep, pairs=2).rows} == {2}
 
 
 def test_the_written_out_siblings_are_exact_without_a_defect() -> None:
@@ -106,11 +123,36 @@ def test_nan_fails() -> None:
     assert not audit_law([Undefined()], ["iid"], shapes=FAST[:1], pairs=3).passed
 
 
+@pytest.mark.parametrize("function", ["stop", "next"])
+def test_what_has_not_the_shape_of_a_law_fails_by_its_name(function: str) -> None:
+    class Narrow(TokenRule):
+        name = "narrow"
+
+        def stop(self, p: torch.Tensor, proposal: Proposal) -> torch.Tensor:
+            found = super().stop(p, proposal)
+            return found[:, :-1] if function == "stop" else found
+
+        def next(self, p: torch.Tensor, proposal: Proposal, node: torch.Tensor) -> torch.Tensor:
+            found = super().next(p, proposal, node)
+            return found[:, :-1] if function == "next" else found
+
+    report = audit_law([Narrow()], ["iid", "stopping"], shapes=FAST[1:2], pairs=3)
+    assert [row.passed for row in report.rows] == [False, False]
+    assert all(row.fault.startswith(f"`{function}` returns the shape [") for row in report.rows)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(law_findings(report))
+    assert f"narrow: `{function}` returns the shape" in console.export_text()
+
+
 def test_what_cannot_be_audited_is_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'iid'"):
         audit_law(["token"], ["idd"])
     with pytest.raises(ConfigError, match="did you mean 'token'"):
         audit_law(["tokn"])
+    with pytest.raises(ConfigError, match=r"Siblings is a class.* such as Siblings\(\)"):
+        audit_law([Siblings])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="an object of one, not 3"):
+        audit_law([3])  # type: ignore[list-item]
     with pytest.raises(IncompatibleRule, match="without replacement"):
         audit_law(["kseq"], ["without"], shapes=FAST[:1])
 

@@ -28,7 +28,7 @@ from outpace.bench.run.schedule import run_interleaved
 from outpace.bench.run.session import Engines, _models, lineup
 from outpace.bench.synthetic.pair import Pair
 from outpace.cli.benching.bench import app
-from outpace.cli.benching.groups import DraftFlags
+from outpace.cli.benching.groups import ContestFlags, DraftFlags
 from outpace.draft.registry import drafter_names
 from outpace.errors import ConfigError, OutpaceError
 from outpace.targets.hf.loading.load import load
@@ -153,6 +153,16 @@ def test_several_methods_by_name_over_one_target(pair: Pair, tmp_path: Path) -> 
     page = (tmp_path / "r.md").read_text()
     assert "| task | ngram" in page
     assert all(f"| {task} | " in page for task in tasks)
+
+
+def test_methods_add_rows_to_those_of_configurations() -> None:
+    tree = '{"method": "suffix", "num_speculative_tokens": 7}'
+    flags = ContestFlags(config=[tree], methods="ngram,draft_model", draft="a/name")
+    assert flags.named(bundled=False).configs == (
+        {"method": "suffix", "num_speculative_tokens": 7},
+        {"method": "ngram"},
+        {"method": "draft_model", "model": "a/name"},
+    )
 
 
 def test_all_methods_are_those_that_need_no_more_than_what_is_given() -> None:

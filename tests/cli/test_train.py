@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 from outpace.draft.route.classifier import TaskClassifier
+from outpace.train.run import TrainingRun
 
 Run = Callable[..., Any]
 SHORT = ("--steps", "2", "--every", "1", "--batch", "1", "--block", "16")
@@ -335,6 +336,76 @@ def test_mistakes_end_in_one_sentence(
     done = run("train", "medusa", "-m", str(target), "--out", str(tmp_path / "out"), *flags)
     assert done.exit_code == 2
     assert sentence in " ".join(done.stderr.split())
+
+
+def test_a_start_that_is_none_is_named_beside_a_run_too(
+    run: Run, target: Path, tmp_path: Path
+) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "head"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    asked = ("train", "medusa", "-m", target, "--data", text, *SHORT, "--out")
+    assert run(*asked, out).exit_code == 0
+    assert run(*asked, tmp_path / "other").exit_code == 0
+    gone = run(*asked, out, "--start", tmp_path / "nowhere")
+    assert gone.exit_code == 2
+    assert "nowhere" in gone.stderr
+    assert "another" not in gone.stderr
+    sized = run(*asked, out, "--start", tmp_path / "other", "--set", "depths=2")
+    assert "depths cannot be set" in " ".join(sized.stderr.split())
+    differs = run(*asked, out, "--start", tmp_path / "other")
+    assert "holds a run with another start" in " ".join(differs.stderr.split())
+
+
+def test_a_run_that_is_beyond_the_asked_steps_says_so(
+    run: Run, target: Path, tmp_path: Path
+) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "head"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    asked = ("train", "medusa", "-m", target, "--data", text, "--out", out, *SHORT[2:], "--steps")
+    assert run(*asked, "2").exit_code == 0
+    again = run(*asked, "1")
+    assert again.exit_code == 0
+    said = " ".join(again.stderr.split())
+    assert "this run is at step 2, beyond --steps 1: nothing more is learned" in said
+    assert "going on" not in said
+    assert "2/1" not in said
+
+
+@pytest.mark.parametrize("every", ["1", "3"])
+def test_an_interrupted_run_says_what_is_kept(
+    run: Run, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str
+) -> None:
+    learn = TrainingRun.learn
+
+    def interrupted(self: TrainingRun, step: int) -> float:
+        if step == 2:
+            raise KeyboardInterrupt
+        return learn(self, step)
+
+    monkeypatch.setattr(TrainingRun, "learn", interrupted)
+    text, out = tmp_path / "text.txt", tmp_path / "head"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    asked = ("train", "medusa", "-m", target, "--data", text, "--out", out, *SHORT[4:])
+    done = run(*asked, "--steps", "4", "--every", every)
+    assert done.exit_code == 130
+    said = " ".join(done.stderr.split())
+    if every == "3":
+        assert "interrupted before the first report: nothing is kept" in said
+    else:
+        assert "interrupted; kept is step " in said
+        assert f"in {out}. The same command goes on from step 2." in said
+
+
+def test_the_choice_of_layers_is_said_without_a_terminal(
+    run: Run, target: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    asked = ("--data", text, "--out", tmp_path / "small", "--set", "layers=1", *SHORT)
+    done = run("train", "draft_model", "-m", target, *asked)
+    assert done.exit_code == 0, done.stderr
+    assert "preparing draft_model: which layers to keep (0%)" in done.stderr
+    assert "preparing draft_model: which layers to keep (100%)" in done.stderr
 
 
 def test_an_unknown_drafter_is_refused_with_all_that_there_are(run: Run, tmp_path: Path) -> None:

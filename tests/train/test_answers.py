@@ -129,7 +129,7 @@ def test_prompts_that_are_missing(tmp_path: Path) -> None:
         with pytest.raises(PromptError, match=r"a.jsonl, line 1: the prompt holds a character"):
             prompts([tmp_path / "a.jsonl"], Tokens(), "a model", 3)
     (tmp_path / "b.txt").write_text("")
-    with pytest.raises(PromptError, match="no prompt in there"):
+    with pytest.raises(PromptError, match=r"b\.txt is empty"):
         prompts([tmp_path / "b.txt"], Tokens(), "a model", 3)
 
     assert prompts([], Tokens(), "a model", 3) == [[99]]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outpace.errors import PromptError
-from outpace.train.data import Document, Written, blocks, cut_written, documents, frequent
+from outpace.train.data import Document, Written, blocks, cut_written, documents, frequent, items
 
 
 class Tokens:
@@ -119,6 +119,23 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"\xe9")
     with pytest.raises(PromptError, match="not UTF-8"):
         list(documents([tmp_path / "latin.txt"], Tokens(), "a model"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.jsonl", ""), ("b.json", "[]"), ("c.txt", ""), ("d.txt", " \n\n"), ("e.jsonl", "\n")],
+)
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path, name: str, text: str) -> None:
+    full, file = tmp_path / "full.txt", tmp_path / name
+    full.write_text("a")
+    file.write_text(text)
+    with pytest.raises(PromptError, match=rf"{name} is empty: it holds no text\."):
+        list(items([full, file]))
+
+
+def test_a_table_is_no_prose(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match=r"x\.csv is a table.* \.jsonl file"):
+        list(items([tmp_path / "x.csv"]))
 
 
 def test_blocks_hold_all_documents_in_order() -> None:

@@ -41,7 +41,8 @@ def outpace_audit() -> Callable[..., LawReport]:
 
 def _story(report: LawReport) -> str:
     rows = [
-        f"  {row.rule}, drafted {row.drafted}, {row.shape}: total variation {row.worst_tv:.2g}"
+        f"  {row.rule}, drafted {row.drafted}, {row.shape}: "
+        + (row.fault or f"total variation {row.worst_tv:.2g}")
         for row in report.failures
     ]
     return "\n".join(

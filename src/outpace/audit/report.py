@@ -61,7 +61,8 @@ def law_findings(report: LawReport) -> Group:
             f"{row.optimum:.3f}",
             "exact" if exact else "lossy" if row.passed else "FAILED",
         )
-    return Group(table, Text("OK" if report.passed else "FAILED"))
+    faults = dict.fromkeys(f"{row.rule}: {row.fault}." for row in report.rows if row.fault)
+    return Group(table, *map(Text, [*faults, "OK" if report.passed else "FAILED"]))
 
 
 # -- model -------------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ PAIRS = (("prompt", "response"), ("prompt", "completion"), ("instruction", "resp
          ("instruction", "output"), ("question", "answer"), ("prompt", "reference"))  # fmt: skip
 """Names under which a record holds a question and its answer."""
 
+TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".xlsx")
+"""How the names of files end whose rows would be taken for prose."""
+
 CHATS = ("messages", "conversations", "conversation")
 
 
@@ -66,14 +69,28 @@ class Item:
 
 
 def items(paths: Sequence[Path]) -> Iterator[Item]:
-    """Yields what the files hold; ``PromptError`` for one that cannot be read."""
+    """Yields what the files hold; ``PromptError`` for one that cannot be read, or holds nothing."""
     for path in paths:
-        text = read_text(path, "training file")
-        if holds_records(path):
-            found = records(text.split("\n"), path)
-            yield from (Item(_object(record), record.where) for record in found)
-        else:
-            yield from (Item(part, str(path)) for part in text.split(SEPARATOR) if part)
+        if path.suffix.lower() in TABLES:
+            raise PromptError(
+                f"{path} is a table, which is not read: write its rows to a .jsonl file, each as "
+                '{"text": ...} or {"prompt": ..., "response": ...}.'
+            )
+        count = 0
+        for item in _items(path):
+            count += 1
+            yield item
+        if not count:
+            raise PromptError(f"{path} is empty: it holds no text.")
+
+
+def _items(path: Path) -> Iterator[Item]:
+    text = read_text(path, "training file")
+    if holds_records(path):
+        found = records(text.split("\n"), path)
+        yield from (Item(_object(record), record.where) for record in found)
+    elif text.strip():
+        yield from (Item(part, str(path)) for part in text.split(SEPARATOR) if part)
 
 
 @contextmanager

@@ -48,6 +48,8 @@ def closest_layers(
     out: set[int] = set()
     trials = sum(range(wanted + 1, count + 1))
     done = 0
+    if trials:
+        report("which layers to keep", 0.0)
     while len(out) < count - wanted:
         found = {}
         for layer in set(range(count)) - out:

@@ -28,7 +28,12 @@ from outpace.train.origin import origin_of
 from outpace.train.ranks import Ranks
 from outpace.train.rounding import EVERY, RoundedWeights
 from outpace.train.settings import TrainSettings
-from outpace.train.students.making import check_block, check_depths, student_for
+from outpace.train.students.making import (
+    check_begin,
+    check_block,
+    check_depths,
+    student_for,
+)
 from outpace.train.teacher import Teacher, answered
 
 STATE, LOG = "training.pt", "training.jsonl"
@@ -120,6 +125,8 @@ class TrainingRun:
             fused=True,  # on a CPU a single pass over the weights, where the usual code takes ten
         )
         self.step, self._spent = 0, 0.0
+        self.written: int | None = None
+        """The step of the last report, from which the run goes on; None before the first one."""
         self.best = 0.0
         """The highest score of all reports, which is that of the weights that are kept."""
         self.kept: Progress | None = None
@@ -309,6 +316,7 @@ class TrainingRun:
         with saving(self.out / STATE):
             torch.save(state, self.out / f"{STATE}.part")
             (self.out / f"{STATE}.part").replace(self.out / STATE)
+        self.written = self.step
         with saving(self.out / LOG), (self.out / LOG).open("ab+") as log:
             if log.tell():
                 log.seek(-1, os.SEEK_END)
@@ -333,11 +341,12 @@ class TrainingRun:
             self._held_blocks = int(state.get("text", {}).get("held", self._held_blocks))
             self.network.load_state_dict(state["network"])
             self._optimizer.load_state_dict(state["optimizer"])
-            self.step, self.best = int(state["step"]), float(state["best"])
+            self.step = self.written = int(state["step"])
+            self.best = float(state["best"])
             self._spent = float(state["seconds"])
             if state.get("kept") is not None:
                 self.kept = Progress(measure=self._student.measure, **state["kept"])
-        except ConfigError:
+        except (ConfigError, ModelLoadError):
             raise
         except Exception as error:  # torch raises all sorts over a damaged file
             raise ModelLoadError(
@@ -362,6 +371,8 @@ class TrainingRun:
                 Origin(shape, state["target"]["greeting"]).check(self._target, "the run")
             except ConfigError:
                 other = ["target"]
+        if "start" in other or os.path.exists(self.settings.start):
+            check_begin(self.settings)  # a folder that is none is not another one
         if other:
             raise ConfigError(
                 f"{self.out} holds a run with another {' and '.join(sorted(other))}: name "

@@ -54,6 +54,8 @@ class LawRow:
     """Mean probability that one of the root's children is accepted."""
     optimum: float
     """Largest ``one_step`` that any exact rule can have."""
+    fault: str = ""
+    """What `stop` or `next` returned that has not even the shape of a law."""
 
     @property
     def gap(self) -> float:
@@ -110,16 +112,16 @@ def audit_law(
     what was not enumerated has not passed.
     """
     ways, chosen = _ways(drafters), _rules(rules)
-    worlds: dict[tuple[int, int], tuple[World, World]] = {}
+    worlds: dict[tuple[int, int, int], tuple[World, World]] = {}
     shapes = shapes or (FAST if fast else FULL)
     pairs = pairs or (10 if fast else 20)
     rows = []
     refusal: IncompatibleRule | None = None
     for shape in shapes:
-        key = (shape.vocabulary, shape.depth)
+        key = (min(pairs, shape.most_pairs or pairs), shape.vocabulary, shape.depth)
         if key not in worlds:
-            few = make_world(max(1, pairs // 2), *key, seed=seed)
-            worlds[key] = make_world(pairs, *key, seed=seed), with_small_numbers(few, seed)
+            few = make_world(max(1, key[0] // 2), *key[1:], seed=seed)
+            worlds[key] = make_world(*key, seed=seed), with_small_numbers(few, seed)
         world, small = worlds[key]
         for name, way in ways.items():
             if way in ENDING and (not shape.is_chain or shape.depth < 2):
@@ -160,6 +162,7 @@ def audit_one(rule: Rule, world: World, drafts: Drafts, shape: GateTree, drafted
         accepted=float(found.accepted[-1].mean()),
         one_step=float(found.one_step[-1].mean()),
         optimum=float(found.optimum.mean()),
+        fault=found.fault,
     )
 
 
@@ -172,6 +175,7 @@ class Measured:
     accepted: Tensor  # [counts, G], mean number of accepted tokens
     one_step: Tensor  # [counts, G], chance that a child of the root is accepted
     optimum: Tensor  # [G], the largest one_step of any rule, all nodes drafted
+    fault: str = ""  # what has not the shape of a law
 
 
 def measure(rule: Rule, world: World, drafts: Drafts, shape: GateTree) -> Measured:
@@ -184,6 +188,7 @@ def measure(rule: Rule, world: World, drafts: Drafts, shape: GateTree) -> Measur
         accepted=case.mean(case.depth),
         one_step=case.mean((case.depth > 0).double()),
         optimum=case.optimum(),
+        fault=case.fault,
     )
 
 
@@ -230,11 +235,23 @@ class _Case:
             )
         )
         self.chance = drafts.chance.expand(self.sets, -1, -1)  # [counts, G, R]
-        stop = self.rule.stop(self.p, self.proposal).double()
+        self.fault = ""
+        stop = self._shaped("stop", self.rule.stop(self.p, self.proposal), self.p.shape[1])
         # A rule may answer anything for a proposal that cannot happen.
         happens = self.chance.flatten() > 0
         self.stop = torch.where(happens[:, None], stop, 0.0)
         self._lawless = happens & ~self._is_law(stop)  # [B]
+
+    def _shaped(self, function: str, found: Tensor, width: int) -> Tensor:
+        """Returns what a function of the rule returned, ``[B, width]``; zeros, which are no law, in
+        place of what has another shape, which is noted."""
+        shape = (len(self.p), width)
+        if tuple(found.shape) == shape:
+            return found.double()
+        self.fault = self.fault or (
+            f"`{function}` returns the shape {list(found.shape)} where {list(shape)} is asked for"
+        )
+        return torch.zeros(shape, dtype=torch.float64)
 
     def _is_law(self, laws: Tensor) -> Tensor:
         """Returns ``[B]`` bool: whether these are probabilities that sum to 1. laws: ``[B, n]``.
@@ -248,7 +265,8 @@ class _Case:
     def lawless(self) -> Tensor:
         """Returns ``[counts, 1, G]`` bool: where some `stop` or `next` was no law, once `emitted`
         has asked for all of them."""
-        return self._lawless.view(self.chance.shape).any(-1)[:, None]
+        lawless = self._lawless | bool(self.fault)
+        return lawless.view(self.chance.shape).any(-1)[:, None]
 
     def emitted(self) -> Tensor:
         """Returns ``[counts, R or 1, G, C V + 1]``: the probability of each emitted text, summed
@@ -264,7 +282,8 @@ class _Case:
         chance = self.chance.flatten()
         for node in range(self.stop.shape[1]):
             at = torch.full_like(self.counts, node).clamp(max=self.counts)
-            law = self.rule.next(self.p, self.proposal, at).double()  # [B, V]
+            law = self.rule.next(self.p, self.proposal, at)
+            law = self._shaped("next", law, self.p.shape[-1])  # [B, V]
             weight = chance * self.stop[:, node] * (node <= self.counts)
             asked = weight != 0
             self._lawless |= asked & ~self._is_law(law)
@@ -304,7 +323,16 @@ def _ways(drafters: Iterable[str] | dict[str, Drafting] | None) -> dict[str, Dra
 
 def _rules(chosen: Iterable[Rule | str] | None) -> list[Rule]:
     every = list(rules()) if chosen is None else list(chosen)
-    return [_named(rule) if isinstance(rule, str) else rule for rule in every]
+    return [_named(rule) if isinstance(rule, str) else _made(rule) for rule in every]
+
+
+def _made(rule: object) -> Rule:
+    if isinstance(rule, type) and issubclass(rule, Rule):
+        name = rule.__name__
+        raise ConfigError(f"{name} is a class, not a rule: give an object of it, such as {name}().")
+    if not isinstance(rule, Rule):
+        raise ConfigError(f"a rule is the name of one or an object of one, not {rule!r}.")
+    return rule
 
 
 def _named(name: str) -> Rule:

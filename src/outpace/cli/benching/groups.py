@@ -54,9 +54,14 @@ class DraftFlags:
         """Returns one ``speculative_config`` for each contestant."""
         if self.config:  # both together are refused
             speculation(self.config[0], self.draft, self.method, count, verify, bundled)
-            return tuple(parse_object("--speculative-config", t, ConfigError) for t in self.config)
+            return self._listed()
         found = speculation(None, self.draft, self.method, count, verify, bundled)
         return () if found is None else (found,)
+
+    def _listed(self) -> tuple[dict[str, Any], ...]:
+        """Returns what each ``--speculative-config`` says."""
+        given = self.config or []
+        return tuple(parse_object("--speculative-config", each, ConfigError) for each in given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +84,8 @@ class ContestFlags(DraftFlags):
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Several ways to draft, with commas, or 'all': a row for each. --draft is the "
-            "model of those that run one.",
+            help="Several ways to draft, with commas, or 'all': a row for each, behind those of "
+            "--speculative-config. --draft is the model of those that run one.",
         ),
     ] = None
 
@@ -97,12 +102,15 @@ class ContestFlags(DraftFlags):
         if self.methods is None:
             found = self.configs(bundled, self.num_speculative_tokens, self.verify)
             return NamedMethods(found, {})
-        if self.config or self.method:
-            raise ConfigError("--methods, --method and --speculative-config exclude each other.")
+        if self.method:
+            raise ConfigError(
+                "--methods and --method exclude each other: name that one in --methods, too."
+            )
         model = self.draft or (str(BUNDLED / "drafter") if bundled else None)
         shared = speculation(None, model, None, self.num_speculative_tokens, self.verify, bundled)
         names = [name.strip() for name in self.methods.split(",") if name.strip()]
-        return named_methods(names, shared or {}, BUNDLED if bundled else None)
+        named = named_methods(names, shared or {}, BUNDLED if bundled else None)
+        return replace(named, configs=(*self._listed(), *named.configs))
 
 
 @dataclass(frozen=True, kw_only=True)

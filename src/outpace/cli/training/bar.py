@@ -23,6 +23,20 @@ def counting(console: Console, what: str, total: int, done: int) -> Iterator[Cal
         yield lambda count: bar.update(task, completed=count)
 
 
+def in_lines(console: Console, what: str) -> Callable[[str, float], None]:
+    """Returns a function that is told what is being done and which share of it is done, and prints
+    a line for each quarter: where there is no terminal, on which a line could change."""
+    said = set()
+
+    def report(step: str, done: float) -> None:
+        quarter = int(4 * done)
+        if (step, quarter) not in said:
+            said.add((step, quarter))
+            console.print(f"{what}: {step} ({done:.0%})", markup=False)
+
+    return report
+
+
 def play(
     console: Console,
     run: TrainingRun,
@@ -40,7 +54,7 @@ def play(
     scores: list[float] = []
     end = None if minutes is None else time.monotonic() + 60 * minutes
     with _bar(console) as bar:
-        task = bar.add_task("training", total=run.settings.steps, completed=run.step)
+        task = bar.add_task("training", total=max(run.settings.steps, run.step), completed=run.step)
 
         def report(reached: Reached) -> None:
             scores.append(reached.score)

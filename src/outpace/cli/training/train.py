@@ -15,7 +15,7 @@ from rich.console import Console
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import ModelFlags
 from outpace.cli.loading import starting, working
-from outpace.cli.training.bar import play
+from outpace.cli.training.bar import in_lines, play
 from outpace.cli.training.curves import Curves
 from outpace.cli.training.flags import (
     DrafterFlags,
@@ -266,7 +266,8 @@ class _Training:
         console, settings, flags = self.console, self.settings, self.flags
         tokens, own = read
         lessons = _lessons(self.target, text)
-        with working(console, f"preparing {settings.method}") as report:
+        preparing = f"preparing {settings.method}"
+        with working(console, preparing) as report:
             run = TrainingRun(
                 self.target,
                 tokens,
@@ -275,15 +276,25 @@ class _Training:
                 own=own,
                 lessons=lessons,
                 ranks=self.ranks,
-                preparing=report,
+                preparing=report if console.is_terminal else in_lines(console, preparing),
             )
-        if run.step:
+        if run.step > settings.steps:
+            console.print(
+                f"this run is at step {run.step:,}, beyond --steps {settings.steps:,}: nothing "
+                "more is learned; with more --steps it goes on"
+            )
+        elif run.step:
             console.print(f"going on from step {run.step:,} of {settings.steps:,}")
 
         def draw(reached: Progress) -> None:
             self.curves.draw(name, drafter.out / LOG, reached.measure)
 
-        reached = play(console, run, flags.filled()["every"], flags.minutes, flags.patience, draw)
+        every = flags.filled()["every"]
+        try:
+            reached = play(console, run, every, flags.minutes, flags.patience, draw)
+        except KeyboardInterrupt:
+            _say(console, _interrupted(run, drafter.out))
+            raise
         draw(reached)  # also where there was nothing left to learn
         console.print(
             f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; {_kept(run)}"
@@ -299,6 +310,15 @@ def _kept(run: TrainingRun) -> str:
     if run.kept is not None:
         return f"kept is step {run.kept.step:,}: {run.kept.sentence}"
     return f"kept is an earlier report of this run, with the figure {run.best:.2f}"
+
+
+def _interrupted(run: TrainingRun, out: Path) -> str:
+    """What an interrupted run leaves."""
+    if run.written is None:
+        return "interrupted before the first report: nothing is kept (--every makes them sooner)"
+    return (
+        f"interrupted; {_kept(run)}, in {out}. The same command goes on from step {run.written:,}."
+    )
 
 
 def _use(settings: TrainSettings, drafter: DrafterFlags) -> str:
