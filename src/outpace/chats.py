@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from outpace.core.unicode import check_unicode
@@ -14,8 +14,8 @@ Conversation = Sequence[Mapping[str, Any]]
 ``[{"type": "text", "text": "a text"}, {"type": "image_url", "image_url": {"url": ...}}, ...]``."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Who a message may be of, as in OpenAI's API; of others only whom a chat template names: many take
-whoever they do not know for the user."""
+"""Who a message may be of, as in OpenAI's API. Of others only whom a chat template tells from the
+user: many take whoever they do not know for one."""
 
 NO_VARIABLES = frozenset(
     {
@@ -97,26 +97,43 @@ def applied(
             )
     if not for_template.get("chat_template"):
         check_template(tokenizer, name)
-    _check_roles(messages, for_template.get("chat_template") or tokenizer.chat_template)
+    variables = {**for_template, "tokenize": False, "add_generation_prompt": True}
+
+    def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
+        return str(tokenizer.apply_chat_template(list(messages), **variables))
+
     try:
-        text = tokenizer.apply_chat_template(
-            list(messages), **{**for_template, "tokenize": False, "add_generation_prompt": True}
-        )
+        text = text_of(messages)
     except Exception as error:  # a template is a program of the model's, and raises what it likes
         raise PromptError(
             f"the chat template of {name} refuses these messages ({reason_of(error)}): check their "
             "roles and their order."
         ) from error
+    _check_roles(messages, text, text_of)
     check_unicode("the prompt", text)
-    return str(text)
+    return text
 
 
-def _check_roles(messages: Sequence[Mapping[str, Any]], template: Any) -> None:
+def _check_roles(
+    messages: Sequence[Mapping[str, Any]],
+    text: str,
+    text_of: Callable[[Sequence[Mapping[str, Any]]], str],
+) -> None:
+    """Raises ``PromptError`` for a role that a template does not know, and takes for the user.
+    text: what the template makes of the messages, as ``text_of`` says of others."""
+
+    def reads_like_a_user(index: int) -> bool:
+        of_user = {**messages[index], "role": "user"}
+        try:
+            return text_of([*messages[:index], of_user, *messages[index + 1 :]]) == text
+        except Exception:  # the template wants no user there, so that it knows the role
+            return False
+
     for index, message in enumerate(messages):
-        role = message["role"]
-        if role not in ROLES and role not in str(template):
+        if message["role"] not in ROLES and reads_like_a_user(index):
             known = " or ".join(map(repr, ROLES))
-            raise PromptError(f"messages[{index}].role must be {known}, not {shown(role)}.")
+            told = shown(message["role"])
+            raise PromptError(f"messages[{index}].role must be {known}, not {told}.")
 
 
 def with_text(message: Any) -> dict[str, Any]:

@@ -82,13 +82,26 @@ def test_what_is_no_chat_is_told_in_a_sentence(llm: LLM, messages: Any, sentence
         llm.chat(messages, GREEDY)
 
 
-def test_a_role_that_neither_openai_nor_the_template_knows_is_refused() -> None:
-    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}{# or an ipython #}"
+def test_a_role_that_the_template_takes_for_the_user_is_refused() -> None:
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'ipython' %}w9 {% endif %}"
+        "{{ m['content'] }}{% endfor %}"
+    )
     llm = LLM(target("llama"), tokenizer=word_tokenizer(template))
-    assert llm.chat_ids([{"role": "ipython", "content": "w5"}]) == [5]
+    assert llm.chat_ids([{"role": "ipython", "content": "w5"}]) == [9, 5]
     known = "'system' or 'developer' or 'user' or 'assistant' or 'tool'"
     with pytest.raises(PromptError, match=rf"messages\[1\].role must be {known}, not 'foo'\."):
         llm.chat([*ASKED, {"role": "foo", "content": "w5"}], GREEDY)
+
+
+def test_a_template_that_wants_no_user_there_knows_the_role() -> None:
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'user' and loop.index0 % 2 %}"
+        "{{ raise_exception('no user here') }}{% endif %}{{ m['content'] }} {% endfor %}"
+    )
+    llm = LLM(target("llama"), tokenizer=word_tokenizer(template))
+    critic = {"role": "critic", "content": "w6"}
+    assert llm.chat_ids([{"role": "user", "content": "w5"}, critic]) == [5, 6]
 
 
 def test_without_a_template_there_is_no_chat() -> None:
