@@ -188,21 +188,20 @@ class Player:
 
     def _draft(self, text: Request, rows: Rows, record: dict) -> tuple[str, list[int]]:
         """Who drafts in the coming round, and what."""
-        budgets = affordable([text], self._controller.budgets([text]))
+        plan = self._controller.plan([text], DraftingTerms())
+        budgets = affordable([text], plan.budgets)
         found = Find()
         if LOOK_UP in self._drafters and any(budgets):
             proposal = self._look_up.propose(rows, budgets)
             found = Find(proposal.tokens[0, : proposal.counts[0]].tolist(), *proposal.sure)
-        choose = self._controller.route([text])
-        terms = self._controller.terms([text], DraftingTerms())
-        if choose is None:
+        if plan.route is None:
             name, budget = self._drafters[0], budgets[0]
         else:
-            (pick,) = choose({LOOK_UP: [found]}, budgets)
+            (pick,) = plan.route({LOOK_UP: [found]}, budgets)
             name, budget = pick.name, pick.budget
         if name == LOOK_UP:
             return name, found.tokens[:budget]
-        return name, self._by_model(text, record, budget, terms) if budget else []
+        return name, self._by_model(text, record, budget, plan.terms) if budget else []
 
     @staticmethod
     def _by_model(text: Request, record: dict, budget: int, terms: DraftingTerms) -> list[int]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
+from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.engine.request import Request
 from outpace.policy.base import Controller, Outcome, affordable
@@ -82,7 +83,7 @@ def tokens_written(
             at += 1
         if row.remaining < 100 or len(row.output_ids) > 400:
             row = Request([1] * 8, RowOptions(params), seed=0, max_tokens=10**6)
-        (width,) = affordable([row], controller.budgets([row]))
+        (width,) = affordable([row], controller.plan([row], DraftingTerms()).budgets)
         if luck.random() >= finds:
             width = 0
         taken = machine.took(jumps[at][1], width, dice)

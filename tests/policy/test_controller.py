@@ -11,6 +11,7 @@ import pytest
 
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
+from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.engine.request import Request
@@ -68,7 +69,7 @@ class Simulation:
         self, rows: Sequence[Request], rounds: int, found: Callable[[], int] = lambda: MOST
     ) -> Simulation:
         for _ in range(rounds):
-            budgets = affordable(rows, self.controller.budgets(rows))
+            budgets = affordable(rows, self.controller.plan(rows, DraftingTerms()).budgets)
             outcomes = [
                 self.outcome(row, min(budget, found()))
                 for row, budget in zip(rows, budgets, strict=True)

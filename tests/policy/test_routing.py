@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
-from outpace.draft.base import Find
+from outpace.draft.base import Find, Pick
 from outpace.engine.request import Request
 from outpace.policy.auto.controller import Auto
 from outpace.policy.auto.ladder import Ladder
@@ -119,12 +120,18 @@ def as_finds(found: Sequence[Sequence[int]]) -> list[Find]:
     return list(map(Find, found))
 
 
+def picked(of: Routing, rows: Sequence[Request], found: Sequence[Sequence[int]]) -> list[Pick]:
+    """Who drafts in the coming round, and how much. found: by the look-up, in each row."""
+    plan = of.plan(rows, DraftingTerms())
+    assert plan.route is not None
+    return plan.route({"look-up": as_finds(found)}, affordable(rows, plan.budgets))
+
+
 def automatic(
     of: Routing,
 ) -> Callable[[Sequence[Request], list[list[int]]], list[tuple[str, int]]]:
     def choose(rows: Sequence[Request], found: list[list[int]]) -> list[tuple[str, int]]:
-        budgets = affordable(rows, of.budgets(rows))
-        picks = of.route(rows)({"look-up": as_finds(found)}, budgets)
+        picks = picked(of, rows, found)
         kept = [
             min(pick.budget, len(each)) if pick.name == "look-up" else pick.budget
             for pick, each in zip(picks, found, strict=True)
@@ -247,7 +254,7 @@ def test_what_a_look_up_would_have_brought_is_learned_while_the_model_drafts() -
     task = Task(hits=1.0, copied=1.0, model=1.0)
 
     def model_only(rows: Sequence[Request], found: list[list[int]]) -> list[tuple[str, int]]:
-        of.route(rows)({"look-up": as_finds(found)}, of.budgets(rows))
+        picked(of, rows, found)
         return [("model", 4)] * len(rows)
 
     play.play(60, [row], task, model_only, of.record)
@@ -307,7 +314,6 @@ def test_a_seeded_row_is_not_given_to_one_who_drafts_nothing_for_it() -> None:
 def test_wishes_bind() -> None:
     of = routing()
     rows = [request(speculative="off"), request(speculative=3), request(tokens=2)]
-    budgets = affordable(rows, of.budgets(rows))
-    picks = of.route(rows)({"look-up": as_finds([[1, 2], [1, 2, 3, 4], []])}, budgets)
+    picks = picked(of, rows, [[1, 2], [1, 2, 3, 4], []])
     assert [(pick.name, pick.budget) for pick in picks[:2]] == [("", 0), ("look-up", 3)]
     assert picks[2].budget <= 1

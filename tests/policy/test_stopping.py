@@ -20,7 +20,7 @@ from outpace.engine.request import Request
 from outpace.policy.auto.controller import Auto
 from outpace.policy.auto.ladder import Ladder
 from outpace.policy.auto.stopping import Stopping
-from outpace.policy.base import Controller, Outcome, affordable
+from outpace.policy.base import Controller, Outcome, RoundPlan, affordable
 from outpace.policy.lengths.constant import Constant
 from outpace.policy.row import DraftingRow
 
@@ -105,13 +105,10 @@ class Ending(Controller):
         self.stopping = Stopping()
         self._own = {}
 
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+    def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
         self.stopping.begin(requests)
         self.stopping.plan(rate=1.0, curve=[1 + 0.9 * width for width in range(9)])
-        return [6] * len(requests)
-
-    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
-        return self.stopping.terms(requests, terms)
+        return RoundPlan([6] * len(requests), self.stopping.terms(requests, terms))
 
     def record(
         self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
@@ -153,7 +150,7 @@ def test_texts_are_the_same_where_chains_end(config: dict[str, Any], temperature
 
 def test_a_small_drafter_is_not_looked_at() -> None:
     controller = LLM(speculative_config={"method": "draft_model"}).engine.controller
-    assert controller.terms([], DraftingTerms()).ends_behind is None
+    assert controller.plan([], DraftingTerms()).terms.ends_behind is None
 
 
 def test_drafts_that_end_in_time_bring_more() -> None:

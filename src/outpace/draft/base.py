@@ -15,7 +15,7 @@ What happens to a drafter, in this order:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -103,6 +103,8 @@ class Rows:
     What was learned from other rows must not change what is drafted for it. Empty: no row is."""
     route: Router | None = None
     """Who drafts how much in each row, for a drafter that leaves this choice to the controller."""
+    last_ids: Sequence[Collection[int]] = ()
+    """By row, the tokens behind which its text ends. Empty: nothing is known of that."""
     lengths: Sequence[int] = field(init=False)
     """Committed tokens of each row."""
 

@@ -20,7 +20,9 @@ class Chains:
     """Draws the drafted tokens of one round from their laws, as the rows' options and the rule ask.
 
     Greedy and coupled rows' tokens are given once the law is (`Point`); all others are sampled.
-    Nothing leaves the device, unless the terms of the round or the drafter say where chains end.
+    A chain ends behind a token that would end the text, since nothing can follow there. Nothing
+    leaves another device than the CPU, where that is not looked at, unless the terms of the round
+    or the drafter say where chains end.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Chains:
             self._ends_behind.append(rows.terms.ends_behind(counts))
         if ends_behind is not None:
             self._ends_behind.append(ends_behind)
+        self._last_ids = rows.last_ids if rows.seeds.device.type == "cpu" else ()
         self._sampled = not (rows.coupled or rows.law.all_greedy)
         self._laws: list[Tensor] = []  # [B, 1, V] each, of what was sampled
         self._chosen: list[Tensor] = []  # [B, 1] bool each, beside the laws
@@ -88,6 +91,7 @@ class Chains:
         self.tokens = torch.cat([self.tokens, token], 1)
         if soft is not None:
             self._end_behind(soft[:, 0], token[:, 0])
+        self._end_texts(token[:, 0])
         return self.length < max(self.counts)
 
     def _goes_on_by_states(self, states: Tensor) -> bool:
@@ -95,12 +99,12 @@ class Chains:
         on."""
         goes_on = self._rows.terms.goes_on
         if goes_on is not None:
-            self._end(goes_on(states))
+            self._end(goes_on(states).tolist())
         return self.length < max(self.counts)
 
-    def _end(self, keep: Tensor) -> None:
-        """Ends the chains for which ``keep`` [B] is false before their next token."""
-        pairs = zip(self.counts, keep.tolist(), strict=True)
+    def _end(self, keep: Sequence[bool]) -> None:
+        """Ends the chains of the rows for which ``keep`` is false before their next token."""
+        pairs = zip(self.counts, keep, strict=True)
         self.counts = [count if on else min(count, self.length) for count, on in pairs]
 
     def _goes_on_by_law(self, soft: Tensor) -> bool:
@@ -108,7 +112,7 @@ class Chains:
         any goes on. soft: ``[B, 1, V]``."""
         keeps_drafting = self._rows.terms.keeps_drafting
         if keeps_drafting is not None:
-            self._end(keeps_drafting(soft[:, 0]))
+            self._end(keeps_drafting(soft[:, 0]).tolist())
         if self.length == max(self.counts):
             return False
         self._soft.append(soft)
@@ -118,7 +122,13 @@ class Chains:
         """Ends the chains for which these tokens are the last. soft: ``[B, V]``; token: ``[B]``."""
         for ends in self._ends_behind:
             if self.length < max(self.counts):
-                self._end(~ends(soft, token))
+                self._end((~ends(soft, token)).tolist())
+
+    def _end_texts(self, token: Tensor) -> None:
+        """Ends the chains whose texts end with these tokens ``[B]``."""
+        if self._last_ids and self.length < max(self.counts):
+            pairs = zip(token.tolist(), self._last_ids, strict=True)
+            self._end([each not in last for each, last in pairs])
 
     def _draw(self, q: Tensor) -> Tensor:
         """Returns the next token of each chain, ``[B, 1]``, from its law ``[B, 1, V]``."""

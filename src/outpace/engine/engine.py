@@ -27,7 +27,7 @@ from outpace.engine.stopwatch import Stopwatch
 from outpace.engine.trace import Observer, RoundTrace
 from outpace.engine.verifier import Decision, Verifier, branches_of, on_host
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
-from outpace.policy.base import Controller, affordable, is_pure
+from outpace.policy.base import Controller, RoundPlan, affordable, is_pure
 from outpace.targets.base import Plan, PromptInputs, Scores, Target
 
 Done = TypeVar("Done")
@@ -337,8 +337,9 @@ class Engine:
         """Plays a round, or ends the request that stands in its way: the next step plays it."""
         rows, compiled = None, self.compile_seconds
         try:
-            budgets = affordable(played, self.controller.budgets(played))
-            rows = self._rows(played)
+            plan = self.controller.plan(played, self.verifier.terms)
+            budgets = affordable(played, plan.budgets)
+            rows = self._rows(played, plan)
             done = self._round(played, rows, budgets)
         except RowFault as error:
             if rows is not None:
@@ -391,7 +392,7 @@ class Engine:
         if not told:
             self._start_over()
 
-    def _rows(self, played: Sequence[Request]) -> Rows:
+    def _rows(self, played: Sequence[Request], plan: RoundPlan) -> Rows:
         device = self.target.device
         if self._law is None or self._seeds is None:
             options = [request.options for request in played]
@@ -401,9 +402,9 @@ class Engine:
             [request.prompt_ids for request in played], [request.output_ids for request in played]
         )
         pure = [is_pure(request, self.verifier.coupled) for request in played]
-        route, terms = self.controller.route(played), self.verifier.terms
-        terms, shape = self.controller.terms(played, terms), self.controller.shape
-        return Rows(history, self._law, self._seeds, terms, shape, pure, route)
+        last_ids = [request.last_ids for request in played]
+        drafted = plan.terms, plan.shape, pure, plan.route, last_ids
+        return Rows(history, self._law, self._seeds, *drafted)
 
     def _propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if any(budgets):

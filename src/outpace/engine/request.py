@@ -151,6 +151,12 @@ class Request:
             self.fail(error)
         self._looked_at += 1
 
+    @property
+    def last_ids(self) -> Sequence[int]:
+        """The tokens behind which the text ends."""
+        eos_ids = () if self.params.ignore_eos else self.eos_ids
+        return (*eos_ids, *self.params.stop_token_ids)
+
     def _ends(self, token: int) -> bool:
         count = self._looked_at + 1
         begin = len(self._text.text) if self._text else 0

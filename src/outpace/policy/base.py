@@ -27,25 +27,28 @@ class Outcome:
     """The name of the drafter."""
 
 
-class Controller(ABC):
-    """Chooses each row's budget before a round and learns from what it brought."""
+@dataclass(frozen=True)
+class RoundPlan:
+    """How the coming round is drafted."""
 
+    budgets: Sequence[int]
+    """How many nodes to draft for each request, 0 to decode plainly."""
+    terms: DraftingTerms
+    """What is asked of the drafter: the rule's terms, and where chains end if the drafter's own
+    laws decide about that."""
     shape: TreeShape | None = None
     """The tree to draft, where the drafter leaves that open: a row's budget says how many of its
     first nodes are drafted."""
+    route: Router | None = None
+    """Picks each row's drafter, if that is to be chosen."""
+
+
+class Controller(ABC):
+    """Chooses what each row drafts in a round, and learns from what it brought."""
 
     @abstractmethod
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
-        """Returns how many nodes to draft for each request, 0 to decode plainly."""
-
-    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
-        """Returns what is asked of the drafter: the rule's terms, and where chains end if the
-        drafter's own laws decide about that."""
-        return terms
-
-    def route(self, requests: Sequence[DraftingRow]) -> Router | None:
-        """Returns what picks each row's drafter in the coming round, if that is to be chosen."""
-        return None
+    def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
+        """Returns how the coming round is drafted. terms: of the rule."""
 
     def record(
         self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None

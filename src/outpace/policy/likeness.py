@@ -76,8 +76,8 @@ class Likeness:
     def _compare(self, text: Text) -> list[Alike]:
         if not self._kept:
             return []
-        earlier = torch.stack([each.bins for each in self._kept]).double()  # [N, BINS]
-        new = text.bins.double()
+        earlier = torch.stack([each.bins for each in self._kept]).float()  # [N, BINS]
+        new = text.bins.float()
         texts_with = earlier.sum(0) + new
         rarity = ((len(self._kept) + 2) / texts_with.clamp(min=1)).log() * (texts_with > 1)
         common = earlier @ (rarity * new)  # [N]

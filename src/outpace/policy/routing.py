@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, chain_trail
-from outpace.draft.base import Find, Pick, Router
+from outpace.draft.base import Find, Pick
 from outpace.policy.auto.controller import CLOSE, Auto, Prospects
 from outpace.policy.auto.repaying import Prospect
 from outpace.policy.auto.trials import LOOK_ASIDE
-from outpace.policy.base import Controller, Outcome, is_pure, wish
+from outpace.policy.base import Controller, Outcome, RoundPlan, is_pure, wish
 from outpace.policy.ends import Ends
 from outpace.policy.likeness import Likeness
 from outpace.policy.row import DraftingRow
@@ -70,28 +70,22 @@ class Routing(Controller):
 
     # -- choosing ------------------------------------------------------------------------------
 
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
-        # How much is drafted is settled when it is known what look-ups have found (`route`).
+    def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
         self._found = []
-        self.shape = None
-        most = max(auto.most for auto in self._autos.values())
-        wishes = [wish(request) for request in requests]
-        return [most if wished is None else wished for wished in wishes]
-
-    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
-        for name in self._models:
-            terms = self._autos[name].terms(requests, terms)
-        return terms
-
-    def route(self, requests: Sequence[DraftingRow]) -> Router:
+        shape = None
         for name in self._models:
             shaped = self._autos[name].prepare(requests)
-            self.shape = shaped if shaped is not None else self.shape
+            shape = shape if shaped is None else shaped
+            terms = self._autos[name].terms(requests, terms)
+        most = max(auto.most for auto in self._autos.values())
+        wishes = [wish(request) for request in requests]
 
+        # How much is drafted is settled when it is known what look-ups have found.
         def choose(found: Found, budgets: Sequence[int]) -> list[Pick]:
             return self._pick(requests, found, budgets)
 
-        return choose
+        budgets = [most if wished is None else wished for wished in wishes]
+        return RoundPlan(budgets, terms, shape, choose)
 
     def _pick(
         self, requests: Sequence[DraftingRow], found: Found, budgets: Sequence[int]

@@ -22,7 +22,7 @@ from outpace.policy.auto.prices import Prices
 from outpace.policy.auto.repaying import Prospect, repays
 from outpace.policy.auto.stopping import Stopping, expected_seconds
 from outpace.policy.auto.trials import Aside, Rest, Trials
-from outpace.policy.base import Controller, Outcome, affordable, is_pure, wish
+from outpace.policy.base import Controller, Outcome, RoundPlan, affordable, is_pure, wish
 from outpace.policy.row import DraftingRow
 
 FIRST = 4
@@ -74,6 +74,7 @@ class Auto(Controller):
         self._growing = drafts if isinstance(drafts, Growing) else None
         static = drafts.static if isinstance(drafts, Growing) else drafts
         self._static = self._ladder = static
+        self.shape: TreeShape | None = None  # of the present round, if the drafter leaves it open
         self._prices = prices or Prices()
         self._invariant, self._keeps_up = invariant, keeps_up
         self._loose = self._growing is None and static.shape.is_chain
@@ -107,7 +108,11 @@ class Auto(Controller):
 
     # -- choosing ------------------------------------------------------------------------------
 
+    def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
+        return RoundPlan(self.budgets(requests), self.terms(requests, terms), self.shape)
+
     def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+        """Returns how many nodes to draft for each request."""
         fixed = [self._fixed(request) for request in requests]
         free = [request for request, count in zip(requests, fixed, strict=True) if count is None]
         floor = max((count for count in fixed if count is not None), default=0)
@@ -136,6 +141,7 @@ class Auto(Controller):
         return [width if trying in (None, request) else 0 for request in free]
 
     def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+        """Returns the rule's terms with what ends this round's chains, if anything does."""
         return terms if self._stopping is None else self._stopping.terms(requests, terms)
 
     def prepare(self, requests: Sequence[DraftingRow]) -> TreeShape | None:

@@ -15,7 +15,7 @@ from outpace.core.values import is_whole, number, shown
 from outpace.draft.base import Drafter
 from outpace.draft.options import NoOptions
 from outpace.errors import ConfigError
-from outpace.policy.base import Controller, Outcome, is_pure
+from outpace.policy.base import Controller, Outcome, RoundPlan, is_pure
 from outpace.policy.row import DraftingRow
 
 LONGEST = 32
@@ -76,6 +76,7 @@ class LengthPolicy(Controller):
     def __init__(self, count: int, options: Any, invariant: bool) -> None:
         """count: num_speculative_tokens. invariant: the rule's texts do not depend on drafts."""
         self.count, self.options, self.invariant = count, options, invariant
+        self._shape: TreeShape | None = None
 
     @property
     def most(self) -> int:
@@ -84,8 +85,19 @@ class LengthPolicy(Controller):
 
     def shaped(self, shape: TreeShape | None) -> Self:
         """Returns itself, with the tree of which its drafts are the first nodes."""
-        self.shape = shape
+        self._shape = shape
         return self
+
+    @abstractmethod
+    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+        """Returns how many nodes to draft for each request."""
+
+    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+        """Returns the rule's terms with what ends chains, if anything does."""
+        return terms
+
+    def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
+        return RoundPlan(self.budgets(requests), self.terms(requests, terms), self._shape)
 
     def meet(self, drafter: Drafter) -> None:
         """Is shown the drafter; raises ``ConfigError`` where it does not go with it."""

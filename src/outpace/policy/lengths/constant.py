@@ -26,7 +26,7 @@ class Constant(LengthPolicy):
         shape: TreeShape | None = None,
     ) -> None:
         super().__init__(count, options or NoOptions(), invariant)
-        self.shape = shape
+        self._shape = shape
 
     def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
         return [self.count] * len(requests)
