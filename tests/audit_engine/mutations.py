@@ -148,8 +148,8 @@ def window_in_slots(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 def shared_streams(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     rows = Engine._rows
 
-    def shared(self, played):
-        right = rows(self, played)
+    def shared(self, played, plan):
+        right = rows(self, played, plan)
         return replace(right, seeds=right.seeds[:1].expand(len(right)))
 
     monkeypatch.setattr(Engine, "_rows", shared)
@@ -245,8 +245,8 @@ def neighbours_history(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     """Options that look back see the text of another row, with speculation and without."""
     rows = Engine._rows
 
-    def shifted(self, played):
-        right = rows(self, played)
+    def shifted(self, played, plan):
+        right = rows(self, played, plan)
         prompts, outputs = right.history.prompts, right.history.outputs
         other = History([*prompts[1:], prompts[0]], [*outputs[1:], outputs[0]])
         looking = copy.copy(right.law)
@@ -361,6 +361,7 @@ def better_of_two(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     propose = DraftModel.propose
 
     def better(self, rows: Rows, budgets: Any) -> Proposal:
+        rows = replace(rows, last_ids=())  # both chains have the same length
         lengths = list(self.runner.lengths)
         one = propose(self, rows, budgets)
         if not isinstance(one.law, Sampled):
