@@ -116,6 +116,9 @@ MACHINES = {
     "Zen 5, slow memory": Machine({1: 1, 2: 1.02, 4: 1.05, 8: 1.24, 17: 2.3}, 0.34, 0.047),
     "AVX2": Machine({1: 1, 2: 1.07, 4: 1.19, 8: 1.79, 17: 3.6}, drafted=0.35, read=0.04),
     "AMX": Machine({1: 1, 2: 1.07, 4: 1.27, 8: 1.46, 17: 2.3}, drafted=0.33, read=0.027),
+    "AMX, slow memory": Machine(
+        {1: 1, 2: 1.04, 3: 1.11, 4: 1.2, 6: 1.33, 9: 1.7, 17: 2.5}, drafted=0.46, read=0.03
+    ),
 }
 MODEL, LOOK_UP = "draft_model", "suffix"
 WAYS = {LOOK_UP: [LOOK_UP], MODEL: [MODEL], "auto": [LOOK_UP, MODEL]}
