@@ -19,6 +19,7 @@ from outpace.chats import Conversation
 from outpace.config import SpeculativeConfig
 from outpace.core.beam_params import BeamSearchParams
 from outpace.core.params import SamplingParams
+from outpace.engine.alike import try_alike
 from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS
 from outpace.engine.request import Request
 from outpace.engine.trial import TRIAL, trial_prompts, try_out
@@ -76,6 +77,10 @@ class LLM:
     their predicted lengths.
     enable_prefix_caching: what is cached of a text that has ended stays, for up to max_num_seqs
     texts and max_batch_total_tokens tokens, and prompts that begin alike read only the rest.
+    batch_invariant: a token's logits have the same bits whatever else is in the pass. Then greedy
+    text is the same to the last token with speculation and without, alone and in company, where
+    otherwise rounding turns a near-tie now and then. Passes may take longer, and what cannot be
+    computed so is refused (docs/decisions/0015-passes-of-one-shape.md).
 
     Several threads may call one ``LLM``: their texts are made in one batch, and each call gets its
     own.
@@ -106,6 +111,7 @@ class LLM:
         max_batch_total_tokens: int | None = None,
         scheduling_policy: Literal["fcfs", "priority", "fair", "shortest"] = "fcfs",
         enable_prefix_caching: bool = False,
+        batch_invariant: bool = False,
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -120,6 +126,7 @@ class LLM:
             max_batch_total_tokens=max_batch_total_tokens,
             scheduling_policy=scheduling_policy,
             enable_prefix_caching=enable_prefix_caching,
+            batch_invariant=batch_invariant,
         )
         use_threads(threads)
         self.config = arguments.speculation(speculative_config, BUNDLED if model is None else None)
@@ -143,7 +150,13 @@ class LLM:
         self._texts = Texts(self.engine)
         if asked.capture(self.target.device) is not None:
             self._prepare(rows=sorted({1, min(2, asked.max_num_seqs)}))
+        if asked.batch_invariant:
+            self.engine.between_rounds(self._try_alike)
         self._try_out()
+
+    def _try_alike(self) -> None:
+        """Raises ``ConfigError`` where a token's logits depend on what else is in the pass."""
+        try_alike(self.engine.target, self.target.name, self.target.vocabulary)
 
     def _try_out(self) -> None:
         """Raises ``ConfigError`` for a drafter that was plainly made for another model."""

@@ -15,16 +15,18 @@ from outpace.config import SpeculativeConfig
 from outpace.core.values import flag_or
 from outpace.draft.base import Drafter, Setup
 from outpace.draft.registry import find_drafter
-from outpace.engine.capture import capture_for
+from outpace.engine.capture import AsTheyCome, capture_for
 from outpace.engine.engine import Engine
 from outpace.engine.order.registry import ORDERS
 from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError
 from outpace.intake import Intake
+from outpace.invariance import check_invariant
 from outpace.policy.lengths.registry import length_options
 from outpace.policy.making import make_controller
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.fixed import FixedShapes
+from outpace.targets.hf.invariant.target import InvariantTarget, tokens_alike
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.making import make_target
 from outpace.train.origin import origin_of
@@ -65,10 +67,13 @@ class EngineOptions:
     max_batch_total_tokens: int | None
     scheduling_policy: str
     enable_prefix_caching: bool
+    batch_invariant: bool
 
     def __post_init__(self) -> None:
         flag_or("auto", "compile", self.compile, error=ConfigError)
-        arguments.check_flags(enable_prefix_caching=self.enable_prefix_caching)
+        arguments.check_flags(
+            enable_prefix_caching=self.enable_prefix_caching, batch_invariant=self.batch_invariant
+        )
         arguments.check_choice("scheduling_policy", self.scheduling_policy, ORDERS)
         for name, read in (
             ("max_num_seqs", arguments.rows),
@@ -83,6 +88,15 @@ class EngineOptions:
         if self.compile == "auto":
             return partial(capture_for, required=False) if device.type == "cuda" else None
         return capture_for if self.compile else None
+
+    @property
+    def reads_again(self) -> list[str]:
+        """The arguments that were given and may have a text read again."""
+        given = {
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "max_batch_total_tokens": self.max_batch_total_tokens is not None,
+        }
+        return [name for name, is_given in given.items() if is_given]
 
     @property
     def saved_texts(self) -> int:
@@ -100,6 +114,8 @@ def build_engine(
     arguments.check_held(asked.max_batch_total_tokens, intake.max_length)
     capture = asked.capture(loaded.device)
     fixed = None if capture is None else capture(loaded.model)
+    if asked.batch_invariant and fixed is None and not tokens_alike(loaded.model):
+        fixed = FixedShapes(loaded.model, AsTheyCome(), pads=True)
     target = make_target(
         loaded.model,
         asked.max_num_seqs,
@@ -107,6 +123,7 @@ def build_engine(
         fixed,
         asked.saved_texts,
         asked.max_batch_total_tokens,
+        asked.batch_invariant,
     )
     setup = Setup(
         loaded=loaded,
@@ -120,6 +137,9 @@ def build_engine(
     speculation.rule.recognise(lambda: origin_of(loaded))
     verifier = Verifier(speculation.rule, intake.second_text(speculation.rule))
     drafter = speculation.drafter.build(setup)
+    if isinstance(target, InvariantTarget):
+        count = speculation.config.num_speculative_tokens
+        check_invariant(target, drafter, speculation.rule, count, asked.reads_again)
     return Engine(
         target,
         drafter,

@@ -125,7 +125,7 @@ def test_recordings_find_rows_wherever_they_lie() -> None:
         prompts = [*PROMPTS, [3, 1]]
         assert ids(found.generate(prompts, asked)) == ids(plain.generate(prompts, asked))
     for steps in (of_target, of_drafter):
-        spacings = {key[3].spacing for key in steps._recordings}  # type: ignore[index]
+        spacings = {key[1][3] for key in steps._recordings}  # type: ignore[index]
         assert None in spacings, "rows at other distances are looked up on the device"
         assert len(spacings) > 1, "and equal distances are a part of the key"
 

@@ -8,6 +8,9 @@ REMEDIES = {
     "trust_remote_code=True": "--trust-remote-code",
     "pass tokenizer=, or give token ids": "name a model that has one",
     "leave compile out": "leave --compile out",
+    "leave batch_invariant out": "leave --batch-invariant out",
+    "leave enable_prefix_caching or batch_invariant out": "use --no-prefix-caching, or leave "
+    "--batch-invariant out",
     "use compile=False": "use --no-compile",
     "beam_width": "--num-beams",
     "LLM.beam_search": "--num-beams",

@@ -27,7 +27,7 @@ from outpace.engine.stopwatch import Stopwatch
 from outpace.engine.trace import Observer, RoundTrace
 from outpace.engine.verifier import Decision, Verifier, branches_of, on_host
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
-from outpace.policy.base import Controller, RoundPlan, affordable, is_pure
+from outpace.policy.base import Controller, RoundPlan, affordable, check_wish, is_pure
 from outpace.targets.base import Plan, PromptInputs, Scores, Target
 
 Done = TypeVar("Done")
@@ -90,8 +90,9 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a request; it joins the batch when a row is free.
 
-        Raises ``ParamsError`` for options that leave it no token at all.
+        Raises ``ParamsError`` for options that leave it no token at all, or cannot be honoured.
         """
+        check_wish(request, self.target.most_nodes)
         LawMaker([request.options], self.vocabulary)
         drafts = bool(self.drafter.longest) and not self.verifier.coupled
         request.repeats = request.params.seeded or request.params.greedy or not drafts
@@ -338,7 +339,7 @@ class Engine:
         rows, compiled = None, self.compile_seconds
         try:
             plan = self.controller.plan(played, self.verifier.terms)
-            budgets = affordable(played, plan.budgets)
+            budgets = affordable(played, plan.budgets, self.target.most_nodes)
             rows = self._rows(played, plan)
             done = self._round(played, rows, budgets)
         except RowFault as error:

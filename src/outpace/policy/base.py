@@ -10,6 +10,7 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import LARGEST, TreeShape
 from outpace.draft.base import Router
+from outpace.errors import ParamsError
 from outpace.policy.row import DraftingRow
 
 
@@ -60,15 +61,17 @@ class Controller(ABC):
         """
 
 
-def affordable(requests: Sequence[DraftingRow], budgets: Sequence[int]) -> list[int]:
+def affordable(
+    requests: Sequence[DraftingRow], budgets: Sequence[int], most: int = LARGEST
+) -> list[int]:
     """Returns the budgets under each request's own wish, what it may still generate, and what is
-    scored at once.
+    scored at once, ``most``.
 
     One token comes with every round, so that the last one need not be drafted.
     """
     wishes = [wish(request) for request in requests]
     return [
-        max(0, min(budget if wished is None else wished, request.remaining - 1, LARGEST))
+        max(0, min(budget if wished is None else wished, request.remaining - 1, most))
         for request, budget, wished in zip(requests, budgets, wishes, strict=True)
     ]
 
@@ -79,6 +82,16 @@ def wish(request: DraftingRow) -> int | None:
     if wished is None or wished == "auto":
         return None
     return 0 if wished == "off" else int(wished)
+
+
+def check_wish(request: DraftingRow, most: int) -> None:
+    """Raises ``ParamsError`` where a request wants more tokens drafted than are scored at once."""
+    wished = wish(request) or 0
+    if wished > most:
+        raise ParamsError(
+            f"speculative must be at most {most} with this LLM, whose passes are of one shape, not "
+            f"{wished}."
+        )
 
 
 def is_pure(request: DraftingRow, invariant: bool) -> bool:

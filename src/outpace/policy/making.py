@@ -9,7 +9,7 @@ from outpace.errors import ConfigError
 from outpace.policy.auto.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
 from outpace.policy.auto.controller import Auto
 from outpace.policy.auto.growing import Growing
-from outpace.policy.auto.ladder import Ladder
+from outpace.policy.auto.ladder import LENGTHS, Ladder
 from outpace.policy.auto.prices import Prices
 from outpace.policy.base import Controller
 from outpace.policy.lengths.constant import Constant
@@ -55,7 +55,7 @@ def _prices(drafter: Drafter, target: Target) -> Prices:
 def _auto(drafter: Drafter, invariant: bool, target: Target) -> Auto:
     prices = _prices(drafter, target)
     prior = PRIOR if drafter.pass_bytes or drafter.any_shape else PRIOR_OF_LOOK_UPS
-    drafts = _drafts(drafter, prices)
+    drafts = _drafts(drafter, prices, target.most_nodes)
     return Auto(drafts, invariant, prices, prior, drafter.keeps_up, _stops(drafter, target))
 
 
@@ -67,12 +67,12 @@ def _stops(drafter: Drafter, target: Target) -> bool:
     return drafter.pass_bytes >= LEAST_PASS
 
 
-def _drafts(drafter: Drafter, prices: Prices) -> Ladder | Growing:
-    """What a controller may choose from."""
+def _drafts(drafter: Drafter, prices: Prices, most: int) -> Ladder | Growing:
+    """What a controller may choose from. most: nodes that are scored at once."""
     if drafter.any_shape:
-        return Growing(prices, deepest=drafter.deepest)
+        return Growing(prices, min(most, LENGTHS[-1]), drafter.deepest)
     if drafter.shape is None:
-        return Ladder.chains(drafter.longest)
+        return Ladder.chains(min(most, drafter.longest))
     return Ladder.by_level(drafter.shape)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outpace.core.proposal import Entered, Riders
 from outpace.core.trees.tree import Tree
+from outpace.core.trees.tree_shape import LARGEST
 
 States = Mapping[int, Tensor]
 """Hidden states by layer, ``[B, T, H]`` each. Layers are numbered as in transformers: 0 is the
@@ -141,6 +142,8 @@ class Target(ABC):
     """How many rows there can be at once."""
     max_length: int
     """How many tokens a row can hold, those of the prompt included."""
+    most_nodes: int = LARGEST
+    """Drafted nodes that a pass can score in a row, at most."""
     reuses: bool = False
     """Whether it keeps the caches of texts that have ended, for texts that begin alike."""
 

@@ -14,6 +14,7 @@ from outpace.bench.library import transformers
 from outpace.draft.route.base import Several
 from outpace.targets.hf.attention import key_heads
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.supported.experts import has_experts
 from outpace.targets.hf.weights import pass_bytes
 
 
@@ -65,18 +66,7 @@ def reads_a_part(llm: LLM) -> bool:
     how many weights there are, which then bounds nothing.
     """
     models = (llm.target, llm.engine.drafter.loaded)
-    return any(_has_experts(each.config.to_dict()) for each in models if each is not None)
-
-
-def _has_experts(entries: Mapping[str, Any]) -> bool:
-    """Whether a configuration, or a part of it, counts experts: each family has its own name for
-    their number, which ends with this word."""
-    for name, value in entries.items():
-        if isinstance(value, Mapping) and _has_experts(value):
-            return True
-        if str(name).endswith("experts") and type(value) is int and value > 1:
-            return True
-    return False
+    return any(has_experts(each.config.to_dict()) for each in models if each is not None)
 
 
 def has_one_price(llm: LLM) -> bool:

@@ -65,11 +65,12 @@ class EngineFlags(ModelFlags):
     max_model_len: opt.MaxModelLen = None
     generation_config: opt.GenerationConfig = "auto"
     compile_passes: opt.Compile = None
+    batch_invariant: opt.BatchInvariant = False
 
     def arguments(self) -> dict[str, Any]:
         return {
             **super().arguments(),
-            **_named(self, ["max_model_len", "generation_config"]),
+            **_named(self, ["max_model_len", "generation_config", "batch_invariant"]),
             "compile": "auto" if self.compile_passes is None else self.compile_passes,
         }
 

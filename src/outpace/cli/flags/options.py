@@ -100,6 +100,16 @@ Compile = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+BatchInvariant = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant",
+        help="Compute a token's logits with the same bits whatever else is in a pass, so that "
+        "greedy text is the same with speculation and without, alone and in company. May take "
+        "longer.",
+        rich_help_panel=MODEL,
+    ),
+]
 Quantize = Annotated[
     str | None,
     typer.Option(

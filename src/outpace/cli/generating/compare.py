@@ -100,7 +100,7 @@ class Comparison:
         return (
             f"The texts differ from token {self._split} on: in {self.dtype}, scoring several "
             "tokens at once rounds otherwise than one by one, and turns near-ties; with "
-            "--dtype float64 they must agree."
+            "--batch-invariant, or --dtype float64, they must agree."
         )
 
     @property

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from outpace.errors import ConfigError
-from outpace.targets.hf.slots.placement import Spacing
+from outpace.targets.hf.slots.placement import Placement
 
 LOGGER = logging.getLogger("outpace")
 
@@ -76,15 +76,22 @@ class StepRunner(ABC):
         """Drops all that points into buffers: they have moved."""
 
 
-@dataclass(frozen=True)
-class FixedView:
-    """What a pass of a fixed shape sees of the cache, as a part of the step's key."""
+@dataclass(frozen=True, eq=False)
+class FixedShape:
+    """The shape of a pass, with its padding, and what the pass sees of the cache."""
 
+    rows: int
+    columns: int
     slots: int
     """How many slots of each row it sees."""
-    spacing: Spacing | None
-    """Where the rows lie, which a recorded step cannot be told later. None where they are unevenly
-    spaced: then the step looks it up on the device, and any such placement will do."""
+    placement: Placement
+    """Where the rows lie."""
+
+    @property
+    def key(self) -> Hashable:
+        """All of it that shapes a step. Where evenly spaced rows lie cannot be told a recorded step
+        later; where others lie it looks up on the device, and any such placement will do."""
+        return self.rows, self.columns, self.slots, self.placement.spaced(self.slots)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from outpace.core.trees.tree import Tree
 from outpace.targets.base import Source
 from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.hf.attention import kernels_on
-from outpace.targets.hf.fixed import PENDING, CannotRecord, FixedShapes, FixedView, Outputs
+from outpace.targets.hf.fixed import PENDING, CannotRecord, FixedShape, FixedShapes, Outputs
 from outpace.targets.hf.recurrent.own_states import (
     FIRST_LAYER_FIRST,
     cache_arguments,
@@ -25,6 +25,7 @@ from outpace.targets.hf.recurrent.own_states import (
 )
 from outpace.targets.hf.recurrent.states import StateCache
 from outpace.targets.hf.recurrent.steps import TRIAL, Steps
+from outpace.targets.hf.slots.cache import SlotCache
 from outpace.targets.hf.slots.masks import (
     Layout,
     MaskMaker,
@@ -71,7 +72,7 @@ class Runner:
         # The model's own properties walk through its parameters each time.
         self.device: torch.device = loaded.device
         self.dtype: torch.dtype = loaded.dtype
-        self.cache = cache_for(loaded, rows, self.device)
+        self.cache = self._new_cache(loaded, rows)
         self._generation = self.cache.generation  # that recorded passes know
         self.text_offset = text_offset(loaded)  # of a row without images
         self.setting = Setting.of(loaded)
@@ -87,6 +88,9 @@ class Runner:
         if isinstance(self.cache, StateCache):
             self.steps = Steps(self.cache, lambda: Runner(model, 1, TRIAL))
             self.steps.find_mixers(self)
+
+    def _new_cache(self, model: nn.Module, rows: int) -> SlotCache:
+        return cache_for(model, rows, self.device)
 
     def _masks(self, model: nn.Module) -> MaskMaker:
         return MaskMaker(model, self.max_length)
@@ -326,12 +330,13 @@ class Runner:
 
     # -- passes of fixed shapes ----------------------------------------------------------------
 
-    def _fixed_view(self, rows: int, width: int) -> FixedView:
-        """What a pass of a fixed shape over the first rows sees of the cache."""
+    def _fixed_shape(self, first: int, rows: int, width: int) -> FixedShape:
+        """The shape of a pass over consecutive rows, so many columns wide."""
         assert self.fixed is not None
-        self.reserve(0, [length + width for length in self.lengths[:rows]])
-        slots = self.fixed.slots(max(self.lengths[:rows]) + width, self.cache.longest)
-        return FixedView(slots, self.cache.placement(0, rows).spaced(slots))
+        lengths = self.lengths[first : first + rows]
+        self.reserve(first, [length + width for length in lengths])
+        slots = self.fixed.slots(max(lengths) + width, self.cache.longest)
+        return FixedShape(rows, width, slots, self.cache.placement(first, rows))
 
     def _fixed_width(
         self, columns: int, tree: Tree | None, options: Mapping[str, Any]
@@ -351,7 +356,7 @@ class Runner:
         states are wanted."""
         assert self.fixed is not None
         rows, columns = tokens.shape
-        view = self._fixed_view(rows, width)
+        shape = self._fixed_shape(0, rows, width)
         starts = to_device(self.lengths[:rows], self.device)
         offsets = self._offsets(0, rows)
         inputs = [pad(tokens, (0, width - columns)), starts]
@@ -362,9 +367,9 @@ class Runner:
             inputs.append(pad(tree.parents, (0, width - columns)))  # children of the root
 
         def step(tokens: Tensor, starts: Tensor, offsets: Tensor, *tree: Tensor) -> Outputs:
-            return self._fixed_pass(view, states, tokens, starts, offsets, pending or 0, *tree)
+            return self._fixed_pass(shape, states, tokens, starts, offsets, pending or 0, *tree)
 
-        key = ("pass", rows, width, view, pending, states)
+        key = ("pass", shape.key, pending, states)
         logits, *layers = self.fixed.steps.run(key, step, inputs)
         self.passes += 1
         # Drafters keep states until later rounds, and the next pass writes over these.
@@ -375,7 +380,7 @@ class Runner:
 
     def _fixed_pass(
         self,
-        view: FixedView,
+        shape: FixedShape,
         states: bool,
         tokens: Tensor,
         starts: Tensor,
@@ -385,19 +390,18 @@ class Runner:
     ) -> Outputs:
         """Returns the logits ``[A, T, V]`` of the first rows, and with ``states`` the hidden states
         ``[A, T, H]`` of each layer, with nothing decided on the host but shapes: what a
-        `StepRunner` may repeat, as long as the view is the same.
+        `StepRunner` may repeat, as long as the shape's key is the same.
 
         tokens: ``[A, T]``, fed behind ``starts`` ``[A]``; offsets: ``[A, 1]``, of their positions;
         parents: of those after the pending ones, if they make a tree.
         """
         assert self.fixed is not None
-        rows, columns = tokens.shape
-        placement = self.cache.placement(0, rows)
-        self.cache.slots = PassSlots(placement, starts, None, columns, view.slots).worked_out()
+        columns, slots = shape.columns, shape.slots
+        self.cache.slots = PassSlots(shape.placement, starts, None, columns, slots).worked_out()
         if parents is None:
-            layout = chain_layout(starts, columns, view.slots)
+            layout = chain_layout(starts, columns, slots)
         else:
-            layout = tree_layout(starts, pending, Tree(parents), view.slots)
+            layout = tree_layout(starts, pending, Tree(parents), slots)
         output = self.fixed.forward(
             input_ids=tokens,
             position_ids=layout.positions.clamp(max=self.max_length - 1) + offsets,

@@ -75,6 +75,12 @@ class NativeModel:
         return any(isinstance(module, NativeBlockLinear) for module in self._model.modules())
 
     @property
+    def tokens_alike(self) -> int:
+        """Up to how many tokens in a pass it gives each token the same bits, however many they are
+        and however they branch."""
+        return self._stack.most
+
+    @property
     def _stack(self) -> LayerStack:
         if self._made is None:
             passes, norm = PassDescriptions(), self._inner.norm

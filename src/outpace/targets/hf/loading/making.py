@@ -8,6 +8,7 @@ from torch import nn
 
 from outpace.errors import ConfigError
 from outpace.targets.hf.fixed import FixedShapes
+from outpace.targets.hf.invariant.target import InvariantTarget
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.seq2seq.runner import DecoderRunner
@@ -24,11 +25,23 @@ def make_target(
     fixed: FixedShapes | None = None,
     saved_texts: int = 0,
     saved_tokens: int | None = None,
+    invariant: bool = False,
 ) -> HFTarget:
-    """Returns the target of a model; see `HFTarget`. ``ConfigError`` for what it cannot do."""
+    """Returns the target of a model; see `HFTarget`. ``ConfigError`` for what it cannot do.
+
+    invariant: a token's logits shall not depend on what else is in a pass (`InvariantTarget`).
+    """
+    loaded: Any = model
+    shows = not is_encoder_decoder(model) and bool(placeholders(loaded.config))
+    if invariant and (shows or is_encoder_decoder(model)):
+        raise ConfigError(
+            f"{type(model).__name__} reads more than tokens, which passes of one shape cannot: "
+            "leave batch_invariant out."
+        )
     if not is_encoder_decoder(model):
-        loaded: Any = model
-        kind = VisionTarget if placeholders(loaded.config) else HFTarget
+        if invariant:
+            return InvariantTarget(model, rows, max_length, fixed, saved_texts, saved_tokens)
+        kind = VisionTarget if shows else HFTarget
         return kind(model, rows, max_length, fixed, saved_texts, saved_tokens)
     if saved_texts:
         raise ConfigError(

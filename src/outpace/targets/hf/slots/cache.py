@@ -154,11 +154,13 @@ class SlotCache(Cache):
 
     layers: Any
 
-    def __init__(self, rows: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, rows: int, device: torch.device | str = "cpu", spare: int = 0) -> None:
+        """spare: slots at the end of each buffer, which no row has: passes over rows that are
+        missing write there."""
         # Not super(): a subclass may also be of a cache class that one model insists on.
         made: Any = SlotLayers(self)
         Cache.__init__(self, layers=made)
-        self.rows = rows
+        self.rows, self.spare = rows, spare
         self.capacity = 0
         """Slots of each buffer."""
         self.generation = 0
@@ -236,6 +238,11 @@ class SlotCache(Cache):
         return sum(buffer.nbytes for buffer in self.buffers)
 
     # -- rows ------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> int:
+        """How many rows there are."""
+        return len(self._extents)
 
     @property
     def longest(self) -> int:
@@ -353,8 +360,8 @@ class SlotCache(Cache):
         at_least: slots of the new buffers, if the rows need no more.
         """
         sizes = evened(sizes)
-        self.capacity = max(at_least, sum(sizes))
-        self._allocator = ExtentAllocator(self.capacity)
+        self.capacity = max(at_least, sum(sizes) + self.spare)
+        self._allocator = ExtentAllocator(self.capacity - self.spare)
         extents = self._allocator.take(sizes)
         assert extents is not None
         moves = list(zip(self._extents, extents, strict=True))
@@ -368,8 +375,7 @@ class SlotCache(Cache):
 
     def placement(self, first: int, count: int) -> Placement:
         """Returns where ``count`` rows from ``first`` on lie."""
-        if not self._placements:
-            self._write_bounds()
+        self._know_bounds()
         found = self._placements.get((first, count))
         if found is None:
             assert self._bounds is not None
@@ -380,13 +386,25 @@ class SlotCache(Cache):
             self._placements[first, count] = found
         return found
 
+    def placement_of_all(self) -> Placement:
+        """Returns where all rows lie that there can be, also those that are missing: these share
+        the `spare` slots. It holds for good: the device looks up how the rows lie now."""
+        self._know_bounds()
+        assert self._bounds is not None
+        firsts, lasts = self._bounds.unbind()
+        return Placement(firsts, lasts, spacing=None, shortest=0)
+
+    def _know_bounds(self) -> None:
+        if not self._placements:
+            self._write_bounds()
+
     @torch.inference_mode()
     def _write_bounds(self) -> None:
         if self._bounds is None:
             self._bounds = torch.zeros(2, self.rows, dtype=torch.long, device=self._device)
-        bounds = [(extent.first, max(extent.first, extent.end - 1)) for extent in self._extents]
-        new = to_device(bounds, self._device).reshape(-1, 2).t()
-        self._bounds.narrow(1, 0, len(bounds)).copy_(new)
+        missing = [Extent(self.capacity - self.spare, self.spare)] * (self.rows - self.active)
+        bounds = [(each.first, max(each.first, each.end - 1)) for each in self._extents + missing]
+        self._bounds.copy_(to_device(bounds, self._device).t())
 
     def move_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Moves a row's slots ``start + node`` to ``start + 1, start + 2, ...`` in path order."""

@@ -1,0 +1,63 @@
+"""What does not go with ``batch_invariant``, refused when an engine is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outpace.draft.base import Drafter
+from outpace.errors import ConfigError
+from outpace.targets.hf.invariant.target import InvariantTarget
+from outpace.verify.base import Rule
+
+
+def check_invariant(
+    target: InvariantTarget, drafter: Drafter, rule: Rule, count: int | str, read_again: list[str]
+) -> None:
+    """Raises ``ConfigError`` for what would make passes of a target differ in more than what is in
+    them.
+
+    count: the drafted tokens that were asked for. read_again: the names of those arguments of
+    ``LLM`` that were given and may have a text read again.
+    """
+    if read_again and not target.rereads:
+        raise ConfigError(
+            f"with {read_again[0]} a text may be read again, in a pass of another shape than the "
+            f"one that wrote it: leave {read_again[0]} or batch_invariant out."
+        )
+    if target.one_shape:
+        _check_columns(drafter, rule)
+    most, shape = target.most_nodes, drafter.shape
+    if drafter.longest and not most:
+        raise ConfigError(
+            f"with {target.rows} texts at once no pass has room for a drafted token under "
+            f"batch_invariant: lower max_num_seqs to {target.tokens // 2} or less."
+        )
+    nodes = max(0 if isinstance(count, str) else count, 0 if shape is None else shape.size)
+    if nodes > most:
+        raise ConfigError(
+            f"under batch_invariant a pass scores {most} drafted tokens of a text at most here, "
+            f"not {nodes}: draft fewer{_fewer_rows(target, nodes)}."
+        )
+
+
+def _fewer_rows(target: InvariantTarget, nodes: int) -> str:
+    """What else would help, as the end of a sentence."""
+    rows = target.tokens // (nodes + 1)
+    return f", or lower max_num_seqs to {rows}" if rows and not target.one_shape else ""
+
+
+def _check_columns(drafter: Drafter, rule: Rule) -> None:
+    """Refuses what lays other columns into a pass than a chain's."""
+    name: Any = drafter.name
+    reason = None
+    if drafter.rides:
+        reason = f"method={name!r} has columns of its own in the target's passes"
+    elif drafter.trees:
+        reason = f"method={name!r} drafts trees here, whose tokens lie apart in the cache"
+    elif rule.needs.second_pass is not None:
+        reason = f"verify={rule.name!r} has the draft scored twice"
+    if reason is not None:
+        raise ConfigError(
+            f"{reason}, and the passes of batch_invariant score chains only: choose another one, "
+            "or leave batch_invariant out."
+        )

@@ -1,0 +1,222 @@
+"""Passes of one shape: a token's logits have the same bits whatever else is in the pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outpace import LLM, SamplingParams
+from outpace.engine.alike import try_alike
+from outpace.errors import ConfigError, ParamsError
+from outpace.targets.hf.invariant import target as invariant
+from outpace.targets.hf.invariant.runner import COLUMNS, OneShapeRunner
+from outpace.targets.hf.invariant.target import InvariantTarget, tokens_alike
+from outpace.targets.hf.loading.making import make_target
+from seq2seq.models import target as source_model
+
+from .families import CONTEXT, VOCABULARY, build, drafter, target
+from .generating import greedy, ids
+from .vision_families import target as image_model
+
+PROMPTS = [[5, 9, 2, 41], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [3, 1]]
+SPECULATION: dict[str, dict[str, Any]] = {
+    "none": {"method": "none"},
+    "draft_model": {"method": "draft_model", "num_speculative_tokens": 3},
+    "suffix": {"method": "suffix"},
+    "layer_skip": {
+        "method": "layer_skip",
+        "layers": {"attention": [0]},
+        "num_speculative_tokens": 2,
+    },
+}
+
+
+class ByShape(nn.Linear):
+    """A layer whose last bits depend on how many tokens there are, as rounding's do everywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.shape[:-1].numel()
+        return super().forward(x) * (1 + 1e-9 * (tokens % 7))
+
+
+@pytest.fixture
+def by_shape() -> Any:
+    model = build("llama")
+    for layer in model.model.layers:
+        layer.mlp.down_proj.__class__ = ByShape
+    return model
+
+
+def decoder(model: Any, method: str = "none", rows: int = 4, **options: Any) -> LLM:
+    config = {**SPECULATION[method], **options}
+    if method == "draft_model":
+        config["model"] = drafter("llama")
+    return LLM(
+        model,
+        speculative_config=config,
+        max_num_seqs=rows,
+        max_model_len=CONTEXT,
+        batch_invariant=True,
+    )
+
+
+def test_a_trial_finds_out_that_passes_depend_on_their_shape(by_shape: Any) -> None:
+    ordinary = make_target(by_shape, 4, CONTEXT)
+    with pytest.raises(ConfigError, match=r"llama on cpu in float64 gives .* batch_invariant out"):
+        try_alike(ordinary, "llama", VOCABULARY)
+    assert ordinary.active == 0
+    try_alike(decoder(by_shape).engine.target, "llama", VOCABULARY)
+
+
+@pytest.mark.parametrize("method", sorted(SPECULATION))
+def test_texts_are_the_same_with_speculation_and_in_company(by_shape: Any, method: str) -> None:
+    wanted = greedy(12, logprobs=2)
+    alone = [decoder(by_shape).generate(prompt, wanted)[0] for prompt in PROMPTS]
+    found = decoder(by_shape, method).generate(PROMPTS, wanted)
+    for one, other in zip(found, alone, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.outputs[0].logprobs == other.outputs[0].logprobs, "to the last bit"
+
+
+def test_a_text_with_a_seed_is_the_same_under_coupled(by_shape: Any) -> None:
+    params = [SamplingParams(temperature=0.9, seed=n, max_tokens=12) for n in range(4)]
+    plain = decoder(by_shape, verify="coupled")
+    alone = [plain.generate(p, q)[0] for p, q in zip(PROMPTS, params, strict=True)]
+    assert ids(decoder(by_shape, "draft_model", verify="coupled").generate(PROMPTS, params)) == ids(
+        alone
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "qwen2-window"])
+def test_what_is_written_is_the_models(
+    family: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some rows write while others have read a part of their prompts, which padding must spare."""
+    monkeypatch.setattr(invariant, "PREFILL_CHUNK", 3)
+    limits: dict[str, Any] = {"max_num_seqs": rows, "max_model_len": CONTEXT}
+    config = {"method": "ngram", "num_speculative_tokens": 3}
+    plain = LLM(target(family), speculative_config={"method": "none"}, **limits)
+    found = LLM(
+        target(family),
+        speculative_config=config,
+        batch_invariant=True,
+        max_num_batched_tokens=1,
+        **limits,
+    )
+    asked = [greedy(4 + 3 * row) for row in range(len(PROMPTS))]
+    for _ in range(2):
+        assert ids(found.generate(PROMPTS, asked)) == ids(plain.generate(PROMPTS, asked))
+
+
+def test_passes_over_texts_have_one_shape(by_shape: Any) -> None:
+    llm, seen = decoder(by_shape, "draft_model"), set()
+    own = by_shape.model.layers[0].mlp.down_proj
+    hook = own.register_forward_hook(lambda _m, given, _o: seen.add(tuple(given[0].shape[:2])))
+    # A prompt of one token leaves nothing to be read before its first round.
+    llm.generate([[7], [8], [9]], greedy(10))
+    hook.remove()
+    assert seen == {(4, COLUMNS)}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="our own passes are those of a CPU")
+def test_our_own_passes_need_no_padding() -> None:
+    llm = LLM(
+        speculative_config={"method": "suffix"},
+        dtype="float32",
+        device="cpu",
+        max_num_seqs=4,
+        batch_invariant=True,
+    )
+    alike = tokens_alike(llm.target.model)
+    if not alike:
+        pytest.skip("this machine cannot run the passes of native.cpp")
+    found = llm.engine.target
+    assert isinstance(found, InvariantTarget)
+    assert not isinstance(found.runner, OneShapeRunner)
+    assert found.most_nodes == alike // 4 - 1
+    texts = ["Once upon a time", "The captain", "A dog and a cat", "Lily"]
+    together = llm.generate(texts, greedy(40))
+    alone = [llm.generate(text, greedy(40, speculative="off"))[0] for text in texts]
+    assert ids(together) == ids(alone)
+
+
+def test_bfloat16_writes_one_text() -> None:
+    """With sixteen bits near-ties are frequent: each second text of this length differs without."""
+    params, texts = greedy(48), ["Once upon a time", "The captain of the ship"]
+    found = []
+    for method in ("none", "draft_model"):
+        llm = LLM(
+            speculative_config={"method": method},
+            dtype="bfloat16",
+            device="cpu",
+            max_num_seqs=2,
+            batch_invariant=True,
+        )
+        found.append(ids(llm.generate(texts, params)))
+        found.append([llm.generate(text, params)[0].token_ids for text in texts])
+    assert found == [found[0]] * 4
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+def refused(model: Any, sentence: str, config: Any = None, **more: Any) -> None:
+    more = {"max_num_seqs": 4, "max_model_len": CONTEXT, **more}
+    with pytest.raises(ConfigError, match=sentence):
+        LLM(model, speculative_config=config or {"method": "none"}, batch_invariant=True, **more)
+
+
+@pytest.mark.parametrize(
+    ("family", "sentence"),
+    [
+        ("mamba2", "goes on from a state"),
+        ("mixtral", "mixture of experts"),
+    ],
+)
+def test_models_whose_passes_cannot_be_alike_are_refused(family: str, sentence: str) -> None:
+    refused(target(family), rf"{sentence}.*leave batch_invariant out")
+
+
+@pytest.mark.parametrize("model", ["images", "sources"])
+def test_models_that_read_more_than_tokens_are_refused(model: str) -> None:
+    found = image_model("llava") if model == "images" else source_model("t5")
+    refused(found, "reads more than tokens.*leave batch_invariant out")
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"method": "lookahead"}, "'lookahead' has columns of its own"),
+        ({"method": "recycling"}, "'recycling' drafts trees"),
+        (
+            {"method": "ngram", "num_speculative_tokens": COLUMNS},
+            f"scores {COLUMNS - 1} drafted tokens of a text at most here, not {COLUMNS}",
+        ),
+    ],
+)
+def test_other_columns_than_a_chains_are_refused(config: Any, sentence: str) -> None:
+    refused(target("llama"), sentence, config)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("enable_prefix_caching", True), ("max_batch_total_tokens", CONTEXT)]
+)
+def test_reading_a_text_again_is_refused(option: str, value: Any) -> None:
+    refused(target("llama"), rf"leave {option} or batch_invariant out", **{option: value})
+
+
+def test_a_request_for_more_drafted_tokens_is_refused_alone() -> None:
+    llm = decoder(target("llama"), "suffix")
+    with pytest.raises(ParamsError, match=f"speculative must be at most {COLUMNS - 1}"):
+        llm.generate([1, 2], greedy(4, speculative=COLUMNS))
+    assert len(llm.generate([1, 2], greedy(4, speculative=COLUMNS - 1))[0].token_ids) == 4
+
+
+def test_it_is_a_flag() -> None:
+    refused_value: Any = "yes"
+    with pytest.raises(ConfigError, match="batch_invariant must be True or False"):
+        LLM(target("llama"), batch_invariant=refused_value)
