@@ -199,6 +199,14 @@ class LLM:
         Raises ``ConfigError`` for a drafter that learns online.
         """
 
+        if any(self.engine.drafter.learners()):
+            raise ConfigError(
+                "what a drafter has learned online from a text cannot be taken back: load the "
+                "model again, or leave 'online' out."
+            )
+        self._forget()
+
+    def _forget(self) -> None:
         def forget() -> None:
             self.engine.drafter.forget_texts()
             self.engine.target.forget_texts()
@@ -223,8 +231,12 @@ class LLM:
             ) from error
 
     def _warm_up(self, rows: Sequence[int]) -> None:
-        """Generates in one row and in several, with and without a draft."""
+        """Generates in one row and in several, with and without a draft. These texts are nobody's:
+        nothing is learned from them, and none is remembered."""
         prompt = [0] * min(8, self.max_model_len - 1)
+        learners = list(self.engine.drafter.learners())
+        for one in learners:
+            one.learns = False
         for count in rows:
             for speculative in ("off", _WARM_UP_DRAFT):
                 params = SamplingParams(
@@ -234,6 +246,9 @@ class LLM:
                     speculative=speculative,
                 )
                 self.generate([prompt] * count, params)
+        for one in learners:
+            one.learns = True
+        self._forget()
 
     # -- generating ----------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ def test_each_pass_settles_the_surest_tokens_and_keeps_those_of_before() -> None
 
 def test_a_short_text_is_read_as_if_nothing_stood_before_it() -> None:
     head = made()
-    text = on_device([[3, 1, 4]])
+    text = torch.tensor([[3, 1, 4]])
     short = head.window(text)
     assert short.tolist() == [[20, 20, 20, 3, 1, 4]]
     head.embedding.weight[20] = 7.0  # the mask's; the block begins with it as well
@@ -83,7 +83,7 @@ def test_settled_tokens_are_given_and_the_others_drawn(temperature: float, kind:
                     law = last.logits[0, place]
                     law = law.where(law >= law.topk(20).values[-1], -torch.inf).softmax(-1)
                     if chosen >= 0:
-                        law = torch.nn.functional.one_hot(torch.tensor(chosen), len(law)).double()
+                        law = torch.nn.functional.one_hot(on_device(chosen), len(law)).double()
                     assert torch.allclose(proposal.law.q[row, place], law, atol=1e-9)
                 seen += 1
 

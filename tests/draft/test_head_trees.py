@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from devices import DEVICE, on_device
 from outpace import LLM, SamplingParams
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.dynamic import NODES
@@ -101,16 +102,16 @@ def _worths(method: str, prompt: list[int]) -> dict[tuple[int, ...], float]:
     head = specimen(method)["model"]
     teacher = Teacher(Loaded(target("llama"), None, "llama"), head.layers)
     count = len(prompt) - 1  # the last token of a prompt is the first root
-    states = teacher.read(torch.tensor([prompt])).states[:, :-1]
+    states = teacher.read(on_device([prompt])).states[:, :-1]
     sight = Sight.of_texts(head.begin(1), count)
-    outputs, before = head.step(head.guide(states), torch.tensor([prompt[1:]]), sight, teacher)
+    outputs, before = head.step(head.guide(states), on_device([prompt[1:]]), sight, teacher)
     first = (head.logits(outputs[:, -1], teacher)[0] / 0.9).softmax(-1)
     found = {}
     for token, chance in enumerate(first.tolist()):
         found[(token,)] = chance
-        visible = torch.ones(1, 1, count + 1, dtype=torch.bool)
-        sight = Sight(torch.tensor([[count]]), before, visible)
-        below, _ = head.step(outputs[:, -1:], torch.tensor([[token]]), sight, teacher)
+        visible = torch.ones(1, 1, count + 1, dtype=torch.bool, device=DEVICE)
+        sight = Sight(on_device([[count]]), before, visible)
+        below, _ = head.step(outputs[:, -1:], on_device([[token]]), sight, teacher)
         for child, q in enumerate((head.logits(below[0, 0], teacher) / 0.9).softmax(-1).tolist()):
             found[token, child] = chance * q
     return found

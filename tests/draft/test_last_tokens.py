@@ -1,4 +1,5 @@
-"""Chains end behind tokens that end the text."""
+"""Chains end behind tokens that end the text, on a CPU: to see that of a GPU's tokens, each of them
+would have to be waited for."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def test_nothing_is_drafted_behind_a_token_that_ends_the_text(
     verify: str, options: dict[str, Any]
 ) -> None:
     config = {"method": "draft_model", "num_speculative_tokens": LENGTH, "verify": verify}
-    llm = LLM(speculative_config=config, max_num_seqs=2)
+    llm = LLM(speculative_config=config, max_num_seqs=2, device="cpu")
     free = [SamplingParams(**options, seed=n, max_tokens=60) for n in range(2)]
     whole = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, free)]
     drafts: list[list[list[int]]] = [[], []]  # of either text

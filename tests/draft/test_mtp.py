@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from devices import on_device
+from devices import DEVICE, on_device
 from outpace import LLM
 from outpace.draft.base import Rows
 from outpace.draft.trained.attending.mtp import MtpDrafter
@@ -65,13 +65,13 @@ def checkpoint(folder: Path, family: str) -> Any:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float64, experts_implementation="eager"
     )
-    return model.eval()
+    return model.to(DEVICE).eval()
 
 
 @torch.no_grad()
 def expected(family: str, model: Any, text: list[int]) -> Tensor:
     """The logits of the module behind a text, by the layer of the whole model."""
-    enorm, hnorm, after, joined = extras()
+    enorm, hnorm, after, joined = (weight.to(DEVICE) for weight in extras())
     ids = on_device([text])
     states = model(ids, output_hidden_states=True).hidden_states[-1][:, :-1]
     eps = model.config.rms_norm_eps
@@ -81,9 +81,9 @@ def expected(family: str, model: Any, text: list[int]) -> Tensor:
 
     embedded = normed(model.get_input_embeddings()(ids[:, 1:]), enorm)
     x = torch.cat([embedded, normed(states, hnorm)], -1) @ joined.T
-    at = torch.arange(x.shape[1])[None]
+    at = torch.arange(x.shape[1], device=DEVICE)[None]
     base = whole(family).model
-    mask = torch.ones(1, 1, x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    mask = (at <= at.T)[None, None]  # an entry sees the earlier ones and itself
     x = base.layers[2](
         x, attention_mask=mask, position_ids=at, position_embeddings=base.rotary_emb(x, at)
     )

@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch import nn
 
+from devices import DEVICE, cpu_only
 from outpace import LLM
 from outpace.draft.registry import find_drafter
 from outpace.draft.trained.head_drafter import TrainedDrafter
@@ -66,6 +67,7 @@ def rounded_layers(head: nn.Module) -> list[nn.Module]:
     return [layer for layer in head.modules() if isinstance(layer, ROUNDED)]
 
 
+@cpu_only("A head in float32 is rounded on a CPU only: a GPU computes with integers in 16 bits.")
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("method", [name for name in head_names() if name != "pass"])
 def test_each_rounded_head_changes_no_text(method: str, quantization: str) -> None:
@@ -88,7 +90,7 @@ def test_each_rounded_head_changes_no_text(method: str, quantization: str) -> No
 def test_large_heads_are_rounded_by_themselves(
     kernels: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From folders, and unless the kernels that this is for are switched off."""
+    """From folders, on a CPU, and unless the kernels that this is for are switched off."""
     config = transformers.LlamaConfig(
         vocab_size=8192,
         hidden_size=192,
@@ -107,6 +109,7 @@ def test_large_heads_are_rounded_by_themselves(
         llm = LLM(
             tmp_path / "target",
             dtype="float32",
+            device="cpu",
             speculative_config={**asked, "quantization": quantization},
             cpu_kernels=kernels,
             max_model_len=64,
@@ -152,5 +155,6 @@ def test_a_head_without_linear_layers_is_refused() -> None:
 
 def test_other_dtypes_are_refused() -> None:
     given = find_drafter("medusa").specimen(Loaded(target("llama"), None, "llama"))
-    with pytest.raises(ConfigError, match="computes in float32, not in float64"):
+    computes = "on a CPU computes in float32" if DEVICE.type == "cpu" else "on a GPU computes in 16"
+    with pytest.raises(ConfigError, match=f"{computes}.*, not in float64"):
         decoder(target("llama"), method="medusa", quantization="int8", **given)

@@ -31,15 +31,20 @@ def decoder(method: str, **more: Any) -> LLM:
 def test_a_stop_at_any_operation_costs_no_text(method: str) -> None:
     llm = decoder(method)
     expected = ids(llm.generate(PROMPTS, MIXED))
-    counting = Stops(0, KeyboardInterrupt)
-    with counting:
-        llm.generate(PROMPTS, MIXED)
-    operations, choose = -counting.left, random.Random(3)
+    # The first times take longer: less is remembered, and on a GPU passes are being recorded.
+    operations, choose = min(_operations(llm) for _ in range(3)), random.Random(3)
     for _ in range(5):
         stop = Stops(choose.randrange(1, operations), KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt), stop:
             llm.generate(PROMPTS, MIXED)
         assert ids(llm.generate(PROMPTS, MIXED)) == expected
+
+
+def _operations(llm: LLM) -> int:
+    counting = Stops(0, KeyboardInterrupt)
+    with counting:
+        llm.generate(PROMPTS, MIXED)
+    return -counting.left
 
 
 @pytest.mark.parametrize("method", CHAINS)

@@ -8,7 +8,7 @@ could not hold is let through while it is made: no question to the host, no tens
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outpace import LLM, SamplingParams
+from outpace.building import EngineOptions
 from outpace.core import rng
 from outpace.core.laws import categorical
 from outpace.draft.registry import find_drafter
@@ -153,6 +154,41 @@ def test_heads_are_given_the_states_of_recorded_passes(method: str) -> None:
     for asked in (greedy(12), params({"temperature": 1.0}, 1)):
         assert ids(found.generate(PROMPTS, asked)) == ids(plain.generate(PROMPTS, asked))
     assert {key[-1] for key in steps._recordings} == {True}  # type: ignore[index]
+
+
+@pytest.mark.parametrize("method", ["suffix", "recycling", "medusa"])
+def test_texts_that_warm_up_teach_nothing(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No drafter remembers them, or learns from them."""
+    specimen = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    config = {"method": method, "num_speculative_tokens": 3, **specimen}
+    if method == "medusa":
+        config["online"] = {"every": 1, "window": 16, "positions": "all", "share": 1.0}
+    limits = {"max_num_seqs": 2, "max_model_len": CONTEXT}
+    plain = LLM(target("llama"), speculative_config=config, compile=False, **limits)
+    monkeypatch.setattr(EngineOptions, "capture", lambda *_: by_traces)
+    warm = LLM(target("llama"), speculative_config=config, **limits)
+    assert warm.compile_seconds > 0 == plain.compile_seconds
+    updates = []
+    for llm in (plain, warm):
+        updates.append([one.updates for one in cast(Any, llm.engine.drafter.learners())])
+    assert updates[0] == updates[1] == ([0] if method == "medusa" else [])
+    assert told(plain) == told(warm)
+    assert all(one.updates > 0 for one in cast(Any, warm.engine.drafter.learners()))
+
+
+def told(llm: LLM) -> tuple[list[int], int, int]:
+    """Writes the text of a warm-up, which would be found again; returns it, its passes, and the
+    drafted tokens that were taken."""
+    (request,) = llm.requests([0] * 9, greedy(12))
+    llm.engine.add(request)
+    while not request.finished:
+        llm.engine.step()
+    metrics = request.metrics
+    return request.output_ids, metrics.num_target_passes, metrics.num_accepted_tokens
+
+
+def by_traces(model: Any) -> FixedShapes:
+    return FixedShapes(model, Traced(), pads=True)
 
 
 def test_a_question_to_the_host_is_noticed() -> None:

@@ -269,6 +269,8 @@ class Drafter(ABC):
     """Whether a draft of a row may be put together from, or chosen among, several that ended."""
     skips_pure: bool = False
     """Whether it drafts nothing for rows that are `Rows.pure`."""
+    learns: bool = True
+    """Whether it goes on learning from its rounds, if it is one of its `learners`."""
     on_trial: str = ""
     """What it drafts with, for an error's sentence, if that has to show when it is loaded that it
     was made for the target."""
@@ -352,7 +354,7 @@ class Drafter(ABC):
     def forget_texts(self) -> None:
         """Forgets what earlier texts have taught it, as far as that are their words: a text that is
         asked for again must not be drafted from its own first version. Does nothing in a drafter
-        that keeps none; raises ``ConfigError`` in one that cannot."""
+        that keeps none. What one of its `learners` has learned stays learned."""
 
     def save(self, folder: Path) -> None:
         """Writes what it has learned; ``ConfigError`` where that is nothing."""

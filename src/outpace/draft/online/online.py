@@ -61,6 +61,7 @@ class Online(Drafter):
         self._windows: list[Window] = []
         self._begun: float | None = None
         self._learned_for = 0.0
+        self.learns = True
         self.updates = 0
         """How many there have been."""
         self.losses: deque[float] = deque(maxlen=LOSSES)
@@ -142,10 +143,7 @@ class Online(Drafter):
         self._inner.rewind(rows)
 
     def forget_texts(self) -> None:
-        raise ConfigError(
-            "what a drafter has learned online from a text cannot be taken back: load the model "
-            "again, or leave 'online' out."
-        )
+        self._inner.forget_texts()
 
     def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
         self._inner.read(rows, tokens, states)
@@ -167,6 +165,8 @@ class Online(Drafter):
 
     def observe(self, rows: Rows, round: Round) -> None:
         self._inner.observe(rows, round)
+        if not self.learns:
+            return
         if self._begun is None:
             self._begun = time.monotonic()
         if round.played.laws is not None:

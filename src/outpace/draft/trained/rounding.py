@@ -31,12 +31,12 @@ def rounded(head: Head, setup: Setup, *, handed_over: bool) -> Head:
     wanted = rounds if asked == "auto" else asked
     if wanted is None:
         return head
-    check(wanted, setup.target.device, head.dtype)
     if not linear_layers(head):
         raise ConfigError(
             f"a head of the kind {head.kind!r} has no linear layers to round: leave quantization "
             "out."
         )
+    check(wanted, setup.target.device, head.dtype)
     own = copy.deepcopy(head) if handed_over else head
     quantize(own.to(setup.target.device).eval().requires_grad_(False), wanted)
     lay_out_weights(own)
