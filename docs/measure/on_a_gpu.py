@@ -5,7 +5,9 @@
 The target is random and the drafter its first layers (`outpace bench pair`): what they cost is what
 models of this shape cost, and how often they agree is set. All ways write texts of the same length
 to the same prompts, in turns; the first prompt is played once by each before anything is timed.
-Ratios are over the plain way, prompt by prompt: their median, the lowest and the highest.
+Ratios are over the plain way, prompt by prompt: their median, the lowest and the highest. The last
+column says how many of the greedy texts are those of plain decoding with the same options, token for
+token.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from typing import Any
 import torch
 
 from outpace import LLM, SamplingParams
-from outpace.bench.synthetic.agreement import Texts, generated, greedy_agreement
+from outpace.bench.synthetic.agreement import Texts as Prompts
+from outpace.bench.synthetic.agreement import generated, greedy_agreement
 from outpace.bench.synthetic.model_shapes import shape_named
 from outpace.bench.synthetic.pair import find_scale
 from outpace.bench.synthetic.weights import LaterLayersScale, first_layers, random_model
@@ -32,7 +35,7 @@ def make(name: str, layers: int, agreement: float, device: torch.device) -> tupl
         shape, torch.bfloat16 if device.type == "cuda" else torch.float32, device, 0
     )
     drafter, factor = first_layers(target, shape), LaterLayersScale(target, shape)
-    texts = Texts.random(8, 48, 1, device)
+    texts = Prompts.random(8, 48, 1, device)
 
     def agreement_at(scale: float) -> float:
         factor.scale = scale
@@ -44,6 +47,10 @@ def make(name: str, layers: int, agreement: float, device: torch.device) -> tupl
     return target, drafter
 
 
+Texts = list[list[int]]
+INVARIANT = ", batch_invariant"
+
+
 def of_transformers(model: Any, temperature: float, **options: Any) -> Any:
     sampling = (
         {"do_sample": False}
@@ -51,7 +58,7 @@ def of_transformers(model: Any, temperature: float, **options: Any) -> Any:
         else {"do_sample": True, "temperature": temperature, "top_k": 0}
     )
 
-    def write(prompts: list[list[int]], tokens: int) -> int:
+    def write(prompts: Texts, tokens: int) -> Texts:
         ids = torch.tensor(prompts, device=model.device)
         made = model.generate(
             ids,
@@ -61,27 +68,28 @@ def of_transformers(model: Any, temperature: float, **options: Any) -> Any:
             **sampling,
             **options,
         )
-        return made[:, ids.shape[1] :].numel()
+        return made[:, ids.shape[1] :].tolist()
 
     return write
 
 
 def of_outpace(llm: LLM, temperature: float) -> Any:
-    def write(prompts: list[list[int]], tokens: int) -> int:
+    def write(prompts: Texts, tokens: int) -> Texts:
         params = [
             SamplingParams(temperature=temperature, seed=row, max_tokens=tokens, ignore_eos=True)
             for row in range(len(prompts))
         ]
-        return sum(len(output.token_ids) for output in llm.generate(prompts, params))
+        return [output.token_ids for output in llm.generate(prompts, params)]
 
     return write
 
 
 def timed(
-    ways: dict[str, Any], prompts: list[list[list[int]]], tokens: int, until: float
-) -> dict[str, list[float]]:
-    """Returns tokens per second of each way, by prompt."""
+    ways: dict[str, Any], prompts: list[Texts], tokens: int, until: float
+) -> tuple[dict[str, list[float]], dict[str, Texts]]:
+    """Returns tokens per second of each way, by prompt, and all texts of each way."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
+    texts: dict[str, Texts] = {name: [] for name in ways}
     for write in ways.values():
         write(prompts[0], tokens)
     for prompt in prompts:
@@ -89,12 +97,21 @@ def timed(
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             start = time.perf_counter()
-            count = write(prompt, tokens)
-            rates[name].append(count / (time.perf_counter() - start))
-    return rates
+            written = write(prompt, tokens)
+            rates[name].append(sum(map(len, written)) / (time.perf_counter() - start))
+            texts[name] += written
+    return rates, texts
 
 
-def rows_of(rates: dict[str, list[float]], **setting: Any) -> list[dict[str, Any]]:
+def same_as_plain(name: str, texts: dict[str, Texts]) -> int:
+    """Returns how many texts of a way are those of plain decoding with the same options."""
+    plain = texts["plain" + (INVARIANT if name.endswith(INVARIANT) else "")]
+    return sum(one == other for one, other in zip(texts[name], plain, strict=True))
+
+
+def rows_of(
+    rates: dict[str, list[float]], texts: dict[str, Texts], **setting: Any
+) -> list[dict[str, Any]]:
     rows = []
     for name, each in rates.items():
         if each:
@@ -106,10 +123,13 @@ def rows_of(rates: dict[str, list[float]], **setting: Any) -> list[dict[str, Any
                 "ratio": statistics.median(ratios),
                 "lowest": ratios[0],
                 "highest": ratios[-1],
+                "texts": len(texts[name]),
+                "same": None if setting["temperature"] else same_as_plain(name, texts),
             }
             rows.append(row)
+            same = "" if row["same"] is None else f"{row['same']} of {row['texts']}"
             print(
-                f"| {setting['batch']} | {setting['temperature']:g} | {name} | {row['tokens/s']:.0f} | {row['ratio']:.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}] |",
+                f"| {setting['batch']} | {setting['temperature']:g} | {name} | {row['tokens/s']:.0f} | {row['ratio']:.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}] | {same} |",
                 flush=True,
             )
     return rows
@@ -126,6 +146,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=1e9, help="nothing new is begun after so many"
     )
+    parser.add_argument("--ways", help="some of ours, with semicolons between; unset: all")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     until, device = (
@@ -134,14 +155,20 @@ def main() -> None:
     )
     target, drafter = make(asked.shape, asked.layers, asked.agreement, device)
     drafts: dict[str, Any] = {"method": "draft_model", "model": drafter}
-    ours: dict[str, tuple[dict[str, Any], Any]] = {
-        "plain": ({"method": "none"}, "auto"),
-        "plain, not recorded": ({"method": "none"}, False),
-        "draft_model, 5": ({**drafts, "num_speculative_tokens": 5}, "auto"),
-        "draft_model, auto": (drafts, "auto"),
-        "draft_tree, auto": ({**drafts, "method": "draft_tree"}, "auto"),
-        "auto": ({**drafts, "method": "auto"}, "auto"),
+    five = {**drafts, "num_speculative_tokens": 5}
+    ours: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "plain": ({"method": "none"}, {}),
+        "plain, not recorded": ({"method": "none"}, {"compile": False}),
+        "plain" + INVARIANT: ({"method": "none"}, {"batch_invariant": True}),
+        "draft_model 5": (five, {}),
+        "draft_model 5" + INVARIANT: (five, {"batch_invariant": True}),
+        "draft_model": (drafts, {}),
+        "draft_model" + INVARIANT: (drafts, {"batch_invariant": True}),
+        "draft_tree": ({**drafts, "method": "draft_tree"}, {}),
+        "auto": ({**drafts, "method": "auto"}, {}),
     }
+    if asked.ways:
+        ours = {name: ours[name.strip()] for name in asked.ways.split(";")}
     found = []
     for batch in map(int, asked.batch.split(",")):
         prompts = [
@@ -152,11 +179,11 @@ def main() -> None:
             name: LLM(
                 target,
                 speculative_config=config,
-                compile=compiled,
+                **options,
                 max_num_seqs=batch,
                 max_model_len=1024,
             )
-            for name, (config, compiled) in ours.items()
+            for name, (config, options) in ours.items()
         }
         for temperature in (0.0, 0.8):
             ways = {name: of_outpace(llm, temperature) for name, llm in llms.items()}
@@ -165,17 +192,17 @@ def main() -> None:
                 ways["transformers, assisted"] = of_transformers(
                     target, temperature, assistant_model=drafter
                 )
-            found += rows_of(
-                timed(ways, prompts, asked.tokens, until), batch=batch, temperature=temperature
-            )
-    if asked.json:
-        where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-        settings = {key: str(value) for key, value in vars(asked).items()}
-        asked.json.write_text(
-            json.dumps(
-                {"device": where, "torch": torch.__version__, **settings, "rows": found}, indent=1
-            )
-        )
+            rates, texts = timed(ways, prompts, asked.tokens, until)
+            found += rows_of(rates, texts, batch=batch, temperature=temperature)
+            if asked.json:
+                write_json(asked, device, found)
+
+
+def write_json(asked: argparse.Namespace, device: torch.device, rows: list[Any]) -> None:
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    settings = {key: str(value) for key, value in vars(asked).items() if key != "json"}
+    content = {"device": where, "torch": torch.__version__, **settings, "rows": rows}
+    asked.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":
