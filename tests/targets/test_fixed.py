@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outpace import LLM, SamplingParams
 from outpace.engine.capture import AsTheyCome
 from outpace.errors import ConfigError
-from outpace.targets.hf.fixed import SLOTS, WIDTHS, FixedShapes, Outputs, Step
+from outpace.targets.hf.fixed import SLOTS, WIDEST, FixedShapes, Outputs, Step
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.telling.telling import Telling
 from representatives import representatives
@@ -61,8 +61,8 @@ def test_padded_trees_equal_plain_forwards(family: str) -> None:
     found = fix(rows.runner)
     for size in (8, 3, 12, 1):
         assert rows.round(size) < TOLERANCE
-    assert {width for _, width in found.shapes} <= set(WIDTHS)
-    assert (3, 10) in found.shapes, "nine columns are padded to ten"
+    assert {width for _, width in found.shapes} <= {1, 2, 4, 8, 16, 32, WIDEST}
+    assert (3, 16) in found.shapes, "nine columns are padded to sixteen"
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,9 @@ def test_slots_come_in_steps_and_never_beyond_the_capacity() -> None:
     assert found.slots(SLOTS + 1, SLOTS + 2) == SLOTS + 2
     assert found.slots(3 * SLOTS, 9 * SLOTS) == 4 * SLOTS, "few numbers, where each is recorded"
     assert FixedShapes(found.forward, AsTheyCome(), pads=False).slots(600, 9 * SLOTS) == 3 * SLOTS
-    assert found.width(WIDTHS[-1]) == WIDTHS[-1]
-    assert found.width(WIDTHS[-1] + 1) is None
+    assert [found.rows(count, 6) for count in (1, 2, 3, 5, 6)] == [1, 2, 4, 6, 6]
+    assert found.width(WIDEST) == WIDEST
+    assert found.width(WIDEST + 1) is None
 
 
 def test_recordings_are_forgotten_when_the_cache_moves() -> None:

@@ -21,8 +21,8 @@ from outpace.targets.hf.slots.placement import Placement
 
 LOGGER = logging.getLogger("outpace")
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
-"""Columns of a pass of fixed shape; wider passes are run as they come."""
+WIDEST = 64
+"""Columns of a pass of fixed shape, at most; wider passes are run as they come."""
 
 PENDING = 2
 """Committed tokens that such a pass feeds at most: more are a prompt, or a model that catches up,
@@ -98,7 +98,8 @@ class FixedShape:
 class FixedShapes:
     """How one model's passes of fixed shapes are run.
 
-    forward: stands for the model in them. steps: runs them. pads: whether few widths are wanted.
+    forward: stands for the model in them. steps: runs them. pads: whether few shapes are wanted:
+    rows, columns and slots in powers of two.
     required: whether a user has asked for it, so that what has no such passes is refused.
     """
 
@@ -116,14 +117,27 @@ class FixedShapes:
 
     def width(self, columns: int) -> int | None:
         """Returns the columns to pad a pass to, None if it is too wide for a fixed shape."""
-        if not self.pads:
-            return columns if columns <= WIDTHS[-1] else None
-        return next((width for width in WIDTHS if width >= columns), None)
+        if columns > WIDEST:
+            return None
+        return power_of_two(columns) if self.pads else columns
+
+    def rows(self, count: int, most: int) -> int:
+        """Returns the rows to pad a pass to. most: as many as there can be."""
+        return min(power_of_two(count), most) if self.pads else count
 
     def slots(self, needed: int, longest: int) -> int:
         """Returns how many slots of each row such a pass sees. longest: those of the largest
         row."""
         seen = -(-needed // SLOTS)
         if self.pads:  # few numbers, since each is recorded anew; what is masked costs little
-            seen = 1 << (seen - 1).bit_length()
+            seen = power_of_two(seen)
         return min(seen * SLOTS, longest)
+
+
+def power_of_two(count: int) -> int:
+    """Returns the smallest power of two that is not less.
+
+    >>> [power_of_two(count) for count in (1, 2, 3, 8, 9)]
+    [1, 2, 4, 8, 16]
+    """
+    return 1 << (count - 1).bit_length()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from outpace.core.trees.tree import Tree
 from outpace.targets.base import Source
 from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.hf.attention import kernels_on
-from outpace.targets.hf.fixed import PENDING, CannotRecord, FixedShape, FixedShapes, Outputs
+from outpace.targets.hf.fixed import PENDING, CannotRecord, FixedShape, FixedShapes, Outputs, Step
 from outpace.targets.hf.recurrent.own_states import (
     FIRST_LAYER_FIRST,
     cache_arguments,
@@ -25,7 +26,6 @@ from outpace.targets.hf.recurrent.own_states import (
 )
 from outpace.targets.hf.recurrent.states import StateCache
 from outpace.targets.hf.recurrent.steps import TRIAL, Steps
-from outpace.targets.hf.slots.cache import SlotCache
 from outpace.targets.hf.slots.masks import (
     Layout,
     MaskMaker,
@@ -72,7 +72,7 @@ class Runner:
         # The model's own properties walk through its parameters each time.
         self.device: torch.device = loaded.device
         self.dtype: torch.dtype = loaded.dtype
-        self.cache = self._new_cache(loaded, rows)
+        self.cache = cache_for(loaded, rows, self.device)
         self._generation = self.cache.generation  # that recorded passes know
         self.text_offset = text_offset(loaded)  # of a row without images
         self.setting = Setting.of(loaded)
@@ -88,9 +88,6 @@ class Runner:
         if isinstance(self.cache, StateCache):
             self.steps = Steps(self.cache, lambda: Runner(model, 1, TRIAL))
             self.steps.find_mixers(self)
-
-    def _new_cache(self, model: nn.Module, rows: int) -> SlotCache:
-        return cache_for(model, rows, self.device)
 
     def _masks(self, model: nn.Module) -> MaskMaker:
         return MaskMaker(model, self.max_length)
@@ -330,13 +327,16 @@ class Runner:
 
     # -- passes of fixed shapes ----------------------------------------------------------------
 
-    def _fixed_shape(self, first: int, rows: int, width: int) -> FixedShape:
-        """The shape of a pass over consecutive rows, so many columns wide."""
+    def _fixed_shape(self, count: int, width: int) -> FixedShape:
+        """The shape of a pass over the first rows, so many columns wide."""
         assert self.fixed is not None
-        lengths = self.lengths[first : first + rows]
-        self.reserve(first, [length + width for length in lengths])
+        rows = self.fixed.rows(count, self.cache.rows)
+        lengths = self.lengths[:rows]  # with those of rows that wait, if there are any
+        self.reserve(0, [length + width for length in lengths])
         slots = self.fixed.slots(max(lengths) + width, self.cache.longest)
-        return FixedShape(rows, width, slots, self.cache.placement(first, rows))
+        in_place = rows == count and (self.cache.begins or not self.fixed.pads)
+        place = partial(self.cache.placement, 0) if in_place else self.cache.padded_placement
+        return FixedShape(rows, width, slots, place(rows))
 
     def _fixed_width(
         self, columns: int, tree: Tree | None, options: Mapping[str, Any]
@@ -351,32 +351,36 @@ class Runner:
 
     def _forward_fixed(
         self, tokens: Tensor, keep: int, tree: Tree | None, width: int, states: bool
-    ) -> Any:
+    ) -> CausalLMOutputWithPast:
         """`forward` for the first rows, padded to ``width`` columns. states: whether the hidden
         states are wanted."""
-        assert self.fixed is not None
         rows, columns = tokens.shape
-        shape = self._fixed_shape(0, rows, width)
-        starts = to_device(self.lengths[:rows], self.device)
-        offsets = self._offsets(0, rows)
-        inputs = [pad(tokens, (0, width - columns)), starts]
-        inputs.append(torch.zeros_like(starts)[:, None] if offsets is None else offsets)
+        shape = self._fixed_shape(rows, width)
+        padding = (0, width - columns, 0, shape.rows - rows)
+        # A row that waits is padded behind what it has cached, which is overwritten later.
+        starts = [*self.lengths, *[0] * shape.rows][: shape.rows]
+        inputs = [pad(tokens, padding), to_device(starts, self.device)]
+        offsets = self._offsets(0, shape.rows)
+        inputs.append(torch.zeros_like(inputs[1])[:, None] if offsets is None else offsets)
         pending = None  # all that shapes a chain is its width
         if tree is not None and not tree.is_chain:
             pending = columns - tree.size
-            inputs.append(pad(tree.parents, (0, width - columns)))  # children of the root
+            inputs.append(pad(tree.parents, padding))  # children of the root
 
         def step(tokens: Tensor, starts: Tensor, offsets: Tensor, *tree: Tensor) -> Outputs:
             return self._fixed_pass(shape, states, tokens, starts, offsets, pending or 0, *tree)
 
-        key = ("pass", shape.key, pending, states)
-        logits, *layers = self.fixed.steps.run(key, step, inputs)
+        logits, *layers = self._run_step(("pass", shape.key, pending, states), step, inputs)
         self.passes += 1
         # Drafters keep states until later rounds, and the next pass writes over these.
-        kept = tuple(layer[:, :columns].clone() for layer in layers) or None
+        kept = tuple(layer[:rows, :columns].clone() for layer in layers) or None
         return CausalLMOutputWithPast(
-            logits=logits[:, columns - keep : columns], hidden_states=kept
+            logits=logits[:rows, columns - keep : columns], hidden_states=kept
         )
+
+    def _run_step(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
+        assert self.fixed is not None
+        return self.fixed.steps.run(key, step, inputs)
 
     def _fixed_pass(
         self,
@@ -418,6 +422,7 @@ class Runner:
     def _offsets(self, first: int, rows: int) -> Tensor | None:
         """``[A, 1]``: what is added to the positions of consecutive rows; None for nothing."""
         offsets = self.offsets[first : first + rows]
+        offsets += [0] * (rows - len(offsets))
         return to_device(offsets, self.device)[:, None] if any(offsets) else None
 
     def _slots(self, first: int, lengths: Sequence[int], columns: int) -> PassSlots:

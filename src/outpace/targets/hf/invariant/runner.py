@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.targets.hf.fixed import CannotRecord, FixedShape, FixedShapes, Outputs, Step
-from outpace.targets.hf.recurrent.own_states import cache_for
 from outpace.targets.hf.recurrent.states import StateCache
 from outpace.targets.hf.runner import WITH_STATES, Runner
-from outpace.targets.hf.slots.cache import SlotCache
-from outpace.targets.hf.slots.extents import GRAIN
 
 COLUMNS = 16
 """Columns of each pass over texts that are being written: the last token of a text and up to 15
@@ -40,7 +33,6 @@ class OneShapeRunner(Runner):
 
     def __init__(self, model: nn.Module, rows: int, max_length: int, fixed: FixedShapes) -> None:
         super().__init__(model, rows, max_length, fixed)
-        self._rows = rows
         self._records = True  # as long as the passes can be recorded
 
     def _why_not_fixed(self) -> str | None:
@@ -62,9 +54,6 @@ class OneShapeRunner(Runner):
         assert self.fixed is not None
         return self.fixed
 
-    def _new_cache(self, model: nn.Module, rows: int) -> SlotCache:
-        return cache_for(model, rows, self.device, spare=GRAIN if rows > 1 else 0)
-
     def _forward(
         self,
         tokens: Tensor,
@@ -82,41 +71,22 @@ class OneShapeRunner(Runner):
             )
         if eager or options not in ({}, WITH_STATES) or not tree.is_chain:
             raise AssertionError("a pass of one shape over more than chains of tokens")
-        return self._play(self._shape_of_all(), tokens, keep, states=bool(options))
+        return self._forward_fixed(tokens, keep, tree, COLUMNS, states=bool(options))
 
-    def _shape_of_all(self) -> FixedShape:
-        """The shape of passes over texts that are being written."""
-        if self._rows == 1:
-            return self._fixed_shape(0, 1, COLUMNS)
-        found = self._fixed_shape(0, self.active, COLUMNS)
-        return FixedShape(self._rows, COLUMNS, found.slots, self.cache.placement_of_all())
+    def _fixed_shape(self, count: int, width: int) -> FixedShape:
+        rows = self.cache.rows
+        if rows == 1:
+            return super()._fixed_shape(count, width)
+        # Looked up on the device, also while all rows are there and evenly spaced.
+        self.reserve(0, [length + width for length in self.lengths])
+        slots = self._passes.slots(max(self.lengths) + width, self.cache.longest)
+        return FixedShape(rows, width, slots, self.cache.padded_placement(rows))
 
-    def _play(
-        self, shape: FixedShape, tokens: Tensor, keep: int, states: bool
-    ) -> CausalLMOutputWithPast:
-        """The model's output for tokens ``[A, T]`` of the first rows in a pass of a shape."""
-        rows, columns = tokens.shape
-        missing = shape.rows - rows
-        # Rows whose prompts are being read have their padding behind what they have read.
-        starts = to_device([*self.lengths, *[0] * (shape.rows - self.active)], self.device)
-        padded = pad(tokens, (0, shape.columns - columns, 0, missing))
-
-        def step(tokens: Tensor, starts: Tensor, offsets: Tensor) -> Outputs:
-            return self._fixed_pass(shape, states, tokens, starts, offsets)
-
-        inputs = [padded, starts, torch.zeros_like(starts)[:, None]]
-        logits, *layers = self._run(step, ("pass", shape.key, states), inputs)
-        self.passes += 1
-        kept = tuple(layer[:rows, :columns].clone() for layer in layers) or None
-        return CausalLMOutputWithPast(
-            logits=logits[:rows, columns - keep : columns], hidden_states=kept
-        )
-
-    def _run(self, step: Step, key: Hashable, inputs: Sequence[Tensor]) -> Outputs:
-        """What a step returns: recorded, unless it cannot be, or makes the cache's buffers."""
+    def _run_step(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
+        # The first pass of all makes the cache's buffers, which is no part of any other.
         if self._records and self.cache.layers:
             try:
-                return self._passes.steps.run(key, step, inputs)
+                return super()._run_step(key, step, inputs)
             except CannotRecord as error:
                 name = type(self.model).__name__
                 self._passes.left_out(f"the passes of {name} cannot be recorded ({error})")

@@ -79,11 +79,11 @@ def cache_arguments(model: nn.Module, cache: SlotCache) -> dict[str, Any]:
     return {OF_MAMBA if of_mamba else OF_OTHERS: cache, "use_cache": True}
 
 
-def cache_for(model: nn.Module, rows: int, device: torch.device, spare: int = 0) -> SlotCache:
-    """Returns an empty cache for a model. spare: see `SlotCache`; one with states has none."""
+def cache_for(model: nn.Module, rows: int, device: torch.device) -> SlotCache:
+    """Returns an empty cache for a model."""
     loaded: Any = model
     if not keeps_states(loaded.config):
-        return SlotCache(rows, device, spare)
+        return SlotCache(rows, device)
     wanted: Any = getattr(sys.modules[type(model).__module__], "MiniMaxCache", None)
     if wanted is None:
         return StateCache(rows, device)

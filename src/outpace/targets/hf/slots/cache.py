@@ -154,13 +154,14 @@ class SlotCache(Cache):
 
     layers: Any
 
-    def __init__(self, rows: int, device: torch.device | str = "cpu", spare: int = 0) -> None:
-        """spare: slots at the end of each buffer, which no row has: passes over rows that are
-        missing write there."""
+    def __init__(self, rows: int, device: torch.device | str = "cpu") -> None:
         # Not super(): a subclass may also be of a cache class that one model insists on.
         made: Any = SlotLayers(self)
         Cache.__init__(self, layers=made)
-        self.rows, self.spare = rows, spare
+        self.rows = rows
+        self.spare = GRAIN if rows > 1 else 0
+        """Slots at the end of each buffer, which no row has: rows that are only padding write there
+        (`padded_placement`)."""
         self.capacity = 0
         """Slots of each buffer."""
         self.generation = 0
@@ -320,7 +321,8 @@ class SlotCache(Cache):
 
     def _worth_shrinking(self, needed: int) -> bool:
         # Recorded passes begin anew when buffers move: not for the sake of a few short rows.
-        return self.capacity > self.rows * GRAIN and needed * SPARSE <= self.capacity
+        lent = self.capacity - self.spare
+        return lent > self.rows * GRAIN and needed * SPARSE <= lent
 
     def _take_free_slots(self, growing: Mapping[int, int]) -> bool:
         """Gives rows extents of new sizes in the buffers as they are; returns whether there was
@@ -386,12 +388,17 @@ class SlotCache(Cache):
             self._placements[first, count] = found
         return found
 
-    def placement_of_all(self) -> Placement:
-        """Returns where all rows lie that there can be, also those that are missing: these share
-        the `spare` slots. It holds for good: the device looks up how the rows lie now."""
+    @property
+    def begins(self) -> bool:
+        """Whether its first row lies at the beginning of the buffers."""
+        return self._extents[0].first == 0
+
+    def padded_placement(self, count: int) -> Placement:
+        """Returns where the first ``count`` rows lie, also those that are missing: these share the
+        `spare` slots. It holds for good: the device looks up how the rows lie now."""
         self._know_bounds()
         assert self._bounds is not None
-        firsts, lasts = self._bounds.unbind()
+        firsts, lasts = self._bounds.narrow(1, 0, count).unbind()
         return Placement(firsts, lasts, spacing=None, shortest=0)
 
     def _know_bounds(self) -> None:
