@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,24 +17,15 @@ from torch import Tensor
 
 from outpace.core.laws.masks import TokenMask
 from outpace.core.values import shown
+from outpace.deep_stack import LONGEST, with_deep_stack
 from outpace.errors import ConfigError, ParamsError
+from outpace.json_schemas import check_multiples, reason_in, schema_text
 from outpace.spelling import Spelling
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 """What ``structured_outputs`` may name, as in vLLM: a JSON schema, any JSON object, a regular
 expression, a list of texts, and a grammar in Lark's notation."""
 
-
-STACK = 512 << 20
-"""Bytes of stack with which a grammar is compiled; what is not used takes no memory. llguidance
-goes down along references, and a chain of thousands would end the process with the usual stack."""
-
-LONGEST = 1 << 20
-"""Characters of a form at most: so many fit into that stack, whatever they say."""
-
-LARGEST_MULTIPLE = 100_000
-"""What all ``multipleOf`` of a JSON schema have as their least common multiple, at most: where
-several are about one number, llguidance makes a state for each, in minutes and gigabytes."""
 
 STEPS = 5_000
 """Items that a grammar may have open at a token. A mask is made between two rounds of all texts,
@@ -64,9 +52,6 @@ class Grammars:
     and where llguidance is not installed.
     """
 
-    _starting: ClassVar[threading.Lock] = threading.Lock()
-    """The size of a new thread's stack is the process's."""
-
     def __init__(self, tokenizer: Any, vocabulary: int, eos_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
@@ -85,29 +70,12 @@ class Grammars:
                 self._kept.move_to_end(key)
                 return self._kept[key]
         with self._turns:
-            made = self._with_deep_stack(lambda: self._compiled(kind, form))
+            made = with_deep_stack(lambda: self._compiled(kind, form))
         with self._lock:
             self._kept[key] = made
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         return made
-
-    def _with_deep_stack(self, work: Callable[[], Grammar]) -> Grammar:
-        done: Future[Grammar] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:
-                done.set_exception(error)
-
-        with self._starting:
-            before = threading.stack_size(STACK)
-            try:
-                threading.Thread(target=run, name="outpace-grammar", daemon=True).start()
-            finally:
-                threading.stack_size(before)
-        return done.result()
 
     def _compiled(self, kind: str, form: str) -> Grammar:
         # The next line says what is missing where llguidance is not installed.
@@ -126,9 +94,9 @@ class Grammars:
         if not problem or problem.startswith("WARNING"):
             problem = matcher.get_error()
         if problem:
-            reason = " ".join(problem.split())[:300]
+            reason = reason_in(problem)
             raise ParamsError(f"{kind} cannot be made a grammar ({reason}): correct it.")
-        grammar = Grammar(matcher, self._vocabulary)
+        grammar = Grammar(matcher, self._vocabulary, self._eos_ids)
         # The first mask costs the most, and copies share what it took: made here, it holds up the
         # request that wants it, and no round of all requests.
         try:
@@ -169,11 +137,16 @@ class Grammar(TokenMask):
     It keeps llguidance's matcher at the last text that it was asked about. From there it goes back
     to what two texts have in common, and on along the other. So a node costs one token and one
     mask.
+
+    ends: the tokens that end a text. They may follow where the grammar is complete, and nowhere
+    else: it may hold them inside of a text, as "any token" does, but nothing is written behind
+    them.
     """
 
-    def __init__(self, matcher: Any, vocabulary: int) -> None:
+    def __init__(self, matcher: Any, vocabulary: int, ends: Sequence[int]) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
+        self._ends = list(ends)
         self._at: list[int] = []  # the tokens that the matcher has consumed
 
     def copy(self) -> Grammar:
@@ -181,7 +154,7 @@ class Grammar(TokenMask):
         matcher = self._matcher.deep_copy()
         if self._at:
             matcher.rollback(len(self._at))
-        return Grammar(matcher, self._vocabulary)
+        return Grammar(matcher, self._vocabulary, self._ends)
 
     def allowed(self, output: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
         found = np.zeros((len(paths), self._vocabulary), dtype=bool)
@@ -204,7 +177,10 @@ class Grammar(TokenMask):
     def _mask(self) -> Any:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
-        return np.unpackbits(bits, count=self._vocabulary, bitorder="little").astype(bool)
+        found = np.unpackbits(bits, count=self._vocabulary, bitorder="little").astype(bool)
+        if found[self._ends].any() and not self._matcher.is_accepting():
+            found[self._ends] = False
+        return found
 
     def _check(self) -> None:
         """Raises ``ValueError`` for a matcher that gave up, as it does over its limits: what it
@@ -236,7 +212,7 @@ def _checked(kind: str, value: Any) -> str:
     if kind == "json_object":
         form = json.dumps({"type": "object"})
     elif kind == "json":
-        form = _schema(value)
+        form = schema_text(value)
     elif kind == "choice":
         # As one terminal: thousands of rules side by side would be more than are followed.
         form = f"start: CHOICE\nCHOICE: {_choices(value)}"
@@ -248,7 +224,7 @@ def _checked(kind: str, value: Any) -> str:
         raise ParamsError(f"{kind} has {len(form):,} characters, and {LONGEST:,} are the most.")
     if kind == "grammar":
         for schema in _schemas_in(form):
-            _check_multiples(schema)
+            check_multiples(schema)
     return form
 
 
@@ -257,44 +233,6 @@ def _schemas_in(grammar: str) -> Iterator[Any]:
     for found in re.finditer(r"%json\s*", grammar):
         with suppress(ValueError, RecursionError):
             yield json.JSONDecoder().raw_decode(grammar, found.end())[0]
-
-
-def _check_multiples(schema: Any) -> None:
-    """Raises ``ParamsError`` for numbers that have to be multiples of too many others, or of a
-    large one. schema: of JSON's own kinds."""
-    waiting, found = [schema], []
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Mapping):
-            of = part.get("multipleOf")
-            if isinstance(of, (int, float)) and math.isfinite(of):
-                found.append(Fraction(str(of)))
-            waiting += part.values()
-        elif isinstance(part, (list, tuple)):
-            waiting += part
-    scale = math.lcm(*(each.denominator for each in found))
-    if math.lcm(*(int(each * scale) for each in found)) > LARGEST_MULTIPLE:
-        raise ParamsError(
-            "json has multipleOf, the numbers of which have a least common multiple above "
-            f"{LARGEST_MULTIPLE:,}: leave it out, and look at the number yourself."
-        )
-
-
-def _schema(value: Any) -> str:
-    """Returns a JSON schema, which may be given as a text, as a text."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise ParamsError(f"json must be a JSON schema, and is no JSON ({error}).") from error
-    if not isinstance(value, (Mapping, bool)):
-        raise ParamsError(f"json must be a JSON schema: an object, not {shown(value)}.")
-    try:
-        text = json.dumps(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ParamsError(f"json must be a JSON schema, and is no JSON ({error}).") from error
-    _check_multiples(value)
-    return text
 
 
 def _choices(value: Any) -> str:

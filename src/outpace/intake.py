@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from outpace import arguments, chats
+from outpace import arguments, chats, contradictions
 from outpace.chats import Conversation
 from outpace.core.anchors import anchor_of
 from outpace.core.law import RowOptions
@@ -141,7 +141,10 @@ class Intake:
             resolved = generation.completed(
                 self._own, params, resolved, ids, ends, room, device, encoded
             )
-        options = self.row_options(resolved)
+        options, most = self.row_options(resolved), min(resolved.max_tokens or room, room)
+        if grammar is not None:
+            options = replace(options, mask=grammar.copy())
+            contradictions.check(options, ids, self._loaded.vocabulary, most)
         group = object() if params.n > 1 else None
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return [
@@ -149,7 +152,7 @@ class Intake:
                 prompt_ids=ids,
                 options=options if grammar is None else replace(options, mask=grammar.copy()),
                 seed=(seed + index * SEED_STEP) % (1 << 63),
-                max_tokens=min(resolved.max_tokens or room, room),
+                max_tokens=most,
                 eos_ids=self._loaded.eos_ids,
                 tokenizer=self._loaded.tokenizer,
                 anchor=self.anchor,

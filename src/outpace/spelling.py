@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
+
+from outpace.mentions import settled
 
 
 class Spelling:
@@ -30,6 +31,8 @@ class Spelling:
             for token, entry in added.items()
             if not entry.special and token not in eos_ids and token < vocabulary
         }
+        names = tokenizer.convert_ids_to_tokens(list(eos_ids))
+        self._ends = dict(zip(names, eos_ids, strict=True))
         self.eos_token_id = eos_ids[0]
         self.tokens = [self._plain.decode_bytes([token]) for token in range(vocabulary)]
         self.special_token_ids = [token for token in range(vocabulary) if self._is_special(token)]
@@ -43,10 +46,10 @@ class Spelling:
         return list(self._plain.greedy_tokenize(text.decode(errors="replace")))
 
     def named(self, grammar: str) -> str:
-        """Returns a grammar in Lark's notation in which the added tokens that are text, if it names
-        them like special ones, have their numbers: llguidance knows only special ones by name."""
-        numbers = {word: f"<[{token}]>" for token, word in self._words.items()}
-        return _NAMES.sub(lambda found: numbers.get(found[0], found[0]), grammar)
+        """Returns a grammar in Lark's notation as llguidance has to be told of the tokens that it
+        names (`outpace.mentions`)."""
+        numbers = {word: token for token, word in self._words.items()}
+        return settled(grammar, numbers, self._ends)
 
     @cached_property
     def _spelt(self) -> dict[int, list[int]]:
@@ -59,8 +62,3 @@ class Spelling:
 
     def _is_special(self, token: int) -> bool:
         return self._plain.is_special_token(token) and token not in self._words
-
-
-_NAMES = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|//.*|#.*|<[^<>\s]+>')
-"""What may stand between angle brackets, and what else may hold such brackets: texts, regular
-expressions and comments."""

@@ -417,13 +417,56 @@ def test_variables_of_a_chat_template_may_have_any_name(address: str) -> None:
     assert call(address, "/v1/chat/completions", body)[0] == 200
 
 
-def test_an_error_on_the_way_ends_a_stream(client: openai.OpenAI) -> None:
-    options: Any = {"prompt": "a", "max_tokens": 9, "extra_body": {"min_tokens": 5}}
-    options["extra_body"]["guided_regex"] = "a"
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"guided_regex": "a", "min_tokens": 5}, "min_tokens"),
+        ({"guided_regex": "a", "max_tokens": 1, "min_tokens": 1, "logit_bias": {"0": 1}}, None),
+        ({"guided_regex": "[0-9]", "allowed_token_ids": [0]}, "allowed_token_ids"),
+        ({"guided_regex": "a", "bad_words": ["a"]}, "bad_words"),
+        ({"guided_grammar": 'start: ""', "min_tokens": 1}, "min_tokens"),
+        ({"structured_outputs": {"regex": "a"}, "allowed_token_ids": [0], "bad_words": ["a"]},
+         "structured_outputs"),
+        ({"guided_grammar": 'start: "a" <end> "b"'}, "guided_grammar"),
+    ],
+)  # fmt: skip
+def test_a_form_that_the_options_leave_no_text_of_is_refused_before_a_stream_begins(
+    address: str, llm: LLM, body: dict[str, Any], param: str | None
+) -> None:
+    end = f"<[{llm.target.eos_ids[0]}]>"
+    said = json.loads(json.dumps(body).replace("<end>", end))
+    sent = {"prompt": "a", "max_tokens": 9, "stream": True, **said}
+    status, answer, _ = call(address, "/v1/completions", sent)
+    if param is None:
+        assert status == 200
+        assert "error" not in answer
+    else:
+        assert (status, answer["error"]["param"]) == (400, param), answer
+
+
+def test_an_error_on_the_way_ends_that_stream_alone(
+    client: openai.OpenAI, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are too many texts of the form to look at all before."""
+    ended: list[Any] = []
+    remove = llm.engine.remove
+    monkeypatch.setattr(
+        llm.engine, "remove", lambda one: (ended.append(one.finish_reason), remove(one))
+    )
+    other = client.completions.create(
+        model=MODEL, prompt="a", max_tokens=60, temperature=0, stream=True,
+        extra_body={"guided_regex": "[a-z]{90}"},
+    )  # fmt: skip
+    first = next(other)
+    options: Any = {"prompt": "a", "max_tokens": 60}
+    options["extra_body"] = {"guided_regex": "[a-z]{9}", "min_tokens": 20}
     with pytest.raises(openai.BadRequestError, match="grammar"):
         client.completions.create(model=MODEL, **options)
-    with pytest.raises(openai.APIError, match="grammar"):
+    with pytest.raises(openai.APIError, match="together forbid every token"):
         list(client.completions.create(model=MODEL, **options, stream=True))
+    assert first.choices[0].finish_reason is None
+    assert [chunk.choices[0].finish_reason for chunk in other][-1] == "length"
+    assert ended.count("error") == 2
 
 
 def test_tokens_there_and_back(address: str) -> None:

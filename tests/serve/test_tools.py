@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace import LLM
+from outpace import LLM, json_schemas
+from outpace.deep_stack import LONGEST
+from outpace.json_schemas import SoundSchemas
 from outpace.serve.openai.tools import BEGIN, END, ToolCall, ToolParser
 
 from .conftest import MODEL, running
@@ -166,6 +168,100 @@ def test_parameters_that_no_grammar_follows_are_named(client: openai.OpenAI) -> 
     assert bad.value.param == "tools[2].function.parameters"
     named = {"type": "function", "function": {"name": "weather"}}
     assert ask(client, named, tools).choices[0].message.tool_calls  # nobody is to call the other
+
+
+def with_city(city: Any, name: str = "odd") -> list[dict[str, Any]]:
+    """Returns tools, the last of which has a schema that is special deep inside."""
+    inner = {"type": "object", "properties": {"city": city}}
+    places = {"type": "array", "items": {"anyOf": [{"type": "null"}, inner]}}
+    schema = {"type": "object", "properties": {"places": places}}
+    return [*TOOLS, {"type": "function", "function": {"name": name, "parameters": schema}}]
+
+
+@pytest.mark.parametrize(
+    ("city", "words"),
+    [
+        ({"type": "strange"}, "Invalid type: strange"),
+        ({"type": 5}, "type must be a string or array"),
+        ({"properties": ["name"]}, "properties must be an object"),
+        ({"minLength": "2"}, "Expected positive integer for 'minLength'"),
+        ({"required": "name"}, "Expected array for 'required'"),
+        ({"enum": 3}, "enum must be an array"),
+        ({"pattern": "("}, "unclosed group"),
+        ({"$ref": "#/$defs/City"}, "Pointer '/$defs/City' does not exist"),
+        ("string", "schema must be an object or boolean"),
+    ],
+)
+@pytest.mark.parametrize(
+    "choice", [None, "auto", "required", {"type": "function", "function": {"name": "clock"}}],
+    ids=["unset", "auto", "required", "named"],
+)  # fmt: skip
+def test_a_schema_that_is_malformed_anywhere_is_refused_by_the_name_of_its_function(
+    client: openai.OpenAI, city: Any, words: str, choice: Any
+) -> None:
+    said = {} if choice is None else {"tool_choice": choice}
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "Hm?"}], max_tokens=2, stream=True,
+            tools=with_city(city), **said,
+        )  # type: ignore[call-overload]  # fmt: skip
+    assert bad.value.param == "tools[2].function.parameters"
+    begin = "the parameters of the function 'odd' are no sound JSON schema ("
+    message = bad.value.body["message"]  # type: ignore[index]
+    assert message.startswith(begin)
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    "city",
+    [
+        {"format": "path"},
+        {"not": {"type": "string"}},
+        {"uniqueItems": True},
+        {"if": {}, "then": {}, "nullable": True},
+        {"pattern": "(?=a)b"},
+        {"$ref": "https://example.org/city"},
+        {"type": "integer", "multipleOf": 9_999_991},
+        False,
+    ],
+)
+def test_a_sound_schema_that_no_grammar_follows_may_be_told_to_the_model(
+    client: openai.OpenAI, city: Any
+) -> None:
+    assert ask(client, "auto", with_city(city), n=1).choices[0].finish_reason
+
+
+def test_a_tool_is_looked_at_once(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    work = json_schemas._fault
+    monkeypatch.setattr(json_schemas, "_fault", lambda text: looked.append(text) or work(text))
+    for name in ("first", "second"):
+        for _ in range(2):
+            ask(client, "auto", with_city({"const": "looked at once"}, name))
+    assert len(looked) == 1
+    for _ in range(2):  # what is wrong is told each time
+        with pytest.raises(openai.BadRequestError, match="Invalid type"):
+            ask(client, "auto", with_city({"type": "odd"}))
+
+
+def test_schemas_that_were_not_asked_about_lately_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(json_schemas, "KEPT", 2)
+    schemas = SoundSchemas()
+    assert schemas.faults([{"const": 1}, {"type": 1}, {"const": 2}, {"const": 3}]).keys() == {1}
+    assert len(schemas._known) == 2
+
+
+def test_what_would_end_the_process_or_is_no_json_is_told() -> None:
+    """A chain of references, along which llguidance goes down, ended the process."""
+    links = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(20_000)}
+    chain = {"$defs": {**links, "d20000": {"type": "odd"}}, "$ref": "#/$defs/d0"}
+    faults = SoundSchemas().faults([chain, {"const": {1}}, {"const": "a" * LONGEST}, {}])
+    assert faults.keys() == {0, 1, 2}
+    assert faults[0] == "Invalid type: odd"
+    assert faults[1].startswith("it is no JSON")
+    assert "1,048,576 are the most" in faults[2]
 
 
 def test_a_message_may_be_sent_back_as_the_client_has_it(client: openai.OpenAI) -> None:

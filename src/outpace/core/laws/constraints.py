@@ -70,7 +70,7 @@ class Constraints:
 
         paths: the drafted tokens that lead to each node.
         """
-        scores.masked_fill_(self._banned(paths, history), NEVER)
+        scores.masked_fill_(self.banned(paths, history), NEVER)
         faults: dict[int, RowFault] = {}
         if not self._processors:
             return faults
@@ -84,7 +84,7 @@ class Constraints:
                 scores[node] = 0.0
         return faults
 
-    def _banned(self, paths: Sequence[Sequence[int]], history: History) -> Tensor:
+    def banned(self, paths: Sequence[Sequence[int]], history: History) -> Tensor:
         """``[M, V]`` bool: what min_tokens, bad_words and the mask forbid."""
         prompt, output = history.prompts[self.row], history.outputs[self.row]
         reach = max((len(word) for word in self._bad_words), default=0)

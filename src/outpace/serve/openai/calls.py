@@ -12,6 +12,7 @@ from outpace.chats import NO_VARIABLES
 from outpace.core.params import SamplingParams
 from outpace.engine.request import Request
 from outpace.errors import OutpaceError, ParamsError, PromptError, PromptTooLong
+from outpace.json_schemas import SoundSchemas
 from outpace.prompts import Prompt, token_ids_of
 from outpace.serve.openai import schemas, tools
 from outpace.serve.openai.errors import ApiError
@@ -65,6 +66,7 @@ class Reader:
     def __init__(self, llm: LLM, settings: Settings) -> None:
         self._llm = llm
         self._settings = settings
+        self._schemas = SoundSchemas()
 
     def completion(self, body: Any) -> Call:
         """Reads the body of ``/v1/completions``."""
@@ -236,7 +238,21 @@ class Reader:
                 "only one: set tool_choice to 'required' or to a function.",
                 "parallel_tool_calls",
             )
+        self._check_schemas(offered)
         return list(offered), choice
+
+    def _check_schemas(self, offered: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ``ApiError`` for a function whose parameters are no sound JSON schema, by its
+        name: also where the model may choose, and no grammar is made of them."""
+        functions = [tool["function"] for tool in offered]
+        faults = self._schemas.faults([tools.parameters_of(one) for one in functions])
+        for number, fault in faults.items():
+            raise ApiError(
+                400,
+                f"the parameters of the function {functions[number]['name']!r} are no sound JSON "
+                f"schema ({fault}): correct them.",
+                f"tools[{number}].function.parameters",
+            )
 
     def _check_tools(self, offered: Sequence[Mapping[str, Any]], choice: Any) -> None:
         """Raises ``ApiError`` for a function that a text may have to call and whose parameters no
@@ -367,6 +383,7 @@ def _field(error: OutpaceError, given: Mapping[str, Any]) -> str | None:
     if error.option == "form":
         forms = ["response_format", "structured_outputs"]
         forms += [name for name in given if name.startswith("guided_")]
+        forms.append("tool_choice")  # which has the form of a call demanded
         return next((name for name in forms if name in given), None)
     names = {"max_tokens": ("max_tokens", "max_completion_tokens")}
     known = names.get(error.option or "", (error.option,))

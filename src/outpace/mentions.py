@@ -1,0 +1,95 @@
+"""Tokens that a grammar in Lark's notation names, between angle brackets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+from outpace.errors import ParamsError
+
+
+def settled(grammar: str, words: Mapping[str, int], ends: Mapping[str, int]) -> str:
+    """Returns a grammar with the tokens that it names as llguidance has to be told of them.
+
+    words: the added tokens that are text. They get their numbers, since llguidance knows only
+    special ones by name. ends: the tokens that end a text, by name. At the end of ``start`` they
+    are left out, since a text ends there anyway; ``ParamsError`` where one stands elsewhere:
+    nothing is written behind it, so that the text would lack what the grammar goes on with.
+    """
+    last = _last_ends(grammar, ends)
+
+    def spelt(found: re.Match[str]) -> str:
+        if found["token"] is None:
+            return found[0]
+        if found.start() in last:
+            return '""'
+        if _is_end(found[0], ends):
+            raise ParamsError(
+                f"grammar names {found[0]}, which ends the text, elsewhere than at the end of "
+                "start, so that nothing would be written behind it: leave it out, since a text may "
+                "end wherever its grammar is complete."
+            )
+        return f"<[{words[found[0]]}]>" if found[0] in words else found[0]
+
+    return _ITEMS.sub(spelt, grammar)
+
+
+def _last_ends(grammar: str, ends: Mapping[str, int]) -> set[int]:
+    """Returns where tokens that end a text are the last of what ``start`` may be."""
+    found: set[int] = set()
+    rule, depth, pending = "", 0, -1
+    for item in _statements(grammar):
+        kind, text = item.lastgroup, item[0]
+        if kind in ("head", "directive") and not depth:
+            rule, pending = item["name"] or "", -1
+        elif kind == "or" and not depth:
+            pending = -1
+        elif pending >= 0 and text != "?":
+            found.discard(pending)
+        elif kind == "token" and rule == "start" and not depth and _is_end(text, ends):
+            pending = item.start()
+            found.add(pending)
+        if kind == "word" and text == "start":  # what follows it may follow its end
+            return set()
+        depth += (kind == "open") - (kind == "close")
+    return found
+
+
+def _statements(grammar: str) -> Iterator[re.Match[str]]:
+    return (item for item in _ITEMS.finditer(grammar) if item.lastgroup != "comment")
+
+
+def _is_end(mention: str, ends: Mapping[str, int]) -> bool:
+    """Whether all tokens that are named so end a text."""
+    if mention in ends:
+        return True
+    if not _NUMBERS.fullmatch(mention):
+        return False
+    known: Collection[int] = set(ends.values())
+    for part in mention[2:-2].split(","):
+        first, _, last = part.partition("-")
+        low, high = int(first), int(last or first)
+        if high - low >= len(known) or any(token not in known for token in range(low, high + 1)):
+            return False
+    return True
+
+
+_NUMBERS = re.compile(r"<\[\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*\]>")
+
+_ITEMS = re.compile(
+    r"""
+    (?P<text>"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/)
+    |(?P<comment>//.*|\#.*)
+    |(?P<head>^[ \t]*[?!]*(?P<name>[A-Za-z_]\w*)(?:\.-?\d+)?
+        (?:\[(?:"(?:\\.|[^"\\])*"|[^\]"\n])*\])?[ \t]*:)
+    |(?P<directive>^[ \t]*%(?!json|lark|regex)\w+)
+    |(?P<token><[^<>\s]+>)
+    |(?P<open>[(\[{])
+    |(?P<close>[)\]}])
+    |(?P<or>\|)
+    |(?P<word>%?\w+)
+    |(?P<other>\S)
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+"""What a grammar consists of. Texts, regular expressions and comments may hold anything."""
