@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import outpace
+from processes import START_SECONDS
 
 ROOT = Path(outpace.__file__).parent
 
@@ -211,5 +212,7 @@ assert state() == before, "importing {package} changed global state"
 loaded = {{name.partition(".")[0] for name in sys.modules}}
 assert "transformers" not in loaded, "importing {package} loads transformers"
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=START_SECONDS
+    )
     assert done.returncode == 0, done.stderr

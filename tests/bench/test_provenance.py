@@ -15,7 +15,8 @@ from outpace.bench.report.provenance import commit, printable_command, provenanc
 
 def git(folder: Path, *arguments: str) -> None:
     known = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", *known, *arguments], cwd=folder, check=True, capture_output=True)
+    command = ["git", *known, *arguments]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=60)
 
 
 def checkout(folder: Path, package: str) -> Path:

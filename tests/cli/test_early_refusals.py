@@ -9,6 +9,7 @@ import pytest
 
 from outpace.cli.flags.names import DTYPES
 from outpace.targets.hf.loading.places import DTYPES as KNOWN
+from processes import START_SECONDS
 
 PROGRAM = """
 import sys
@@ -33,7 +34,11 @@ finally:
 )
 def test_a_flag_is_refused_without_torch(words: str, said: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words.split()], capture_output=True, text=True, check=False
+        [sys.executable, "-c", PROGRAM, *words.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=START_SECONDS,
     )
     assert done.returncode == 2, done.stderr
     assert said in done.stderr

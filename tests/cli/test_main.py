@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import outpace
 from outpace.cli import main
 from outpace.errors import ConfigError
+from processes import START_SECONDS
 
 Run = Callable[..., Any]
 
@@ -30,8 +31,10 @@ def test_version(run: Run) -> None:
 
 def test_python_runs_the_package() -> None:
     command = [sys.executable, "-m", "outpace", "--version"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert said == f"outpace {outpace.__version__}\n"
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=START_SECONDS
+    )
+    assert done.stdout == f"outpace {outpace.__version__}\n"
 
 
 def test_help_lists_the_verbs(run: Run) -> None:
@@ -81,7 +84,9 @@ except SystemExit as end:
     assert not end.code
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=START_SECONDS
+    )
     assert done.returncode == 0, done.stderr
 
 

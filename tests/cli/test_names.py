@@ -14,6 +14,7 @@ import pytest
 from outpace.cli.flags.names import LOSSLESS, LOSSY, METHODS, complete_method, complete_rule
 from outpace.draft.registry import drafters
 from outpace.verify.registry import rules
+from processes import START_SECONDS
 
 Run = Callable[..., Any]
 SCRIPT = """
@@ -62,6 +63,7 @@ def test_the_shell_is_given_the_names_without_torch(words: str, found: list[str]
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
+        timeout=START_SECONDS,
     )
     assert (done.stdout.split(), done.stderr) == (found, "")
 

@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from outpace.train.run import LOG, STATE
+from processes import START_SECONDS, killed_after
 
 # A parent that ignores SIGINT (as background jobs of a shell do) would hand that down.
 SCRIPT = (
@@ -30,29 +33,34 @@ def spew():
 """
 
 
+@contextmanager
 def start(
     *arguments: object, stdin: int = subprocess.DEVNULL, script: str = SCRIPT, **variables: str
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables},
-    )
+) -> Iterator[subprocess.Popen[bytes]]:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", script, *map(str, arguments)],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables},
+        ) as process,
+        killed_after(START_SECONDS, process),
+    ):
+        yield process
 
 
-def long_text(target: Path, drafter: Path) -> subprocess.Popen[bytes]:
+def long_text(target: Path, drafter: Path) -> AbstractContextManager[subprocess.Popen[bytes]]:
     flags = ("--max-tokens", 8000, "--ignore-eos", "--temperature", 1)
     return start("generate", "w1 w2", "-m", target, "--draft", drafter, *flags)
 
 
 def test_ctrl_c_keeps_what_was_written(target: Path, drafter: Path) -> None:
-    process = long_text(target, drafter)
-    assert process.stdout is not None
-    first = process.stdout.read(20)
-    process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=300)
+    with long_text(target, drafter) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate()
     text = (first + rest).decode()
     assert process.returncode == 130, errors.decode()
     assert text.endswith("\n")
@@ -62,7 +70,9 @@ def test_ctrl_c_keeps_what_was_written(target: Path, drafter: Path) -> None:
     assert b"target passes" in errors
 
 
-def training(target: Path, text: Path, out: Path) -> subprocess.Popen[bytes]:
+def training(
+    target: Path, text: Path, out: Path
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
     sizes = ("--set", "layers=1", "--start", "random", "--block", 16, "--batch", 2)
     steps = ("--steps", 100, "--every", 5, "--threads", 1)
     asked = ("train", "draft_model", "-m", target, "--data", text, "--out", out)
@@ -74,17 +84,17 @@ def test_a_killed_training_goes_on_and_ends_as_one_that_was_not(
 ) -> None:
     text, cut, whole = tmp_path / "text.txt", tmp_path / "cut", tmp_path / "whole"
     text.write_text(" ".join(f"w{number * number % 89}" for number in range(640)))
-    killed = training(target, text, cut)
-    while killed.poll() is None and not ((cut / LOG).exists() and (cut / LOG).stat().st_size):
-        time.sleep(0.005)
-    killed.kill()
-    killed.communicate(timeout=300)
+    with training(target, text, cut) as killed:
+        while killed.poll() is None and not ((cut / LOG).exists() and (cut / LOG).stat().st_size):
+            time.sleep(0.005)
+        killed.kill()
+        killed.communicate()
     assert killed.returncode == -signal.SIGKILL
     assert 5 <= torch.load(cut / STATE, weights_only=True)["step"] < 100
     errors = {}
     for out in (cut, whole):
-        process = training(target, text, out)
-        errors[out] = process.communicate(timeout=300)[1].decode()
+        with training(target, text, out) as process:
+            errors[out] = process.communicate()[1].decode()
         assert process.returncode == 0, errors[out]
     assert "going on from step" in errors[cut]
     assert "going on from step" not in errors[whole]
@@ -106,19 +116,18 @@ def numbers(state: dict[str, Any]) -> list[torch.Tensor]:
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "spew.py").write_text(SPEW)
     script = f"from outpace.cli import main; main.VERBS['spew'] = 'spew:spew'; {SCRIPT}"
-    process = start("spew", script=script, PYTHONPATH=str(tmp_path))
-    assert process.stdout is not None
-    assert process.stderr is not None
-    assert process.stdout.read(4) == b"text"
-    process.stdout.close()
-    errors = process.stderr.read()
-    process.stderr.close()
-    assert process.wait(timeout=300) == 1
+    with start("spew", script=script, PYTHONPATH=str(tmp_path)) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(4) == b"text"
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait() == 1
     assert errors == b""
 
 
 def test_an_empty_pipe_is_an_empty_prompt() -> None:
-    process = start("generate", stdin=subprocess.PIPE)
-    text, errors = process.communicate(b"", timeout=300)
+    with start("generate", stdin=subprocess.PIPE) as process:
+        text, errors = process.communicate(b"")
     assert (process.returncode, text) == (2, b"")
     assert errors == b"outpace: standard input is empty: give some text to continue.\n"

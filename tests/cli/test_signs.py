@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from processes import START_SECONDS, killed_after
 from representatives import representatives
 
 Run = Callable[..., Any]
@@ -58,7 +59,8 @@ def test_a_terminal_shows_something_before_torch_is_imported(verb: list[str]) ->
         [sys.executable, "-c", SCRIPT, *verb], stderr=terminal, stdin=terminal, env=environment
     )
     os.close(terminal)
-    assert process.wait(timeout=120) == 0
+    with killed_after(START_SECONDS, process):
+        assert process.wait() == 0
     shown = os.read(master, 1 << 16).decode()
     os.close(master)
     before, found, _ = shown.partition("IMPORTING TORCH")

@@ -17,6 +17,7 @@ from outpace.targets.cpu import contention
 from outpace.targets.cpu.contention import FIRST_REST, LONGEST_REST, WINDOW, ThreadLimit
 from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_layers.linear import native_linear
+from processes import START_SECONDS
 
 STEP = WINDOW / 10
 
@@ -147,7 +148,10 @@ print(seconds_waited() - before)
 def test_the_system_tells_how_long_threads_wait() -> None:
     """Two processes on one processor: each waits for about half of the time."""
     command = [sys.executable, "-c", WAITING]
-    waited = float(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    done = subprocess.run(
+        command, capture_output=True, check=True, text=True, timeout=START_SECONDS
+    )
+    waited = float(done.stdout)
     assert 0.05 < waited < 0.6
 
 

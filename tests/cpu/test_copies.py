@@ -31,6 +31,7 @@ from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.cpu.weights import quantize as quantising
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.runner import Runner
+from processes import START_SECONDS
 
 VOCABULARY = 96
 ENDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
@@ -116,7 +117,8 @@ def test_another_process_reads_pickled_models(tmp_path: Path) -> None:
     ids, mask = torch.tensor([[5, 6, 7]]), torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
     pickled, scored = tmp_path / "models", tmp_path / "logits"
     pickled.write_bytes(pickle.dumps((ids, mask, models)))
-    subprocess.run([sys.executable, "-c", SCORE, str(pickled), str(scored)], check=True)
+    command = [sys.executable, "-c", SCORE, str(pickled), str(scored)]
+    subprocess.run(command, check=True, timeout=START_SECONDS)
     for model, found in zip(models, pickle.loads(scored.read_bytes()), strict=True):
         assert torch.equal(found, model(ids, attention_mask=mask, use_cache=False).logits)
 

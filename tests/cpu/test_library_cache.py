@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from outpace.targets.cpu import native
 from outpace.targets.cpu.library import library_cache
 from outpace.targets.cpu.library.compiler import find_compiler
 from outpace.targets.cpu.library.library_cache import LibraryCache, NotTrusted, cache_folders
+from processes import START_SECONDS, killed_after
 
 PAGE = 4096
 CONTENTS = bytes(range(256)) * 16 * 5  # five pages
@@ -174,15 +176,21 @@ print(LibraryCache(folder).find_or_make("key", make, patience=30))
 """
 
 
-def process(folder: Path, log: Path, seconds: float) -> subprocess.Popen[str]:
+@contextmanager
+def process(folder: Path, log: Path, seconds: float) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", MAKE, str(folder), str(log), str(seconds)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running,
+        killed_after(START_SECONDS, running),
+    ):
+        yield running
 
 
 def test_two_processes_make_it_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    running = [process(tmp_path / "kept", log, seconds=0.5) for _ in range(2)]
-    found = {each.communicate()[0].strip() for each in running}
+    place = tmp_path / "kept"
+    with process(place, log, seconds=0.5) as one, process(place, log, seconds=0.5) as other:
+        found = {each.communicate()[0].strip() for each in (one, other)}
     assert len(found) == 1
     assert Path(found.pop()).read_bytes() == b"whole"
     assert log.read_text() == "made "
@@ -190,11 +198,12 @@ def test_two_processes_make_it_once(tmp_path: Path) -> None:
 
 def test_a_killed_process_leaves_nothing_that_hurts(tmp_path: Path) -> None:
     folder, log = tmp_path / "kept", tmp_path / "log"
-    running = process(folder, log, seconds=60)
-    while not log.exists():
-        time.sleep(0.02)
-    running.send_signal(signal.SIGKILL)
-    running.communicate()
+    with process(folder, log, seconds=60) as running:
+        while not log.exists():
+            assert running.poll() is None
+            time.sleep(0.02)
+        running.send_signal(signal.SIGKILL)
+        running.communicate()
     assert list(folder.glob("key.*.tmp")), "it was killed halfway"
     made = LibraryCache(folder).find_or_make("key", write, patience=1)
     assert made.read_bytes() == CONTENTS

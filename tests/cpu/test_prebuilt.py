@@ -72,7 +72,7 @@ def test_it_is_loaded_without_a_compiler(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_wheel_carries_kernels_for_each_level(tmp_path: Path) -> None:
     """Downloads the build backend."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(tmp_path), "."]
-    subprocess.run(command, cwd=ROOT, check=True)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=1800)
     (wheel,) = tmp_path.glob("*.whl")
     assert "py3-none-linux" in wheel.name
     with zipfile.ZipFile(wheel) as archive:

@@ -6,6 +6,7 @@ import http.client
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from outpace.serve.openai.calls import Reader
 from outpace.serve.openai.choices import TextChoice
 from outpace.serve.runner import listen
 from outpace.serve.settings import KEY_VARIABLE, Settings, read_keys
+from processes import killed_after
 
 from .conftest import MODEL, call, running, wait_for
 
@@ -315,33 +317,39 @@ def test_the_name_that_clients_call_a_model_by(
 
 
 SERVE = "from outpace.cli.main import run; run()"
+SERVED_SECONDS = 300
+"""Seconds after which a command that still runs is killed."""
 
 
 @contextmanager
-def served(rows: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Runs the command; yields the address and the process, once that answers."""
+def served(rows: int, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Runs the command; yields the address and the process, once that answers. What it says goes
+    into a file: a pipe that nobody reads is full after some hundred requests, and then the server
+    stands still."""
     words = ["serve", "--port", "0", "--threads", "1", "--max-num-seqs", str(rows)]
     environment = {**os.environ, KEY_VARIABLE: ""}
     command = [sys.executable, "-c", SERVE, *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr is not None
-        try:
-            line = next(line for line in process.stderr if "serves" in line)
-            url = line.split()[-1]
-            wait_for(lambda: _answers(url))
-            yield url, process
-        finally:
-            process.kill()
+    with (
+        log.open("wb") as said,
+        subprocess.Popen(command, stderr=said, env=environment) as process,
+        killed_after(SERVED_SECONDS, process),
+    ):
+        wait_for(lambda: process.poll() is not None or _address(log), SERVED_SECONDS)
+        url = _address(log)
+        assert url is not None, log.read_text()
+        wait_for(lambda: _answers(url))
+        yield url, process
 
 
-def logged(process: subprocess.Popen[str]) -> str:
-    """Returns what a process writes until it ends."""
-    assert process.stderr is not None
-    return process.stderr.read()
+def _address(log: Path) -> str | None:
+    """Returns where the command serves, once it has said so."""
+    found = re.search(r" serves .* at (\S+)\n", log.read_text())
+    return found and found[1]
 
 
-def test_the_command_serves_and_drains_at_sigterm() -> None:
-    with served(rows=2) as (url, process):
+def test_the_command_serves_and_drains_at_sigterm(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with served(rows=2, log=log) as (url, process):
         connection = opened(url, {**ENDLESS, "stream": True})
         with connection.getresponse() as answer:
             first = answer.readline()
@@ -349,7 +357,8 @@ def test_the_command_serves_and_drains_at_sigterm() -> None:
             wait_for(lambda: _refuses(url))
             events = [one for one in (first, *answer) if one.strip()]
         connection.close()
-        rest = logged(process)
+        process.wait()
+    rest = log.read_text()
     assert events[-1].strip() == b"data: [DONE]"
     said = [json.loads(one[6:]) for one in events if one.startswith(b"data: {")]
     assert said[-1]["choices"][0]["finish_reason"] == "length"
@@ -357,12 +366,13 @@ def test_the_command_serves_and_drains_at_sigterm() -> None:
     assert '"status": 200' in rest
 
 
-def test_a_second_ctrl_c_ends_what_is_open_with_an_answer() -> None:
-    with served(rows=1) as (url, process):
+def test_a_second_ctrl_c_ends_what_is_open_with_an_answer(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with served(rows=1, log=log) as (url, process):
         held = opened(url, {**ENDLESS, "stream": True, "max_tokens": 900})
-        waiting = opened(url, ENDLESS)
         with held.getresponse() as answer:
             first = answer.readline()
+            waiting = opened(url, ENDLESS)  # sent earlier, it could come to the engine first
             wait_for(lambda: call(url, "/ready")[1]["waiting"] == 1)
             process.send_signal(signal.SIGINT)
             wait_for(lambda: _refuses(url))
@@ -372,7 +382,8 @@ def test_a_second_ctrl_c_ends_what_is_open_with_an_answer() -> None:
         told = json.loads(refused.read())["error"]["message"]
         held.close()
         waiting.close()
-        rest = logged(process)
+        process.wait()
+    rest = log.read_text()
     assert events[-1].strip() == b"data: [DONE]"
     assert "error" in json.loads(events[-2][6:])
     assert (refused.status, "Traceback" in rest) == (503, False), told
