@@ -9,8 +9,13 @@ their controllers and look-ups choose at pretended prices of three processors, a
 faster than plain decoding each is, by task. A pretended clock has the noise that a machine with
 neighbours has, but the same texts can be played at many seeds, in seconds: what two ways differ by
 is seen here where a benchmark of an hour says nothing.
+
+``replayed.py kept RECORDS [SEEDS]`` plays one half of the texts, of each task every second one, and
+then the other half with another seed: by "auto" that knows nothing, and by "auto" that goes on from
+what was learned of the first half, as the option "state" keeps it; each over the best single drafter.
 """
 
+import itertools
 import json
 import math
 import random
@@ -189,6 +194,10 @@ class Player:
         self._look_up.retain([])
         return len(answer) / took
 
+    def learn_from(self, other: "Player") -> None:
+        """Goes on from what another one has learned, as if that had been kept in a file."""
+        self._controller.restore(json.loads(json.dumps(other._controller.to_save())))
+
     def _draft(self, text: Request, rows: Rows, record: dict) -> tuple[str, list[int]]:
         """Who drafts in the coming round, and what."""
         plan = self._controller.plan([text], DraftingTerms())
@@ -255,4 +264,37 @@ def play(records: str, seeds: str = "10") -> None:
         print("| auto / best | " + " | ".join(f"{x:.2f}" for x in of_best) + " |\n", flush=True)
 
 
-{"record": record, "play": play}[sys.argv[1]](*sys.argv[2:])
+def kept(records: str, seeds: str = "4") -> None:
+    """Prints, for each machine, what "auto" makes of texts over the best single drafter, without and
+    with what it has learned from others."""
+    listed = [json.loads(line) for line in Path(records).read_text().splitlines()]
+    tasks = list(dict.fromkeys(record["task"] for record in listed))
+    by_task = {task: [r for r in listed if r["task"] == task] for task in tasks}
+    halves = [[r for rs in by_task.values() for r in rs[half::2]] for half in (0, 1)]
+    for named, machine in MACHINES.items():
+        ways = {**WAYS, "auto, kept": WAYS["auto"]}
+        logs = {way: defaultdict(list) for way in ways}
+        for seed, half, way in itertools.product(range(int(seeds)), (0, 1), ways):
+            player = Player(ways[way], machine, seed)
+            if way == "auto, kept":
+                before = Player(ways[way], machine, seed + 100)
+                for record in ordered(halves[half], seed):
+                    before.play(record)
+                player.learn_from(before)
+            for record in ordered(halves[1 - half], seed):
+                speed = math.log(player.play(record))
+                logs[way][record["task"]].append(speed)
+                logs[way]["all"].append(speed)
+        print(f"| {named} | " + " | ".join([*tasks, "all"]) + " |")
+        print("|---" * (2 + len(tasks)) + "|")
+        means = {way: {of: fmean(values) for of, values in logs[way].items()} for way in ways}
+        for way in ("auto", "auto, kept"):
+            of_best = [
+                means[way][of] - max(means[w][of] for w in (LOOK_UP, MODEL))
+                for of in [*tasks, "all"]
+            ]
+            print(f"| {way} | " + " | ".join(f"{math.exp(x):.2f}" for x in of_best) + " |")
+        print(flush=True)
+
+
+{"record": record, "play": play, "kept": kept}[sys.argv[1]](*sys.argv[2:])

@@ -22,8 +22,8 @@ from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.registry import find_drafter
 from outpace.draft.route.classifier import TaskClassifier
 from outpace.draft.route.learned.leader import AT_FIRST, LEAST, MOST, Leader, Purse, Shadow
-from outpace.draft.route.learned.state import StateFile
 from outpace.draft.route.learned.ucb import Bandit
+from outpace.draft.state import StateFile
 from outpace.draft.trained.riders.base import RidingHeadDrafter
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
@@ -470,8 +470,31 @@ def test_what_was_learned_is_kept_and_another_ones_refused(method: str, tmp_path
         with pytest.raises(ConfigError, match=words):
             decoder(**{**config, **wrong})
     path.write_text("{}")
-    with pytest.raises(ConfigError, match="not the state of a router"):
+    with pytest.raises(ConfigError, match="not what a choice among drafters has learned"):
         decoder(**config)
+
+
+def test_auto_keeps_what_it_has_learned(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    config = {"method": "auto", **NEAR, "num_speculative_tokens": "auto", "state": str(path)}
+    decoder(**config).generate(PROMPTS, SamplingParams(temperature=0, max_tokens=20))
+    kept = json.loads(path.read_text())
+    assert kept["drafters"] == ["suffix", f"draft_model of {kept['drafters'][1][15:]}"]
+    assert len(kept["state"]["texts"]) == len(PROMPTS)
+    again: Any = decoder(**config).engine.controller
+    assert json.loads(json.dumps(again.to_save())) == kept["state"]
+    for wrong, words in (
+        ({"lookups": [NGRAM]}, "name another file"),
+        ({"state": 5}, "must be the name of a file"),
+        ({"model": None}, "'state' keeps what is learned of a draft model or head"),
+        ({"num_speculative_tokens": 3}, "with num_speculative_tokens nothing is chosen so"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            decoder(**{**config, **wrong})
+    for broken in ({}, {**kept["state"], "ends": {"all": ["x"], "texts": []}}):
+        path.write_text(json.dumps({**kept, "state": broken}))
+        with pytest.raises(ConfigError, match=r"is no state of method 'auto' .* remove the file"):
+            decoder(**config)
 
 
 # -- tags and tasks --------------------------------------------------------------------------------

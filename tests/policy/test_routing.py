@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from outpace.core.stats import Seconds
 from outpace.draft.base import Find, Pick
 from outpace.engine.request import Request
 from outpace.policy.auto.controller import Auto
+from outpace.policy.auto.cost import CostModel, Place
 from outpace.policy.auto.ladder import Ladder
 from outpace.policy.auto.prices import Prices
 from outpace.policy.base import Outcome, affordable
@@ -229,6 +231,38 @@ def test_a_text_is_judged_by_those_whose_prompts_are_alike(told_apart: bool) -> 
         read[task] += number >= 20 and row in play.read
     assert read[good] == 20
     assert (read[bad] <= 14) == told_apart
+
+
+def test_what_is_learned_serves_a_later_run() -> None:
+    """Short texts which the model has to read: what that costs is known from the first one on."""
+    short = Task(hits=0.2, copied=0.3, model=0.6, draft=0.4, reading=0.1)
+    cold, warm, earlier = [], [], routing()
+    texts(Simulation(), 20, 60, short, automatic(earlier), earlier.record)
+    kept = json.loads(json.dumps(earlier.to_save()))
+    for seed in range(8):
+        for speeds in (cold, warm):
+            of = routing()
+            if speeds is warm:
+                of.restore(kept)
+                assert json.loads(json.dumps(of.to_save())) == kept
+            speeds.append(texts(Simulation(seed), 2, 60, short, automatic(of), of.record))
+    assert fmean(warm) > 1.02 * fmean(cold)
+
+
+def test_times_of_an_earlier_run_are_measured_in_this_ones_plain_rounds() -> None:
+    earlier, costs = CostModel(), CostModel()
+    place, far = Place.of(1, 100), Place.of(1, 5000)
+    for width, seconds in ((0, 2.0), (1, 3.0), (4, 5.0)):
+        earlier.add(place, width, Seconds(0.5 * width, seconds - 0.5 * width, 0.0))
+    costs.restore(earlier.to_save())
+    assert costs.curve(far, range(5)) is None, "nothing is known before a plain round"
+    costs.add(far, 0, Seconds(0.0, 10.0, 0.0))
+    curve = costs.curve(far, range(5))
+    assert curve is not None
+    assert [curve[width] for width in (0, 1, 4)] == pytest.approx([10.0, 15.0, 25.0])
+    assert costs.to_save() == earlier.to_save(), "no draft was measured since"
+    costs.add(far, 1, Seconds(1.0, 11.0, 0.0))
+    assert costs.curve(far, range(5))[1] == pytest.approx(12.0)  # type: ignore[index]
 
 
 def test_better_than_each_single_one_where_rounds_differ() -> None:

@@ -34,6 +34,7 @@ from outpace.core.transfer import to_device
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.options import NoOptions, make_options
 from outpace.draft.registry import find_drafter
+from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
 from outpace.heads.classifiers.origin import Origin
 from outpace.targets.base import Media, Source, Target
@@ -271,6 +272,8 @@ class Drafter(ABC):
     """Whether it drafts nothing for rows that are `Rows.pure`."""
     learns: bool = True
     """Whether it goes on learning from its rounds, if it is one of its `learners`."""
+    file: StateFile | None = None
+    """Where what the controller learns of its `choices` is kept between runs."""
     on_trial: str = ""
     """What it drafts with, for an error's sentence, if that has to show when it is loaded that it
     was made for the target."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from outpace.policy.auto.spells import HORIZON
@@ -41,6 +42,21 @@ class Ends:
     def __init__(self) -> None:
         self._texts, self._early, self._tokens = 2.0, 1.0, 2.0 * HORIZON
         self._of: WeakKeyDictionary[Text, _End] = WeakKeyDictionary()
+
+    def to_save(self, texts: Iterable[Text]) -> dict[str, Any]:
+        """Returns how these texts have ended, and all together, for a later run."""
+        found = (self._of.get(text) for text in texts)
+        return {
+            "all": [self._texts, self._early, self._tokens],
+            "texts": [end and [end.tokens, end.early] for end in found],
+        }
+
+    def restore(self, saved: Mapping[str, Any], texts: Iterable[Text]) -> None:
+        """Goes on from what an earlier run saved of as many texts."""
+        self._texts, self._early, self._tokens = map(float, saved["all"])
+        for text, end in zip(texts, saved["texts"], strict=True):
+            if end is not None:
+                self._of[text] = _End(int(end[0]), bool(end[1]))
 
     def add(self, text: Text, tokens: int, early: bool) -> None:
         """Adds a text that has ended with so many generated tokens. early: it might have gone

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,6 +30,15 @@ class Text:
 
     bins: Tensor
     """Which tokens are in its prompt, ``[BINS]`` bool."""
+
+    def to_save(self) -> list[int]:
+        """Returns its bins as numbers, for a later run."""
+        return [int(at) for at in self.bins.nonzero().flatten()]
+
+    @classmethod
+    def restored(cls, saved: Sequence[int]) -> Self:
+        """Returns what an earlier run saved."""
+        return cls(_binned(saved))
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,15 @@ class Likeness:
         self._kept: deque[Text] = deque(maxlen=KEPT)
         self._of: WeakKeyDictionary[DraftingRow, tuple[Text, Sequence[Alike]]]
         self._of = WeakKeyDictionary()
+
+    @property
+    def kept(self) -> Sequence[Text]:
+        """The texts with which a new one is compared."""
+        return self._kept
+
+    def keep(self, text: Text) -> None:
+        """Adds a text of an earlier run."""
+        self._kept.append(text)
 
     def text(self, request: DraftingRow) -> Text:
         """Returns what stands for a request's text, which is kept from now on."""
@@ -88,7 +107,10 @@ class Likeness:
 
 def _bins(prompt: Sequence[int]) -> Tensor:
     """The bins of a prompt's tokens."""
-    compared = [*prompt[:ENDS], *prompt[max(ENDS, len(prompt) - ENDS) :]]
+    return _binned([*prompt[:ENDS], *prompt[max(ENDS, len(prompt) - ENDS) :]])
+
+
+def _binned(tokens: Sequence[int]) -> Tensor:
     bins = torch.zeros(BINS, dtype=torch.bool)
-    bins[torch.tensor(compared, dtype=torch.long) % BINS] = True
+    bins[torch.tensor(tokens, dtype=torch.long) % BINS] = True
     return bins

@@ -32,6 +32,12 @@ def make_controller(
     """
     count = config.num_speculative_tokens
     prices = _prices(drafter, target)
+    if drafter.file is not None and (config.length is not None or count != "auto"):
+        named = "length" if config.length is not None else "num_speculative_tokens"
+        raise ConfigError(
+            f"'state' keeps what is learned for choosing by measured rounds, and with {named} "
+            "nothing is chosen so: leave one of the two out."
+        )
     if config.length is not None:
         return _by_name(config, drafter, invariant, prices)
     if not drafter.longest:
@@ -43,7 +49,7 @@ def make_controller(
         autos = {name: _auto(child, invariant, target) for name, child in children}
         free = [name for name, child in children if not child.pass_bytes]
         skip_pure = [name for name, child in children if child.skips_pure]
-        return Routing(autos, free, invariant, skip_pure)
+        return Routing(autos, free, invariant, skip_pure, drafter.file)
     return _auto(drafter, invariant, target)
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, chain_trail
 from outpace.draft.base import Find, Pick
+from outpace.draft.state import StateFile
 from outpace.policy.auto.controller import CLOSE, Auto, Prospects
 from outpace.policy.auto.repaying import Prospect
 from outpace.policy.auto.trials import LOOK_ASIDE
 from outpace.policy.base import Controller, Outcome, RoundPlan, is_pure, wish
 from outpace.policy.ends import Ends
-from outpace.policy.likeness import Likeness
+from outpace.policy.likeness import Likeness, Text
 from outpace.policy.row import DraftingRow
 from outpace.policy.savings import Choice, Savings, Way
 
@@ -51,9 +53,11 @@ class Routing(Controller):
         free: Sequence[str],
         invariant: bool,
         skip_pure: Collection[str] = (),
+        file: StateFile | None = None,
     ) -> None:
         """autos: what is known of each drafter, by name; free: the look-ups among them; skip_pure:
-        those that draft nothing for a row whose text must repeat itself."""
+        those that draft nothing for a row whose text must repeat itself; file: where what is
+        learned is kept between runs."""
         self._autos, self._invariant = dict(autos), invariant
         self._free = [name for name in autos if name in free]
         self._models = [name for name in autos if name not in free]
@@ -63,6 +67,11 @@ class Routing(Controller):
         self._likeness, self._ends = Likeness(), Ends()
         self._savings = {name: Savings() for name in self._models}
         self._choices: dict[str, dict[DraftingRow, Choice]] = {name: {} for name in self._models}
+        self._file = file
+        saved = None if file is None else file.load()
+        if file is not None and saved is not None:
+            with file.read():
+                self.restore(saved)
 
     def __getitem__(self, name: str) -> Auto:
         """Returns what is known of one drafter."""
@@ -304,6 +313,29 @@ class Routing(Controller):
         self._note_savings(requests, outcomes)
         self._note_ends(requests)
         self._compare(outcomes)
+        if self._file is not None and any(request.finished for request in requests):
+            self._file.save(self.to_save())
+
+    def to_save(self) -> dict[str, Any]:
+        """Returns what is known of texts of each kind and of what drafts cost, for a later run."""
+        texts = list(self._likeness.kept)
+        return {
+            "texts": [text.to_save() for text in texts],
+            "ends": self._ends.to_save(texts),
+            "savings": {name: known.to_save(texts) for name, known in self._savings.items()},
+            "drafters": {name: auto.known.to_save() for name, auto in self._autos.items()},
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from what an earlier run saved."""
+        texts = [Text.restored(bins) for bins in saved["texts"]]
+        for text in texts:
+            self._likeness.keep(text)
+        self._ends.restore(saved["ends"], texts)
+        for name, known in self._savings.items():
+            known.restore(saved["savings"][name], texts)
+        for name, auto in self._autos.items():
+            auto.known.restore(saved["drafters"][name])
 
     def _note_savings(self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> None:
         """Notes what the models saved, or would have saved, in the round that has ended."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from outpace.policy.likeness import Alike, Text
@@ -88,6 +89,21 @@ class Savings:
     def __init__(self) -> None:
         self._every = _Sums()
         self._of: WeakKeyDictionary[Text, _Sums] = WeakKeyDictionary()
+
+    def to_save(self, texts: Iterable[Text]) -> dict[str, Any]:
+        """Returns what is known of these texts, and of all together, for a later run."""
+        found = (self._of.get(text) for text in texts)
+        return {
+            "all": [self._every.tokens, self._every.saved],
+            "texts": [sums and [sums.tokens, sums.saved] for sums in found],
+        }
+
+    def restore(self, saved: Mapping[str, Any], texts: Iterable[Text]) -> None:
+        """Goes on from what an earlier run saved of as many texts."""
+        self._every = _Sums(*map(float, saved["all"]))
+        for text, sums in zip(texts, saved["texts"], strict=True):
+            if sums is not None:
+                self._of[text] = _Sums(*map(float, sums))
 
     def note(self, text: Text, tokens: int, saved: float) -> None:
         """Enters a round of a text, with the tokens that it brought, and the plain rounds that the

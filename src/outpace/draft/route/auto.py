@@ -20,9 +20,11 @@ from outpace.draft.route.base import (
     check_config,
     check_configs,
     check_look_up,
+    described,
     rule_of,
 )
 from outpace.draft.route.joining import cut
+from outpace.draft.state import StateFile, check_state
 from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import kind_in
@@ -32,7 +34,7 @@ from outpace.targets.hf.loading.source import check_path
 LOOK_UPS = ("suffix", "ngram")
 """The look-ups that are asked unless others are named, as far as they exist: the best one first."""
 
-OF_AUTO = ("model", "drafter", "lookups")
+OF_AUTO = ("model", "drafter", "lookups", "state")
 """Options that stand whatever drafts beside the look-ups."""
 
 OF_HEADS = ("quantization", "online", "check")
@@ -55,8 +57,12 @@ class AutoOptions(DraftModelOptions):
     )
     trees: bool = option(False, "Whether the draft model drafts trees where these pay.")
     lookups: Any = option(None, "The look-ups, each as a speculative_config; unset: the best one.")
+    state: Any = option(
+        None, "A file in which what is learned of texts and costs is kept between runs."
+    )
 
     def __post_init__(self) -> None:
+        check_state(self.state)
         check_wanted(self.images)
         flag("trees", self.trees, error=ConfigError)
         flag("check", self.check, error=ConfigError)
@@ -66,6 +72,10 @@ class AutoOptions(DraftModelOptions):
         if self.drafter is not None:
             self._check_drafter()
         elif self.model is None:
+            if self.state is not None:
+                raise ConfigError(
+                    "'state' keeps what is learned of a draft model or head: give 'model', too."
+                )
             self._only((), "is about a draft model or head: give 'model', too.")
         elif self._kind is not None:
             self._only(OF_HEADS, f"is about a draft model, and 'model' is a {self._kind} head.")
@@ -163,7 +173,11 @@ class AutoDrafter(Several):
             raise ConfigError("'lookups' names one method twice: name each once.")
         if len(children) == 1:
             return children[0]  # how much it drafts, if anything, is all that there is to choose
-        return cls(children, names, setup.loaded.vocabulary)
+        made = cls(children, names, setup.loaded.vocabulary)
+        if setup.options.state is not None:
+            whose = list(map(described, names, children))
+            made.file = StateFile(setup.options.state, cls.name, whose)
+        return made
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:

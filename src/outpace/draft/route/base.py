@@ -352,3 +352,8 @@ def names_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 def specimen_configs(loaded: Loaded, *methods: str) -> list[dict[str, Any]]:
     """Returns configs of tiny instances of these drafters, for gate and contract tests."""
     return [{"method": name, **find_drafter(name).specimen(loaded)} for name in methods]
+
+
+def described(name: str, child: Drafter) -> str:
+    """Returns a drafter's name and its model's: what was learned of one says nothing of others."""
+    return name if child.loaded is None else f"{name} of {Path(child.loaded.name).name}"

@@ -70,7 +70,7 @@ class Auto(Controller):
         """drafts: what to choose from. prices: nominal ones. prior: the chance of a first token
         before anything is known. keeps_up: the drafter never has anything to read before a
         draft. stops: its chains may be ended by how sure it is of its tokens."""
-        self._known = Knowledge(Acceptance(prior))
+        self.known = Knowledge(Acceptance(prior))
         self._growing = drafts if isinstance(drafts, Growing) else None
         static = drafts.static if isinstance(drafts, Growing) else drafts
         self._static = self._ladder = static
@@ -93,18 +93,18 @@ class Auto(Controller):
     @property
     def costs(self) -> CostModel:
         """How long rounds take."""
-        return self._known.costs
+        return self.known.costs
 
     @property
     def acceptance(self) -> Acceptance:
         """How likely drafts are to be accepted."""
-        return self._known.acceptance
+        return self.known.acceptance
 
     @property
     def _slim(self) -> float:
         """Levels per node of drafts whose shape is not known beforehand; 1 where the ladder's own
         shape says it."""
-        return self._known.slimness.levels_per_node if self._loose else 1.0
+        return self.known.slimness.levels_per_node if self._loose else 1.0
 
     # -- choosing ------------------------------------------------------------------------------
 
@@ -232,9 +232,9 @@ class Auto(Controller):
         if plain is None or self.costs.times_measured(place, 0) < PLAIN:
             return 0  # all others are measured against it
         scout = self._scout(free)
-        reading = self._known.reading.seconds(self._unread(scout))
+        reading = self.known.reading.seconds(self._unread(scout), plain)
         # A find has to pay for the rounds before it in which asking brought nothing.
-        asking = self._known.finding.misses_per_find * self.costs.miss(place)
+        asking = self.known.finding.misses_per_find * self.costs.miss(place)
         outlook = self._outlook(requests, free, place, floor, asking)
         if outlook is None:
             return self._try(self._at_most(FIRST // len(requests)), reading, plain)
@@ -305,9 +305,10 @@ class Auto(Controller):
         # Where nothing else drafts, little is lost by a text that ends early.
         alone = (Prospect(request.remaining, 1 - 1 / gain) for request in free)
         found = alone if prospects is None else map(prospects, free)
-        longest = self._known.spells.typical
+        longest = self.known.spells.typical
         near = [replace(each, ahead=min(longest, each.ahead)) for each in found]
-        return repays(self._known.reading.seconds(unread) / plain * len(requests), near)
+        reading = self.known.reading.seconds(unread, plain)
+        return repays(reading / plain * len(requests), near)
 
     def _seconds(
         self, free: Sequence[DraftingRow], curve: Sequence[float], widest: int, floor: int = 0
@@ -321,7 +322,7 @@ class Auto(Controller):
     def _tokens(self, free: Sequence[DraftingRow]) -> dict[int, float]:
         """What each width is expected to bring in all free rows together. Where a drafter finds
         something for some of the rows only, the others get the one token of every round."""
-        ladder, share = self._ladder, self._known.finding.share
+        ladder, share = self._ladder, self.known.finding.share
         totals = dict.fromkeys(ladder.widths, 0.0)
         for request in free:
             for width, tokens in self._expected_of(request).items():
@@ -371,12 +372,12 @@ class Auto(Controller):
         for request, outcome in zip(requests, outcomes, strict=True):
             row = self._row(request)
             row.begun, row.drafted = True, outcome.drafted > 0
-            row.watch(self._known.spells, self._promising, outcome.emitted, request.finished)
+            row.watch(self.known.spells, self._promising, outcome.emitted, request.finished)
             if outcome.drafted:
                 row.read = request.length
             row.ledger.enter(outcome.drafted, outcome.depth, outcome.emitted)
             if outcome.drafted and self._loose:
-                self._known.slimness.add(outcome.drafted, outcome.depth)
+                self.known.slimness.add(outcome.drafted, outcome.depth)
             # Of a text that has ended, part of the draft was cut off and says nothing.
             if outcome.depth and not request.finished:
                 self.learn(request, self._trail(request, outcome))
@@ -403,10 +404,10 @@ class Auto(Controller):
             self._add_round(place, width, seconds, levels, found)
         elif begun and not trusted:
             # Even if drafting took no time at all, scoring may already cost more than it brings.
-            drafting = self._known.reading.besides(seconds.draft, unread)
+            drafting = self.known.reading.besides(seconds.draft, unread)
             costs.add(place, width, replace(seconds, draft=drafting), levels)
         if unread:
-            self._known.reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
+            self.known.reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
         self._trials.spend(seconds.total if self._ours else 0.0)
         plain = costs.measured(place).get(0)
         if self._trial and (width or self._asked) and plain is not None:
@@ -419,7 +420,7 @@ class Auto(Controller):
     ) -> None:
         """Enters what a round took. found: rows with a draft."""
         if self._asked:
-            self._known.finding.add(found, self._asked)
+            self.known.finding.add(found, self._asked)
         if self._asked and not width:
             self.costs.add_miss(place, seconds)
         else:

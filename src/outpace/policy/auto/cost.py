@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from statistics import median, median_low
 
@@ -107,6 +107,26 @@ class CostModel:
         self._ratios: deque[float] = deque(maxlen=RUN)
         self._added = 0
         self._curves: dict[tuple[Place, tuple[int, ...]], Sequence[float] | None] = {}
+        self._earlier: dict[Place, dict[int, _Known]] = {}  # of earlier runs, in plain rounds
+
+    def to_save(self) -> list[list[float]]:
+        """Returns what drafts cost in plain rounds, for a later run: batch, context, width, levels,
+        the whole round, and drafting. What was not measured in this run is what was restored."""
+        now = {place: self._relative(place) for place in self.places}
+        known = {**self._earlier, **{place: costs for place, costs in now.items() if costs}}
+        return [
+            [place.batch, place.context, width, cost.levels, cost.total, cost.draft]
+            for place, costs in known.items()
+            for width, cost in costs.items()
+        ]
+
+    def restore(self, saved: Sequence[Sequence[float]]) -> None:
+        """Goes on from what an earlier run saved. Times of this run take its place as they come;
+        plain rounds, by which all others are measured, are always those of this run."""
+        self._earlier, self._curves = {}, {}
+        for batch, context, width, levels, total, draft in saved:
+            costs = self._earlier.setdefault(Place(int(batch), int(context)), {})
+            costs[int(width)] = _Known(int(levels), float(total), float(draft), ENOUGH)
 
     def add(self, place: Place, width: int, seconds: Seconds, levels: int | None = None) -> None:
         """Adds a round that drafted ``width`` nodes in its widest row.
@@ -260,23 +280,39 @@ class CostModel:
         if 0 not in cells:
             return None
         plain = _Known(0, cells[0].total, 0.0, len(cells[0].seen))
-        if len(cells) == 1:
-            others = [
-                (abs(other.context - place.context), other)
-                for other in self._cells
-                for theirs in [self._rounds(other)]
-                if other.batch == place.batch and 0 in theirs and len(theirs) > 1
-            ]
-            if not others:
-                return None
-            cells = self._rounds(min(others)[1])
-        scale = plain.total / cells[0].total
+        costs = self._relative(place) or self._nearest(place)
+        if not costs:
+            return None
         drafting = {
-            width: _Known(cell.levels, cell.total * scale, cell.draft * scale, len(cell.seen))
-            for width, cell in sorted(cells.items())
-            if width
+            width: replace(cost, total=cost.total * plain.total, draft=cost.draft * plain.total)
+            for width, cost in sorted(costs.items())
         }
         return {0: plain, **drafting}
+
+    def _relative(self, place: Place) -> dict[int, _Known]:
+        """What drafts were measured to take at a place, by width, in its plain rounds."""
+        cells = self._rounds(place)
+        if 0 not in cells:
+            return {}
+        plain = cells[0].total
+        return {
+            width: _Known(cell.levels, cell.total / plain, cell.draft / plain, len(cell.seen))
+            for width, cell in cells.items()
+            if width
+        }
+
+    def _nearest(self, place: Place) -> dict[int, _Known]:
+        """The same of the nearest other context, or of an earlier run if there is none."""
+        here = {other: self._relative(other) for other in self._cells}
+        for known in (here, self._earlier):
+            others = [
+                (abs(other.context - place.context), other)
+                for other, costs in known.items()
+                if costs and other.batch == place.batch
+            ]
+            if others:
+                return known[min(others)[1]]
+        return {}
 
 
 @dataclass(frozen=True)

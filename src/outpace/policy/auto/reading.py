@@ -14,16 +14,27 @@ class ReadingCost:
 
     def __init__(self) -> None:
         self._seen: deque[float] = deque(maxlen=KEPT)
+        self._earlier = 0.0  # plain rounds for each token, in an earlier run
+
+    def to_save(self, plain: float | None) -> float:
+        """Returns what a token takes in plain rounds, for a later run. plain: seconds of such a
+        round, None where none was measured."""
+        return median_low(self._seen) / plain if self._seen and plain else self._earlier
+
+    def restore(self, rounds: float) -> None:
+        """Goes on from what an earlier run saved."""
+        self._earlier = rounds
 
     def add(self, seconds: float, tokens: int) -> None:
         """Adds what reading so many tokens took."""
         self._seen.append(max(0.0, seconds) / tokens)
 
-    def seconds(self, tokens: int) -> float:
-        """Returns what reading so many will take; 0 while nothing is known."""
-        return tokens * median_low(self._seen) if self._seen else 0.0
+    def seconds(self, tokens: int, plain: float) -> float:
+        """Returns what reading so many will take; 0 while nothing is known. plain: seconds of a
+        plain round."""
+        return tokens * (median_low(self._seen) if self._seen else self._earlier * plain)
 
     def besides(self, seconds: float, tokens: int) -> float:
         """Returns what of a draft's seconds did not go into reading so many; 0 while nothing is
         known."""
-        return max(0.0, seconds - self.seconds(tokens)) if self._seen else 0.0
+        return max(0.0, seconds - tokens * median_low(self._seen)) if self._seen else 0.0

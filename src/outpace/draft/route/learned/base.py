@@ -5,14 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Generic, Self
 
 from outpace.core.proposal import Drawn, Needs
 from outpace.draft.base import Drafter, RowInfo, Setup
-from outpace.draft.route.base import Learned, State, build_children, names_of, rule_of
+from outpace.draft.route.base import Learned, State, build_children, described, names_of, rule_of
 from outpace.draft.route.choosing import Choosing
-from outpace.draft.route.learned.state import StateFile
+from outpace.draft.state import StateFile
 
 
 class Learning(Choosing, Generic[State]):
@@ -34,7 +33,7 @@ class Learning(Choosing, Generic[State]):
         super().__init__(children, names, vocabulary)
         self.needs = replace(self.needs, laws=True)
         self._learned = Learned(first)
-        whose = list(map(_described, names, children))
+        whose = list(map(described, names, children))
         self._file = None if file is None else StateFile(file, self.name, whose)
         saved = None if self._file is None else self._file.load()
         if saved is not None:
@@ -75,8 +74,3 @@ class Learning(Choosing, Generic[State]):
         self._learned.retain(rows)
         if self._file is not None:
             self._file.save(self.to_save())
-
-
-def _described(name: str, child: Drafter) -> str:
-    """A drafter, with its model: what was learned of one says nothing of another."""
-    return name if child.loaded is None else f"{name} of {Path(child.loaded.name).name}"

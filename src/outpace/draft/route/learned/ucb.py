@@ -18,7 +18,7 @@ from outpace.draft.route.base import Asked
 from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
 from outpace.draft.route.learned.base import Learning
-from outpace.draft.route.learned.state import check_state, numbers
+from outpace.draft.state import check_state, numbers
 from outpace.errors import ConfigError
 
 

@@ -1,11 +1,13 @@
-"""What a router has learned, in a file: plain JSON, which can be looked at and never runs code."""
+"""What was learned of drafters, in a file: plain JSON, which can be looked at and never runs
+code."""
 
 from __future__ import annotations
 
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,8 @@ class StateFile:
             state: Mapping[str, Any] = found["state"]
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise ConfigError(
-                f"{self._path} is not the state of a router ({error}): name another file."
+                f"{self._path} is not what a choice among drafters has learned ({error}): name "
+                "another file."
             ) from error
         if whose != self._whose:
             raise ConfigError(
@@ -50,6 +53,17 @@ class StateFile:
                 f"{self._whose['drafters']}: name another file."
             )
         return state
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Within it, a state that is not made as it should be is a ``ConfigError``."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ConfigError(
+                f"{self._path} is no state of method {self._whose['method']!r} "
+                f"({type(error).__name__}: {error}): remove the file."
+            ) from error
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Replaces the file, whole or not at all. Where that fails, as on a full disk, a warning
