@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from outpace.draft.base import Drafter
+from outpace.draft.route.base import Several
 from outpace.errors import ConfigError
 from outpace.targets.hf.invariant.target import InvariantTarget
 from outpace.verify.base import Rule
@@ -24,14 +23,15 @@ def check_invariant(
             f"with {read_again[0]} a text may be read again, in a pass of another shape than the "
             f"one that wrote it: leave {read_again[0]} or batch_invariant out."
         )
-    if target.one_shape:
+    if target.chains_only:
         _check_columns(drafter, rule)
-    most, shape = target.most_nodes, drafter.shape
-    if drafter.longest and not most:
+    room = target.tokens // 2 if drafter.longest else target.tokens
+    if target.rows > room:
         raise ConfigError(
-            f"with {target.rows} texts at once no pass has room for a drafted token under "
-            f"batch_invariant: lower max_num_seqs to {target.tokens // 2} or less."
+            f"under batch_invariant a pass has room for {target.tokens} tokens here, which is too "
+            f"few for {target.rows} texts at once: lower max_num_seqs to {room} or less."
         )
+    most, shape = target.most_nodes, drafter.shape
     nodes = max(0 if isinstance(count, str) else count, 0 if shape is None else shape.size)
     if nodes > most:
         raise ConfigError(
@@ -43,17 +43,19 @@ def check_invariant(
 def _fewer_rows(target: InvariantTarget, nodes: int) -> str:
     """What else would help, as the end of a sentence."""
     rows = target.tokens // (nodes + 1)
-    return f", or lower max_num_seqs to {rows}" if rows and not target.one_shape else ""
+    return f", or lower max_num_seqs to {rows}" if rows and not target.chains_only else ""
 
 
 def _check_columns(drafter: Drafter, rule: Rule) -> None:
     """Refuses what lays other columns into a pass than a chain's."""
-    name: Any = drafter.name
+    children = drafter.children if isinstance(drafter, Several) else []
+    for child in children:
+        _check_columns(child, rule)
     reason = None
     if drafter.rides:
-        reason = f"method={name!r} has columns of its own in the target's passes"
-    elif drafter.trees:
-        reason = f"method={name!r} drafts trees here, whose tokens lie apart in the cache"
+        reason = f"method={drafter.name!r} has columns of its own in the target's passes"
+    elif drafter.trees and not (children or drafter.any_shape):
+        reason = f"method={drafter.name!r} drafts trees here, whose tokens lie apart in the cache"
     elif rule.needs.second_pass is not None:
         reason = f"verify={rule.name!r} has the draft scored twice"
     if reason is not None:

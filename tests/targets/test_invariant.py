@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from outpace import LLM, SamplingParams
 from outpace.engine.alike import try_alike
 from outpace.errors import ConfigError, ParamsError
+from outpace.targets.cpu.contention import ThreadLimit
 from outpace.targets.hf.invariant import target as invariant
 from outpace.targets.hf.invariant.runner import COLUMNS, OneShapeRunner
 from outpace.targets.hf.invariant.target import InvariantTarget, tokens_alike
@@ -26,6 +26,7 @@ SPECULATION: dict[str, dict[str, Any]] = {
     "none": {"method": "none"},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 3},
     "suffix": {"method": "suffix"},
+    "draft_tree": {"method": "draft_tree"},
     "layer_skip": {
         "method": "layer_skip",
         "layers": {"attention": [0]},
@@ -50,9 +51,11 @@ def by_shape() -> Any:
     return model
 
 
-def decoder(model: Any, method: str = "none", rows: int = 4, **options: Any) -> LLM:
+def decoder(
+    model: Any, method: str = "none", rows: int = 4, compile: Any = "auto", **options: Any
+) -> LLM:
     config = {**SPECULATION[method], **options}
-    if method == "draft_model":
+    if method.startswith("draft"):
         config["model"] = drafter("llama")
     return LLM(
         model,
@@ -60,12 +63,13 @@ def decoder(model: Any, method: str = "none", rows: int = 4, **options: Any) -> 
         max_num_seqs=rows,
         max_model_len=CONTEXT,
         batch_invariant=True,
+        compile=compile,
     )
 
 
 def test_a_trial_finds_out_that_passes_depend_on_their_shape(by_shape: Any) -> None:
     ordinary = make_target(by_shape, 4, CONTEXT)
-    with pytest.raises(ConfigError, match=r"llama on cpu in float64 gives .* batch_invariant out"):
+    with pytest.raises(ConfigError, match=r"llama on \S+ in float64 gives .* batch_invariant out"):
         try_alike(ordinary, "llama", VOCABULARY)
     assert ordinary.active == 0
     try_alike(decoder(by_shape).engine.target, "llama", VOCABULARY)
@@ -113,7 +117,7 @@ def test_what_is_written_is_the_models(
 
 
 def test_passes_over_texts_have_one_shape(by_shape: Any) -> None:
-    llm, seen = decoder(by_shape, "draft_model"), set()
+    llm, seen = decoder(by_shape, "draft_model", compile=False), set()
     own = by_shape.model.layers[0].mlp.down_proj
     hook = own.register_forward_hook(lambda _m, given, _o: seen.add(tuple(given[0].shape[:2])))
     # A prompt of one token leaves nothing to be read before its first round.
@@ -122,22 +126,12 @@ def test_passes_over_texts_have_one_shape(by_shape: Any) -> None:
     assert seen == {(4, COLUMNS)}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="our own passes are those of a CPU")
 def test_our_own_passes_need_no_padding() -> None:
-    llm = LLM(
-        speculative_config={"method": "suffix"},
-        dtype="float32",
-        device="cpu",
-        max_num_seqs=4,
-        batch_invariant=True,
-    )
-    alike = tokens_alike(llm.target.model)
-    if not alike:
-        pytest.skip("this machine cannot run the passes of native.cpp")
+    llm = on_a_cpu(speculative_config={"method": "suffix"}, max_num_seqs=4)
     found = llm.engine.target
     assert isinstance(found, InvariantTarget)
     assert not isinstance(found.runner, OneShapeRunner)
-    assert found.most_nodes == alike // 4 - 1
+    assert found.most_nodes == tokens_alike(llm.target.model) // 4 - 1
     texts = ["Once upon a time", "The captain", "A dog and a cat", "Lily"]
     together = llm.generate(texts, greedy(40))
     alone = [llm.generate(text, greedy(40, speculative="off"))[0] for text in texts]
@@ -191,7 +185,12 @@ def test_models_that_read_more_than_tokens_are_refused(model: str) -> None:
     ("config", "sentence"),
     [
         ({"method": "lookahead"}, "'lookahead' has columns of its own"),
-        ({"method": "recycling"}, "'recycling' drafts trees"),
+        ({"method": "consensus"}, "'consensus' drafts trees"),
+        ({"method": "recycling", "branching": [2, 1]}, "'recycling' drafts trees"),
+        (
+            {"method": "hedge", "drafters": [{"method": "ngram"}, {"method": "lookahead"}]},
+            "'lookahead' has columns of its own",
+        ),
         (
             {"method": "ngram", "num_speculative_tokens": COLUMNS},
             f"scores {COLUMNS - 1} drafted tokens of a text at most here, not {COLUMNS}",
@@ -214,6 +213,37 @@ def test_a_request_for_more_drafted_tokens_is_refused_alone() -> None:
     with pytest.raises(ParamsError, match=f"speculative must be at most {COLUMNS - 1}"):
         llm.generate([1, 2], greedy(4, speculative=COLUMNS))
     assert len(llm.generate([1, 2], greedy(4, speculative=COLUMNS - 1))[0].token_ids) == 4
+
+
+def on_a_cpu(**more: Any) -> LLM:
+    """The bundled model in our own passes; skips where this machine has none."""
+    llm = LLM(dtype="float32", device="cpu", batch_invariant=True, **more)
+    if not tokens_alike(llm.target.model):
+        pytest.skip("this machine cannot run the passes of native.cpp")
+    return llm
+
+
+def test_more_texts_than_our_own_passes_have_room_for_are_refused() -> None:
+    on_a_cpu(max_num_seqs=32)
+    for config, room in (({"method": "suffix"}, 32), ({"method": "none"}, 64)):
+        with pytest.raises(ConfigError, match=rf"lower max_num_seqs to {room} or less"):
+            on_a_cpu(max_num_seqs=room + 1, speculative_config=config)
+
+
+def test_a_hook_on_our_own_layers_is_refused() -> None:
+    llm = on_a_cpu(max_num_seqs=2)
+    hook = llm.target.model.model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    with pytest.raises(ConfigError, match="exchanged or hooked since"):
+        llm.generate("Once", greedy(4))
+    hook.remove()
+    assert len(llm.generate("Once", greedy(4))[0].token_ids) == 4
+
+
+def test_the_number_of_threads_stays_what_it_is(by_shape: Any) -> None:
+    """A target gives way to other programs by computing with fewer threads, which add up in
+    another order."""
+    assert isinstance(make_target(by_shape, 1, CONTEXT).computing(), ThreadLimit)
+    assert not isinstance(decoder(by_shape).engine.target.computing(), ThreadLimit)
 
 
 def test_it_is_a_flag() -> None:

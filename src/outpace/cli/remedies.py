@@ -9,7 +9,8 @@ REMEDIES = {
     "pass tokenizer=, or give token ids": "name a model that has one",
     "leave compile out": "leave --compile out",
     "leave batch_invariant out": "leave --batch-invariant out",
-    "leave enable_prefix_caching or batch_invariant out": "use --no-prefix-caching, or leave "
+    "with enable_prefix_caching a text may": "without --no-prefix-caching a text may",
+    "leave enable_prefix_caching or batch_invariant out": "give that flag, or leave "
     "--batch-invariant out",
     "use compile=False": "use --no-compile",
     "beam_width": "--num-beams",

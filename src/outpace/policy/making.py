@@ -8,7 +8,7 @@ from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
 from outpace.policy.auto.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
 from outpace.policy.auto.controller import Auto
-from outpace.policy.auto.growing import Growing
+from outpace.policy.auto.growing import SIBLINGS, Growing
 from outpace.policy.auto.ladder import LENGTHS, Ladder
 from outpace.policy.auto.prices import Prices
 from outpace.policy.base import Controller
@@ -31,7 +31,6 @@ def make_controller(
     length policy that does not go with the drafter.
     """
     count = config.num_speculative_tokens
-    prices = _prices(drafter, target)
     if drafter.file is not None and (config.length is not None or count != "auto"):
         named = "length" if config.length is not None else "num_speculative_tokens"
         raise ConfigError(
@@ -39,11 +38,11 @@ def make_controller(
             "nothing is chosen so: leave one of the two out."
         )
     if config.length is not None:
-        return _by_name(config, drafter, invariant, prices)
+        return _by_name(config, drafter, invariant, target)
     if not drafter.longest:
         return Constant(0)
     if count != "auto":
-        return Constant(count, shape=_shape(drafter, prices, count))
+        return Constant(count, shape=_shape(drafter, target, count))
     if drafter.choices:
         children = drafter.choices.items()
         autos = {name: _auto(child, invariant, target) for name, child in children}
@@ -61,7 +60,7 @@ def _prices(drafter: Drafter, target: Target) -> Prices:
 def _auto(drafter: Drafter, invariant: bool, target: Target) -> Auto:
     prices = _prices(drafter, target)
     prior = PRIOR if drafter.pass_bytes or drafter.any_shape else PRIOR_OF_LOOK_UPS
-    drafts = _drafts(drafter, prices, target.most_nodes)
+    drafts = _drafts(drafter, target)
     return Auto(drafts, invariant, prices, prior, drafter.keeps_up, _stops(drafter, target))
 
 
@@ -73,17 +72,24 @@ def _stops(drafter: Drafter, target: Target) -> bool:
     return drafter.pass_bytes >= LEAST_PASS
 
 
-def _drafts(drafter: Drafter, prices: Prices, most: int) -> Ladder | Growing:
-    """What a controller may choose from. most: nodes that are scored at once."""
+def _drafts(drafter: Drafter, target: Target) -> Ladder | Growing:
+    """What a controller may choose from."""
+    most = target.most_nodes
     if drafter.any_shape:
-        return Growing(prices, min(most, LENGTHS[-1]), drafter.deepest)
+        return _growing(drafter, target, min(most, LENGTHS[-1]))
     if drafter.shape is None:
         return Ladder.chains(min(most, drafter.longest))
     return Ladder.by_level(drafter.shape)
 
 
+def _growing(drafter: Drafter, target: Target, most: int) -> Growing:
+    """Trees of at most so many nodes, or chains where the target scores no others."""
+    siblings = 1 if target.chains_only else SIBLINGS
+    return Growing(_prices(drafter, target), most, drafter.deepest, siblings)
+
+
 def _by_name(
-    config: SpeculativeConfig, drafter: Drafter, invariant: bool, prices: Prices
+    config: SpeculativeConfig, drafter: Drafter, invariant: bool, target: Target
 ) -> Controller:
     name = config.length_name or ""
     options, kind = length_options(name, config.length_options), find_length(name)
@@ -98,11 +104,11 @@ def _by_name(
     count = config.num_speculative_tokens
     policy = kind(kind.usual if count == "auto" else count, options, invariant)
     policy.meet(drafter)
-    return policy.shaped(_shape(drafter, prices, policy.most))
+    return policy.shaped(_shape(drafter, target, policy.most))
 
 
-def _shape(drafter: Drafter, prices: Prices, most: int) -> TreeShape | None:
+def _shape(drafter: Drafter, target: Target, most: int) -> TreeShape | None:
     """The tree of which drafts are the first nodes, if the drafter leaves that open."""
     if not drafter.any_shape:
         return None
-    return Growing(prices, most, drafter.deepest).static.shape
+    return _growing(drafter, target, most).static.shape

@@ -144,6 +144,8 @@ class Target(ABC):
     """How many tokens a row can hold, those of the prompt included."""
     most_nodes: int = LARGEST
     """Drafted nodes that a pass can score in a row, at most."""
+    chains_only: bool = False
+    """Whether its passes score chains, and no other trees and no riders."""
     reuses: bool = False
     """Whether it keeps the caches of texts that have ended, for texts that begin alike."""
 

@@ -28,12 +28,19 @@ class Growing:
     is cheaper, because no siblings have to be compared.
     """
 
-    def __init__(self, prices: Prices, most: int = LENGTHS[-1], deepest: int | None = None) -> None:
+    def __init__(
+        self,
+        prices: Prices,
+        most: int = LENGTHS[-1],
+        deepest: int | None = None,
+        siblings: int = SIBLINGS,
+    ) -> None:
         """most: nodes of the largest tree; deepest: levels that the drafter can draft, unless it is
-        any number."""
+        any number; siblings: children of a node at most."""
+        self._siblings = siblings
         self._nominal, self._most = prices, min(most, LARGEST)
         self._deepest = min(DEEPEST, deepest or DEEPEST)
-        typical = [[prior(rank) for rank in range(SIBLINGS)]] * self._deepest
+        typical = [[prior(rank) for rank in range(siblings)]] * self._deepest
         self.static = self._best(typical, prices)
         self.learned = self.static
         self._since = 0
@@ -53,7 +60,7 @@ class Growing:
         self._since = 0
         level, node = (max(slope, CHEAPEST) for slope in slopes)
         prices = replace(self._nominal, level=level, node=node)
-        self.learned = self._best(acceptance.typical(self._deepest, SIBLINGS), prices)
+        self.learned = self._best(acceptance.typical(self._deepest, self._siblings), prices)
 
     def _best(self, chances: Chances, prices: Prices) -> Ladder:
         """Returns chains or trees, whichever promise more."""

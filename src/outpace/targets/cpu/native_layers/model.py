@@ -77,8 +77,8 @@ class NativeModel:
     @property
     def tokens_alike(self) -> int:
         """Up to how many tokens in a pass it gives each token the same bits, however many they are
-        and however they branch."""
-        return self._stack.most
+        and however they branch. 0 where the model is not as it was, so that others compute it."""
+        return self._stack.most if self._is_as_it_was() else 0
 
     @property
     def _stack(self) -> LayerStack:

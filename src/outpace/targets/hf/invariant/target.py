@@ -45,13 +45,13 @@ class InvariantTarget(HFTarget):
         saved_tokens: int | None = None,
     ) -> None:
         """fixed: as for `HFTarget`; unset where the model's own passes compute tokens alike."""
-        self.one_shape = fixed is not None
-        """Whether its passes have one shape. Then they score chains only, and no riders."""
-        self.tokens = COLUMNS * rows if self.one_shape else tokens_alike(model)
+        self.chains_only = fixed is not None  # in passes of one shape
+        self.tokens = COLUMNS * rows if self.chains_only else tokens_alike(model)
         """Tokens of a pass over all rows, at most."""
         self.rereads = self.tokens == sys.maxsize
         """Whether a text that is read again, in other pieces, is computed alike as well."""
         super().__init__(model, rows, max_length, fixed, saved_texts, saved_tokens)
+        self._limit = None  # with another number of threads torch adds up in another order
         self.most_nodes = min(LARGEST, max(0, self.tokens // rows - 1))
 
     def _runner(self, model: nn.Module, fixed: FixedShapes | None) -> Runner:
@@ -80,5 +80,12 @@ class InvariantTarget(HFTarget):
         return [list(self._prompts[row][begin : begin + size])]
 
     def score(self, plan: Plan) -> Scores:
-        # What has been through the first layers was there in a pass of another shape.
-        return super().score(replace(plan, entered=None) if self.one_shape else plan)
+        if self.chains_only:
+            # What has been through the first layers was there in a pass of another shape.
+            return super().score(replace(plan, entered=None))
+        if not tokens_alike(self.model):
+            raise ConfigError(
+                "the model's layers were exchanged or hooked since it was loaded, so that its "
+                "passes are not computed alike: leave batch_invariant out."
+            )
+        return super().score(plan)
