@@ -89,8 +89,8 @@ def check_wish(request: DraftingRow, most: int) -> None:
     wished = wish(request) or 0
     if wished > most:
         raise ParamsError(
-            f"speculative must be at most {most} with this LLM, whose passes are of one shape, not "
-            f"{wished}."
+            f"speculative must be at most {most} with this LLM, which scores no more tokens of a "
+            f"text at once, not {wished}."
         )
 
 
