@@ -8,6 +8,12 @@ from outpace.errors import ConfigError
 from outpace.targets.hf.invariant.target import InvariantTarget
 from outpace.verify.base import Rule
 
+REMEDIES = {
+    "enable_prefix_caching": "leave enable_prefix_caching or batch_invariant out",
+    "max_batch_total_tokens": "leave max_batch_total_tokens or batch_invariant out",
+}
+"""By the arguments of ``LLM`` that may have a text read again."""
+
 
 def check_invariant(
     target: InvariantTarget, drafter: Drafter, rule: Rule, count: int | str, read_again: list[str]
@@ -20,8 +26,8 @@ def check_invariant(
     """
     if read_again and not target.rereads:
         raise ConfigError(
-            f"with {read_again[0]} a text may be read again, in a pass of another shape than the "
-            f"one that wrote it: leave {read_again[0]} or batch_invariant out."
+            "a text that is read again would be computed in passes of another shape than those "
+            f"that wrote it: {REMEDIES[read_again[0]]}."
         )
     if target.chains_only:
         _check_columns(drafter, rule)

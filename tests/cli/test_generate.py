@@ -153,7 +153,7 @@ def test_every_sampling_flag_arrives(
         --min-tokens 2 --stop a --stop b --stop-token-id 4 --stop-token-id 5 --ignore-eos
         --logprobs 1 --json --dtype float64 --device cpu --max-model-len 99 --compile
         --method ngram -k 4 --verify match --quantization int8
-        --generation-config none --trust-remote-code --threads 3
+        --generation-config none --trust-remote-code --threads 3 --batch-invariant
     """)
     result = run("generate", "w1", "-m", target, *flags, "--logit-bias", '{"3": -1.5, "4": 2}')
     assert result.exit_code == 130
@@ -189,6 +189,7 @@ def test_every_sampling_flag_arrives(
         "generation_config": "none",
         "trust_remote_code": True,
         "compile": True,
+        "batch_invariant": True,
         "threads": 3,
     }
     assert seen["texts"] == 2

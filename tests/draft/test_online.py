@@ -220,6 +220,7 @@ ITS_OWN = {
     "tried": "it is on trial itself, as `on_trial` says",
     "default_rule": "the class of the drafter inside is asked",
     "Options": "the class of the drafter inside is asked",
+    "file": "it is what one that stands for several drafters keeps, which none of these is",
     "asked_anywhere": "it remembers its rounds, to learn from them",
 }
 """What it does not hand on to the drafter inside, and why."""

@@ -9,8 +9,9 @@ REMEDIES = {
     "pass tokenizer=, or give token ids": "name a model that has one",
     "leave compile out": "leave --compile out",
     "leave batch_invariant out": "leave --batch-invariant out",
-    "with enable_prefix_caching a text may": "without --no-prefix-caching a text may",
-    "leave enable_prefix_caching or batch_invariant out": "give that flag, or leave "
+    "leave enable_prefix_caching or batch_invariant out": "use --no-prefix-caching, or leave "
+    "--batch-invariant out",
+    "leave max_batch_total_tokens or batch_invariant out": "leave --max-batch-total-tokens or "
     "--batch-invariant out",
     "use compile=False": "use --no-compile",
     "beam_width": "--num-beams",
