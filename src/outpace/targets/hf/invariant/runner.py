@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,24 +54,14 @@ class OneShapeRunner(Runner):
         assert self.fixed is not None
         return self.fixed
 
-    def _forward(
-        self,
-        tokens: Tensor,
-        keep: int,
-        tree: Tree | None,
-        first: int = 0,
-        eager: bool = False,
-        through: Any = None,
-        certain: int | None = None,
-        **options: Any,
-    ) -> Any:
-        if tree is None or through is not None:
-            return super()._forward(
-                tokens, keep, tree, first, eager=True, through=through, certain=certain, **options
-            )
-        if eager or options not in ({}, WITH_STATES) or not tree.is_chain:
-            raise AssertionError("a pass of one shape over more than chains of tokens")
-        return self._forward_fixed(tokens, keep, tree, COLUMNS, states=bool(options))
+    def _fixed_width(
+        self, columns: int, tree: Tree | None, options: Mapping[str, Any]
+    ) -> int | None:
+        if tree is None:
+            return None  # a prompt
+        if options not in ({}, WITH_STATES) or not tree.is_chain or columns > COLUMNS:
+            raise AssertionError("a pass of one shape over more than chains of few tokens")
+        return COLUMNS
 
     def _fixed_shape(self, count: int, width: int) -> FixedShape:
         rows = self.cache.rows
