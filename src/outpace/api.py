@@ -26,6 +26,7 @@ from outpace.engine.trial import TRIAL, trial_prompts, try_out
 from outpace.errors import ConfigError, OutpaceError, UnknownArgument, names_checked, reason_of
 from outpace.intake import Intake
 from outpace.outputs import BeamSearchOutput, Chunk, RequestOutput
+from outpace.policy.base import Untaught
 from outpace.progress import with_bar
 from outpace.prompts import Prompt, listed
 from outpace.targets.cpu.kernels import Kernels
@@ -234,7 +235,8 @@ class LLM:
         """Generates in one row and in several, with and without a draft. These texts are nobody's:
         nothing is learned from them, and none is remembered."""
         prompt = [0] * min(8, self.max_model_len - 1)
-        learners = list(self.engine.drafter.learners())
+        controller, learners = self.engine.controller, list(self.engine.drafter.learners())
+        self.engine.controller = Untaught(controller)
         for one in learners:
             one.learns = False
         for count in rows:
@@ -248,6 +250,7 @@ class LLM:
                 self.generate([prompt] * count, params)
         for one in learners:
             one.learns = True
+        self.engine.controller = controller
         self._forget()
 
     # -- generating ----------------------------------------------------------------------------

@@ -7,7 +7,9 @@ could not hold is let through while it is made: no question to the host, no tens
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -174,6 +176,19 @@ def test_texts_that_warm_up_teach_nothing(method: str, monkeypatch: pytest.Monke
     assert updates[0] == updates[1] == ([0] if method == "medusa" else [])
     assert told(plain) == told(warm)
     assert all(one.updates > 0 for one in cast(Any, warm.engine.drafter.learners()))
+
+
+def test_texts_that_warm_up_are_not_kept_in_a_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineOptions, "capture", lambda *_: by_traces)
+    path = tmp_path / "state.json"
+    config = {"method": "auto", "model": drafter("llama"), "state": str(path)}
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2, max_model_len=CONTEXT)
+    assert llm.compile_seconds > 0
+    assert not path.exists()
+    llm.generate([5, 6, 7], greedy(6))
+    assert len(json.loads(path.read_text())["state"]["texts"]) == 1
 
 
 def told(llm: LLM) -> tuple[list[int], int, int]:

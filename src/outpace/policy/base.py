@@ -61,6 +61,17 @@ class Controller(ABC):
         """
 
 
+class Untaught(Controller):
+    """Chooses as another controller does, which is told nothing of the rounds: for texts that are
+    nobody's."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
+        return self._controller.plan(requests, terms)
+
+
 def affordable(
     requests: Sequence[DraftingRow], budgets: Sequence[int], most: int = LARGEST
 ) -> list[int]:
