@@ -29,6 +29,21 @@ def test_texts_that_grow_are_counted_as_if_anew(
         texts[0] += one
         texts[1] = [*two] if exchanged else texts[1] + two
         assert tally(texts).tolist() == counted(texts)
+        assert [listed(row) for row in tally.occurring.tolist()] == [*map(different, texts)]
+
+
+def different(text: Sequence[int]) -> list[int]:
+    """The tokens of the vocabulary in a text, in the order in which they first occur."""
+    found = dict.fromkeys(token for token in text if token < VOCABULARY)
+    return listed(list(found))
+
+
+def listed(row: list[int]) -> list[int]:
+    """What a row of `TokenCounts.occurring` names: zeros fill it up, which name nothing new."""
+    end = len(row)
+    while end and row[end - 1] == 0:
+        end -= 1
+    return row[:end]
 
 
 def test_texts_that_are_cut_and_rows_that_change_places_are_counted_anew() -> None:

@@ -221,8 +221,7 @@ def test_the_probe_asks_for_fewer_logits_than_it_feeds_tokens(
 
     def first_columns(self: Runner, tokens: Tensor, keep: int, **options: Any) -> Any:
         output = forward(self, tokens, tokens.shape[1], **options)
-        output.logits = output.logits[:, :keep]
-        return output
+        return output._replace(logits=output.logits[:, :keep])
 
     forward = Runner.forward
     monkeypatch.setattr(Runner, "forward", first_columns)

@@ -35,22 +35,56 @@ class Penalties:
         self._outputs = TokenCounts(rows, vocabulary, device)
 
     def __call__(self, scores: Tensor, branches: Branches, history: History) -> Tensor:
-        """Returns the scores ``[B, m, V]`` of m nodes, penalised."""
-        output = self._outputs(history.outputs)[:, None, :].repeat(1, scores.shape[1], 1)
+        """Returns the scores ``[B, m, V]`` of m nodes, penalised, as a new tensor.
+
+        Only the scores of tokens that have occurred are computed: in a large vocabulary they are
+        few. A token that is listed twice gets the same score twice.
+        """
+        outputs = self._outputs(history.outputs)
+        listed = [self._outputs.occurring]
+        if self._repetition is not None:
+            prompts = self._prompts(history.prompts)
+            listed.append(self._prompts.occurring)
+        # [B, m, U]: the tokens that a row has, and those drafted before a node.
+        tokens = listed[0] if len(listed) == 1 else torch.cat(listed, 1)
+        tokens = tokens[:, None].expand(-1, scores.shape[1], -1)
+        drafted = self._drafted(branches)
+        if drafted is not None:
+            tokens = torch.cat((tokens, drafted.clamp(min=0)), 2)
+        flat = tokens.flatten(1)
+        count = outputs.gather(1, flat).view(tokens.shape).to(scores.dtype)
+        if drafted is not None:
+            count = count + (tokens[..., None] == drafted[:, :, None]).sum(-1)
+        found = scores.gather(2, tokens)
+        if self._repetition is not None:
+            occurred = (count > 0) | (prompts.gather(1, flat) > 0).view(tokens.shape)
+            found = torch.where(occurred, self._repeated(found), found)
+        return scores.scatter(2, tokens, self._lowered(found, count))
+
+    def _drafted(self, branches: Branches) -> Tensor | None:
+        """Returns the tokens drafted before each node, ``[B, m, D]``, -1 where there is none that
+        can occur again; None where no node has any."""
+        if not branches.tokens.shape[2]:
+            return None
         # What stands where `valid` is false may be anything, and a smaller vocabulary than the
         # target's may lack a token.
         known = branches.valid & (branches.tokens < self._vocabulary)
-        tokens = branches.tokens.where(known, torch.zeros_like(branches.tokens))
-        output.scatter_add_(2, tokens, known.to(output.dtype))
-        if self._repetition is not None:
-            seen = (output > 0) | (self._prompts(history.prompts)[:, None, :] > 0)
-            penalty = self._repetition.to(scores.dtype)
-            scaled = torch.where(scores < 0, scores * penalty, scores / penalty)
-            scores = torch.where(seen, scaled, scores)
+        return branches.tokens.where(known, -1)
+
+    def _repeated(self, scores: Tensor) -> Tensor:
+        """Returns the scores of tokens that have occurred under the repetition penalty, which the
+        prompt's tokens have, too."""
+        assert self._repetition is not None
+        penalty = self._repetition.to(scores.dtype)
+        return torch.where(scores < 0, scores * penalty, scores / penalty)
+
+    def _lowered(self, scores: Tensor, count: Tensor) -> Tensor:
+        """Returns scores under the frequency and the presence penalty. count: how often each of
+        the tokens stands in the output."""
         if self._frequency is not None:
-            scores = scores - self._frequency.to(scores.dtype) * output.to(scores.dtype)
+            scores = scores - self._frequency.to(scores.dtype) * count
         if self._presence is not None:
-            scores = scores - self._presence.to(scores.dtype) * (output > 0).to(scores.dtype)
+            scores = scores - self._presence.to(scores.dtype) * count.clamp(max=1)
         return scores
 
 

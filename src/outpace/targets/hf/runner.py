@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
@@ -19,6 +18,7 @@ from outpace.targets.base import Source
 from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.hf.attention import kernels_on
 from outpace.targets.hf.fixed import PENDING, CannotRecord, FixedShape, FixedShapes, Outputs, Step
+from outpace.targets.hf.output import PassOutput
 from outpace.targets.hf.recurrent.own_states import (
     FIRST_LAYER_FIRST,
     cache_arguments,
@@ -242,7 +242,9 @@ class Runner:
         return bool(getattr(self.model.forward, "says_fewer", False))
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, keep: int, tree: Tree | None = None, **options: Any) -> Any:
+    def forward(
+        self, tokens: Tensor, keep: int, tree: Tree | None = None, **options: Any
+    ) -> PassOutput:
         """Returns the model's output for the pending tokens and drafted nodes of consecutive rows.
 
         tokens: ``[A, T]``: per row its pending tokens, then the nodes of ``tree`` (default: all
@@ -268,7 +270,7 @@ class Runner:
         through: Callable[..., Any] | None = None,
         certain: int | None = None,
         **options: Any,
-    ) -> Any:
+    ) -> PassOutput:
         rows, columns = tokens.shape
         width = None if eager or first or through else self._fixed_width(columns, tree, options)
         if width is not None and self.fixed is not None:
@@ -306,7 +308,7 @@ class Runner:
             embedded = self.model.get_input_embeddings()(tokens) if embedded is None else embedded
             states = (embedded, *states[:-2], states[-1])
         # Some models accept logits_to_keep, and give the logits of all columns nevertheless.
-        return CausalLMOutputWithPast(logits=output.logits[:, -keep:], hidden_states=states)
+        return PassOutput(logits=output.logits[:, -keep:], hidden_states=states)
 
     def _reading(
         self,
@@ -351,7 +353,7 @@ class Runner:
 
     def _forward_fixed(
         self, tokens: Tensor, keep: int, tree: Tree | None, width: int, states: bool
-    ) -> CausalLMOutputWithPast:
+    ) -> PassOutput:
         """`forward` for the first rows, padded to ``width`` columns. states: whether the hidden
         states are wanted."""
         rows, columns = tokens.shape
@@ -374,9 +376,7 @@ class Runner:
         self.passes += 1
         # Drafters keep states until later rounds, and the next pass writes over these.
         kept = tuple(layer[:rows, :columns].clone() for layer in layers) or None
-        return CausalLMOutputWithPast(
-            logits=logits[:rows, columns - keep : columns], hidden_states=kept
-        )
+        return PassOutput(logits=logits[:rows, columns - keep : columns], hidden_states=kept)
 
     def _run_step(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
         assert self.fixed is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,20 +25,12 @@ from outpace.targets.cpu.native_layers.stack import LayerStack, eps_of, few
 from outpace.targets.cpu.some_tokens import SomeTokens
 from outpace.targets.cpu.weights.blocks import embedding_dtype
 from outpace.targets.cpu.weights.layers import hooks_of
+from outpace.targets.hf.output import PassOutput
 from outpace.targets.hf.partial.layers import Joining, changing
 from outpace.targets.hf.slots.cache import SlotCache
 
 CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 """The parts of such a model besides its head: one with others computes something else."""
-
-
-class Scored(NamedTuple):
-    """The output of a pass. Making one of transformers' own takes as long as a layer of a small
-    drafter."""
-
-    logits: Tensor  # [A, keep, V]
-    hidden_states: tuple[Tensor, ...] | None = None
-    """``[A, T, hidden]`` each: the embeddings, and what each layer left; the last is normalised."""
 
 
 class NativeModel:
@@ -136,7 +128,7 @@ class NativeModel:
         given = self.inputs(x, position_ids, past_key_values, attention_mask)
         if output_hidden_states or joining is not None:
             return self._with_states(given, logits_to_keep, joining, say)
-        return Scored(self.logits(self._stack, given, logits_to_keep, say))
+        return PassOutput(self.logits(self._stack, given, logits_to_keep, say))
 
     def _with_states(
         self,
@@ -144,7 +136,7 @@ class NativeModel:
         keep: int | Tensor,
         joining: Joining | None,
         say: SomeTokens | None,
-    ) -> Scored:
+    ) -> PassOutput:
         """Returns logits, the embeddings and what each layer leaves, with the same bits as in a
         pass that nobody asks for them."""
         x, stack = given.x, self._stack
@@ -156,7 +148,7 @@ class NativeModel:
             if joining.layer:
                 before.run(given._replace(states=states[: joining.layer]))
             rest = given._replace(x=joining(x), states=states[joining.layer :])
-        return Scored(self.logits(stack, rest, keep, say), (embedded, *states))
+        return PassOutput(self.logits(stack, rest, keep, say), (embedded, *states))
 
     def inputs(
         self, x: Tensor, positions: Tensor, cache: SlotCache, mask: Tensor | None

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from outpace.core.trees.tree import Tree
 from outpace.targets.base import Source
 from outpace.targets.hf.fixed import FixedShapes
+from outpace.targets.hf.output import PassOutput
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.seq2seq.encoding import encoded
 from outpace.targets.hf.seq2seq.masks import DecoderMasks
@@ -127,7 +127,7 @@ class DecoderRunner(Runner):
         through: Callable[..., Any] | None = None,
         certain: int | None = None,
         **options: Any,
-    ) -> Any:
+    ) -> PassOutput:
         rows = tokens.shape[0]
         for row in range(first, first + rows):
             self._encode(row)
@@ -137,7 +137,7 @@ class DecoderRunner(Runner):
         two = torch.cat([tokens, torch.zeros_like(tokens)], 1)  # nobody sees the second one
         output = super()._forward(two, 2, tree, first, eager, through, certain, **options)
         states = output.hidden_states
-        return CausalLMOutputWithPast(
+        return PassOutput(
             logits=output.logits[:, :1],
             hidden_states=states and tuple(layer[:, :1] for layer in states),
         )

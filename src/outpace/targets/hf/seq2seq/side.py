@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutput
 
+from outpace.targets.hf.output import PassOutput
 from outpace.targets.hf.seq2seq.masks import SelfMask
 from outpace.targets.hf.seq2seq.memory import LayerMemory, Seen
 from outpace.targets.hf.seq2seq.placing import Places, Placing
@@ -61,7 +62,7 @@ class DecoderSide:
         """Yields the decoder's modules, to which more may have to be told than their places."""
         return iter(self.model.get_decoder().modules())
 
-    def __call__(self, **given: Any) -> CausalLMOutputWithPast:
+    def __call__(self, **given: Any) -> PassOutput:
         """Returns what `forward` does."""
         return self.forward(**given)
 
@@ -76,7 +77,7 @@ class DecoderSide:
         inputs_embeds: Tensor | None = None,
         use_cache: bool = True,
         **options: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> PassOutput:
         """Returns logits ``[A, keep, V]`` of the last columns, and hidden states if they are asked
         for. attention_mask: as the runner's `DecoderMasks` makes it."""
         rows = position_ids.shape[0]
@@ -94,7 +95,7 @@ class DecoderSide:
                 **options,
             )
         states = getattr(output, "decoder_hidden_states", None)
-        return CausalLMOutputWithPast(logits=output.logits, hidden_states=states)
+        return PassOutput(logits=output.logits, hidden_states=states)
 
     def read(self, states: Tensor, tokens: Tensor, **options: Any) -> Any:
         """Returns the model's output for one text in one pass, without the cache of a runner.

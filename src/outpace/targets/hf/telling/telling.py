@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from torch import nn
 
@@ -35,11 +35,13 @@ class Telling:
         """Whether any part of the model counts otherwise than by ``position_ids``."""
         return bool(self._tellers)
 
-    @contextmanager
-    def told(self, layout: Layout | None) -> Iterator[None]:
+    def told(self, layout: Layout | None) -> AbstractContextManager[None]:
         """Tells the model a layout while the block runs."""
+        return nullcontext() if layout is None or not self._tellers else self._telling(layout)
+
+    @contextmanager
+    def _telling(self, layout: Layout) -> Iterator[None]:
         with ExitStack() as stack:
-            if layout is not None:
-                for teller in self._tellers:
-                    stack.enter_context(teller.told(layout))
+            for teller in self._tellers:
+                stack.enter_context(teller.told(layout))
             yield

@@ -44,4 +44,4 @@ def _in_pieces(model: nn.Module, token_ids: Sequence[int], media: Mapping[str, A
     runner.admit(1)
     feed(runner, 0, prompt, token_ids, last)
     ids = torch.tensor([[token_ids[-1]]], device=runner.device)
-    return runner.forward(ids, keep=1).logits[0, -1].double()  # type: ignore[no-any-return]
+    return runner.forward(ids, keep=1).logits[0, -1].double()
