@@ -150,14 +150,14 @@ class Player:
         known = {LOOK_UP: (SuffixDrafter, PRIOR_OF_LOOK_UPS), MODEL: (DraftModel, PRIOR)}
         autos = {
             name: Auto(
-                Ladder.chains(kind.longest), invariant=True, prior=prior, stops=kind.ends_chains
+                Ladder.chains(kind.longest), coupled=True, prior=prior, stops=kind.ends_chains
             )
             for name, (kind, prior) in known.items()
             if name in drafters
         }
         self._drafters, self._machine, self._noise = drafters, machine, Noise(seed)
         self._controller = (
-            Routing(autos, [LOOK_UP], invariant=True) if len(drafters) > 1 else autos[drafters[0]]
+            Routing(autos, [LOOK_UP], coupled=True) if len(drafters) > 1 else autos[drafters[0]]
         )
         self._look_up = SuffixDrafter(SuffixOptions())
         self._numbers = count()

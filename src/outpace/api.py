@@ -235,22 +235,16 @@ class LLM:
         """Generates in one row and in several, with and without a draft. These texts are nobody's:
         nothing is learned from them, and none is remembered."""
         prompt = [0] * min(8, self.max_model_len - 1)
-        controller, learners = self.engine.controller, list(self.engine.drafter.learners())
-        self.engine.controller = Untaught(controller)
+        greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        learners = list(self.engine.drafter.learners())
         for one in learners:
             one.learns = False
-        for count in rows:
-            for speculative in ("off", _WARM_UP_DRAFT):
-                params = SamplingParams(
-                    temperature=0,
-                    max_tokens=8,
-                    ignore_eos=True,
-                    speculative=speculative,
-                )
-                self.generate([prompt] * count, params)
+        with self.engine.playing_with(controller=Untaught(self.engine.controller)):
+            for count in rows:
+                for speculative in ("off", _WARM_UP_DRAFT):
+                    self.generate([prompt] * count, replace(greedy, speculative=speculative))
         for one in learners:
             one.learns = True
-        self.engine.controller = controller
         self._forget()
 
     # -- generating ----------------------------------------------------------------------------

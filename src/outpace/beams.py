@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from outpace.core.beam_params import BeamSearchParams
 from outpace.engine.beams.group import Group
@@ -11,7 +11,7 @@ from outpace.engine.engine import Engine
 from outpace.errors import ParamsError
 from outpace.intake import Intake
 from outpace.outputs import BeamSearchOutput, BeamSearchSequence
-from outpace.prompts import Prompt
+from outpace.prompts import Prompt, text_of
 
 
 class Beams:
@@ -65,7 +65,6 @@ class Beams:
 
 
 def _output(prompt: Prompt, group: Group, returned: int) -> BeamSearchOutput:
-    known = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     sequences = [
         BeamSearchSequence(
             text=text.request.text,
@@ -79,7 +78,7 @@ def _output(prompt: Prompt, group: Group, returned: int) -> BeamSearchOutput:
     ]
     error = None if group.error is None else str(group.error)
     return BeamSearchOutput(
-        known if isinstance(known, str) else None,
+        text_of(prompt),
         list(group.request.prompt_ids),
         [] if error else sequences,
         error,

@@ -118,12 +118,12 @@ def build_engine(
         fixed = FixedShapes(loaded.model, AsTheyCome(), pads=True)
     target = make_target(
         loaded.model,
-        asked.max_num_seqs,
-        intake.max_length,
-        fixed,
-        asked.saved_texts,
-        asked.max_batch_total_tokens,
-        asked.batch_invariant,
+        rows=asked.max_num_seqs,
+        max_length=intake.max_length,
+        fixed=fixed,
+        saved_texts=asked.saved_texts,
+        saved_tokens=asked.max_batch_total_tokens,
+        invariant=asked.batch_invariant,
     )
     setup = Setup(
         loaded=loaded,
@@ -146,7 +146,7 @@ def build_engine(
         verifier,
         make_controller(speculation.config, drafter, verifier.coupled, target),
         loaded.vocabulary,
-        asked.max_num_batched_tokens,
-        ORDERS[asked.scheduling_policy](),
-        asked.max_batch_total_tokens,
+        max_batched_tokens=asked.max_num_batched_tokens,
+        order=ORDERS[asked.scheduling_policy](),
+        max_tokens_held=asked.max_batch_total_tokens,
     )

@@ -26,9 +26,12 @@ OF_TRANSFORMERS = (
 class SpeculativeConfig:
     """How to speculate.
 
+    Most callers write a dict, from which `from_dict` makes one: there the drafter's options stand
+    beside the others, and "draft_model" is the method where ``model`` comes with the draft's
+    length, a rule or ``online``.
+
     method: a drafter's name: "auto" (the default: look-ups, and the draft model where ``model`` is
-        given, as far as they pay), "draft_model" (the default where ``model`` is given with the
-        draft's length, a rule or ``online``), "none" (plain decoding), "ngram", ...
+        given, as far as they pay), "draft_model", "none" (plain decoding), "ngram", ...
     num_speculative_tokens: tokens (nodes) to draft per round, at most 256; "auto" chooses, from 0
         up, by what rounds take and bring.
     length: a length policy's name, or ``{"name": ..., option: ...}``: how much is drafted by

@@ -141,6 +141,12 @@ def is_text(prompt: Prompt) -> bool:
     return isinstance(prompt, str)
 
 
+def text_of(prompt: Prompt) -> str | None:
+    """Returns the text of a prompt that has one; None for one of token ids alone."""
+    known = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return known if isinstance(known, str) else None
+
+
 def check_text(text: Any) -> None:
     """Raises ``PromptError`` for what is no text, or is not Unicode."""
     if not isinstance(text, str):

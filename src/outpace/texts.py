@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
 from outpace.outputs import Chunk, CompletionOutput, RequestOutput
-from outpace.prompts import Prompt
+from outpace.prompts import Prompt, text_of
 
 
 class Texts:
@@ -78,8 +78,6 @@ def _raise_errors(requests: Iterable[Request]) -> None:
 
 def _output(request_id: str, prompt: Prompt, requests: Sequence[Request]) -> RequestOutput:
     outputs = [CompletionOutput.of(request, index) for index, request in enumerate(requests)]
-    known = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    text = known if isinstance(known, str) else None
     source = requests[0].source
     encoded = None if source is None else list(source.token_ids)
-    return RequestOutput(request_id, text, requests[0].prompt_ids, outputs, encoded)
+    return RequestOutput(request_id, text_of(prompt), requests[0].prompt_ids, outputs, encoded)

@@ -156,7 +156,7 @@ def test_rows_of_several_laws_stay_so_beside_others() -> None:
     params = [replace(options, tag="both"), options] * 4
     with llm.engine.observing(lambda trace: seen.append(trace.proposal)):
         llm.generate([[1, 2, 3]] * 8, params)
-    forked = [each for each in seen if each.tree.width > 1]
+    forked = [each for each in seen if each.tree.most_siblings > 1]
     assert forked
     assert {Drawn.of(each) for each in forked} == {Drawn.SEVERAL}
     tree = {"method": "draft_tree", **merging["drafters"][1]}

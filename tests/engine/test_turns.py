@@ -98,7 +98,7 @@ def test_any_drafter_with_a_model_takes_turns_with_look_ups(method: str, count: 
 def test_a_head_keeps_its_trees(branching: Any) -> None:
     head = {"method": "medusa", **specimen("medusa"), "branching": branching}
     llm, wide = decoder(lookups=[NGRAM], drafter=head, num_speculative_tokens=6), []
-    with llm.engine.observing(lambda trace: wide.append(trace.proposal.tree.width)):
+    with llm.engine.observing(lambda trace: wide.append(trace.proposal.tree.most_siblings)):
         check_texts(llm)
     assert max(wide) > 1
 

@@ -327,7 +327,7 @@ def test_a_seeded_sampled_text_does_not_depend_on_times() -> None:
         widths.append(play.play([request(**seeded)], 60).widths)
     assert widths[0] == widths[1] == widths[2]
     assert max(widths[0]) > 1
-    assert Auto(CHAINS, invariant=True).budgets([request(**seeded)]) == [
+    assert Auto(CHAINS, coupled=True).budgets([request(**seeded)]) == [
         0
     ]  # a plain round comes first
     assert Auto(CHAINS).budgets([request(temperature=1)]) == [0]
@@ -389,7 +389,7 @@ def test_a_tree_is_as_deep_and_as_wide_as_pays() -> None:
     assert deep.is_chain
     assert deep.size > 3
     wide = grow(Auto(Growing(PRICES)), [0.5, 0.5, 0.5, 0.5], level=0.4, node=0.01, rounds=600)
-    assert wide.width == 4
+    assert wide.most_siblings == 4
     assert wide.height < deep.height
 
 

@@ -193,7 +193,9 @@ follows its law (proved by enumeration for every rule: "stopping" in `outpace au
 
 @dataclass(frozen=True)
 class DraftingTerms:
-    """What the rule asks of the drafter, declared once."""
+    """What is asked of the drafts of a round: by the rule, the same in every round (``coupled``,
+    ``laws``, ``keeps_drafting``), and by the length policy, which may ask for something else in
+    each (``ends_behind``, ``goes_on``)."""
 
     coupled: bool = False
     """Draw with the noise that the target's own token at that position is drawn with."""

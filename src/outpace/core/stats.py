@@ -28,8 +28,8 @@ class Seconds:
 
 @dataclass
 class Metrics:
-    """What one request cost. Times are seconds of the rounds the request took part in; a round that
-    serves several requests counts whole for each."""
+    """What one request cost. Times are seconds of the rounds the request took part in, and of the
+    passes that read its prompt; what serves several requests counts whole for each."""
 
     num_target_passes: int = 0
     num_draft_tokens: int = 0
@@ -39,8 +39,11 @@ class Metrics:
     accepted_per_position: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    """The target's passes, those that read the prompt included."""
     sample_seconds: float = 0.0
+    """Everything else of a round: laws, the verdict, the commit, and what is emitted."""
     total_seconds: float = 0.0
+    """All of these together."""
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -62,7 +65,7 @@ class Metrics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Emitted tokens per second of the rounds that the request took part in."""
+        """Emitted tokens per second of ``total_seconds``, in which the prompt was read, too."""
         return self.num_emitted_tokens / self.total_seconds if self.total_seconds else 0.0
 
     def count_round(self, drafted: int, accepted: int, emitted: int) -> None:

@@ -21,7 +21,7 @@ from functools import cached_property
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -38,9 +38,11 @@ from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
 from outpace.heads.classifiers.origin import Origin
 from outpace.targets.base import Media, Source, Target
-from outpace.targets.cpu.kernels import Kernels
-from outpace.targets.hf.fixed import FixedShapes
-from outpace.targets.hf.loading.loaded import Loaded
+
+if TYPE_CHECKING:  # only a drafter that runs a model of its own knows more than `targets.base`
+    from outpace.targets.cpu.kernels import Kernels
+    from outpace.targets.hf.fixed import FixedShapes
+    from outpace.targets.hf.loading.loaded import Loaded
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class RowInfo:
 
 @dataclass(frozen=True)
 class Pick:
-    """Who drafts in one row, and how many nodes at most; nobody's name where nobody does."""
+    """Who drafts in one row, and how many nodes at most; an empty name where nothing is drafted."""
 
     name: str = ""
     budget: int = 0
@@ -96,7 +98,7 @@ class Rows:
     law: LawMaker
     seeds: Tensor  # [B]
     terms: DraftingTerms = field(default_factory=DraftingTerms)
-    """What the rule asks of the drafter."""
+    """What is asked of this round's drafts."""
     shape: TreeShape | None = None
     """The tree of which the budgets are the first nodes, for a drafter that leaves it open."""
     pure: Sequence[bool] = ()
@@ -222,15 +224,24 @@ class Drafter(ABC):
     others are still reading their prompts.
     """
 
+    # What every drafter states, where the default is not true of it.
+
     name: ClassVar[str]
     draws: frozenset[Drawn]
     """How its tokens may be drawn: what a rule must be able to take."""
     trees: bool = False
+    """Whether it may propose trees that are no chains: these, too, a rule must be able to take."""
     default_rule: ClassVar[str] = "token"
     """The rule that is used when none is named."""
     Options: ClassVar[type[Any]] = NoOptions
     """A frozen dataclass of the entries of ``speculative_config`` that only this drafter knows."""
     needs: Needs = Needs()
+    """What it has to be given of the target."""
+    tells_laws: bool = False
+    """Whether `laws_of` says anything."""
+
+    # How much it drafts, in which shape, and what that costs: what the controller asks.
+
     longest: int = 10
     """Nodes of a draft at most, where the engine chooses how many. With the root, ten are what a
     CPU scores in about one reading of the weights."""
@@ -239,44 +250,48 @@ class Drafter(ABC):
     in `Rows.shape` (`any_shape`), or a different tree in every row."""
     any_shape: bool = False
     """Whether it drafts the tree that `Rows.shape` says."""
-    choices: Mapping[str, Drafter] = MappingProxyType({})
-    """Drafters by name among which the controller chooses in each row (`Rows.route`)."""
     ends_chains: bool = False
     """Whether its chains end where `Rows.terms` say, by the laws of their tokens."""
-    asked_anywhere: bool = False
-    """Whether it may be asked in the middle of a round, behind some of the committed tokens: a
-    look-up that remembers nothing of its drafts, and of a text only what it has read."""
-    copies_prompts: bool = False
-    """Whether it takes over what it knows of a prompt from the row that a new one is forked from.
-    Only asked of drafters that need states: without this, such a prompt is read again."""
-    lane: int = 0
-    """The random streams that it draws from (`Rows.seeds_of`)."""
-    loaded: Loaded | None = None
-    """The model that it runs, if it runs one of its own."""
-    weight_bytes: int = 0
-    """The part of ``nbytes`` that is weights."""
-    riders: int = 0
-    """Columns of its own that ride in the target's pass behind the root and each drafted node."""
-    rides: bool = False
-    """Whether columns of its own ride in the target's pass, wherever they stand."""
-    pass_bytes: int = 0
-    """Bytes of the weights that are read for one drafted level."""
     keeps_up: bool = False
     """Whether it need not read first what was committed while it did not draft, as a draft model
     has to: it is given the target's states of every token, or is a part of the target."""
-    tells_laws: bool = False
-    """Whether `laws_of` says anything."""
-    joins_drafts: bool = False
-    """Whether a draft of a row may be put together from, or chosen among, several that ended."""
-    skips_pure: bool = False
-    """Whether it drafts nothing for rows that are `Rows.pure`."""
+    pass_bytes: int = 0
+    """Bytes of the weights that are read for one drafted level."""
+    riders_per_node: int = 0
+    """Columns of its own that ride in the target's pass behind the root and each drafted node."""
+    rides: bool = False
+    """Whether columns of its own ride in the target's pass, wherever they stand."""
+    weight_bytes: int = 0
+    """The part of ``nbytes`` that is weights."""
+    loaded: Loaded | None = None
+    """The model that it runs, if it runs one of its own."""
+
+    # What it remembers and learns.
+
+    copies_prompts: bool = False
+    """Whether it takes over what it knows of a prompt from the row that a new one is forked from.
+    Only asked of drafters that need states: without this, such a prompt is read again."""
     learns: bool = True
     """Whether it goes on learning from its rounds, if it is one of its `learners`."""
-    file: StateFile | None = None
-    """Where what the controller learns of its `choices` is kept between runs."""
+    skips_pure: bool = False
+    """Whether it drafts nothing for rows that are `Rows.pure`."""
     on_trial: str = ""
     """What it drafts with, for an error's sentence, if that has to show when it is loaded that it
     was made for the target."""
+
+    # Drafters that are made of others, and what these ask of them.
+
+    choices: Mapping[str, Drafter] = MappingProxyType({})
+    """Drafters by name among which the controller chooses in each row (`Rows.route`)."""
+    file: StateFile | None = None
+    """Where what the controller learns of its `choices` is kept between runs."""
+    asked_anywhere: bool = False
+    """Whether it may be asked in the middle of a round, behind some of the committed tokens: a
+    look-up that remembers nothing of its drafts, and of a text only what it has read."""
+    joins_drafts: bool = False
+    """Whether a draft of a row may be put together from, or chosen among, several that ended."""
+    lane: int = 0
+    """The random streams that it draws from (`Rows.seeds_of`)."""
 
     @classmethod
     def configure(cls, given: Mapping[str, Any]) -> Any:

@@ -1,13 +1,35 @@
-"""What came of a round, counted for each of its requests."""
+"""What came of a round: the tokens that each of its requests gets, and what is counted for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from outpace.core.faults import RowFault
 from outpace.core.stats import Seconds
-from outpace.engine.request import Request
+from outpace.engine.request import Logprob, Request
 from outpace.engine.verifier import Decision
 from outpace.policy.base import Outcome
+
+
+def emit(
+    played: Sequence[Request],
+    decisions: Sequence[Decision],
+    reported: Sequence[list[dict[int, Logprob]]],
+    dead_ends: Mapping[int, Mapping[int, RowFault]],
+) -> list[int]:
+    """Appends to each text; returns how many tokens each took before a stop condition.
+
+    Behind a node that left no token to go on with, nothing is the target's.
+    """
+    emitted = []
+    for row, (request, decision) in enumerate(zip(played, decisions, strict=True)):
+        dead = dead_ends.get(row, {})
+        end = next((at for at, node in enumerate(decision.path, 1) if node in dead), None)
+        taken = request.extend(decision.tokens[:end], reported[row])
+        if end is not None and not request.finished:
+            request.fail(dead[decision.path[end - 1]])
+        emitted.append(taken)
+    return emitted
 
 
 def counted(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TypeVar
@@ -16,16 +16,16 @@ from outpace.core.law import History, LawMaker, RowFault
 from outpace.core.proposal import Proposal
 from outpace.core.transfer import synchronise, to_device
 from outpace.draft.base import Drafter, RowInfo, Rows
-from outpace.engine.counting import counted
+from outpace.engine.counting import counted, emit
 from outpace.engine.logprobs import logprobs_of
 from outpace.engine.order.base import Order
 from outpace.engine.played import Played
-from outpace.engine.request import Logprob, Request
+from outpace.engine.request import Request
 from outpace.engine.scheduler import Queue, Room
-from outpace.engine.states import deliver_chunk
+from outpace.engine.states import deliver_part
 from outpace.engine.stopwatch import Stopwatch
 from outpace.engine.trace import Observer, RoundTrace
-from outpace.engine.verifier import Decision, Verifier, branches_of, on_host
+from outpace.engine.verifier import Verifier, branches_of, on_host
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
 from outpace.policy.base import Controller, RoundPlan, affordable, check_wish, is_pure
 from outpace.targets.base import Plan, PromptInputs, Scores, Target
@@ -93,9 +93,9 @@ class Engine:
         Raises ``ParamsError`` for options that leave it no token at all, or cannot be honoured.
         """
         check_wish(request, self.target.most_nodes)
-        LawMaker([request.options], self.vocabulary)
-        drafts = bool(self.drafter.longest) and not self.verifier.coupled
-        request.repeats = request.params.seeded or request.params.greedy or not drafts
+        LawMaker([request.options], self.vocabulary)  # refuses tokens outside the vocabulary
+        drafts_matter = bool(self.drafter.longest) and not self.verifier.coupled
+        request.repeats = request.params.seeded or request.params.greedy or not drafts_matter
         request.id = next(self._ids)
         self.waiting.add(request)
 
@@ -130,6 +130,23 @@ class Engine:
             yield
         finally:
             self.observers.remove(observer)
+
+    @contextmanager
+    def playing_with(
+        self,
+        drafter: Drafter | None = None,
+        verifier: Verifier | None = None,
+        controller: Controller | None = None,
+    ) -> Iterator[None]:
+        """Plays the rounds inside with other parts than the engine's own, while nobody else uses
+        it. drafter: one that the engine's own stands for."""
+        own = self.drafter, self.verifier, self.controller
+        self.drafter, self.verifier = drafter or self.drafter, verifier or self.verifier
+        self.controller = controller or self.controller
+        try:
+            yield
+        finally:
+            self.drafter, self.verifier, self.controller = own
 
     @property
     def busy(self) -> bool:
@@ -287,8 +304,8 @@ class Engine:
         if self.target.ready == self.target.active:
             return
         begin, ready, whole = perf_counter(), self.target.ready, self.drafter.needs.prompts
-        for chunk in self.target.fill(self.max_batched_tokens, self._layers, whole):
-            deliver_chunk(self.drafter, chunk)
+        for part in self.target.fill(self.max_batched_tokens, self._layers, whole):
+            deliver_part(self.drafter, part)
         synchronise(self.target.device)  # or the next round would pay for it
         seconds = perf_counter() - begin
         for request in self.running[ready:]:
@@ -360,9 +377,11 @@ class Engine:
         verdict, decisions = on_host(judgement.verdict, proposal)
         dead_ends = rows.law.dead_ends
         reported = logprobs_of(scores.logits, proposal, rows, played, decisions)
-        laws = self._soft_laws(scores, proposal, rows)
+        laws = None
+        if self.drafter.needs.laws:
+            laws = rows.law.soft(scores.logits, branches_of(proposal), rows.history)
         self.target.commit([decision.path for decision in decisions])
-        emitted = self._emit(played, decisions, reported, dead_ends)
+        emitted = emit(played, decisions, reported, dead_ends)
         trace = RoundTrace(
             requests=played,
             rows=rows,
@@ -402,10 +421,16 @@ class Engine:
         history = History(
             [request.prompt_ids for request in played], [request.output_ids for request in played]
         )
-        pure = [is_pure(request, self.verifier.coupled) for request in played]
-        last_ids = [request.last_ids for request in played]
-        drafted = plan.terms, plan.shape, pure, plan.route, last_ids
-        return Rows(history, self._law, self._seeds, *drafted)
+        return Rows(
+            history,
+            self._law,
+            self._seeds,
+            terms=plan.terms,
+            shape=plan.shape,
+            pure=[is_pure(request, self.verifier.coupled) for request in played],
+            route=plan.route,
+            last_ids=[request.last_ids for request in played],
+        )
 
     def _propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if any(budgets):
@@ -422,29 +447,3 @@ class Engine:
         riders = self.verifier.riders(proposal)
         plan = Plan(pending, proposal.tokens, proposal.tree, riders, self._layers, proposal.entered)
         return self.target.score(plan), pending
-
-    def _soft_laws(self, scores: Scores, proposal: Proposal, rows: Rows) -> Tensor | None:
-        if not self.drafter.needs.laws:
-            return None
-        return rows.law.soft(scores.logits, branches_of(proposal), rows.history)
-
-    def _emit(
-        self,
-        played: Sequence[Request],
-        decisions: Sequence[Decision],
-        reported: Sequence[list[dict[int, Logprob]]],
-        dead_ends: Mapping[int, Mapping[int, RowFault]],
-    ) -> list[int]:
-        """Appends to each text; returns how many tokens each took before a stop condition.
-
-        Behind a node that left no token to go on with, nothing is the target's.
-        """
-        emitted = []
-        for row, (request, decision) in enumerate(zip(played, decisions, strict=True)):
-            dead = dead_ends.get(row, {})
-            end = next((at for at, node in enumerate(decision.path, 1) if node in dead), None)
-            taken = request.extend(decision.tokens[:end], reported[row])
-            if end is not None and not request.finished:
-                request.fail(dead[decision.path[end - 1]])
-            emitted.append(taken)
-        return emitted

@@ -10,13 +10,13 @@ from torch import Tensor
 from outpace.core.transfer import padded
 from outpace.draft.base import Drafter
 from outpace.engine.verifier import Decision
-from outpace.targets.base import Chunk, Scores, States
+from outpace.targets.base import ReadPart, Scores, States
 
 
-def deliver_chunk(drafter: Drafter, chunk: Chunk) -> None:
+def deliver_part(drafter: Drafter, part: ReadPart) -> None:
     """Gives a drafter what it needs of a part of the prompts."""
     if drafter.needs.states:
-        drafter.read(chunk.rows, chunk.tokens, _side_by_side(chunk.states, drafter))
+        drafter.read(part.rows, part.tokens, _side_by_side(part.states, drafter))
 
 
 def deliver_round(

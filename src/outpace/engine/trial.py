@@ -72,20 +72,17 @@ def try_out(engine: Engine, drafter: Drafter, requests: Sequence[Request]) -> No
             record.accepted += len(decision.path)
 
     # The user's own rule may be a lossy one, which refuses or accepts for other reasons.
-    own = (engine.drafter, engine.verifier, engine.controller)
-    engine.drafter, engine.verifier = drafter, Verifier(make_rule("match"))
-    engine.controller = Constant(1)
-    try:
-        for request in requests:
-            engine.add(request)
-        with engine.observing(count):
+    verifier = Verifier(make_rule("match"))
+    with engine.playing_with(drafter, verifier, Constant(1)), engine.observing(count):
+        try:
+            for request in requests:
+                engine.add(request)
             while engine.busy and not record.is_settled:
                 engine.step()
-    finally:
-        for request in requests:
-            if not request.finished:
-                engine.remove(request)
-        engine.drafter, engine.verifier, engine.controller = own
+        finally:
+            for request in requests:
+                if not request.finished:
+                    engine.remove(request)
     if record.accepted < ENOUGH and record.drafted >= MOST:
         raise ConfigError(
             f"{drafter.on_trial} was trained for another model, or hardly at all: this target "

@@ -105,10 +105,10 @@ def check_wish(request: DraftingRow, most: int) -> None:
         )
 
 
-def is_pure(request: DraftingRow, invariant: bool) -> bool:
+def is_pure(request: DraftingRow, coupled: bool) -> bool:
     """Returns whether what a request drafts must follow from its own history alone: it is sampled
     with a seed of its own, so that its text has to repeat itself.
 
-    invariant: the rule's texts do not depend on what is drafted.
+    coupled: whether the rule is, whose texts do not depend on what is drafted.
     """
-    return request.params.seeded and not invariant
+    return request.params.seeded and not coupled

@@ -23,11 +23,11 @@ That takes some .15 ms for each, and a pass over fewer bytes hardly takes longer
 
 
 def make_controller(
-    config: SpeculativeConfig, drafter: Drafter, invariant: bool, target: Target
+    config: SpeculativeConfig, drafter: Drafter, coupled: bool, target: Target
 ) -> Controller:
     """Returns the controller that ``num_speculative_tokens`` and ``length`` ask for.
 
-    invariant: the texts of the rule do not depend on what is drafted. Raises ``ConfigError`` for a
+    coupled: the texts of the rule do not depend on what is drafted. Raises ``ConfigError`` for a
     length policy that does not go with the drafter.
     """
     count = config.num_speculative_tokens
@@ -38,30 +38,37 @@ def make_controller(
             "nothing is chosen so: leave one of the two out."
         )
     if config.length is not None:
-        return _by_name(config, drafter, invariant, target)
+        return _by_name(config, drafter, coupled, target)
     if not drafter.longest:
         return Constant(0)
     if count != "auto":
         return Constant(count, shape=_shape(drafter, target, count))
     if drafter.choices:
         children = drafter.choices.items()
-        autos = {name: _auto(child, invariant, target) for name, child in children}
+        autos = {name: _auto(child, coupled, target) for name, child in children}
         free = [name for name, child in children if not child.pass_bytes]
         skip_pure = [name for name, child in children if child.skips_pure]
-        return Routing(autos, free, invariant, skip_pure, drafter.file)
-    return _auto(drafter, invariant, target)
+        return Routing(autos, free, coupled, skip_pure=skip_pure, file=drafter.file)
+    return _auto(drafter, coupled, target)
 
 
 def _prices(drafter: Drafter, target: Target) -> Prices:
     kind = target.device.type
-    return Prices.nominal(drafter.pass_bytes, target.pass_bytes, kind, drafter.riders)
+    return Prices.nominal(drafter.pass_bytes, target.pass_bytes, kind, drafter.riders_per_node)
 
 
-def _auto(drafter: Drafter, invariant: bool, target: Target) -> Auto:
+def _auto(drafter: Drafter, coupled: bool, target: Target) -> Auto:
     prices = _prices(drafter, target)
     prior = PRIOR if drafter.pass_bytes or drafter.any_shape else PRIOR_OF_LOOK_UPS
     drafts = _drafts(drafter, target)
-    return Auto(drafts, invariant, prices, prior, drafter.keeps_up, _stops(drafter, target))
+    return Auto(
+        drafts,
+        coupled=coupled,
+        prices=prices,
+        prior=prior,
+        keeps_up=drafter.keeps_up,
+        stops=_stops(drafter, target),
+    )
 
 
 def _stops(drafter: Drafter, target: Target) -> bool:
@@ -89,7 +96,7 @@ def _growing(drafter: Drafter, target: Target, most: int) -> Growing:
 
 
 def _by_name(
-    config: SpeculativeConfig, drafter: Drafter, invariant: bool, target: Target
+    config: SpeculativeConfig, drafter: Drafter, coupled: bool, target: Target
 ) -> Controller:
     name = config.length_name or ""
     options, kind = length_options(name, config.length_options), find_length(name)
@@ -102,7 +109,7 @@ def _by_name(
             f"no chains with laws: choose another length ({others}) or 'draft_model'."
         )
     count = config.num_speculative_tokens
-    policy = kind(kind.usual if count == "auto" else count, options, invariant)
+    policy = kind(kind.usual if count == "auto" else count, options, coupled)
     policy.meet(drafter)
     return policy.shaped(_shape(drafter, target, policy.most))
 

@@ -51,14 +51,14 @@ class Routing(Controller):
         self,
         autos: Mapping[str, Auto],
         free: Sequence[str],
-        invariant: bool,
+        coupled: bool,
         skip_pure: Collection[str] = (),
         file: StateFile | None = None,
     ) -> None:
         """autos: what is known of each drafter, by name; free: the look-ups among them; skip_pure:
         those that draft nothing for a row whose text must repeat itself; file: where what is
         learned is kept between runs."""
-        self._autos, self._invariant = dict(autos), invariant
+        self._autos, self._coupled = dict(autos), coupled
         self._free = [name for name in autos if name in free]
         self._models = [name for name in autos if name not in free]
         self._for_pure = [name for name in self._models if name not in skip_pure]
@@ -114,7 +114,7 @@ class Routing(Controller):
                 picks[request] = Pick()
             elif wish(request) is not None:
                 picks[request] = self._wished(drafts[request], budget)
-            elif is_pure(request, self._invariant):
+            elif is_pure(request, self._coupled):
                 picks[request] = self._alone(request, drafts[request])
             else:
                 free.append(request)

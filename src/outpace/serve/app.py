@@ -23,7 +23,6 @@ from starlette.routing import BaseRoute, Route
 
 from outpace.api import LLM
 from outpace.core.anchors import decoded
-from outpace.engine.trace import Observer
 from outpace.errors import ConfigError
 from outpace.serve.engine_thread import EngineThread, QueueFull, ShuttingDown, TooMany
 from outpace.serve.guards import OPEN, Hosts, Keys, RequestLog, body_of, client_of, failure
@@ -153,16 +152,13 @@ class Server:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        engine = self._llm.engine
-        observers: list[Observer] = [self._metrics.observe_round, self._tracer]
-        engine.observers += observers
-        self.thread.start()
-        try:
-            yield
-        finally:
-            await run_in_threadpool(self.thread.close, self._settings.drain_seconds)
-            for observer in observers:
-                engine.observers.remove(observer)
+        observing = self._llm.engine.observing
+        with observing(self._metrics.observe_round), observing(self._tracer):
+            self.thread.start()
+            try:
+                yield
+            finally:
+                await run_in_threadpool(self.thread.close, self._settings.drain_seconds)
 
     # -- texts -------------------------------------------------------------------------------------
 

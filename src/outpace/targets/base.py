@@ -84,7 +84,7 @@ class PromptInputs:
 
 
 @dataclass(frozen=True, eq=False)
-class Chunk:
+class ReadPart:
     """A part of the prompts that `Target.fill` has read."""
 
     rows: Sequence[int]
@@ -178,7 +178,7 @@ class Target(ABC):
     @abstractmethod
     def fill(
         self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
-    ) -> list[Chunk]:
+    ) -> list[ReadPart]:
         """Reads up to about ``token_budget`` tokens of the prompts that are not read yet, row after
         row, and returns what was read.
 

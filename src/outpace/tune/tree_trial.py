@@ -134,9 +134,7 @@ class TreeTrials:
     def _play(self, shape: TreeShape | None) -> None:
         """Writes all texts with drafts of one shape, or plainly; ``ConfigError`` where no round
         drafts all of it."""
-        engine, own = self._llm.engine, self._llm.engine.controller
-        size = shape.size if shape else 0
-        engine.controller = Constant(size, shape=shape)
+        engine, size = self._llm.engine, shape.size if shape else 0
         request = self._acceptance.new()
 
         def note(trace: RoundTrace) -> None:
@@ -150,12 +148,9 @@ class TreeTrials:
                 self._levels.append(trace.seconds.draft / shape.height)
                 self._acceptance.learn(request, shape.trail(decision.path))
 
-        try:
-            with engine.observing(note):
-                for number in range(len(self._prompts)):
-                    self._write(number, size)
-        finally:
-            engine.controller = own
+        with engine.playing_with(controller=Constant(size, shape=shape)), engine.observing(note):
+            for number in range(len(self._prompts)):
+                self._write(number, size)
         if not self._seconds[size]:
             raise ConfigError(
                 f"no round behind the first one of a text has drafted all {size} nodes of a tree, "

@@ -88,8 +88,8 @@ class Rule(ABC):
         return None
 
     def weighed(self, p: Tensor, proposal: Proposal) -> Any:
-        """Returns what `weigh` does; in a rule that is prepared for this round, the second time for
-        nothing."""
+        """Returns what `weigh` does. In a rule that is `prepared` for this round it is computed
+        once, and kept."""
         work = self._work
         if work is None or work.p is not p or work.proposal is not proposal:
             return self.weigh(p, proposal)

@@ -17,9 +17,9 @@ from outpace.core.proposal import Proposal, Verdict
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Round, RowInfo, Rows
-from outpace.engine.states import deliver_chunk, deliver_round
+from outpace.engine.states import deliver_part, deliver_round
 from outpace.engine.verifier import Decision, branches_of
-from outpace.targets.base import Chunk, Plan, PromptInputs, Scores, Target
+from outpace.targets.base import Plan, PromptInputs, ReadPart, Scores, Target
 
 PERIOD = 32
 """Different tokens of the text, which goes round and round: look-ups find something in it."""
@@ -50,7 +50,7 @@ class Rehearsal:
             self._drafter.admit([info])
         for chunk in fill(self._target, len(rows), self._prompts[0], self._layers):
             for row in rows:
-                deliver_chunk(self._drafter, replace(chunk, rows=[row]))
+                deliver_part(self._drafter, replace(chunk, rows=[row]))
 
     def rows(self) -> Rows:
         """Returns the batch as the drafter sees it when a round begins."""
@@ -132,7 +132,7 @@ def text_of(tokens: int, vocabulary: int) -> list[int]:
 
 def fill(
     target: Target, rows: int, text: list[int], layers: frozenset[int] = frozenset()
-) -> list[Chunk]:
+) -> list[ReadPart]:
     """Gives a target without rows so many rows of one text, all but its last token cached.
 
     The text is read once, in the parts that are returned, with the states of these layers.
@@ -146,7 +146,7 @@ def fill(
         nothing = torch.zeros(1, 0, dtype=torch.long, device=target.device)
         scores = target.score(Plan([left], nothing, Tree.chain(1, 0, target.device), layers=layers))
         target.commit([[]])
-        chunks.append(Chunk([0], [left], scores.states))
+        chunks.append(ReadPart([0], [left], scores.states))
     for _ in range(rows - 1):
         target.fork(0)
     return chunks

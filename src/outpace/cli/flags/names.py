@@ -1,7 +1,7 @@
-"""The names that ``--method`` and ``--verify`` take: for help texts and completion.
+"""The names that ``--method`` and ``--verify`` take, with a line for help texts on each.
 
-The registries of drafters and rules know them too, but importing these means importing torch, which
-takes seconds; a test compares the two.
+The registries of drafters and rules know the names only, and a line in the drafter's or rule's own
+file would cost the seconds in which that imports torch. A test compares the names.
 """
 
 from __future__ import annotations

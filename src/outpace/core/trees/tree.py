@@ -118,7 +118,7 @@ class Tree:
     # -- what waits for the device, once for a tree, unless it is a chain ------------------------
 
     @cached_property
-    def width(self) -> int:
+    def most_siblings(self) -> int:
         """The largest number of children of a node."""
         if self.is_chain or not self.size:
             return min(1, self.size)
@@ -132,7 +132,7 @@ class Tree:
     @cached_property
     def child(self) -> Tensor:
         """``[W, B, M]``: the drafted index (node - 1) of each node's child of each rank, or -1."""
-        ranks = torch.arange(self.width, device=self.parents.device)[:, None, None, None]
+        ranks = torch.arange(self.most_siblings, device=self.parents.device)[:, None, None, None]
         chosen = self.child_of & (self.sibling_rank[:, None, :] == ranks)  # [W, B, M, N]
         return torch.where(chosen.any(-1), chosen.int().argmax(-1), -1)
 
@@ -174,7 +174,7 @@ class Tree:
         count = self.child_of.sum(-1)  # [B, M]
         row, node = (count > 1).nonzero(as_tuple=True)
         found = [Fork(row, node)]
-        for rank in range(2, self.width):
+        for rank in range(2, self.most_siblings):
             last = found[-1]
             (among,) = (count[last.row, last.node] > rank).nonzero(as_tuple=True)
             found.append(Fork(last.row[among], last.node[among]))

@@ -181,7 +181,7 @@ class TreeShape:
         return tuple(map(tuple, found))
 
     @cached_property
-    def width(self) -> int:
+    def most_siblings(self) -> int:
         """The largest number of children of a node."""
         return max(map(len, self.children))
 

@@ -97,7 +97,7 @@ class RecyclingDrafter(Drafter):
         what `Rows.shape` says."""
         self.shape = shape
         self.any_shape = shape is None
-        self._candidates = min(vocabulary, CANDIDATES if shape is None else shape.width)
+        self._candidates = min(vocabulary, CANDIDATES if shape is None else shape.most_siblings)
         self._matrix = _Matrix(vocabulary, self._candidates)
         self._own: list[NgramPool] = []  # by row: which tokens follow which in its text
         self._plans = TreePlans(device)

@@ -73,7 +73,8 @@ class Online(Drafter):
         self.choices: Mapping[str, Drafter] = MappingProxyType({})
         self.ends_chains, self.copies_prompts = inner.ends_chains, inner.copies_prompts
         self.loaded, self.on_trial = inner.loaded, inner.on_trial
-        self.riders, self.rides, self.keeps_up = inner.riders, inner.rides, inner.keeps_up
+        self.riders_per_node, self.rides = inner.riders_per_node, inner.rides
+        self.keeps_up = inner.keeps_up
         self.tells_laws, self.joins_drafts = inner.tells_laws, inner.joins_drafts
         self.weight_bytes = inner.weight_bytes + pupil.nbytes
         self.pass_bytes = inner.pass_bytes

@@ -194,7 +194,7 @@ class Several(Drafter):
         Columns ride only where all rows are one child's. So a child that drafts by them drafts
         nothing in pure rows, whose drafts must not depend on the others.
         """
-        if self.children[child].riders:
+        if self.children[child].riders_per_node:
             budgets = rows.for_others(budgets)
         if any(budgets):
             with rows.law.drafting():  # what one child lacks, another one may have

@@ -53,7 +53,7 @@ class Auto(Controller):
     that shows what a round takes, and the drafter has only one prompt to read. Times differ from
     run to run, and what is drafted changes which random numbers a sampled text meets. So the drafts
     of a row with a seed of its own depend on nothing but its own history (`Ledger`), unless
-    ``invariant`` says that the rule's texts do not depend on what is drafted.
+    the rule is ``coupled``: its texts do not depend on what is drafted.
 
     A drafter that stands for others and chooses among them itself is one drafter here.
     """
@@ -61,7 +61,7 @@ class Auto(Controller):
     def __init__(
         self,
         drafts: Ladder | Growing,
-        invariant: bool = False,
+        coupled: bool = False,
         prices: Prices | None = None,
         prior: float = PRIOR,
         keeps_up: bool = False,
@@ -76,7 +76,7 @@ class Auto(Controller):
         self._static = self._ladder = static
         self.shape: TreeShape | None = None  # of the present round, if the drafter leaves it open
         self._prices = prices or Prices()
-        self._invariant, self._keeps_up = invariant, keeps_up
+        self._coupled, self._keeps_up = coupled, keeps_up
         self._loose = self._growing is None and static.shape.is_chain
         self._rows: WeakKeyDictionary[DraftingRow, RowHistory] = WeakKeyDictionary()
         self._ours = True  # whether the budget of some row of this round is chosen here
@@ -210,7 +210,7 @@ class Auto(Controller):
 
     def _is_pure(self, request: DraftingRow) -> bool:
         """Whether what it drafts must follow from its own history alone."""
-        return is_pure(request, self._invariant)
+        return is_pure(request, self._coupled)
 
     def _at_most(self, nodes: int) -> int:
         """The widest draft of at most so many nodes, or the narrowest there is."""
@@ -340,7 +340,7 @@ class Auto(Controller):
             return ladder.tokens(chances, request.remaining - 1)
         known = (ladder, self._lessons, self._slim, min(request.remaining - 1, height))
         if row.expected is None or row.expected[0] != known:
-            chances = self.acceptance.chances(row.counts, height, ladder.shape.width)
+            chances = self.acceptance.chances(row.counts, height, ladder.shape.most_siblings)
             row.expected = known, ladder.tokens(chances, request.remaining - 1, self._slim)
         return row.expected[1]
 

@@ -39,7 +39,7 @@ class Ledger:
         ladder, room = self._ladder, remaining - 1  # one token comes anyway
         if room <= 0:
             return 0
-        chances = self._counts.chances(ladder.shape.height, ladder.shape.width)
+        chances = self._counts.chances(ladder.shape.height, ladder.shape.most_siblings)
         gains = {
             width: tokens / self._prices.round(width, ladder.levels[width])
             for width, tokens in ladder.tokens(chances, room, self._slim.levels_per_node).items()
@@ -54,7 +54,7 @@ class Ledger:
     def gain(self, nodes: int, remaining: int) -> float:
         """Returns the tokens per pass of the target that a draft of so many nodes promises."""
         ladder = self._ladder
-        chances = self._counts.chances(ladder.shape.height, ladder.shape.width)
+        chances = self._counts.chances(ladder.shape.height, ladder.shape.most_siblings)
         room = max(0, remaining - 1)
         found = ladder.tokens(chances, room, self._slim.levels_per_node)
         width = max(width for width in ladder.widths if width <= nodes)

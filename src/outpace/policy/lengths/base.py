@@ -33,16 +33,16 @@ class ByRequest(Generic[State]):
     """
 
     def __init__(
-        self, first: State, invariant: bool, afresh: bool = False, pooled: bool = False
+        self, first: State, coupled: bool, afresh: bool = False, pooled: bool = False
     ) -> None:
         """first: the value to begin with; it must not be changed in place."""
         self._first = self._latest = first
-        self._invariant, self._afresh, self._pooled = invariant, afresh, pooled
+        self._coupled, self._afresh, self._pooled = coupled, afresh, pooled
         self._own: WeakKeyDictionary[DraftingRow, State] = WeakKeyDictionary()
 
     def of(self, request: DraftingRow) -> State:
         """Returns the value of a request."""
-        apart = is_pure(request, self._invariant)
+        apart = is_pure(request, self._coupled)
         if self._pooled and not apart:
             return self._latest
         if request not in self._own:
@@ -51,7 +51,7 @@ class ByRequest(Generic[State]):
 
     def put(self, request: DraftingRow, value: State) -> None:
         """Changes the value of a request."""
-        apart = is_pure(request, self._invariant)
+        apart = is_pure(request, self._coupled)
         if not (self._pooled and not apart):
             self._own[request] = value
         if not apart:
@@ -73,9 +73,9 @@ class LengthPolicy(Controller):
     """Tokens of a draft, or of the first one, where num_speculative_tokens is "auto"."""
     Options: ClassVar[type[Any]] = NoOptions
 
-    def __init__(self, count: int, options: Any, invariant: bool) -> None:
-        """count: num_speculative_tokens. invariant: the rule's texts do not depend on drafts."""
-        self.count, self.options, self.invariant = count, options, invariant
+    def __init__(self, count: int, options: Any, coupled: bool) -> None:
+        """count: num_speculative_tokens. coupled: the rule's texts do not depend on drafts."""
+        self.count, self.options, self.coupled = count, options, coupled
         self._shape: TreeShape | None = None
 
     @property

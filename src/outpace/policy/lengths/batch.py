@@ -59,9 +59,9 @@ class Batch(LengthPolicy):
     usual: ClassVar[int] = 7
     Options: ClassVar[type[Any]] = BatchOptions
 
-    def __init__(self, count: int, options: Any, invariant: bool) -> None:
-        super().__init__(count, options, invariant)
-        self._states = ByRequest(_State(min(count, self.most)), invariant, pooled=True)
+    def __init__(self, count: int, options: Any, coupled: bool) -> None:
+        super().__init__(count, options, coupled)
+        self._states = ByRequest(_State(min(count, self.most)), coupled, pooled=True)
 
     @property
     def most(self) -> int:
@@ -78,7 +78,7 @@ class Batch(LengthPolicy):
         for request, outcome in zip(requests, outcomes, strict=True):
             if not outcome.drafted or request.finished:
                 continue
-            if is_pure(request, self.invariant):
+            if is_pure(request, self.coupled):
                 self._learn(request, [outcome])
             else:
                 together.append((request, outcome))

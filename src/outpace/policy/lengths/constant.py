@@ -21,11 +21,11 @@ class Constant(LengthPolicy):
         self,
         count: int,
         options: object = None,
-        invariant: bool = False,
+        coupled: bool = False,
         *,
         shape: TreeShape | None = None,
     ) -> None:
-        super().__init__(count, options or NoOptions(), invariant)
+        super().__init__(count, options or NoOptions(), coupled)
         self._shape = shape
 
     def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:

@@ -55,9 +55,9 @@ class DraftExit(StoppingPolicy):
     usual: ClassVar[int] = 12
     Options: ClassVar[type[Any]] = DraftExitOptions
 
-    def __init__(self, count: int, options: Any, invariant: bool) -> None:
-        super().__init__(count, options, invariant)
-        self._states = ByRequest(Exit(options.threshold), invariant, pooled=True)
+    def __init__(self, count: int, options: Any, coupled: bool) -> None:
+        super().__init__(count, options, coupled)
+        self._states = ByRequest(Exit(options.threshold), coupled, pooled=True)
         self._watched: set[DraftingRow] = set()  # rows of the present round
         self._rule = ThresholdRule(
             options.target_acceptance, options.step, options.rate_memory, options.threshold_memory

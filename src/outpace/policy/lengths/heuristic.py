@@ -25,9 +25,9 @@ class Heuristic(LengthPolicy):
     usual: ClassVar[int] = 5
     afresh: ClassVar[bool] = False
 
-    def __init__(self, count: int, options: object, invariant: bool) -> None:
-        super().__init__(count, options, invariant)
-        self._lengths = ByRequest(count, invariant, afresh=self.afresh)
+    def __init__(self, count: int, options: object, coupled: bool) -> None:
+        super().__init__(count, options, coupled)
+        self._lengths = ByRequest(count, coupled, afresh=self.afresh)
 
     @property
     def most(self) -> int:

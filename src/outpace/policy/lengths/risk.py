@@ -47,9 +47,9 @@ class Risk(StoppingPolicy):
     usual: ClassVar[int] = 20
     Options: ClassVar[type[Any]] = RiskOptions
 
-    def __init__(self, count: int, options: Any, invariant: bool) -> None:
-        super().__init__(count, options, invariant)
-        self._known = ByRequest(Calibration(), invariant, pooled=True)
+    def __init__(self, count: int, options: Any, coupled: bool) -> None:
+        super().__init__(count, options, coupled)
+        self._known = ByRequest(Calibration(), coupled, pooled=True)
         self._confidences = Confidences(())
 
     def meet(self, drafter: Drafter) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from outpace.core.proposal import Entered, Riders
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
-from outpace.targets.base import Chunk, Plan, PromptInputs, Scores, States, SubLayers, Target
+from outpace.targets.base import Plan, PromptInputs, ReadPart, Scores, States, SubLayers, Target
 from outpace.targets.cpu.contention import ThreadLimit
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.partial.parts import LowerLayers, UpperLayers, WithoutSubLayers
@@ -128,7 +128,7 @@ class HFTarget(Target):
 
     def fill(
         self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
-    ) -> list[Chunk]:
+    ) -> list[ReadPart]:
         if self._ready and self._left(0) > 0:
             self._ready = 0  # their first round, which was to read the rest, came to nothing
         # Where states are wanted they are there before the first round, however prompts are read.
@@ -183,14 +183,14 @@ class HFTarget(Target):
         """Whether a row's prompt is read in passes of its own."""
         return False
 
-    def _read_some(self, budget: int, layers: frozenset[int]) -> Chunk:
+    def _read_some(self, budget: int, layers: frozenset[int]) -> ReadPart:
         """Reads what the next rows read in one pass."""
         return self._read(self._next_chunk(budget), layers)
 
-    def _read(self, tokens: list[list[int]], layers: frozenset[int]) -> Chunk:
+    def _read(self, tokens: list[list[int]], layers: frozenset[int]) -> ReadPart:
         first = self._ready
         output = self.runner.prefill(first, tokens, **asking_for(layers))
-        return Chunk(range(first, first + len(tokens)), tokens, states_of(output, layers))
+        return ReadPart(range(first, first + len(tokens)), tokens, states_of(output, layers))
 
     # -- rounds --------------------------------------------------------------------------------
 

@@ -144,7 +144,7 @@ def _knock_out(
     several solutions, and `stop` and `next` have to go by the same.)
     """
     assert isinstance(proposal.law, Sampled)
-    width = proposal.tree.width
+    width = proposal.tree.most_siblings
     listed = torch.stack([child(proposal, rank)[row, node] for rank in range(width)], 1)  # [F, W]
     there, index = listed >= 0, listed.clamp(min=0)
     here = p[row, node].double()

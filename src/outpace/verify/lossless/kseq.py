@@ -77,7 +77,7 @@ def density(p: Tensor, proposal: Proposal) -> Tensor:
     """Returns ``[B, M]`` float64: rho of each node, 1 where there are not several children."""
     assert isinstance(proposal.law, Sampled)
     rho = torch.ones_like(p[..., 0], dtype=torch.float64)
-    if proposal.tree.width < 2:
+    if proposal.tree.most_siblings < 2:
         return rho
     fork = proposal.tree.forks[0]
     count = children(proposal)[fork.row, fork.node].clamp(min=1)  # [F], padding has none

@@ -91,13 +91,13 @@ def _in_order(p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
     total, left = torch.ones_like(t), torch.ones_like(t)  # sum [p - t q]_+, q not yet removed
     accept = torch.zeros_like(at_child)
     there = drawable(proposal, drafted)
-    for rank in range(tree.width):
+    for rank in range(tree.most_siblings):
         over = (at_child - t.gather(1, tree.parents) * drafted).clamp(min=0)
         fresh = ratio(over * quotient(left, total).gather(1, tree.parents), drafted)
         accept = torch.where((tree.sibling_rank == rank) & there, fresh, accept)
         index = possible_child(proposal, rank, there)  # [B, M]
         t = torch.where(index >= 0, t + quotient(total, left), t)
-        if rank + 1 < tree.width:
+        if rank + 1 < tree.most_siblings:
             _subtract(p, proposal, rank, t, there, total, left)
     return accept, t
 
@@ -136,13 +136,13 @@ def _each_by_its_law(p: Tensor, proposal: Proposal) -> Tensor:
     vocabulary, at the nodes with several children only."""
     assert isinstance(proposal.law, Sampled)
     accept = ratio(at_drafted(p, proposal), drafted_mass(proposal, torch.float64))
-    if proposal.tree.width < 2:
+    if proposal.tree.most_siblings < 2:
         return accept
     fork = proposal.tree.forks[0]
     for part in pieces(len(fork.row), p.shape[-1], p.device):
         row, node = fork.row[part], fork.node[part]
         left = p[row, node].double()  # [F, V]
-        for rank in range(proposal.tree.width):
+        for rank in range(proposal.tree.most_siblings):
             index = child(proposal, rank)[row, node]  # [F], -1 for none
             (some,) = (index >= 0).nonzero(as_tuple=True)
             at = row[some], index[some]
@@ -156,7 +156,7 @@ def _each_by_its_law(p: Tensor, proposal: Proposal) -> Tensor:
 def _left_by_all(here: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
     """Returns ``[B, V]``: what all children of a node leave of p there, ``here``."""
     left = here
-    for rank in range(proposal.tree.width):
+    for rank in range(proposal.tree.most_siblings):
         index = child(proposal, rank).gather(1, node[:, None])[:, 0]  # [B], -1 for none
         q = proposed_at(proposal, index.clamp(min=0), here)
         left = torch.where((index >= 0)[:, None], _left(left, q), left)

@@ -103,7 +103,7 @@ class Hedge(Learning[Leader]):
 
         super().__init__(children, names, vocabulary, first, options.state)
         self.joins_drafts |= any(
-            one.pass_bytes and not one.tells_laws and not one.riders for one in children
+            one.pass_bytes and not one.tells_laws and not one.riders_per_node for one in children
         )
         self._horizon, self._shares = horizon, shares
         self._purses = Learned(lambda: Purse(options.asking, options.asking * EXPECTED))
@@ -206,7 +206,7 @@ class Hedge(Learning[Leader]):
             budget if chosen == number else 0
             for chosen, budget in zip(self._chosen, budgets, strict=True)
         ]
-        if child.tells_laws or child.riders:
+        if child.tells_laws or child.riders_per_node:
             return wanted
         return [
             own or (min(most, self._horizon) if most and self._is_due(number, rows, row) else 0)
@@ -345,7 +345,7 @@ class Hedge(Learning[Leader]):
             return False
         # Look-ahead columns never ride in a pure row, whatever those of other rows do.
         pure = rows.is_pure(row)
-        rides = self.children[number].riders or (number in self._riding and not pure)
+        rides = self.children[number].riders_per_node or (number in self._riding and not pure)
         return not rides or self._chosen[row] == number
 
     @staticmethod

@@ -70,13 +70,13 @@ class RidingHeadDrafter(HeadDrafter):
     their own.
     """
 
-    riders: int = 1  # at least: as many as the head has depths
+    riders_per_node: int = 1  # at least: as many as the head has depths
     rides: bool = True
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
         self.head = cast(RidingHead, self._head)
-        self.riders = self.longest = head.config.depths
+        self.riders_per_node = self.longest = head.config.depths
         self.pass_bytes = 0  # there is no pass but the target's
         self._texts: list[_Text] = []
         self._lost = _Lost()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from outpace.core.proposal import Riders
 from outpace.errors import UnsupportedModel
-from outpace.targets.base import Chunk, Plan, Scores, SubLayers
+from outpace.targets.base import Plan, ReadPart, Scores, SubLayers
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.partial.view import LowerLayersView, PartView
 from outpace.targets.hf.runner import Runner
@@ -31,7 +31,7 @@ class Seq2SeqTarget(HFTarget):
 
     def fill(
         self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
-    ) -> list[Chunk]:
+    ) -> list[ReadPart]:
         """As `Target.fill`. The tokens of sources count as those of prompts do."""
         spent = self.runner.encode(self._ready, token_budget)
         return super().fill(max(1, token_budget - spent), layers, whole)

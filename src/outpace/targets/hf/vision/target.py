@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from outpace.core.transfer import to_device
 from outpace.errors import UnsupportedModel
-from outpace.targets.base import Chunk, Media, PromptInputs, Target
+from outpace.targets.base import Media, PromptInputs, ReadPart, Target
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.runner import PREFILL_CHUNK
 from outpace.targets.hf.supported.plainly import reads_forward
@@ -99,13 +99,13 @@ class VisionTarget(HFTarget):
     def _reads_alone(self, row: int) -> bool:
         return self._unread[row] is not None
 
-    def _read_some(self, budget: int, layers: frozenset[int]) -> Chunk:
+    def _read_some(self, budget: int, layers: frozenset[int]) -> ReadPart:
         images = self._unread[self._ready]
         if images is None:
             return super()._read_some(budget, layers)
         return self._read_images(images, budget, layers)
 
-    def _read_images(self, images: ImagePrompt, budget: int, layers: frozenset[int]) -> Chunk:
+    def _read_images(self, images: ImagePrompt, budget: int, layers: frozenset[int]) -> ReadPart:
         """Reads the next piece of a prompt with images."""
         row, prompt = self._ready, self._prompts[self._ready]
         begin, last = self.runner.lengths[row], len(prompt) - 1
@@ -119,4 +119,4 @@ class VisionTarget(HFTarget):
         self.runner.lengths[row] += len(known)
         if end >= min(last, len(images)):
             self._unread[row] = None
-        return Chunk([row], [known], states_of(output, layers, len(known)))
+        return ReadPart([row], [known], states_of(output, layers, len(known)))
