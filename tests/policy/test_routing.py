@@ -249,6 +249,18 @@ def test_what_is_learned_serves_a_later_run() -> None:
     assert fmean(warm) > 1.02 * fmean(cold)
 
 
+def test_a_text_of_one_token_tells_nothing_of_others() -> None:
+    """Requests for a single token, such as those that measure the reading of a prompt, do not take
+    the place of texts from which something follows."""
+    of = routing()
+    for row in map(request, (1, 60, 1)):
+        while not row.finished:
+            Simulation().play(1, [row], PROSE, automatic(of), of.record)
+    kept = of.to_save()
+    assert len(kept["texts"]) == 1
+    assert kept["ends"]["texts"] == [[60, False]]
+
+
 def test_times_of_an_earlier_run_are_measured_in_this_ones_plain_rounds() -> None:
     earlier, costs = CostModel(), CostModel()
     place, far = Place.of(1, 100), Place.of(1, 5000)

@@ -351,9 +351,10 @@ class Routing(Controller):
 
     def _note_ends(self, requests: Sequence[DraftingRow]) -> None:
         for request in requests:
-            if request.finished and self._models:
-                text, tokens = self._likeness.text(request), len(request.output_ids)
-                self._ends.add(text, tokens, early=request.remaining > 0)
+            tokens, early = len(request.output_ids), request.remaining > 0
+            asked_for_one = tokens == 1 and not early  # and says nothing of others
+            if request.finished and self._models and not asked_for_one:
+                self._ends.add(self._likeness.text(request), tokens, early)
 
     def _compare(self, outcomes: Sequence[Outcome]) -> None:
         """Tells look-ups what would have become of what they found where another one drafted."""
