@@ -14,6 +14,7 @@ from outpace import LLM
 from outpace.core.law import History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.draft.base import Drafter, Rows
+from outpace.errors import ConfigError
 from targets.families import PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -59,10 +60,21 @@ def test_the_text_is_the_targets(monkeypatch: pytest.MonkeyPatch, config: dict[s
     assert 0 < accepted < drafted
 
 
-def test_an_option_of_the_example_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"raech": 3}, r"unknown key 'raech'.*did you mean 'reach'"),
+        ({"reach": "3"}, "reach must be a whole number, not '3'"),
+        ({"reach": 0}, "reach must be at least 1, not 0"),
+    ],
+    ids=str,
+)
+def test_an_option_of_the_example_is_checked(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], message: str
+) -> None:
     register(monkeypatch, example("RecallDrafter"))
-    with pytest.raises(ValueError, match=r"unknown key 'raech'.*did you mean 'reach'"):
-        LLM(target("llama"), speculative_config={"method": "recall_example", "raech": 3})
+    with pytest.raises(ConfigError, match=message):
+        LLM(target("llama"), speculative_config={"method": "recall_example", **given})
 
 
 def described(source: str) -> Iterator[tuple[int, str]]:

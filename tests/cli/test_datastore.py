@@ -56,6 +56,15 @@ def test_without_a_model_the_bundled_tokenizer_is_taken(
     assert "the bundled pair" in result.stdout
 
 
+def test_a_long_text_is_read_without_a_warning(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "long.txt"
+    file.write_text("Once upon a time there was a cat. " * 200)
+    assert run("datastore", "build", file, "--out", tmp_path / "store").exit_code == 0
+    assert "indexing errors" not in caplog.text
+
+
 def test_mistakes_are_one_sentence(
     run: Run, target: Path, files: list[Path], tmp_path: Path
 ) -> None:

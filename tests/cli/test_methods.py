@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
+
+import pytest
 from typer.testing import CliRunner, Result
 
 from outpace.cli.main import app
-from outpace.draft.registry import drafter_names
+from outpace.core import lazy
+from outpace.draft.registry import GROUP, drafter_names, find_drafter
+from outpace.errors import ConfigError
 from outpace.policy.lengths.registry import length_names
 from outpace.verify.registry import rule_names
 
@@ -42,3 +47,13 @@ def test_an_unknown_name_is_refused_with_what_is_near() -> None:
     result = listed("bidl")
     assert result.exit_code == 2
     assert "did you mean 'bild'?" in result.stderr
+
+
+def test_what_cannot_be_imported_is_refused_and_hides_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = EntryPoint("gone", "my_package_that_is_gone:GoneDrafter", GROUP)
+    monkeypatch.setattr(lazy, "_entry_points", lambda group: (entry,) if group == GROUP else ())
+    assert listed("suffix").exit_code == 0
+    with pytest.raises(ConfigError, match=r"'gone' cannot be imported from my_package_that_is"):
+        find_drafter("gone")

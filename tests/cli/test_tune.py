@@ -74,6 +74,49 @@ def test_ctrl_c_keeps_what_was_found(
     assert json.loads((tmp_path / "layers.json").read_text())["found"]["trials"] >= 2
 
 
+def test_another_days_trials_are_compared_by_their_speed_ups(
+    tune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is busier today does not make yesterday's layers faster."""
+
+    def sitting(trials: int, plain: float, speed: float) -> dict[str, Any]:
+        monkeypatch.setattr(LayerTrials, "measure_plain", lambda self: plain)
+        played = [Prediction(speed, 2, 0.5)] * 2
+        monkeypatch.setattr(LayerTrials, "play", lambda self, skipped: iter(played))
+        assert tune(trials).exit_code == 0
+        found: dict[str, Any] = json.loads((tmp_path / "layers.json").read_text())["found"]
+        return found
+
+    assert sitting(2, plain=100, speed=80)["predicted_tokens_per_second"] == 80
+    again = sitting(2, plain=10, speed=8)
+    assert again["predicted_tokens_per_second"] == 8
+    assert again["plain_tokens_per_second"] == 10
+    assert sitting(12, plain=10, speed=12)["predicted_tokens_per_second"] == 12
+
+
+def test_a_study_of_which_the_last_line_is_cut_off_goes_on(tune: Run, tmp_path: Path) -> None:
+    assert tune(2).exit_code == 0
+    study = tmp_path / "layers.study"
+    study.write_bytes(study.read_bytes()[:-20])
+    for trials in (3, 4):
+        resumed = tune(trials)
+        assert resumed.exit_code == 0, resumed.stderr
+    assert json.loads((tmp_path / "layers.json").read_text())["found"]["trials"] == 4
+
+
+@pytest.mark.parametrize(
+    "more", [("--study", "layers.json"), ("--out", "layers.study")], ids=lambda more: more[0]
+)
+def test_layers_and_search_need_a_file_each(
+    more: tuple[str, str], tune: Run, tmp_path: Path
+) -> None:
+    flag, name = more
+    refused = tune(2, flag, tmp_path / name)
+    assert refused.exit_code == 2
+    assert "at once" in " ".join(refused.stderr.split())
+    assert not (tmp_path / name).exists()
+
+
 @pytest.fixture
 def another(copy_of_target: Path) -> Path:
     """A model of the same shape that was trained further, as far as that shows in its norms."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,29 +79,33 @@ def _found(name: str) -> list[Entry]:
     found = list(_with_name(name))
     if found:
         return found
-    known = [each for _, names in _all() for each in names]
+    known = [each for _, names, _ in _all() for each in names]
     raise ConfigError(
         f"there is no method, rule or length policy {name!r}{did_you_mean(name, known)}. "
         "'outpace methods' lists all."
     )
 
 
-def _all() -> list[tuple[str, Mapping[str, type[Any]]]]:
+def _all() -> list[tuple[str, list[str], Callable[[str], type[Any]]]]:
+    """Returns for each place the names there, and what returns the class of one."""
     with starting():
-        from outpace.draft.registry import drafters
+        from outpace.draft.registry import drafter_names, find_drafter
         from outpace.policy.lengths.registry import find_length, length_names
-        from outpace.verify.registry import rules
-    lengths = {name: find_length(name) for name in length_names()}
-    return [("method", drafters()), ("verify", rules()), ("length", lengths)]
+        from outpace.verify.registry import find_rule, rule_names
+    return [
+        ("method", drafter_names(), find_drafter),
+        ("verify", rule_names(), find_rule),
+        ("length", length_names(), find_length),
+    ]
 
 
 def _with_name(name: str) -> Iterator[Entry]:
     from outpace.draft.options import Described, described
 
-    for place, names in _all():
+    for place, names, find in _all():
         if name not in names:
             continue
-        kind = names[name]
+        kind = find(name)
         if place == "verify":  # a rule's options are its own fields
             shown = [each for each in fields(kind) if each.init and each.default is not MISSING]
             yield place, kind, [Described(each.name, each.default, "") for each in shown]

@@ -96,6 +96,12 @@ def layers(
     """
     texts = [entry.text for file in prompts or () for entry in read_prompts(None, file)]
     _check_out(out)
+    kept_in = study or out.with_suffix(".study")
+    if kept_in.resolve() == out.resolve():
+        raise ConfigError(
+            f"{str(out)!r} would be the file of the layers and of the search at once: name another "
+            "file with --study or --out."
+        )
     extra("optuna", "a search for layers", "outpace[tune]")
     engine = {**model.arguments(), "speculative_config": TRIED}
     llm, _ = load_llm(model.model, engine, {}, texts=1)
@@ -105,7 +111,6 @@ def layers(
     from outpace.tune.layer_trial import LayerTrials, built_in_prompts
 
     played = LayerTrials(llm, (texts or built_in_prompts())[:at_most], tokens, temperature or 0.0)
-    kept_in = study or out.with_suffix(".study")
     search = LayerSearch(played, Fingerprint.of(llm.target), kept_in, seed)
     complete = _search(search, trials)
     found = search.chosen()

@@ -27,18 +27,28 @@ class LazyRegistry:
         return [*self._own, *(entry.name for entry in self._registered())]
 
     def find(self, name: str) -> Any:
-        """Returns the class of this name; ``ConfigError`` with a suggestion if there is none."""
+        """Returns the class of this name; ``ConfigError`` with a suggestion if there is none, and
+        for one of another package that cannot be imported."""
         if name in self._own:
             module, _, attribute = self._own[name].partition(":")
             return getattr(import_module(module), attribute)
         for entry in self._registered():
             if entry.name == name:
-                return entry.load()
+                return self._loaded(entry)
         raise ConfigError(f"unknown {self._what} {name!r}{did_you_mean(name, self.names())}.")
 
     def all(self) -> dict[str, Any]:
         """Returns all classes by name, which imports them."""
         return {name: self.find(name) for name in self.names()}
+
+    def _loaded(self, entry: EntryPoint) -> Any:
+        try:
+            return entry.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"{self._what} {entry.name!r} cannot be imported from {entry.value} ({error}): "
+                "mend or uninstall the package that names it in its entry points."
+            ) from error
 
     def _registered(self) -> tuple[EntryPoint, ...]:
         found = _entry_points(self._group)

@@ -30,6 +30,10 @@ GUESSES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 """Shares of the attention parts that are left out in the first trials; of the MLPs, a third of
 that. Drawn evenly, half of all parts would be, and nothing would be accepted."""
 
+VALUES = "speed-up over plain decoding"
+"""What a study keeps of its trials. Tokens per second of another day would be compared with those
+of a machine that is faster or busier today."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -51,12 +55,15 @@ class LayerSearch:
         model, other prompts or other options, or no such file."""
         self._trials, self._model, self._seed = trials, model, seed
         self._study = self._opened(kept_in)
+        #: Tokens per second, with which the trials of this sitting are compared.
         self.plain = trials.measure_plain()
 
     def _opened(self, path: Path) -> optuna.Study:
         optuna.logging.set_verbosity(logging.WARNING)
         known = path.exists()
         try:
+            if known:
+                _cut_half_a_line(path)
             study = optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(path))),
                 study_name=NAME,
@@ -88,15 +95,15 @@ class LayerSearch:
 
     @property
     def _setting(self) -> dict[str, Any]:
-        return {**self._trials.setting, "seed": self._seed}
+        return {**self._trials.setting, "seed": self._seed, "values": VALUES}
 
     def _check_setting(self, kept: dict[str, Any] | None, path: Path) -> None:
         """Raises ``ConfigError`` for a study whose trials played other prompts, or with other
         options, than those of this run."""
-        if kept is None:
+        if kept is None or kept.get("values") != VALUES:
             raise ConfigError(
-                f"the study in {str(path)!r} does not say which prompts and options its trials "
-                "had, since an earlier version has made it: name another file with --study."
+                f"the study in {str(path)!r} does not say what its trials can be compared with, "
+                "since an earlier version has made it: name another file with --study."
             )
         changed = sorted(name for name, value in self._setting.items() if kept.get(name) != value)
         if changed:
@@ -143,7 +150,7 @@ class LayerSearch:
             except KeyboardInterrupt:
                 self._study.tell(trial, state=TrialState.FAIL)
                 return False
-            report(Progress(self.done, self._best_value(), self.plain))
+            report(Progress(self.done, self._best_speed(), self.plain))
         return True
 
     def _try(self, trial: optuna.Trial) -> None:
@@ -152,7 +159,7 @@ class LayerSearch:
         # Without any part left out the drafter would be the target, and without all there is none.
         if skipped != NOTHING and len(skipped.wholes) < self._model.layers:
             for step, prediction in enumerate(self._trials.play(skipped), 1):
-                trial.report(prediction.tokens_per_second, step)
+                trial.report(prediction.tokens_per_second / self.plain, step)
                 if step < self._trials.prompts and trial.should_prune():
                     self._study.tell(trial, state=TrialState.PRUNED)
                     return
@@ -161,7 +168,7 @@ class LayerSearch:
             return
         trial.set_user_attr("drafted", prediction.drafted)
         trial.set_user_attr("acceptance", prediction.acceptance)
-        self._study.tell(trial, prediction.tokens_per_second)
+        self._study.tell(trial, prediction.tokens_per_second / self.plain)
 
     def _suggested(self, trial: optuna.Trial) -> SubLayers:
         left_out: dict[str, list[int]] = {"attention": [], "mlp": []}
@@ -177,20 +184,22 @@ class LayerSearch:
         complete = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         return max(complete, key=lambda trial: trial.value or 0.0, default=None)
 
-    def _best_value(self) -> float | None:
+    def _best_speed(self) -> float | None:
+        """Tokens per second that the best trial promises in this sitting."""
         best = self._best()
-        return None if best is None else best.value
+        return None if best is None or best.value is None else best.value * self.plain
 
     def chosen(self) -> ChosenLayers | None:
         """Returns the best sub-layers so far, None before any trial has ended."""
         best = self._best()
-        if best is None or best.value is None:
+        speed = self._best_speed()
+        if best is None or speed is None:
             return None
         left_out = {name for name, skipped in best.params.items() if skipped}
         layers = range(self._model.layers)
         found: dict[str, Any] = {
             "trials": self.done,
-            "predicted_tokens_per_second": round(best.value, 3),
+            "predicted_tokens_per_second": round(speed, 3),
             "plain_tokens_per_second": round(self.plain, 3),
             **best.user_attrs,
         }
@@ -199,3 +208,13 @@ class LayerSearch:
             for part in ("attention", "mlp")
         )
         return ChosenLayers(self._model, SubLayers(attention, mlp), found)
+
+
+def _cut_half_a_line(path: Path) -> None:
+    """Removes the last line of a study where it has no end, as after a crash or on a full disk.
+    Optuna would write behind it, and not read the study again."""
+    with path.open("r+b") as file:
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        if content.startswith(b'{"op_code"') and 0 < end < len(content):
+            file.truncate(end)

@@ -8,6 +8,7 @@ from typing import Any
 
 from outpace.errors import ConfigError, PromptError
 from outpace.records import ROLES, Record, holds_records, question, records
+from outpace.targets.hf.tokenizing import tokenized
 from outpace.text_files import pieces
 
 BLOCK = 1 << 20
@@ -36,7 +37,7 @@ def tokenised(
     for file in files:
         read = _records if holds_records(file) else _blocks
         for text in read(file, tokenizer, advance or (lambda count: None)):
-            yield tokenizer(text, add_special_tokens=False).input_ids
+            yield tokenized(tokenizer, text, add_special_tokens=False)
 
 
 def _blocks(file: Path, tokenizer: Any, advance: Advance) -> Iterator[str]:
