@@ -55,8 +55,8 @@ class LayerSearch:
         model, other prompts or other options, or no such file."""
         self._trials, self._model, self._seed = trials, model, seed
         self._study = self._opened(kept_in)
-        #: Tokens per second, with which the trials of this sitting are compared.
         self.plain = trials.measure_plain()
+        """Tokens per second, with which the trials of this sitting are compared."""
 
     def _opened(self, path: Path) -> optuna.Study:
         optuna.logging.set_verbosity(logging.WARNING)
