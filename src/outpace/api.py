@@ -129,6 +129,7 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
             batch_invariant=batch_invariant,
         )
+        max_model_len = arguments.tokens_or_none("max_model_len", max_model_len)
         use_threads(threads)
         self.config = arguments.speculation(speculative_config, BUNDLED if model is None else None)
         speculation = Speculation.of(self.config)

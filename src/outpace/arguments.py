@@ -44,9 +44,14 @@ def tokens(name: str, value: Any) -> int:
     return whole(name, value, least=1, error=ConfigError)
 
 
-def check_held(held: Any, context: int) -> None:
+def tokens_or_none(name: str, value: Any) -> int | None:
+    """Returns a number of tokens, or None where none was given."""
+    return None if value is None else tokens(name, value)
+
+
+def check_held(held: int | None, context: int) -> None:
     """Raises ``ConfigError`` for a ``max_batch_total_tokens`` that cannot hold one longest text."""
-    if held is not None and tokens("max_batch_total_tokens", held) < context:
+    if held is not None and held < context:
         raise ConfigError(
             f"max_batch_total_tokens={held} is less than one text may have ({context} tokens): "
             "raise it, or give a smaller max_model_len."
@@ -180,16 +185,15 @@ def bundled_drafter(method: Any, bundled: Path) -> Path | None:
     return head if (head / "config.json").is_file() else None
 
 
-def context(wanted: Any, target: Loaded) -> int:
+def context(wanted: int | None, target: Loaded) -> int:
     """Returns the longest prompt and text together; unset: what the model has positions for."""
     if wanted is None:
         return target.max_length
-    length = tokens("max_model_len", wanted)
-    if not 1 < length <= target.max_length:
+    if not 1 < wanted <= target.max_length:
         raise ConfigError(
-            f"max_model_len must be in [2, {target.max_length}] for this model, not {length}."
+            f"max_model_len must be in [2, {target.max_length}] for this model, not {wanted}."
         )
-    return length
+    return wanted
 
 
 def check_ids(name: str, tokens: Iterable[int], vocabulary: int) -> None:

@@ -78,6 +78,7 @@ class EngineOptions:
         for name, read in (
             ("max_num_seqs", arguments.rows),
             ("max_num_batched_tokens", arguments.tokens),
+            ("max_batch_total_tokens", arguments.tokens_or_none),
         ):
             object.__setattr__(self, name, read(name, getattr(self, name)))  # numpy's as well
 

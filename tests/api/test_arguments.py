@@ -31,6 +31,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_num_seqs": True}, "max_num_seqs must be a whole number, not True"),
     ({"max_model_len": "8"}, "max_model_len must be a whole number, not '8'"),
     ({"max_model_len": 8.0}, "max_model_len must be a whole number, not 8.0"),
+    ({"max_batch_total_tokens": "64"}, "max_batch_total_tokens must be a whole number, not '64'"),
     ({"generation_config": "foo"}, "generation_config must be 'auto' or 'none', not 'foo'"),
     ({"generation_config": None}, "generation_config must be 'auto' or 'none', not None"),
     ({"trust_remote_code": "no"}, "trust_remote_code must be True or False, not 'no'"),
@@ -118,6 +119,15 @@ def test_the_default_writes_what_plain_decoding_writes_and_drafts() -> None:
 def test_an_argument_is_refused_by_name(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         LLM(**{"model": target("llama"), **arguments})
+
+
+@pytest.mark.parametrize("name", ["max_model_len", "max_batch_total_tokens"])
+def test_a_length_that_is_none_is_refused_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("outpace.api.load", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(ConfigError, match=f"{name} must be a whole number, not 'x'"):
+        LLM(speculative_config={"method": "none"}, **{name: "x"})
 
 
 def test_an_unknown_argument_is_a_type_error_too() -> None:

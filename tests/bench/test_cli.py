@@ -323,6 +323,18 @@ def test_peers_are_given_the_files_that_names_stand_for(
     assert found.head == str(BUNDLED / "heads" / "eagle3")
 
 
+@pytest.mark.parametrize(
+    ("model", "peer", "words"),
+    [(None, "hg", "unknown peer 'hg'"), ("big.gguf", "hf", "leave 'hf' out of --vs")],
+)
+def test_a_peer_that_cannot_take_part_is_refused_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, model: str | None, peer: str, words: str
+) -> None:
+    monkeypatch.setattr("outpace.bench.run.session.LLM", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(ConfigError, match=words):
+        lineup(Engines(model, (), {}, vs=("plain", peer)), 1)
+
+
 @pytest.mark.parametrize("whose", ["quantization", "drafter_quantization"])
 def test_a_peer_that_does_not_quantise_is_refused(pair: Pair, whose: str) -> None:
     models = Models(pair.target, pair.drafter, "float32", "cpu", **{whose: "int8"})

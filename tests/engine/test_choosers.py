@@ -23,7 +23,7 @@ from outpace.draft.registry import find_drafter
 from outpace.draft.route.classifier import TaskClassifier
 from outpace.draft.route.learned.leader import AT_FIRST, LEAST, MOST, Leader, Purse, Shadow
 from outpace.draft.route.learned.ucb import Bandit
-from outpace.draft.state import StateFile
+from outpace.draft.state import StateFile, check_state
 from outpace.draft.trained.riders.base import RidingHeadDrafter
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
@@ -491,7 +491,12 @@ def test_auto_keeps_what_it_has_learned(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             decoder(**{**config, **wrong})
-    for broken in ({}, {**kept["state"], "ends": {"all": ["x"], "texts": []}}):
+    all_ends = kept["state"]["ends"]
+    for broken in (
+        {},
+        {**kept["state"], "ends": {"all": ["x"], "texts": []}},
+        {**kept["state"], "ends": {**all_ends, "texts": [[], *all_ends["texts"][1:]]}},
+    ):
         path.write_text(json.dumps({**kept, "state": broken}))
         with pytest.raises(ConfigError, match=r"is no state of method 'auto' .* remove the file"):
             decoder(**config)
@@ -638,6 +643,36 @@ def test_a_state_that_cannot_be_written_is_told_once_and_ends_no_text(tmp_path: 
     folder.mkdir()
     file.save({"gains": [3.0]})
     assert file.load() == {"gains": [3.0]}
+
+
+@pytest.mark.parametrize("inside", ["[" * 100_000, '{"gains": [NaN]}', '{"gains": [1e999]}'])
+def test_a_state_that_is_no_finite_json_is_refused(tmp_path: Path, inside: str) -> None:
+    path = tmp_path / "state.json"
+    path.write_text(f'{{"method": "hedge", "drafters": ["ngram"], "state": {inside}}}')
+    with pytest.raises(ConfigError, match="not what a choice among drafters has learned"):
+        StateFile(path, "hedge", ["ngram"]).load()
+
+
+def test_a_state_whose_name_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name another file"):
+        StateFile(tmp_path / ("x" * 300), "hedge", ["ngram"]).load()
+    with pytest.raises(ConfigError, match="must be the name of a file"):
+        check_state("a\0b")
+
+
+def test_a_state_that_is_stopped_while_it_is_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "state.json"
+    path.write_text("the last one")
+    monkeypatch.setattr("outpace.draft.state.os.replace", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        StateFile(path, "hedge", ["ngram"]).save({"gains": [1.0]})
+    assert path.read_text() == "the last one"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_text_that_joins_again_is_not_classified_again() -> None:

@@ -4,10 +4,11 @@ code."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from outpace.errors import ConfigError
 
 def check_state(state: Any) -> None:
     """Raises ``ConfigError`` unless the option names a file, or is unset."""
-    if not (state is None or isinstance(state, (str, os.PathLike))):
+    named = state is None or isinstance(state, (str, os.PathLike))
+    if not named or "\0" in str(state):
         raise ConfigError(f"state must be the name of a file, not {shown(state)}.")
 
 
@@ -33,15 +35,18 @@ class StateFile:
     def load(self) -> Mapping[str, Any] | None:
         """Returns what was saved, None if there is no file yet; ``ConfigError`` for another
         one's."""
-        if not self._path.exists():
-            if not self._path.parent.is_dir():
-                raise ConfigError(f"state: there is no folder {str(self._path.parent)!r}.")
-            return None
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
+            text = self._path.read_text(encoding="utf-8")
+            found = json.loads(text, parse_float=_finite, parse_constant=_finite)
             whose = {key: found[key] for key in self._whose}
             state: Mapping[str, Any] = found["state"]
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except (FileNotFoundError, NotADirectoryError):
+            if not self._path.parent.is_dir():
+                raise ConfigError(
+                    f"state: there is no folder {str(self._path.parent)!r}."
+                ) from None
+            return None
+        except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
             raise ConfigError(
                 f"{self._path} is not what a choice among drafters has learned ({error}): name "
                 "another file."
@@ -59,7 +64,7 @@ class StateFile:
         """Within it, a state that is not made as it should be is a ``ConfigError``."""
         try:
             yield
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise ConfigError(
                 f"{self._path} is no state of method {self._whose['method']!r} "
                 f"({type(error).__name__}: {error}): remove the file."
@@ -76,6 +81,17 @@ class StateFile:
             if not self._warned:
                 warnings.warn(f"state: cannot write {self._path} ({error.strerror}).", stacklevel=2)
             self._warned = True
+        finally:  # also where Ctrl-C or a full disk came between
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+
+
+def _finite(text: str) -> float:
+    """Returns the number; ``ValueError`` for one by which nothing could be chosen."""
+    found = float(text)
+    if not math.isfinite(found):
+        raise ValueError(f"{text} is no finite number")
+    return found
 
 
 def numbers(state: Mapping[str, Any], name: str, count: int) -> list[float]:

@@ -44,24 +44,31 @@ HOMES = {
 }
 
 
+def check_peers(names: Sequence[str], target: str) -> None:
+    """Raises ``ConfigError`` for a name that is no peer's, or one that cannot read such a model:
+    what can be told before any model is loaded."""
+    for name in names:
+        if name not in ("plain", *HOMES):
+            raise ConfigError(f"unknown peer {name!r}{did_you_mean(name, ['plain', *HOMES])}.")
+        if name != "plain" and is_gguf(target) and name not in GGUF_READING:
+            raise ConfigError(
+                f"peer {name!r} reads model folders, and this run's model is a GGUF file: leave "
+                f"{name!r} out of --vs, or give a folder."
+            )
+
+
 def peers(names: Sequence[str], models: Models) -> list[Contestant]:
     """Returns the contestants of these names; ``ConfigError`` where one cannot run here."""
+    check_peers(names, models.target)
     found: list[Contestant] = []
     for name in names:
         if name == "plain":
             continue  # the baseline, which always takes part
-        if name not in HOMES:
-            raise ConfigError(f"unknown peer {name!r}{did_you_mean(name, ['plain', *HOMES])}.")
         quantised = models.quantization or models.drafter_quantization
         if quantised is not None and name not in QUANTISING:
             raise ConfigError(
                 f"peer {name!r} runs the weights as they are, and this run quantises them to "
                 f"{quantised}: leave {name!r} out of --vs."
-            )
-        if is_gguf(models.target) and name not in GGUF_READING:
-            raise ConfigError(
-                f"peer {name!r} reads model folders, and this run's model is a GGUF file: leave "
-                f"{name!r} out of --vs, or give a folder."
             )
         module, _, function = HOMES[name].partition(":")
         make: Callable[[Models], list[Contestant]] = getattr(import_module(module), function)

@@ -11,7 +11,7 @@ from typing import Any
 from outpace import chats
 from outpace.api import BUNDLED, LLM
 from outpace.arguments import speculation
-from outpace.bench.peers.registry import Models, peers
+from outpace.bench.peers.registry import Models, check_peers, peers
 from outpace.bench.prompts import Prompt
 from outpace.bench.report.provenance import provenance
 from outpace.bench.report.results import Report
@@ -64,6 +64,7 @@ def lineup(engines: Engines, rows: int) -> Lineup:
     """
     _check_comparable(engines.options, rows)
     wanted = [name for name in dict.fromkeys(engines.vs) if name != BASELINE]
+    check_peers(wanted, engines.model if isinstance(engines.model, str) else "")
     # Without a drafter, which would read along and draft from the baseline's texts.
     plain = engine(engines, {"method": "none"}, rows)
     llms, left_out = _speculating(engines, plain, rows)
