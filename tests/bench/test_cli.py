@@ -21,6 +21,7 @@ from outpace.bench.builtin import CHATS
 from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import read_prompts, read_sets
 from outpace.bench.report.results import Report
+from outpace.bench.run import schedule
 from outpace.bench.run.contest import BatchJob
 from outpace.bench.run.methods import named_methods
 from outpace.bench.run.ours import Ours
@@ -92,6 +93,57 @@ def test_draft_lengths_are_compared_with_an_engine_without_a_drafter(
     )  # fmt: skip
     assert done.exit_code == 0, (done.output, done.exception)
     assert compared[-1] == ["none", "draft_model", "draft_model"]
+
+
+@pytest.mark.parametrize(
+    ("runs", "found"),
+    [
+        (8, ["2 prompts (stopped, of 4)"]),
+        (13, ["4 prompts"]),  # in the first job of the second setting
+        (16, ["4 prompts", "2 prompts (stopped, of 4)"]),
+    ],
+)
+def test_a_run_that_is_stopped_writes_what_it_has(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: int, found: list[str]
+) -> None:
+    timed, timing = 0, schedule._timed
+
+    def until_stopped(*given: Any) -> Any:
+        nonlocal timed
+        if timed == runs:
+            raise KeyboardInterrupt
+        timed += 1
+        return timing(*given)
+
+    monkeypatch.setattr(schedule, "_timed", until_stopped)
+    done = outpace(
+        "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--again",
+        "--num-prompts", "4", "--max-prompt-tokens", "8", "--max-tokens", "24", "--batch", "1,2",
+        "--json", str(tmp_path / "r.json"), "--markdown", str(tmp_path / "r.md"),
+    )  # fmt: skip
+    assert done.exit_code == 130, (done.output, done.exception)
+    report = Report.from_json((tmp_path / "r.json").read_text())
+    assert [cell.texts for cell in report.cells] == found
+    for cell in report.cells:
+        assert [method.name for method in cell.methods] == ["plain", "plain again", "draft_model"]
+        assert all(method.speedup for method in cell.methods[1:])
+        assert cell.texts in done.output
+        assert cell.texts in (tmp_path / "r.md").read_text()
+
+
+def test_a_run_that_is_stopped_at_once_writes_nothing(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(schedule, "_timed", stopped)
+    done = outpace(
+        "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--num-prompts", "2",
+        "--max-prompt-tokens", "8", "--max-tokens", "8", "--json", str(tmp_path / "r.json"),
+    )  # fmt: skip
+    assert done.exit_code == 130
+    assert not (tmp_path / "r.json").exists()
 
 
 def test_texts_end_where_the_target_ends_them(

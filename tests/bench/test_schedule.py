@@ -15,7 +15,7 @@ from outpace.bench.report.table import notes, title
 from outpace.bench.run.benchmark import Benchmark
 from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.run.plan import BenchmarkPlan
-from outpace.bench.run.schedule import Pace, run_interleaved
+from outpace.bench.run.schedule import Pace, Stopped, run_interleaved
 from outpace.bench.run.summary import (
     SettingRuns,
     SideMeasurements,
@@ -80,6 +80,34 @@ def observed(contestants: Sequence[Contestant], clock: Clock, repeats: int = 1) 
     listed = jobs()
     runs = run_interleaved(contestants, listed, Pace(repeats, 0), clock)
     return SettingRuns("plain", [[p] for p in PROMPTS], listed, runs)
+
+
+@pytest.mark.parametrize(
+    ("after", "repeats", "kept"),
+    [
+        (1, 1, []),
+        (5, 1, [(0, 0), (1, 0)]),
+        (7, 1, [(0, 0), (1, 0), (2, 0)]),
+        (11, 3, [(0, 0), (1, 0), (2, 0), (3, 0)]),  # one of two repeats, of all four jobs
+        (17, 3, [(job, repeat) for repeat in (0, 1) for job in range(4)]),
+    ],
+)
+def test_a_run_that_is_stopped_keeps_what_can_be_compared(
+    after: int, repeats: int, kept: list[tuple[int, int]]
+) -> None:
+    clock, done = Clock(), []
+
+    def tick(name: str) -> None:
+        done.append(name)
+        if len(done) == after:
+            raise KeyboardInterrupt
+
+    pair = [Fake("plain", clock, 0.4), Fake("fast", clock, 0.1)]
+    with pytest.raises(Stopped) as caught:
+        run_interleaved(pair, jobs(4), Pace(repeats, 0), clock, tick)
+    found = caught.value.runs
+    assert [(run.job, run.repeat) for run in found if run.contestant == "plain"] == kept
+    assert [(run.job, run.repeat) for run in found if run.contestant == "fast"] == kept
 
 
 def test_speedups_are_those_of_the_clock() -> None:

@@ -132,6 +132,8 @@ class SettingResult:
     """Why a contestant did not take part, by its name."""
     left_over: int = 0
     """Prompts that were not run, since they do not fill a batch."""
+    stopped_of: int | None = None
+    """The prompts that there were to be, where Ctrl-C came before all of them were run."""
     sweep: Sweep | None = None
     to_end: bool = False
     """Whether texts ended where the target ended them, if that was before ``max_tokens``."""
@@ -158,7 +160,10 @@ class SettingResult:
     def texts(self) -> str:
         """How many prompts there were, and texts of each, in words."""
         each = f", {self.samples} texts of each" if self.samples > 1 else ""
-        return f"{self.prompts} prompts{each}"
+        stopped = "" if self.stopped_of is None else f" (stopped, of {self.stopped_of})"
+        if self.prompts == self.stopped_of:
+            stopped = " (stopped before all repeats)"
+        return f"{self.prompts} prompts{stopped}{each}"
 
     @property
     def tokens(self) -> str:

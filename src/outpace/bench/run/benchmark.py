@@ -32,15 +32,23 @@ class Benchmark:
     tick: Tick = ignore
 
     def run(self) -> list[MeasuredSetting]:
-        """Runs all settings one after another, the sweep at the first."""
+        """Runs all settings one after another, the sweep at the first. After Ctrl-C those that
+        were run, the last of them in part; ``KeyboardInterrupt`` where there is none."""
         if BASELINE not in [c.name for c in self.contestants]:
             raise ConfigError("a benchmark needs the contestant 'plain' to compare with.")
         tools = Instruments(self.bandwidth, self.clock, self.tick)
-        found = []
+        found: list[MeasuredSetting] = []
         for number, (batch, temperature) in enumerate(self.plan.settings):
             work = self._work(batch, temperature)
             setting = Setting(self.plan, work, self.contestants, tools)
-            found.append(setting.measure(with_sweep=number == 0))
+            try:
+                found.append(setting.measure(with_sweep=number == 0))
+            except KeyboardInterrupt:
+                if not found:
+                    raise
+                break
+            if found[-1].result.stopped_of is not None:
+                break
         return found
 
     def ticks(self) -> int:

@@ -47,6 +47,18 @@ class Pace:
             raise ConfigError("--repeats must be at least 1 and --warmup at least 0.")
 
 
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C while jobs were timed.
+
+    ``runs`` are those that can be compared: of the jobs that all contestants have run and, of
+    several repeats, of those that were finished for all jobs; in the first job there are none.
+    """
+
+    def __init__(self, runs: Sequence[TimedRun]) -> None:
+        super().__init__()
+        self.runs = runs
+
+
 def ignore(what: str) -> None:
     """A `Tick` that shows nothing."""
 
@@ -82,15 +94,24 @@ def run_interleaved(
     gains by what another one leaves in the caches of the processor. Before the jobs begin,
     and before they are repeated, all contestants forget the texts that they have made: a look-up
     may learn from other prompts' texts, as in use, but never finds the text that it is to write.
+
+    Raises `Stopped` at Ctrl-C.
     """
-    runs = []
-    for repeat in range(pace.repeats):
-        for contestant in contestants:
-            contestant.forget_texts()
-        for number, job in enumerate(jobs):
-            for contestant in _order(contestants, number + repeat):
-                runs.append(_timed(contestant, job, number, repeat, clock))
-                tick(contestant.name)
+    runs: list[TimedRun] = []
+    comparable = 0
+    try:
+        for repeat in range(pace.repeats):
+            for contestant in contestants:
+                contestant.forget_texts()
+            for number, job in enumerate(jobs):
+                for contestant in _order(contestants, number + repeat):
+                    runs.append(_timed(contestant, job, number, repeat, clock))
+                    tick(contestant.name)
+                if not repeat:
+                    comparable = len(runs)
+            comparable = len(runs)
+    except KeyboardInterrupt as stop:
+        raise Stopped(runs[:comparable]) from stop
     return runs
 
 

@@ -199,6 +199,8 @@ class Finished:
     report: Report
     settings: Sequence[MeasuredSetting]
     tokenizer: Any
+    stopped: bool = False
+    """Whether Ctrl-C came before all was run."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ class Onlooker:
 def run(
     engines: Engines, plan: BenchmarkPlan, given: Given, onlooker: Onlooker | None = None
 ) -> Finished:
-    """Runs a whole benchmark."""
+    """Runs a whole benchmark, or after Ctrl-C what there was time for (`Finished.stopped`)."""
     onlooker = onlooker or Onlooker()
     facts = provenance()  # before the run, so that the load recorded is not the benchmark's own
     taking_part = lineup(engines, max(plan.batches))
@@ -267,7 +269,9 @@ def run(
     results = tuple(setting.result for setting in measured)
     report = Report(facts, BASELINE, benchmark.bandwidth, results)
     report.check()
-    return Finished(report, measured, llm.tokenizer)
+    last = results[-1]
+    stopped = len(results) < len(plan.settings) or last.stopped_of is not None
+    return Finished(report, measured, llm.tokenizer, stopped)
 
 
 def _by_reason(left_out: Mapping[str, str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
 
@@ -14,7 +14,15 @@ from outpace.bench.run.contest import BASELINE, BatchJob, Contestant
 from outpace.bench.run.meter import Meter
 from outpace.bench.run.ours import Ours
 from outpace.bench.run.plan import BenchmarkPlan
-from outpace.bench.run.schedule import Clock, Tick, TimedRun, ignore, run_interleaved, warm_up
+from outpace.bench.run.schedule import (
+    Clock,
+    Stopped,
+    Tick,
+    TimedRun,
+    ignore,
+    run_interleaved,
+    warm_up,
+)
 from outpace.bench.run.summary import SettingRuns, SideMeasurements, summarise
 from outpace.bench.run.sweep import LengthSweep
 from outpace.bench.run.untimed import Untimed
@@ -32,6 +40,14 @@ class Work:
     jobs: Sequence[BatchJob]
     left_over: int = 0
     """Prompts that fill no batch."""
+    stopped_of: int | None = None
+    """The prompts that there were to be, where Ctrl-C came before all of them."""
+
+    def first(self, jobs: int) -> Work:
+        """Returns the first jobs of work that was stopped behind them."""
+        planned = sum(map(len, self.prompts))
+        first, prompts = self.jobs[:jobs], self.prompts[:jobs]
+        return replace(self, prompts=prompts, jobs=first, stopped_of=planned)
 
 
 @dataclass(frozen=True)
@@ -70,7 +86,11 @@ class Setting:
         self._engines = [c for c in self._taking_part if isinstance(c, Ours) and not c.plain]
 
     def measure(self, with_sweep: bool) -> MeasuredSetting:
-        """Measures everything. with_sweep: also the planned draft lengths, of the first engine."""
+        """Measures everything. with_sweep: also the planned draft lengths, of the first engine.
+
+        After Ctrl-C the result is that of the jobs that had been run, without the times of a
+        round's parts. ``KeyboardInterrupt`` where that is none.
+        """
         jobs, pace, tools = self._work.jobs, self._plan.pace, self._tools
         peaks = warm_up(self._taking_part, jobs[0], pace, tools.tick)
         untimed = {c.name: self._untimed(c) for c in self._engines}
@@ -78,15 +98,23 @@ class Setting:
         for each in untimed.values():
             each.sample()
         gc.collect()
-        runs = self._runs(run_interleaved(self._taking_part, jobs, pace, tools.clock, tools.tick))
+        try:
+            timed = run_interleaved(self._taking_part, jobs, pace, tools.clock, tools.tick)
+        except Stopped as stop:
+            if not stop.runs:
+                raise
+            timed = list(stop.runs)
+            self._work = self._work.first(1 + max(run.job for run in timed))
+        runs, stopped = self._runs(timed), self._work.stopped_of is not None
         for name, each in untimed.items():
             each.see(runs.of(name))
-            each.sample()
+            if not stopped:
+                each.sample()
         methods = tuple(
             summarise(runs, c, self._beside(c, untimed.get(c.name), peaks))
             for c in self._taking_part
         )
-        sweep = self._sweep(runs, untimed) if with_sweep else None
+        sweep = self._sweep(runs, untimed) if with_sweep and not stopped else None
         return MeasuredSetting(self._result(methods, sweep), runs)
 
     def _untimed(self, engine: Ours) -> Untimed:
@@ -114,7 +142,9 @@ class Setting:
         speculates."""
         if not isinstance(contestant, Ours):
             return SideMeasurements(gap=self._gap, peaks=peaks)
-        bandwidth, times = self._tools.bandwidth, untimed.times if untimed else None
+        work, bandwidth = self._work, self._tools.bandwidth
+        times = untimed.times if untimed and work.stopped_of is None else None
+        plain_texts = untimed.plain_texts if untimed else None
         known = contestant.plain or times is not None
         whole = known and not roofline.reads_a_part(contestant.llm)
         bounded = bandwidth is not None and whole
@@ -125,7 +155,7 @@ class Setting:
             target=roofline.target_traffic(contestant.llm) if bounded else None,
             drafter=roofline.drafter_traffic(contestant.llm) if bounded else None,
             divergence=untimed.divergence if untimed else None,
-            own_plain=untimed.plain_texts if untimed else None,
+            own_plain=None if plain_texts is None else plain_texts[: len(work.jobs)],
             peaks=peaks,
             peers=[c.name for c in self._taking_part if not isinstance(c, Ours)],
         )
@@ -144,6 +174,7 @@ class Setting:
             temperature=work.temperature,
             prompts=sum(map(len, work.prompts)) // samples,
             left_over=work.left_over,
+            stopped_of=None if work.stopped_of is None else work.stopped_of // samples,
             samples=samples,
             prompt_tokens=sum(lengths) / len(lengths),
             max_tokens=self._plan.max_tokens,

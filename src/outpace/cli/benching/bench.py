@@ -82,7 +82,10 @@ def run_benchmark(
     pace: PlanFlags,
     output: ReportFlags,
 ) -> None:
-    """Compare ways of decoding on the same prompts: interleaved, paired, with intervals."""
+    """Compare ways of decoding on the same prompts: interleaved, paired, with intervals.
+
+    Ctrl-C ends it with the results of the prompts that all methods have had.
+    """
     with starting():
         from outpace.bench.library import quiet
         from outpace.bench.report.table import (
@@ -121,6 +124,8 @@ def run_benchmark(
         for note in [*notes(cell), *left_out(done.report)]:
             console.print(note, highlight=False, markup=False)
     files.write(done)
+    if done.stopped:
+        raise KeyboardInterrupt
 
 
 app.command("serve")(serve_benchmark)
