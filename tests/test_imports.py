@@ -19,8 +19,7 @@ ROOT = Path(outpace.__file__).parent
 #      <- audit, bench, serve, tune <- cli.
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "train", "draft", "policy"}
-_FORMS = {"deep_stack", "grammars", "json_schemas", "mentions", "spelling"}
-_ARGUMENTS = {"arguments", "chats", "config", "pictures", "prompts", "sources", *_FORMS}
+_ARGUMENTS = {"arguments", "chats", "config", "forms", "pictures", "prompts", "sources"}
 _UNDER_API = {"beams", "building", "bundled", "engine", "intake", "outputs", "progress", "texts"}
 _API = {*_ENGINE, *_ARGUMENTS, *_UNDER_API}
 _FACE = {*_API, "api", "records", "text_files"}
@@ -44,13 +43,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "images": {"core"},
     "pictures": {"chats", "core", "images", "prompts", "targets"},
     "arguments": {*_ENGINE, "config"},
-    "intake": {*_ENGINE, *_ARGUMENTS, "contradictions", "engine"},
-    "contradictions": {"core"},
-    "grammars": {"core", *_FORMS},
-    "json_schemas": {"core", "deep_stack"},
-    "deep_stack": set(),
-    "spelling": {"mentions"},
-    "mentions": set(),
+    "intake": {*_ENGINE, *_ARGUMENTS, "engine"},
+    "forms": {"core"},
     "progress": set(),
     "building": {*_ENGINE, "arguments", "config", "engine", "intake", "invariance"},
     "invariance": {"draft", "targets", "verify"},

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from outpace import arguments, chats, contradictions
+from outpace import arguments, chats
 from outpace.chats import Conversation
 from outpace.core.anchors import anchor_of
 from outpace.core.law import RowOptions
@@ -19,7 +19,8 @@ from outpace.core.unicode import check_unicode
 from outpace.core.values import number, shown
 from outpace.engine.request import Request
 from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError, PromptTooLong
-from outpace.grammars import KINDS, Grammar, Grammars
+from outpace.forms import contradictions
+from outpace.forms.grammars import KINDS, Grammar, Grammars
 from outpace.pictures import Pictures, Processed
 from outpace.prompts import (
     Prompt,

@@ -20,6 +20,7 @@ from outpace.core.rng import Role, inverse_cdf, uniform
 from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
 from outpace.draft.models.chain import DraftModel
+from outpace.engine import engine
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
 from outpace.engine.verifier import Judgement, Verifier
@@ -266,16 +267,16 @@ def dead_ends_unseen(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 def any_dead_end_ends(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     """A text ends if any node of its draft has no law, whether the text comes there or not."""
-    emit = Engine._emit
+    emit = engine.emit
 
-    def ending(self, played, decisions, reported, dead_ends):
-        emitted = emit(self, played, decisions, reported, dead_ends)
+    def ending(played, decisions, reported, dead_ends):
+        emitted = emit(played, decisions, reported, dead_ends)
         for row, nodes in dead_ends.items():
             if not played[row].finished:
                 played[row].fail(next(iter(nodes.values())))
         return emitted
 
-    monkeypatch.setattr(Engine, "_emit", ending)
+    monkeypatch.setattr(engine, "emit", ending)
 
 
 def next_position(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:

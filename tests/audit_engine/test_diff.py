@@ -20,7 +20,7 @@ from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model
 from outpace.audit.listed.contract import Ending
 from outpace.audit.report import diff_findings
 from outpace.core.law import RowFault
-from outpace.engine.engine import Engine
+from outpace.engine import engine
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
 
@@ -58,14 +58,14 @@ def test_in_float64_there_is_no_difference(setup: str) -> None:
 
 
 def test_a_wrong_token_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    emit = Engine._emit
+    emit = engine.emit
 
-    def worse(self, played, decisions, *rest):
+    def worse(played, decisions, *rest):
         if played[0].params.speculative != "off":
             decisions = [replace(d, next_token=(d.next_token + 1) % 5) for d in decisions]
-        return emit(self, played, decisions, *rest)
+        return emit(played, decisions, *rest)
 
-    monkeypatch.setattr(Engine, "_emit", worse)
+    monkeypatch.setattr(engine, "emit", worse)
     report = diff_of()
     assert not report.ok
     found = report.differences[0]
@@ -85,16 +85,16 @@ def test_a_tie_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     common = Counter(token for text in texts for token in text if token < twin).most_common(1)[0][0]
     with torch.no_grad():
         model.lm_head.weight[twin] = model.lm_head.weight[common]
-    emit = Engine._emit
+    emit = engine.emit
 
-    def other(self, played, decisions, *rest):
+    def other(played, decisions, *rest):
         if played[0].params.speculative != "off":
             decisions = [
                 replace(d, next_token=twin) if d.next_token == common else d for d in decisions
             ]
-        return emit(self, played, decisions, *rest)
+        return emit(played, decisions, *rest)
 
-    monkeypatch.setattr(Engine, "_emit", other)
+    monkeypatch.setattr(engine, "emit", other)
     report = audit_diff({"greedy": llm}, prompts, params)
     assert report.differences
     assert all("near-tie" in found.verdict for found in report.differences)

@@ -12,10 +12,10 @@ import pytest
 from torch import Tensor
 
 from outpace import LLM
-from outpace.contradictions import BEGINNINGS
 from outpace.engine.request import Request
 from outpace.errors import ParamsError
-from outpace.grammars import Grammar
+from outpace.forms.contradictions import BEGINNINGS
+from outpace.forms.grammars import Grammar
 
 from .texts import END, ids_of, text_decoder
 

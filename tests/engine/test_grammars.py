@@ -17,7 +17,7 @@ from outpace.core.law import Branches, History, LawMaker, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.engine.request import Request
 from outpace.errors import ConfigError, ParamsError
-from outpace.grammars import KEPT, Grammars
+from outpace.forms.grammars import KEPT, Grammars
 
 from .texts import END, SIZE, text_decoder, tokenizer
 
@@ -143,7 +143,7 @@ def test_a_library_that_says_no_reason_is_told_by_its_error(
     def fails(kind: str, value: Any) -> str:
         raise ValueError
 
-    monkeypatch.setattr("outpace.grammars._source", fails)
+    monkeypatch.setattr("outpace.forms.grammars._source", fails)
     with pytest.raises(ParamsError, match=r"cannot be made a grammar \(ValueError\)"):
         coupled.requests("go:", form={"regex": "a"})
 

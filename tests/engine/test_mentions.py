@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from outpace.errors import ParamsError
-from outpace.grammars import Grammars
-from outpace.mentions import settled
+from outpace.forms.grammars import Grammars
+from outpace.forms.mentions import settled
 
 from .test_spelling import SPECIAL, WIDTH, extended, followed
 from .texts import END, text_decoder, tokenizer

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from outpace.errors import ParamsError
-from outpace.grammars import Grammars
+from outpace.forms.grammars import Grammars
 from outpace.serve.openai.tools import ToolCall, ToolParser, form_of
 
 from .texts import END, SIZE, tokenizer

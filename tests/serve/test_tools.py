@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace import LLM, json_schemas
-from outpace.deep_stack import LONGEST
-from outpace.json_schemas import SoundSchemas
+from outpace import LLM
+from outpace.forms import json_schemas
+from outpace.forms.deep_stack import LONGEST
+from outpace.forms.json_schemas import SoundSchemas
 from outpace.serve.openai.tools import BEGIN, END, ToolCall, ToolParser
 
 from .conftest import MODEL, running

@@ -12,7 +12,7 @@ from outpace.chats import NO_VARIABLES
 from outpace.core.params import SamplingParams
 from outpace.engine.request import Request
 from outpace.errors import OutpaceError, ParamsError, PromptError, PromptTooLong
-from outpace.json_schemas import SoundSchemas
+from outpace.forms.json_schemas import SoundSchemas
 from outpace.prompts import Prompt, token_ids_of
 from outpace.serve.openai import schemas, tools
 from outpace.serve.openai.errors import ApiError

@@ -173,7 +173,7 @@ def _grammar(functions: Sequence[Mapping[str, Any]]) -> str:
     """Returns the grammar, in Lark's notation, of one call of any of the functions.
 
     What begins and ends a call is one token where the vocabulary has it as one that is text, as in
-    the calls that such a model writes by itself (`outpace.spelling`).
+    the calls that such a model writes by itself (`outpace.forms.spelling`).
 
     Each schema of arguments is a JSON document of its own there, as it was where the client wrote
     it: what it refers to inside itself, such as "#/$defs/City", is found from its own root.

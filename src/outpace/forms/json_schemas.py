@@ -12,8 +12,8 @@ from fractions import Fraction
 from typing import Any
 
 from outpace.core.values import shown
-from outpace.deep_stack import LONGEST, with_deep_stack
 from outpace.errors import ConfigError, ParamsError
+from outpace.forms.deep_stack import LONGEST, with_deep_stack
 
 LARGEST_MULTIPLE = 100_000
 """What all ``multipleOf`` of a JSON schema have as their least common multiple, at most: where

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from outpace.mentions import settled
+from outpace.forms.mentions import settled
 
 
 class Spelling:
@@ -47,7 +47,7 @@ class Spelling:
 
     def named(self, grammar: str) -> str:
         """Returns a grammar in Lark's notation as llguidance has to be told of the tokens that it
-        names (`outpace.mentions`)."""
+        names (`outpace.forms.mentions`)."""
         numbers = {word: token for token, word in self._words.items()}
         return settled(grammar, numbers, self._ends)
 

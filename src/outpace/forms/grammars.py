@@ -17,10 +17,10 @@ from torch import Tensor
 
 from outpace.core.laws.masks import TokenMask
 from outpace.core.values import shown
-from outpace.deep_stack import LONGEST, with_deep_stack
 from outpace.errors import ConfigError, ParamsError
-from outpace.json_schemas import check_multiples, reason_in, schema_text
-from outpace.spelling import Spelling
+from outpace.forms.deep_stack import LONGEST, with_deep_stack
+from outpace.forms.json_schemas import check_multiples, reason_in, schema_text
+from outpace.forms.spelling import Spelling
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 """What ``structured_outputs`` may name, as in vLLM: a JSON schema, any JSON object, a regular
