@@ -15,6 +15,7 @@ from outpace.core.beam_params import BeamSearchParams
 from outpace.core.params import SamplingParams
 from outpace.core.values import flag, shown, whole
 from outpace.errors import ConfigError, ParamsError
+from outpace.heads.checkpoint import kind_in
 from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer
 
 Params = SamplingParams | Mapping[str, Any]
@@ -162,19 +163,24 @@ def speculation(
 ) -> SpeculativeConfig:
     """Returns how to speculate; with nothing named, by "auto" without a draft model, or with the
     bundled one by "draft_model": passes of the bundled target are so short that choosing among
-    drafters takes a noticeable part of them. bundled: where the bundled models are, for the bundled
-    target; else None."""
+    drafters takes a noticeable part of them. A trained head drafts by the method that it is of.
+    bundled: where the bundled models are, for the bundled target; else None."""
     if isinstance(config, SpeculativeConfig):
         return config
     if config is None:
         config = {}
-    if bundled is not None and isinstance(config, Mapping):
-        config = dict(config)
-        method = config.get("method", "draft_model")
+    if not isinstance(config, Mapping):
+        return SpeculativeConfig.from_dict(config)
+    head = kind_in(config.get("model"))
+    its_method = head or "draft_model"
+    if bundled is not None:
+        method = config.get("method", its_method)
         drafter = bundled_drafter(method, bundled)
         if drafter is not None:
             config = {"method": method, "model": drafter, **config}
-    return SpeculativeConfig.from_dict(config)
+        elif head is not None:
+            config = {"method": method, **config}
+    return SpeculativeConfig.from_dict(config, its_method)
 
 
 def bundled_drafter(method: Any, bundled: Path) -> Path | None:

@@ -69,8 +69,12 @@ class SpeculativeConfig:
             raise ConfigError(f"options must be a dict with names, not {shown(self.options)}.")
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> SpeculativeConfig:
+    def from_dict(
+        cls, config: Mapping[str, Any], its_method: str = "draft_model"
+    ) -> SpeculativeConfig:
         """Returns the config with every drafter option under ``options``.
+
+        its_method: that of what ``model`` names, where it comes with how it is to draft.
 
         >>> SpeculativeConfig.from_dict({"model": "small"}).method
         'auto'
@@ -88,7 +92,7 @@ class SpeculativeConfig:
         common = {key: config[key] for key in COMMON if key in config}
         options = {key: value for key, value in config.items() if key not in COMMON}
         if "method" not in common and "model" in options and not _is_open(config):
-            common["method"] = "draft_model"
+            common["method"] = its_method
         return cls(**common, options=options)
 
     @classmethod

@@ -106,6 +106,18 @@ def test_the_bundled_drafter_drafts_alone() -> None:
     assert arguments.speculation({"model": "other"}, None).method == "auto"
 
 
+def test_a_trained_head_drafts_by_its_own_method() -> None:
+    head = BUNDLED / "heads" / "eagle3"
+    three = {"model": str(head), "num_speculative_tokens": 3}
+    assert arguments.speculation(three, None).method == "eagle3"
+    assert arguments.speculation({"model": head, "verify": "typical"}, None).method == "eagle3"
+    assert arguments.speculation({"model": head}, None).method == "auto"
+    for of_bundled in ({"model": head}, three, {"method": "eagle3"}):
+        config = arguments.speculation(of_bundled, BUNDLED)
+        assert (config.method, str(config.options["model"])) == ("eagle3", str(head))
+    assert arguments.speculation({"method": "draft_model", **three}, None).method == "draft_model"
+
+
 def test_the_default_writes_what_plain_decoding_writes_and_drafts() -> None:
     prompt = [5, 6, 7, 8] * 6
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
