@@ -149,8 +149,11 @@ def test_a_head_is_known_by_its_folder(folder: str) -> None:
 
 
 def test_a_head_is_no_draft_model(folder: str) -> None:
+    three = {"model": folder, "num_speculative_tokens": 3}
+    llm = LLM(target("llama"), speculative_config=three, max_model_len=CONTEXT)
+    assert llm.engine.drafter.name == "medusa"
     with pytest.raises(ConfigError, match=r"holds a trained head.*with the method 'medusa'"):
-        LLM(target("llama"), speculative_config={"model": folder, "num_speculative_tokens": 3})
+        LLM(target("llama"), speculative_config={"method": "draft_model", **three})
 
 
 def test_a_damaged_configuration_is_not_a_heads(folder: str) -> None:
