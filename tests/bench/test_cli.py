@@ -101,6 +101,7 @@ def test_draft_lengths_are_compared_with_an_engine_without_a_drafter(
         (8, ["2 prompts (stopped, of 4)"]),
         (13, ["4 prompts"]),  # in the first job of the second setting
         (16, ["4 prompts", "2 prompts (stopped, of 4)"]),
+        (-14, ["4 prompts (stopped behind them)"]),  # while draft lengths are compared
     ],
 )
 def test_a_run_that_is_stopped_writes_what_it_has(
@@ -110,7 +111,7 @@ def test_a_run_that_is_stopped_writes_what_it_has(
 
     def until_stopped(*given: Any) -> Any:
         nonlocal timed
-        if timed == runs:
+        if timed == abs(runs):
             raise KeyboardInterrupt
         timed += 1
         return timing(*given)
@@ -120,6 +121,7 @@ def test_a_run_that_is_stopped_writes_what_it_has(
         "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--again",
         "--num-prompts", "4", "--max-prompt-tokens", "8", "--max-tokens", "24", "--batch", "1,2",
         "--json", str(tmp_path / "r.json"), "--markdown", str(tmp_path / "r.md"),
+        *(["--sweep", "1,2"] if runs < 0 else []),
     )  # fmt: skip
     assert done.exit_code == 130, (done.output, done.exception)
     report = Report.from_json((tmp_path / "r.json").read_text())

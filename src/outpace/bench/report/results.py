@@ -133,7 +133,8 @@ class SettingResult:
     left_over: int = 0
     """Prompts that were not run, since they do not fill a batch."""
     stopped_of: int | None = None
-    """The prompts that there were to be, where Ctrl-C came before all of them were run."""
+    """The prompts that there were to be, where Ctrl-C came before all was done: before all of them
+    were run, or before their repeats or what is measured afterwards."""
     sweep: Sweep | None = None
     to_end: bool = False
     """Whether texts ended where the target ended them, if that was before ``max_tokens``."""
@@ -162,7 +163,7 @@ class SettingResult:
         each = f", {self.samples} texts of each" if self.samples > 1 else ""
         stopped = "" if self.stopped_of is None else f" (stopped, of {self.stopped_of})"
         if self.prompts == self.stopped_of:
-            stopped = " (stopped before all repeats)"
+            stopped = " (stopped behind them)"
         return f"{self.prompts} prompts{stopped}{each}"
 
     @property

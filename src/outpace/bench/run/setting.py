@@ -89,7 +89,7 @@ class Setting:
         """Measures everything. with_sweep: also the planned draft lengths, of the first engine.
 
         After Ctrl-C the result is that of the jobs that had been run, without the times of a
-        round's parts. ``KeyboardInterrupt`` where that is none.
+        round's parts and without the draft lengths. ``KeyboardInterrupt`` where that is none.
         """
         jobs, pace, tools = self._work.jobs, self._plan.pace, self._tools
         peaks = warm_up(self._taking_part, jobs[0], pace, tools.tick)
@@ -105,16 +105,19 @@ class Setting:
                 raise
             timed = list(stop.runs)
             self._work = self._work.first(1 + max(run.job for run in timed))
-        runs, stopped = self._runs(timed), self._work.stopped_of is not None
-        for name, each in untimed.items():
-            each.see(runs.of(name))
-            if not stopped:
-                each.sample()
+        runs, sweep = self._runs(timed), None
+        if self._work.stopped_of is None:
+            try:
+                for name, each in untimed.items():
+                    each.see(runs.of(name))
+                    each.sample()
+                sweep = self._sweep(runs, untimed) if with_sweep else None
+            except KeyboardInterrupt:
+                self._work = self._work.first(len(jobs))
         methods = tuple(
             summarise(runs, c, self._beside(c, untimed.get(c.name), peaks))
             for c in self._taking_part
         )
-        sweep = self._sweep(runs, untimed) if with_sweep and not stopped else None
         return MeasuredSetting(self._result(methods, sweep), runs)
 
     def _untimed(self, engine: Ours) -> Untimed:
