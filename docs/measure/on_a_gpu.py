@@ -6,8 +6,8 @@ The target is random and the drafter its first layers (`outpace bench pair`): wh
 models of this shape cost, and how often they agree is set. All ways write texts of the same length
 to the same prompts, in turns; the first prompt is played once by each before anything is timed.
 Ratios are over the plain way, prompt by prompt: their median, the lowest and the highest. The last
-column says how many of the greedy texts are those of plain decoding with the same options, token for
-token.
+columns say how many of the greedy texts are those of plain decoding with the same options, token for
+token, and how many of the seconds went into recording passes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,10 +49,20 @@ def make(name: str, layers: int, agreement: float, device: torch.device) -> tupl
 
 
 Texts = list[list[int]]
+
+
+class Way(NamedTuple):
+    """One way to write texts."""
+
+    write: Callable[[Texts, int], Texts]
+    recording: Callable[[], float]
+    """The seconds that went into recording passes so far."""
+
+
 INVARIANT = ", batch_invariant"
 
 
-def of_transformers(model: Any, temperature: float, **options: Any) -> Any:
+def of_transformers(model: Any, temperature: float, **options: Any) -> Way:
     sampling = (
         {"do_sample": False}
         if not temperature
@@ -70,10 +81,10 @@ def of_transformers(model: Any, temperature: float, **options: Any) -> Any:
         )
         return made[:, ids.shape[1] :].tolist()
 
-    return write
+    return Way(write, lambda: 0.0)
 
 
-def of_outpace(llm: LLM, temperature: float) -> Any:
+def of_outpace(llm: LLM, temperature: float) -> Way:
     def write(prompts: Texts, tokens: int) -> Texts:
         params = [
             SamplingParams(temperature=temperature, seed=row, max_tokens=tokens, ignore_eos=True)
@@ -81,55 +92,66 @@ def of_outpace(llm: LLM, temperature: float) -> Any:
         ]
         return [output.token_ids for output in llm.generate(prompts, params)]
 
-    return write
+    return Way(write, lambda: llm.compile_seconds)
+
+
+class Timed:
+    """What was measured of one way."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []  # tokens per second, by prompt
+        self.texts: Texts = []
+        self.seconds = self.recording = 0.0
 
 
 def timed(
-    ways: dict[str, Any], prompts: list[Texts], tokens: int, until: float
-) -> tuple[dict[str, list[float]], dict[str, Texts]]:
-    """Returns tokens per second of each way, by prompt, and all texts of each way."""
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    texts: dict[str, Texts] = {name: [] for name in ways}
-    for write in ways.values():
-        write(prompts[0], tokens)
+    ways: dict[str, Way], prompts: list[Texts], tokens: int, until: float
+) -> dict[str, Timed]:
+    found = {name: Timed() for name in ways}
+    for way in ways.values():
+        way.write(prompts[0], tokens)
     for prompt in prompts:
-        for name, write in ways.items() if time.time() < until else ():
+        for name, way in ways.items() if time.time() < until else ():
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            start = time.perf_counter()
-            written = write(prompt, tokens)
-            rates[name].append(sum(map(len, written)) / (time.perf_counter() - start))
-            texts[name] += written
-    return rates, texts
+            recorded, start = way.recording(), time.perf_counter()
+            written = way.write(prompt, tokens)
+            seconds = time.perf_counter() - start
+            found[name].seconds += seconds
+            found[name].recording += way.recording() - recorded
+            found[name].rates.append(sum(map(len, written)) / seconds)
+            found[name].texts += written
+    return found
 
 
-def same_as_plain(name: str, texts: dict[str, Texts]) -> int:
+def same_as_plain(name: str, found: dict[str, Timed]) -> int:
     """Returns how many texts of a way are those of plain decoding with the same options."""
-    plain = texts["plain" + (INVARIANT if name.endswith(INVARIANT) else "")]
-    return sum(one == other for one, other in zip(texts[name], plain, strict=True))
+    plain = found["plain" + (INVARIANT if name.endswith(INVARIANT) else "")]
+    return sum(one == other for one, other in zip(found[name].texts, plain.texts, strict=False))
 
 
-def rows_of(
-    rates: dict[str, list[float]], texts: dict[str, Texts], **setting: Any
-) -> list[dict[str, Any]]:
+def rows_of(found: dict[str, Timed], **setting: Any) -> list[dict[str, Any]]:
     rows = []
-    for name, each in rates.items():
-        if each:
-            ratios = sorted(one / plain for one, plain in zip(each, rates["plain"], strict=True))
+    for name, way in found.items():
+        if way.rates:
+            pairs = zip(way.rates, found["plain"].rates, strict=False)  # time may be up
+            ratios = sorted(one / plain for one, plain in pairs)
             row = {
                 **setting,
                 "way": name,
-                "tokens/s": statistics.median(each),
+                "tokens/s": statistics.median(way.rates),
                 "ratio": statistics.median(ratios),
                 "lowest": ratios[0],
                 "highest": ratios[-1],
-                "texts": len(texts[name]),
-                "same": None if setting["temperature"] else same_as_plain(name, texts),
+                "texts": len(way.texts),
+                "same": None if setting["temperature"] else same_as_plain(name, found),
+                "seconds": way.seconds,
+                "recording": way.recording,
             }
             rows.append(row)
             same = "" if row["same"] is None else f"{row['same']} of {row['texts']}"
             print(
-                f"| {setting['batch']} | {setting['temperature']:g} | {name} | {row['tokens/s']:.0f} | {row['ratio']:.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}] | {same} |",
+                f"| {setting['batch']} | {setting['temperature']:g} | {name} | {row['tokens/s']:.0f} | {row['ratio']:.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}] | {same} | {way.recording:.1f} of {way.seconds:.1f} s |",
                 flush=True,
             )
     return rows
@@ -192,8 +214,8 @@ def main() -> None:
                 ways["transformers, assisted"] = of_transformers(
                     target, temperature, assistant_model=drafter
                 )
-            rates, texts = timed(ways, prompts, asked.tokens, until)
-            found += rows_of(rates, texts, batch=batch, temperature=temperature)
+            timings = timed(ways, prompts, asked.tokens, until)
+            found += rows_of(timings, batch=batch, temperature=temperature)
             if asked.json:
                 write_json(asked, device, found)
 

@@ -242,7 +242,8 @@ class LLM:
             one.learns = False
         with self.engine.playing_with(controller=Untaught(self.engine.controller)):
             for count in rows:
-                for speculative in ("off", _WARM_UP_DRAFT):
+                # Twice, since what is recorded is so when it comes the second time.
+                for speculative in ("off", _WARM_UP_DRAFT) * 2:
                     self.generate([prompt] * count, replace(greedy, speculative=speculative))
         for one in learners:
             one.learns = True

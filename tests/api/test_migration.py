@@ -22,7 +22,7 @@ from outpace import (
 )
 from outpace.config import COMMON
 from outpace.core.beam_params import REFUSED
-from outpace.draft.options import described
+from outpace.core.options import described
 from outpace.draft.registry import drafters
 from outpace.engine.request import Logprob
 from outpace.errors import ParamsError

@@ -14,7 +14,7 @@ import torch
 from fuzz.attack import check_sentence
 from outpace import LLM, SamplingParams, hf
 from outpace.audit.letters import LetterTokenizer, letter_model
-from outpace.draft.options import described
+from outpace.core.options import described
 from outpace.draft.registry import drafters
 from outpace.errors import ConfigError, OutpaceError
 from outpace.train.settings import TrainSettings

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from outpace.cli.main import app
 from outpace.core import lazy
+from outpace.core.options import described
 from outpace.draft.registry import GROUP, drafter_names, find_drafter
 from outpace.errors import ConfigError
-from outpace.policy.lengths.registry import length_names
-from outpace.verify.registry import rule_names
+from outpace.policy.lengths.registry import find_length, length_names
+from outpace.verify.registry import rule_names, rules
 
 
 def listed(*arguments: str) -> Result:
@@ -30,6 +32,14 @@ def test_the_options_of_one_with_their_defaults() -> None:
     assert "0.1" in shown
     assert "Width of the confidence bounds" in shown
     assert "(needed)" in next(line for line in shown.splitlines() if "│ drafters " in line)
+
+
+def test_all_options_say_what_they_do() -> None:
+    kinds: list[Any] = [*rules().values()]
+    kinds += [find_drafter(name).Options for name in drafter_names()]
+    kinds += [find_length(name).Options for name in length_names()]
+    assert not [(kind, one.name) for kind in kinds for one in described(kind) if not one.help]
+    assert "The ratio p / q of a whole prefix" in listed("joint").stdout
 
 
 def test_a_name_of_two_things_shows_both() -> None:

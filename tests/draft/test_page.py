@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outpace.draft.options import described
+from outpace.core.options import described
 from outpace.draft.registry import find_drafter
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods" / "lookup.md").read_text()

@@ -21,13 +21,13 @@ from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.core.law import History, LawMaker, RowOptions
 from outpace.core.laws.categorical import Categorical
+from outpace.core.options import option
 from outpace.core.proposal import Drawn, Needs, Point, Proposal, Riders, Sampled
 from outpace.core.rng import Role, uniform
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
 from outpace.draft.models.specimen import noisy_copy
-from outpace.draft.options import option
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
 from outpace.targets.base import Target

@@ -11,7 +11,7 @@ from api.words import word_tokenizer
 from fuzz.attack import ANYTHING, answered, examples
 from outpace import LLM, SamplingParams
 from outpace.config import COMMON
-from outpace.draft.options import described
+from outpace.core.options import described
 from outpace.draft.registry import drafters
 from outpace.verify.registry import rule_options, rules
 from targets.families import CONTEXT, drafter, target

@@ -155,7 +155,7 @@ def test_only_rounds_are_played_in_fixed_shapes() -> None:
     for length in range(1, 30):
         llm.generate([[1] * length], greedy(3))
     assert {width for _, width in found.shapes} <= {1, 2}
-    assert len(found._known) <= 2
+    assert len(found._ready) <= 2
 
 
 @pytest.mark.gpu

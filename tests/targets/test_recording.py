@@ -29,7 +29,7 @@ from outpace.targets.hf.fixed import CannotRecord, FixedShapes, Step
 from outpace.targets.hf.loading.loaded import Loaded
 from representatives import representatives
 
-from .families import CONTEXT, drafter, target
+from .families import CONTEXT, build, drafter, noised, target
 from .generating import greedy, ids
 
 PROMPTS = [[5, 9, 2, 41], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
@@ -123,7 +123,7 @@ def test_recordings_find_rows_wherever_they_lie() -> None:
     limits = {"max_num_seqs": 4, "max_model_len": CONTEXT}
     plain, found = (LLM(target("llama"), speculative_config=config, **limits) for _ in range(2))
     of_target, of_drafter = recorded(found)
-    for ended in (0, 1):  # whichever row ends first, the others stay where they are
+    for ended in (0, 1, 0, 1):  # whichever row ends first, the others stay where they are
         asked = [greedy(1 if row == ended else 11 - 2 * row) for row in range(4)]
         prompts = [*PROMPTS, [3, 1]]
         assert ids(found.generate(prompts, asked)) == ids(plain.generate(prompts, asked))
@@ -142,7 +142,8 @@ def test_other_drafters_are_recorded_as_far_as_they_can_be(method: str) -> None:
     plain, found = (LLM(target("llama"), speculative_config=config, **limits) for _ in range(2))
     runners = list(recorded(found))
     asked = params({"temperature": 1.0}, 1)
-    assert ids(found.generate(PROMPTS, asked)) == ids(plain.generate(PROMPTS, asked))
+    for _ in range(2):  # what comes the second time is recorded
+        assert ids(found.generate(PROMPTS, asked)) == ids(plain.generate(PROMPTS, asked))
     assert kinds(runners[0]) == {"pass"}
 
 
@@ -206,11 +207,64 @@ def by_traces(model: Any) -> FixedShapes:
     return FixedShapes(model, Traced(), pads=True)
 
 
-def test_a_question_to_the_host_is_noticed() -> None:
+ASKING_STEPS: list[Step] = [lambda x: (x * int(x.sum()),), lambda x: (x + torch.tensor([1, 2]),)]
+
+
+@pytest.mark.parametrize("step", ASKING_STEPS)
+def test_a_question_to_the_host_is_noticed(step: Step) -> None:
+    steps = Traced()
+    steps.run("k", step, [torch.ones(2)])
     with pytest.raises(CannotRecord, match="inside a recorded step"):
-        Traced().run("k", lambda x: (x * int(x.sum()),), [torch.ones(2)])
-    with pytest.raises(CannotRecord, match="inside a recorded step"):
-        Traced().run("k", lambda x: (x + torch.tensor([1, 2]),), [torch.ones(2)])
+        steps.run("k", step, [torch.ones(2)])
+
+
+def test_a_step_is_recorded_when_it_comes_again() -> None:
+    steps, played = Traced(), []
+
+    def step(x: Tensor) -> tuple[Tensor]:
+        played.append(x)
+        return (x + 1,)
+
+    seconds = []
+    for number in range(4):
+        (found,) = steps.run("k", step, [torch.full((2,), number)])
+        assert found.tolist() == [number + 1] * 2
+        assert bool(steps._recordings) == (number > 0)
+        seconds.append(steps.seconds)
+    assert 0 < seconds[0] < seconds[1] == seconds[2] == seconds[3], "when all is ready it is free"
+    before = len(played)
+    steps.forget()
+    steps.run("k", step, [torch.zeros(2)])
+    assert steps._recordings, "what has run before is recorded at once"
+    assert len(played) > before
+
+
+def test_recordings_last_while_texts_come_and_go() -> None:
+    """Long texts end one after another, and others begin: the buffers stay where they are."""
+    model = build("llama", max_position_embeddings=1024)
+    config = {"model": noised(model, 0.05), "num_speculative_tokens": 3}
+    limits = {"max_num_seqs": 4, "max_model_len": 1024}
+    plain, found = (LLM(model, speculative_config=config, **limits) for _ in range(2))
+    runners, exchanged = list(recorded(found)), []
+    for _ in range(5):
+        prompts = [[7 * row + 1] * (250 + row) for row in range(4)]
+        asked = [greedy(3 + 5 * row) for row in range(4)]
+        assert ids(found.generate(prompts, asked)) == ids(plain.generate(prompts, asked))
+        exchanged.append([generation(plain), generation(found), *map(made, runners)])
+    without = [first for first, *_ in exchanged]
+    assert sorted(set(without)) == without, "without recordings most slots are given back"
+    assert exchanged[2][1:] == exchanged[3][1:] == exchanged[4][1:]
+
+
+def generation(llm: LLM) -> int:
+    """How often the buffers of a target's cache were exchanged."""
+    engine: Any = llm.engine
+    return int(engine.target.runner.cache.generation)
+
+
+def made(steps: Traced) -> int:
+    """How many recordings there are."""
+    return len(steps._recordings)
 
 
 class Unwilling(CudaGraphs):

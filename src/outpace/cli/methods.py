@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +16,7 @@ from outpace.cli.loading import starting
 from outpace.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from outpace.draft.options import Described
+    from outpace.core.options import Described
 
 Entry = tuple[str, type[Any], "list[Described]"]
 """Where a name is given, what it stands for, and the options of that."""
@@ -100,17 +99,14 @@ def _all() -> list[tuple[str, list[str], Callable[[str], type[Any]]]]:
 
 
 def _with_name(name: str) -> Iterator[Entry]:
-    from outpace.draft.options import Described, described
+    from outpace.core.options import described
 
     for place, names, find in _all():
         if name not in names:
             continue
         kind = find(name)
-        if place == "verify":  # a rule's options are its own fields
-            shown = [each for each in fields(kind) if each.init and each.default is not MISSING]
-            yield place, kind, [Described(each.name, each.default, "") for each in shown]
-        else:
-            yield place, kind, list(described(kind.Options))
+        # A rule's options are its own fields.
+        yield place, kind, list(described(kind if place == "verify" else kind.Options))
 
 
 def _table(options: list[Described]) -> Table:

@@ -57,14 +57,15 @@ class CudaGraphs(StepRunner):
     Positions, masks and slots are derived from the inputs inside the graph, so that a replay copies
     some dozen integers and launches once. All steps share their memory: what one returns must be
     done with before the next.
-    """
 
-    WARM_UP = 2
-    """Times that a step is run before it is recorded: libraries make their handles and choose their
-    kernels in these."""
+    A step is recorded when it comes the second time. Many come only once, and recording one takes
+    as long as running it several times. In the first run libraries make their handles and choose
+    their kernels, which they could not do in a recording.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self._have_run: set[Hashable] = set()
         self._recordings: dict[Hashable, Recording] = {}
         self._pool: Any = None
 
@@ -75,7 +76,10 @@ class CudaGraphs(StepRunner):
         recording.replay()
         return recording.outputs
 
-    def _first_run(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
+    def _run_unready(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
+        if key not in self._have_run:
+            self._have_run.add(key)
+            return step(*inputs)
         try:
             recording = self._record(step, [tensor.clone() for tensor in inputs])
         except torch.OutOfMemoryError:
@@ -83,6 +87,7 @@ class CudaGraphs(StepRunner):
         except Exception as error:  # as many kinds as there are things that cannot be recorded
             raise CannotRecord(reason_of(error, named=True)) from error
         self._recordings[key] = recording
+        self._ready.add(key)
         return self._run(key, step, inputs)
 
     def _record(self, step: Step, buffers: list[Tensor]) -> Recording:
@@ -90,12 +95,6 @@ class CudaGraphs(StepRunner):
             return self._recorded(step, buffers)
 
     def _recorded(self, step: Step, buffers: list[Tensor]) -> Recording:
-        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(self.WARM_UP):
-                step(*buffers)
-        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile, as those that prepare images do.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
@@ -104,7 +103,7 @@ class CudaGraphs(StepRunner):
         return Recording(graph.replay, buffers, outputs)
 
     def forget(self) -> None:
-        self._known.clear()
+        self._ready.clear()
         self._recordings.clear()
         self._pool = None  # one without graphs cannot be recorded into
 

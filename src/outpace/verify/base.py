@@ -36,8 +36,9 @@ class Rule(ABC):
     the padding nodes of a row (beyond ``proposal.counts``) must get probability 0. What both need
     goes into `weigh`, and they get it from `weighed`.
 
-    A rule with options is a frozen dataclass. A rule that needs more than (p, proposal) says so in
-    ``needs``, and its round is verified by ``rule.given(evidence)``.
+    A rule with options is a frozen dataclass, each of whose fields is an `option`. A rule that
+    needs more than (p, proposal) says so in ``needs``, and its round is verified by
+    ``rule.given(evidence)``.
     """
 
     name: ClassVar[str]

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from outpace.core.options import needed, option
 from outpace.core.proposal import Proposal
 from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
 from outpace.draft.itself.partial import PartialDrafter, ending_of
-from outpace.draft.options import needed, option
 from outpace.errors import ConfigError
 from outpace.targets.base import LowerView
 from outpace.targets.hf.loading.loaded import Loaded

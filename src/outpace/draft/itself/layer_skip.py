@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from outpace.core.options import option
 from outpace.core.proposal import Needs
 from outpace.draft.base import Setup
 from outpace.draft.itself.chosen import ChosenLayers, evenly, read_chosen, sub_layers
 from outpace.draft.itself.partial import PartialDrafter, ending_of
-from outpace.draft.options import option
 from outpace.targets.base import SubLayers
 from outpace.targets.hf.loading.loaded import Loaded
 

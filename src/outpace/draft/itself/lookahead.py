@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal, Riders
 from outpace.core.transfer import to_device
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess, merged, point_trees
 from outpace.draft.ngrams import NgramPool
-from outpace.draft.options import option
 from outpace.errors import ConfigError
 
 MOST_COLUMNS = 192

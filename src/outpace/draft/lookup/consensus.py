@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess, point_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.draft.lookup.growing_text import GrowingText
 from outpace.draft.lookup.matching import MatchOptions
-from outpace.draft.options import option
 from outpace.targets.hf.loading.loaded import Loaded
 
 KEPT = 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from outpace.core.options import option
 from outpace.core.values import flag, is_whole, number, shown
-from outpace.draft.options import option
 from outpace.errors import ConfigError
 
 DEEPEST = 64

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
-from outpace.draft.options import option
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
 

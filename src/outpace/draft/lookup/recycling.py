@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from outpace.core.options import option
 from outpace.core.proposal import Drawn, Needs, Point, Proposal
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.branching import BRANCHING_HELP, shape_of
 from outpace.draft.ngrams import NgramPool
-from outpace.draft.options import option
 from outpace.draft.trees import TreePlans
 
 CANDIDATES = 4

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from outpace.core.options import needed
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Rows, Setup
@@ -19,7 +20,6 @@ from outpace.draft.guesses import Guess, point_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.draft.lookup.datastore import DEPTH, Datastore, fingerprint_of
 from outpace.draft.lookup.matching import MatchOptions
-from outpace.draft.options import needed
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.supported.plainly import of_texts

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import flag, is_whole, number, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
@@ -20,7 +21,6 @@ from outpace.draft.lookup.growing_text import GrowingText
 from outpace.draft.lookup.matching import DEEPEST
 from outpace.draft.lookup.occurrences import Occurrences
 from outpace.draft.lookup.past import PastTexts
-from outpace.draft.options import option
 from outpace.draft.remembered import Remembered
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded

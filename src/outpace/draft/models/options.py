@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from outpace.core.options import option
 from outpace.core.values import shown
 from outpace.draft.models.sight import check_wanted
 from outpace.draft.online.options import ONLINE_HELP, check_learns
-from outpace.draft.options import option
 from outpace.errors import ConfigError
 from outpace.heads.checkpoint import kind_in
 from outpace.targets.hf.loading.loaded import check_model

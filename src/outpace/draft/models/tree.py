@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import Drawn, Point, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
@@ -24,7 +25,6 @@ from outpace.draft.models.chain import DraftModel
 from outpace.draft.models.dynamic_tree import DynamicTree
 from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
 from outpace.draft.models.sight import Sight
-from outpace.draft.options import option
 from outpace.draft.trees import draw_tree
 from outpace.errors import ConfigError
 from outpace.heads.classifiers.origin import Origin

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from outpace.core.options import option
 from outpace.core.values import number, plain_entries, shown, whole
-from outpace.draft.options import option
 from outpace.errors import ConfigError, did_you_mean
 
 CORRECTED, ALL = "corrected", "all"

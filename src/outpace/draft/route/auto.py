@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import flag
 from outpace.draft.base import Drafter, Find, Pick, Rows, Setup
 from outpace.draft.models.options import DraftModelOptions
 from outpace.draft.models.sight import check_wanted
-from outpace.draft.options import option
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.draft.route.base import (
     Asked,

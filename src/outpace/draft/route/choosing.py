@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from outpace.core.options import needed
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
-from outpace.draft.options import needed
 from outpace.draft.route.base import Asked, Several, check_configs, specimen_configs
 from outpace.targets.hf.loading.loaded import Loaded
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from outpace.core.options import needed, option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import point_chains
 from outpace.draft.guesses import merged, point_trees
 from outpace.draft.models.chain import DraftModel
-from outpace.draft.options import needed, option
 from outpace.draft.route.base import (
     Asked,
     Learned,

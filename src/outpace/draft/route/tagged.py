@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from outpace.core.options import needed, option
 from outpace.core.proposal import Drawn
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, RowInfo, Rows, Setup
-from outpace.draft.options import needed, option
 from outpace.draft.route.base import (
     build_children,
     check_config,

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from outpace.core.options import needed, option
 from outpace.core.values import number
 from outpace.draft.base import Drafter, RowInfo, Setup
-from outpace.draft.options import needed, option
 from outpace.draft.remembered import Remembered
 from outpace.draft.route.base import build_children, names_of, specimen_configs
 from outpace.draft.route.classifier import TaskClassifier

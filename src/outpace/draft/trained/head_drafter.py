@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import Drawn, Needs, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
@@ -21,7 +22,6 @@ from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.branching import DEPTH_HELP, DYNAMIC, LISTS, TOP_K_HELP, growth_of, shape_of
 from outpace.draft.dynamic import NODES, Growth
 from outpace.draft.online.options import ONLINE_HELP, check_learns, online_options
-from outpace.draft.options import option
 from outpace.draft.trained.rounding import rounded
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.draft.vocabulary import Vocabulary

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from outpace.core.options import option
 from outpace.core.stats import Seconds
-from outpace.draft.options import option
 from outpace.policy.base import Outcome, is_pure
 from outpace.policy.lengths.base import LONGEST, ByRequest, LengthPolicy, check_whole
 from outpace.policy.row import DraftingRow

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from outpace.core.options import option
 from outpace.core.proposal import EndsBehind
 from outpace.draft.exits import probability
-from outpace.draft.options import option
 from outpace.policy.lengths.base import StoppingPolicy, check_number
 from outpace.policy.row import DraftingRow
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import DraftingTerms
-from outpace.draft.options import option
 from outpace.policy.lengths.base import LengthPolicy, check_number
 from outpace.policy.row import DraftingRow
 

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import EndsBehind
 from outpace.draft.base import Drafter
-from outpace.draft.options import option
 from outpace.errors import ConfigError
 from outpace.policy.base import Outcome
 from outpace.policy.calibration import Calibration, Confidences

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import DraftingTerms
 from outpace.draft.base import Drafter
-from outpace.draft.options import option
 from outpace.errors import ConfigError
 from outpace.heads.classifiers.base import Classifier, load_classifier
 from outpace.policy.lengths.base import LengthPolicy, check_number

@@ -48,28 +48,29 @@ class StepRunner(ABC):
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Spent on compiling or recording so far."""
-        self._known: set[Hashable] = set()
+        """Spent so far on steps that were not ready: on compiling and recording them, and on
+        running them meanwhile."""
+        self._ready: set[Hashable] = set()
 
     def run(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
         """Returns ``step(*inputs)``, which is good until the next step.
 
         key: all that shapes the step, so that equal keys stand for the same step.
         """
-        if key in self._known:
+        if key in self._ready:
             return self._run(key, step, inputs)
         begin = perf_counter()
-        outputs = self._first_run(key, step, inputs)
-        self._known.add(key)
+        outputs = self._run_unready(key, step, inputs)
         self.seconds += perf_counter() - begin
         return outputs
 
     @abstractmethod
     def _run(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
-        """Runs a step of a known key."""
+        """Runs a step that is ready."""
 
-    def _first_run(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
-        """Runs the first step of a key."""
+    def _run_unready(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
+        """Runs a step that is not ready, and makes it so, at once or when it comes again."""
+        self._ready.add(key)
         return self._run(key, step, inputs)
 
     def forget(self) -> None:

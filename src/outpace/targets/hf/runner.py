@@ -212,8 +212,8 @@ class Runner:
 
     def reserve(self, first: int, slots: Sequence[int]) -> None:
         """Gives each of the rows from ``first`` on so many slots. Rows that get theirs in one call
-        lie next to each other."""
-        self.cache.reserve(first, slots)
+        lie next to each other. Recordings end where buffers move: with any, these only grow."""
+        self.cache.reserve(first, slots, shrink=self.fixed is None or not self.fixed.pads)
         if self.fixed is not None and self.cache.generation != self._generation:
             self._generation = self.cache.generation
             self.fixed.steps.forget()
@@ -343,8 +343,8 @@ class Runner:
     def _fixed_width(
         self, columns: int, tree: Tree | None, options: Mapping[str, Any]
     ) -> int | None:
-        """The columns to pad a pass to, None where it is no pass of a fixed shape. The first pass
-        of all makes the cache's buffers, which is no part of any other."""
+        """The columns to pad a pass to, None where it is no pass of a fixed shape: as the first
+        pass of all, which makes the cache's buffers."""
         states = options == WITH_STATES and self.config.model_type not in FIRST_LAYER_FIRST
         if self.fixed is None or (options and not states) or not self.cache.layers:
             return None

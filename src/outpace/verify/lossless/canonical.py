@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.laws.pieces import pieces
+from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.core.values import shown
 from outpace.errors import ConfigError
@@ -49,7 +50,9 @@ class CanonicalRule(Rule):
     `KSeqRule`.
     """
 
-    alphabet: int = 12
+    alphabet: int = option(
+        12, "Tokens of most drafted mass whose pairs are weighed by a linear programme."
+    )
 
     name: ClassVar[str] = "canonical"
     lossless: ClassVar[bool] = True

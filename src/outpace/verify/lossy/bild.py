@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import ONE_LAW, Drawn, Proposal
 from outpace.verify.base import Rule, at_drafted, first_failure, target_law
 from outpace.verify.evidence import RuleNeeds
@@ -30,8 +31,10 @@ class BildRule(Rule):
     ``fallback`` (q before the argmax, too). A drafter without q, such as look-up, never stops.
     """
 
-    rollback: float = 5.0
-    fallback: float = 0.6
+    rollback: float = option(
+        5.0, "A token passes if -log p of it is at most this; 0 is plain greedy decoding."
+    )
+    fallback: float = option(0.6, "A draft ends before a token whose law has max q below this.")
 
     name: ClassVar[str] = "bild"
     lossless: ClassVar[bool] = False

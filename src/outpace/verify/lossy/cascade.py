@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.verify.base import Rule, in_pieces, of_token, proposed_at, rows_of
 from outpace.verify.lossless.token import TokenRule, residual, stop_where_one_fails
@@ -35,8 +36,8 @@ class CascadeRule(Rule):
     token there is no q, and the law is p. Greedy texts stay exact. Needs a sampled draft.
     """
 
-    defer: str = "opt"
-    alpha: float = 0.1
+    defer: str = option("opt", "When q stands for p: 'chow', 'diff', 'opt' or 'token'.")
+    alpha: float = option(0.1, "How much worse q may be than p and still stand for it, 0 to 1.")
 
     name: ClassVar[str] = "cascade"
     lossless: ClassVar[bool] = False

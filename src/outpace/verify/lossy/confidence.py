@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import ONE_LAW, Drawn, Proposal, Sampled
 from outpace.errors import ConfigError
 from outpace.verify.base import Rule, at_drafted, first_failure, in_pieces, target_law
@@ -33,8 +34,8 @@ class ConfidenceRule(Rule):
     choice. A point without the drafter's law counts as sure (C = 1).
     """
 
-    strict: float = 0.3
-    loose: float = 0.05
+    strict: float = option(0.3, "Least p of a token of which the drafter is not sure at all.")
+    loose: float = option(0.05, "Least p of a token of which the drafter is entirely sure.")
 
     name: ClassVar[str] = "confidence"
     lossless: ClassVar[bool] = False

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import ONE_LAW, Drawn, Proposal
 from outpace.verify.base import Rule, at_drafted, drafted_mass, first_failure, ratio
 from outpace.verify.lossless.token import residual_next
@@ -28,7 +29,9 @@ class EarsRule(Rule):
     Lossy unless tolerance is 0. Greedy decoding stays exact, since max p is then 1.
     """
 
-    tolerance: float = 0.1
+    tolerance: float = option(
+        0.1, "Added to the ratio p / q where the target is uncertain; 0 is lossless."
+    )
 
     name: ClassVar[str] = "ears"
     lossless: ClassVar[bool] = False

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import ONE_LAW, Drawn, Proposal
 from outpace.verify.base import (
     Rule,
@@ -37,7 +38,7 @@ class JointRule(Rule):
     the argmax in greedy rows, if the engine has it.
     """
 
-    threshold: float = 0.5
+    threshold: float = option(0.5, "The ratio p / q of a whole prefix has to be above this.")
 
     name: ClassVar[str] = "joint"
     lossless: ClassVar[bool] = False

@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.options import needed, option
 from outpace.core.proposal import ONE_LAW, Drawn, Proposal
 from outpace.core.values import shown
 from outpace.errors import ConfigError
@@ -129,8 +130,12 @@ class JudgeRule(Rule):
     to be given as it is or as a file that `JudgeHead.save` wrote.
     """
 
-    head: JudgeHead | str | os.PathLike[str] | None = None
-    threshold: float = 0.5
+    head: JudgeHead | str | os.PathLike[str] | None = needed(
+        "The folder that 'outpace train judge' wrote for this target."
+    )
+    threshold: float = option(
+        0.5, "A token passes if the judge's score is above this; 1 is lossless."
+    )
 
     name: ClassVar[str] = "judge"
     lossless: ClassVar[bool] = False

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import ONE_LAW, Drawn, Proposal
 from outpace.verify.base import Rule, at_drafted, drafted_mass, first_failure, ratio
 from outpace.verify.lossless.token import residual_next
@@ -28,7 +29,7 @@ class LenientRule(Rule):
     stays exact, since p is then 0 or 1.
     """
 
-    lenience: float = 0.8
+    lenience: float = option(0.8, "What q is multiplied by; 1 is lossless.")
 
     name: ClassVar[str] = "lenient"
     lossless: ClassVar[bool] = False

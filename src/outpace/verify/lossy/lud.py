@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.errors import ConfigError
 from outpace.verify.base import Rule, deepest, reached, stop_at, target_law
@@ -33,7 +34,7 @@ class LudRule(Rule):
     chosen and not drawn (look-ups, frames) have no such q, so that their drafters are refused.
     """
 
-    threshold: float = 0.9
+    threshold: float = option(0.9, "A token passes if max q is at least this.")
 
     name: ClassVar[str] = "lud"
     lossless: ClassVar[bool] = False

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import ONE_LAW, Drawn, Proposal
 from outpace.core.values import shown
 from outpace.errors import ConfigError
@@ -34,8 +35,11 @@ class ReflectiveRule(Rule):
     taken.
     """
 
-    weight: float = 0.3
-    prompt: str = "\nRead the text again and give the same continuation, corrected if needed:\n"
+    weight: float = option(0.3, "Of what the target says after reading the draft; 0 is lossless.")
+    prompt: str = option(
+        "\nRead the text again and give the same continuation, corrected if needed:\n",
+        "Stands between the draft and its second copy.",
+    )
 
     name: ClassVar[str] = "reflective"
     lossless: ClassVar[bool] = False

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.trees.tree import Tree
 from outpace.verify.base import Rule, at_drafted, in_pieces, reached, stop_at, target_law
@@ -31,8 +32,10 @@ class TypicalRule(Rule):
     tokens and deviates more.
     """
 
-    posterior_threshold: float = 0.09
-    posterior_alpha: float = 0.3
+    posterior_threshold: float = option(0.09, "p of a token above this is enough.")
+    posterior_alpha: float = option(
+        0.3, "Above this times exp(-entropy of p), too: less where the target is uncertain."
+    )
 
     name: ClassVar[str] = "typical"
     lossless: ClassVar[bool] = False

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 from outpace.core import values
 from outpace.core.laws.constraints import History
+from outpace.core.options import option
 from outpace.core.proposal import Proposal
 from outpace.core.transfer import padded
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess
-from outpace.draft.options import option
 from outpace.draft.remembered import Remembered
 from outpace.draft.route.base import Asked, Learned
 from outpace.draft.route.choosing import DraftersOptions

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from outpace.core.options import option
 from outpace.core.proposal import Proposal
 from outpace.core.values import number
 from outpace.draft.base import Drafter, Round, Rows, Setup
-from outpace.draft.options import option
 from outpace.draft.route.base import Asked
 from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from outpace.core.options import option
 from outpace.core.values import flag
 from outpace.draft.base import Setup
 from outpace.draft.branching import growth_of
-from outpace.draft.options import option
 from outpace.draft.trained.attending.base import AttendingHeadDrafter
 from outpace.draft.trained.head_drafter import TreeHeadOptions
 from outpace.errors import ConfigError

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, cast
 
 import torch
 
+from outpace.core.options import option
 from outpace.core.values import number
 from outpace.draft.base import Setup
-from outpace.draft.options import option
 from outpace.draft.trained.attending.base import AttendingHeadDrafter
 from outpace.draft.trained.head_drafter import NOISE, TreeHeadOptions
 from outpace.errors import ConfigError

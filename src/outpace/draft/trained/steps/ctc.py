@@ -11,11 +11,11 @@ from typing import Any, ClassVar, cast
 
 import torch
 
+from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Rows
 from outpace.draft.guesses import Guess, point_trees
-from outpace.draft.options import option
 from outpace.draft.trained.head_drafter import HeadOptions
 from outpace.draft.trained.steps.base import StateDrafter
 from outpace.errors import ConfigError

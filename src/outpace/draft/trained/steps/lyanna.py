@@ -12,11 +12,11 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
+from outpace.core.options import option
 from outpace.core.proposal import Proposal
 from outpace.core.trees.tree import Tree
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Round, RowInfo, Rows
-from outpace.draft.options import option
 from outpace.draft.trained.head_drafter import HeadOptions, Walk
 from outpace.draft.trained.steps.base import StepHeadDrafter
 from outpace.draft.vocabulary import Vocabulary

@@ -298,9 +298,12 @@ class SlotCache(Cache):
         for slots, kept in zip(self.row(row), saved, strict=True):
             slots[:, :length] = kept[:, :length]
 
-    def reserve(self, first: int, needed: Sequence[int]) -> None:
+    def reserve(self, first: int, needed: Sequence[int], shrink: bool = True) -> None:
         """Makes sure that the rows from ``first`` on have at least so many slots; what is cached
-        stays. It is called before each pass, never in one: buffers may be exchanged."""
+        stays. It is called before each pass, never in one: buffers may be exchanged.
+
+        shrink: whether smaller buffers may be made where most of the slots are free.
+        """
         extents = self._extents
         growing = {}
         for row, slots in enumerate(needed, first):
@@ -308,19 +311,19 @@ class SlotCache(Cache):
                 growing[row] = grown(extents[row].size, slots)
         if growing or self._rows_left:
             self._rows_left = False
-            self._rearrange(growing)
+            self._rearrange(growing, shrink)
 
     @torch.inference_mode()
-    def _rearrange(self, growing: Mapping[int, int]) -> None:
+    def _rearrange(self, growing: Mapping[int, int], shrink: bool) -> None:
         """Gives rows extents of new sizes, after other rows may have left."""
         sizes = [growing.get(row, extent.size) for row, extent in enumerate(self._extents)]
-        if self._worth_shrinking(sum(sizes)):
+        if shrink and self._worth_shrinking(sum(sizes)):
             self._exchange_buffers(sizes, at_least=0)
         elif growing and not self._take_free_slots(growing):
             self._exchange_buffers(sizes, at_least=rounded(self.capacity * 3 // 2))
 
     def _worth_shrinking(self, needed: int) -> bool:
-        # Recorded passes begin anew when buffers move: not for the sake of a few short rows.
+        # Not for the sake of a few short rows: all that is cached has to be copied.
         lent = self.capacity - self.spare
         return lent > self.rows * GRAIN and needed * SPARSE <= lent
 
