@@ -35,6 +35,7 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.draft.base import Find, RowInfo, Rows
 from outpace.draft.lookup.suffix import SuffixDrafter, SuffixOptions
+from outpace.draft.models.beginnings import TEXTS, TOKENS
 from outpace.draft.models.chain import DraftModel
 from outpace.engine.request import Request
 from outpace.policy.auto.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
@@ -42,6 +43,7 @@ from outpace.policy.auto.controller import Auto
 from outpace.policy.auto.ladder import Ladder
 from outpace.policy.base import Outcome, affordable
 from outpace.policy.routing import Routing
+from outpace.targets.hf.slots.prefixes import SavedText, SavedTexts
 
 usage(__doc__, needed=2)
 
@@ -161,6 +163,7 @@ class Player:
         )
         self._look_up = SuffixDrafter(SuffixOptions())
         self._numbers = count()
+        self._beginnings = SavedTexts(TEXTS, TOKENS)
 
     def play(self, record: dict) -> float:
         """Returns the tokens that it makes of a text in the time of a plain round."""
@@ -171,7 +174,11 @@ class Player:
         )
         self._look_up.admit([RowInfo(next(self._numbers), record["prompt"])])
         law, seeds = LawMaker([RowOptions(params, ())], VOCABULARY), torch.zeros(1)
-        took, read = 0.0, 0
+        took, read = 0.0, self._beginnings.find(record["prompt"][:-1])[0]
+        model_read = False
+        self._controller.begin(
+            text, {name: read if name == MODEL else 0 for name in self._drafters}
+        )
         while not text.finished:
             rows = Rows(History([text.prompt_ids], [text.output_ids]), law, seeds, pure=[False])
             name, draft = self._draft(text, rows, record)
@@ -180,6 +187,7 @@ class Player:
             accepted = next((at for at, (a, b) in enumerate(pairs) if a != b), len(draft))
             emitted = text.extend(answer[place : place + accepted + 1])
             model = name == MODEL and draft
+            model_read = model_read or bool(model)
             unread = text.length - emitted - read if model else 0
             read = text.length if model else read
             drafted = len(draft)
@@ -192,6 +200,8 @@ class Player:
             self._controller.record([text], [outcome], told)
             self._look_up.observe(rows, None)
         self._look_up.retain([])
+        if model_read:
+            self._beginnings.add(text.token_ids[: min(read, TOKENS)], SavedText())
         return len(answer) / took
 
     def learn_from(self, other: "Player") -> None:

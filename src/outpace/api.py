@@ -77,7 +77,8 @@ class LLM:
     number that each may be given, "fair" so that each client gets as many tokens, "shortest" by
     their predicted lengths.
     enable_prefix_caching: what is cached of a text that has ended stays, for up to max_num_seqs
-    texts and max_batch_total_tokens tokens, and prompts that begin alike read only the rest.
+    texts and max_batch_total_tokens tokens, and prompts that begin alike read only the rest. Unset:
+    only a draft model keeps anything, the beginnings of the last few texts; False: nobody does.
     batch_invariant: a token's logits have the same bits whatever else is in the pass. Then greedy
     text is the same to the last token with speculation and without, alone and in company, where
     otherwise rounding turns a near-tie now and then. Passes may take longer, and what cannot be
@@ -111,7 +112,7 @@ class LLM:
         max_num_batched_tokens: int = TOKENS_BETWEEN_ROUNDS,
         max_batch_total_tokens: int | None = None,
         scheduling_policy: Literal["fcfs", "priority", "fair", "shortest"] = "fcfs",
-        enable_prefix_caching: bool = False,
+        enable_prefix_caching: bool | None = None,
         batch_invariant: bool = False,
         threads: int | None = None,
         progress: Progress | None = None,

@@ -66,14 +66,14 @@ class EngineOptions:
     max_num_batched_tokens: int
     max_batch_total_tokens: int | None
     scheduling_policy: str
-    enable_prefix_caching: bool
+    enable_prefix_caching: bool | None
     batch_invariant: bool
 
     def __post_init__(self) -> None:
         flag_or("auto", "compile", self.compile, error=ConfigError)
-        arguments.check_flags(
-            enable_prefix_caching=self.enable_prefix_caching, batch_invariant=self.batch_invariant
-        )
+        arguments.check_flags(batch_invariant=self.batch_invariant)
+        if self.enable_prefix_caching is not None:
+            arguments.check_flags(enable_prefix_caching=self.enable_prefix_caching)
         arguments.check_choice("scheduling_policy", self.scheduling_policy, ORDERS)
         for name, read in (
             ("max_num_seqs", arguments.rows),
@@ -94,15 +94,20 @@ class EngineOptions:
     def reads_again(self) -> list[str]:
         """The arguments that were given and may have a text read again."""
         given = {
-            "enable_prefix_caching": self.enable_prefix_caching,
+            "enable_prefix_caching": bool(self.enable_prefix_caching),
             "max_batch_total_tokens": self.max_batch_total_tokens is not None,
         }
         return [name for name, is_given in given.items() if is_given]
 
     @property
     def saved_texts(self) -> int:
-        """How many texts stay cached when they have ended."""
+        """How many texts the target keeps cached when they have ended."""
         return self.max_num_seqs if self.enable_prefix_caching else 0
+
+    @property
+    def saved_by_drafter(self) -> int | None:
+        """How many a draft model keeps; None for the beginnings of a few."""
+        return None if self.enable_prefix_caching is None else self.saved_texts
 
 
 def build_engine(
@@ -134,6 +139,8 @@ def build_engine(
         options=speculation.options,
         capture=capture,
         cpu_kernels=asked.cpu_kernels,
+        saved_texts=asked.saved_by_drafter,
+        saved_tokens=asked.max_batch_total_tokens,
     )
     speculation.rule.recognise(lambda: origin_of(loaded))
     verifier = Verifier(speculation.rule, intake.second_text(speculation.rule))

@@ -22,9 +22,9 @@ def test_a_text_longer_than_the_first_buffers_is_always_measured(
     asked: list[int] = []
     reserve = SlotCache.reserve
 
-    def watched(self: SlotCache, first: int, needed: Sequence[int]) -> None:
+    def watched(self: SlotCache, first: int, needed: Sequence[int], shrink: bool = True) -> None:
         asked.extend(needed)
-        reserve(self, first, needed)
+        reserve(self, first, needed, shrink)
 
     monkeypatch.setattr(SlotCache, "reserve", watched)
     noise = measure(HFTarget(letter_model(), 1, 512), TEXTS, 3, tree=tree)

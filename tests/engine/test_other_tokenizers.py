@@ -107,6 +107,26 @@ def test_greedy_text_is_the_targets(kind: str, mode: str) -> None:
         assert sum(output.metrics.num_accepted_tokens for output in outputs) > 10
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_texts_begin_with_alike_is_read_once(kind: str, mode: str) -> None:
+    beginning = "Once upon a time there was a girl who liked to play. "
+    prompts = [beginning + end for end in ("One", "She")]
+    llm, plain = decoder(kind, mode), LLM(writer(), tokenizer=byte_level())
+    drafter: Any = llm.engine.drafter
+    read: list[int] = []
+    forward = drafter.runner.forward
+    drafter.runner.forward = lambda tokens, *given, **named: (
+        read.append(tokens.shape[1]) or forward(tokens, *given, **named)
+    )
+    firsts = []
+    for prompt in prompts:
+        read.clear()
+        assert ids(llm.generate(prompt, greedy(6))) == ids(plain.generate(prompt, greedy(6)))
+        firsts.append(read[0])
+    assert firsts[1] < firsts[0] / 2
+
+
 @pytest.mark.parametrize("mode", [*MODES, "auto"])
 def test_a_drafter_with_the_vocabulary_of_gpt2(mode: str) -> None:
     own = gpt2()

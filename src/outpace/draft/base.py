@@ -4,6 +4,7 @@ What happens to a drafter, in this order:
 
     expect(row)             a new text is about to join the batch
     admit(rows)             new texts join the batch
+    known(row)              how much of a new text it need not read
     read(rows, tokens, ...) committed tokens and their hidden states, if `Drafter.needs` says so
     propose(rows, budgets)  once a round: the tokens it guesses
     observe(rows, round)    once a round: what became of them
@@ -63,6 +64,8 @@ class RowInfo:
     with an encoder of its own."""
     media: Media | None = None
     """The prompt's images, where it has any: a drafter may look at them with a model of its own."""
+    pure: bool = False
+    """Whether what is drafted for it must follow from its own history alone (`Rows.pure`)."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +205,11 @@ class Setup:
     cpu_kernels: Kernels = "auto"
     lanes: Iterator[int] = field(default_factory=lambda: count(1))
     """Numbers of random streams that nobody uses yet."""
+    saved_texts: int | None = None
+    """How many ended texts a model keeps cached, for those that begin alike; None: the beginnings
+    of a few."""
+    saved_tokens: int | None = None
+    """How many tokens these may have together, where their number is given; None: any number."""
 
     def child(self, config: Mapping[str, Any]) -> Drafter:
         """Returns another drafter, for use inside the one that is being built.
@@ -321,6 +329,11 @@ class Drafter(ABC):
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
         """Begins new rows, after the present ones."""
+
+    def known(self, row: int) -> Mapping[str, int]:
+        """Returns how many tokens at the beginning of a new row's text it need not read before it
+        drafts there, under its name; nothing where it does not say."""
+        return {}
 
     def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
         """Is given committed tokens, each once and in order, and their hidden states.

@@ -15,7 +15,7 @@ from torch import Tensor
 from outpace.core.law import History, LawMaker, RowFault
 from outpace.core.proposal import Proposal
 from outpace.core.transfer import synchronise, to_device
-from outpace.draft.base import Drafter, RowInfo, Rows
+from outpace.draft.base import Drafter, Rows
 from outpace.engine.counting import counted, emit
 from outpace.engine.logprobs import logprobs_of
 from outpace.engine.order.base import Order
@@ -277,15 +277,7 @@ class Engine:
 
     def _begin(self, request: Request, source: int | None) -> None:
         again, request.began_with = bool(request.began_with), request.token_ids
-        info = RowInfo(
-            id=request.id,
-            prompt=request.began_with,
-            group=request.group,
-            tag=request.tag,
-            forked_from=source,
-            source=request.source,
-            media=request.media,
-        )
+        info = request.as_row(source, self.verifier.coupled)
         self.drafter.expect(info)
         if source is None:
             reuse = not self.drafter.needs.states
@@ -296,6 +288,7 @@ class Engine:
         if not again:
             request.cached_tokens = self.target.lengths[row]
         self.drafter.admit([info])
+        self.controller.begin(request, self.drafter.known(row))
         self.running.append(request)
         self._rows_changed()
 

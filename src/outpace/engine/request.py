@@ -11,7 +11,9 @@ from outpace.core.detokenizer import Detokenizer
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
+from outpace.draft.base import RowInfo
 from outpace.engine.text import StopStrings
+from outpace.policy.base import is_pure
 from outpace.targets.base import Media, Source
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -105,6 +107,20 @@ class Request:
     def finished(self) -> bool:
         """Whether the text has ended."""
         return self.finish_reason is not None
+
+    def as_row(self, forked_from: int | None, coupled: bool) -> RowInfo:
+        """Returns what drafters are told of it when it joins the batch. forked_from: the row that
+        it is copied from, if any. coupled: whether the rule is."""
+        return RowInfo(
+            id=self.id,
+            prompt=self.began_with,
+            group=self.group,
+            tag=self.tag,
+            forked_from=forked_from,
+            source=self.source,
+            media=self.media,
+            pure=is_pure(self, coupled),
+        )
 
     @property
     def token_ids(self) -> list[int]:

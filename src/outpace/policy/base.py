@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outpace.core.proposal import DraftingTerms
@@ -50,6 +50,10 @@ class Controller(ABC):
     @abstractmethod
     def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
         """Returns how the coming round is drafted. terms: of the rule."""
+
+    def begin(self, request: DraftingRow, known: Mapping[str, int]) -> None:
+        """Is told of a request that joins the batch. known: how many tokens of its text drafters
+        need not read, by their names (`Drafter.known`)."""
 
     def record(
         self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None

@@ -296,6 +296,10 @@ class Routing(Controller):
 
     # -- learning ------------------------------------------------------------------------------
 
+    def begin(self, request: DraftingRow, known: Mapping[str, int]) -> None:
+        for name, auto in self._autos.items():
+            auto.begin(request, {name: known.get(name, 0)})
+
     def record(
         self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:

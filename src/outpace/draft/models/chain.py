@@ -17,6 +17,7 @@ from outpace.core.proposal import Drawn, Needs, Proposal
 from outpace.core.transfer import padded, to_device
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import Chains
+from outpace.draft.models.beginnings import Beginnings
 from outpace.draft.models.loading import load_draft_model, own_copy
 from outpace.draft.models.looking import Looking
 from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
@@ -55,10 +56,12 @@ class DraftModel(Drafter):
 
     Nothing leaves the device while it drafts, unless the rule ends chains early. Its cache is fed
     whatever the row has that it has not seen, so that nothing special happens after a full
-    acceptance, a rejection or rounds without it. Of a text that is longer than its context it reads
-    a window at the end: when the context is full, about the second half of it is read anew from
-    position 0. Where the window begins follows from the length of the text alone, so that models
-    that are equal see the same of a text, however much each of them drafts.
+    acceptance, a rejection or rounds without it. What a text begins with that earlier ones began
+    with, too, it does not read again (`Beginnings`), unless what is drafted must follow from the
+    text alone. Of a text that is longer than its context it reads a window at the end: when the
+    context is full, about the second half of it is read anew from position 0. Where the window
+    begins follows from the length of the text alone, so that models that are equal see the same of
+    a text, however much each of them drafts.
     """
 
     name: ClassVar[str] = "draft_model"
@@ -86,6 +89,9 @@ class DraftModel(Drafter):
         self._texts: list[OwnText] = []  # by row
         self._own: list[list[int]] = []  # by row: its text, or the window of it
         self._begins: list[int] = []  # by row: the first token of the text that it reads
+        self._beginnings = Beginnings(runner)
+        self._keeps: list[bool] = []  # by row: whether its cache follows from its tokens alone
+        self._borrows: list[bool] = []  # by row: whether it may begin with another text's
         self._reserve = reserve(runner.max_length)
         self.weight_bytes = drafter.nbytes
         self.pass_bytes = runner.pass_bytes
@@ -96,6 +102,7 @@ class DraftModel(Drafter):
         """Loads ``model``; see `load_drafter`. One with another tokenizer drafts in another way."""
         online = online_options(setup.options.online)
         drafter = cls._built(setup)
+        drafter._beginnings = Beginnings(drafter.runner, setup.saved_texts, setup.saved_tokens)
         if online is None:
             drafter._say_usual(setup.options.draft_vocab_size)
             return drafter
@@ -172,7 +179,7 @@ class DraftModel(Drafter):
 
     @property
     def nbytes(self) -> int:
-        return self.weight_bytes + self.runner.nbytes
+        return self.weight_bytes + self.runner.nbytes + self._beginnings.nbytes
 
     @property
     def compile_seconds(self) -> float:
@@ -197,6 +204,17 @@ class DraftModel(Drafter):
             self._begins.append(0)
             self._texts.append(text)
             self._own.append(own)
+            self._note(info)
+
+    def _note(self, info: RowInfo) -> None:
+        """Notes whether the row that was admitted last lends its beginning, and borrows one."""
+        keeps = info.source is None and not self._looking.shows(len(self._keeps))
+        self._keeps.append(keeps)
+        self._borrows.append(keeps and info.forked_from is None and not info.pure)
+
+    def known(self, row: int) -> Mapping[str, int]:
+        known = self._beginnings.known(self._own[row][:-1]) if self._borrows[row] else 0
+        return {self.name: max(known, self.runner.lengths[row])}
 
     def _new_text(self, goes_on: bool) -> OwnText:
         """A text, or what follows a prompt that was read in another way."""
@@ -206,9 +224,19 @@ class DraftModel(Drafter):
         self.runner.reset()
         self._looking.retain([])
         self._texts, self._own, self._begins = [], [], []
+        self._keeps, self._borrows = [], []
+        self._beginnings.clear()
+
+    def forget_texts(self) -> None:
+        self._beginnings.clear()
 
     def retain(self, rows: Sequence[int]) -> None:
+        for row in sorted(set(range(self.runner.active)) - set(rows)):
+            if self._keeps[row] and not self._begins[row]:
+                self._beginnings.keep(row, self._in_slots(row))
         self.runner.retain(rows)
+        self._keeps = [self._keeps[row] for row in rows]
+        self._borrows = [self._borrows[row] for row in rows]
         self._looking.retain(rows)
         self._begins = [self._begins[row] for row in rows]
         self._texts = [self._texts[row] for row in rows]
@@ -307,8 +335,21 @@ class DraftModel(Drafter):
         """The tokens that a row has and the cache has not. What is cached of a draft that came to
         nothing is forgotten here; the last token is fed again, if need be, for its logits."""
         own, begin = self._own[row], self._begins[row]
+        self._borrow(row, own[:-1])
         self.runner.lengths[row] = self.runner.reach(row, max(0, len(own) - begin - 1))
         return own[begin + self.runner.lengths[row] :]
+
+    def _borrow(self, row: int, own: list[int]) -> int:
+        """Lets a row that has read nothing begin with what is kept of these tokens of its own;
+        returns how many these are."""
+        if not self._borrows[row] or self._begins[row] or self.runner.lengths[row]:
+            return 0
+        self._borrows[row] = False
+        return self._beginnings.lend(row, own)
+
+    def _in_slots(self, row: int) -> list[int]:
+        """The tokens of a row that has no window, as far as they are cached."""
+        return self._own[row][: self.runner.lengths[row]]
 
     def _unseen(self, row: int) -> list[int]:
         """`_unread`, when what the row is shown of images has been read."""

@@ -61,6 +61,7 @@ class ForeignModel(DraftModel):
             self._cached.append([] if source is None else list(self._cached[source]))
             self._texts.append(text)
             self._own.append([])
+            self._note(info)
 
     def _new_text(self, goes_on: bool) -> OwnText:
         return Translation(self._target.tokenizer, self._own_tokenizer, goes_on)
@@ -109,10 +110,16 @@ class ForeignModel(DraftModel):
         if shown != self._looking.shows(row):
             ids = text.extend([])
         own, lengths = ids[self._begins[row] :], self.runner.lengths
+        borrowed = self._borrow(row, own[:-1])
+        if borrowed:
+            self._cached[row] = own[:borrowed]
         same = in_common(self._cached[row][: lengths[row]], own)
         lengths[row] = self.runner.reach(row, min(same, len(own) - 1))
         self._own[row] = own
         return True
+
+    def _in_slots(self, row: int) -> list[int]:
+        return self._cached[row][: self.runner.lengths[row]]
 
     def _unread(self, row: int) -> list[int]:
         return self._own[row][self.runner.lengths[row] :]

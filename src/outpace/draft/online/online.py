@@ -130,6 +130,9 @@ class Online(Drafter):
         self._inner.admit(rows)
         self._traces += [Trace(self._options.window) for _ in rows]
 
+    def known(self, row: int) -> Mapping[str, int]:
+        return self._inner.known(row)
+
     def retain(self, rows: Sequence[int]) -> None:
         for row in sorted(set(range(len(self._traces))) - set(rows)):
             self._windows += self._traces[row].cut(ended=True)

@@ -128,6 +128,10 @@ class Several(Drafter):
         for child in self.children:
             child.admit(rows)
 
+    def known(self, row: int) -> Mapping[str, int]:
+        pairs = zip(self.names, self.children, strict=True)
+        return {name: min(child.known(row).values(), default=0) for name, child in pairs}
+
     def tried(self) -> Iterator[Drafter]:
         for child in self.children:
             yield from child.tried()

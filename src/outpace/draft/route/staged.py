@@ -93,6 +93,7 @@ class Staged(DraftModel):
         self.lookup.reset()
 
     def forget_texts(self) -> None:
+        super().forget_texts()
         self.lookup.forget_texts()
 
     def rewind(self, rows: Rows) -> None:

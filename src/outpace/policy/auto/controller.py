@@ -111,6 +111,9 @@ class Auto(Controller):
     def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
         return RoundPlan(self.budgets(requests), self.terms(requests, terms), self.shape)
 
+    def begin(self, request: DraftingRow, known: Mapping[str, int]) -> None:
+        self._row(request).begin(min(known.values(), default=0))
+
     def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
         """Returns how many nodes to draft for each request."""
         fixed = [self._fixed(request) for request in requests]

@@ -29,6 +29,11 @@ class RowHistory:
     expected: tuple[object, Mapping[int, float]] | None = None
     """What each width was last expected to bring, behind all that this follows from."""
 
+    def begin(self, known: int) -> None:
+        """Is told that the text joins the batch, perhaps once more, and that the drafter knows so
+        many tokens of it."""
+        self.read, self.drafted = known, False
+
     def unread(self, length: int) -> int:
         """Tokens that the drafter has to read before it can draft, in a text of this length. A few
         are read along with the last one."""

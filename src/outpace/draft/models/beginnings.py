@@ -1,0 +1,57 @@
+"""What a draft model has cached of earlier texts, for those that begin alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.slots.prefixes import WORTHWHILE, SavedTexts
+
+TEXTS = 4
+"""Texts of which the beginnings are kept, unless it is said how many."""
+
+TOKENS = 1024
+"""Tokens of these together: some ten to a hundred megabytes."""
+
+
+class Beginnings:
+    """Keys and values of the beginnings of the latest texts.
+
+    Many texts begin with the same chat template and system prompt, and each turn of a chat with all
+    turns before it. Reading that again is most of what a draft model costs in a short text.
+    """
+
+    def __init__(self, runner: Runner, texts: int | None = None, tokens: int | None = None) -> None:
+        """texts: how many texts are kept, of any length, and of up to ``tokens`` tokens together;
+        None: the beginnings of `TEXTS`, of `TOKENS`."""
+        self._runner = runner
+        self._limit, self._most = (TEXTS, TOKENS) if texts is None else (texts, tokens)
+        self._texts = SavedTexts(self._limit, self._most)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self._texts.nbytes
+
+    def known(self, tokens: Sequence[int]) -> int:
+        """Returns how many of a text's tokens, from the first on, are kept."""
+        return self._texts.find(tokens)[0]
+
+    def lend(self, row: int, tokens: Sequence[int]) -> int:
+        """Lets a row that has cached nothing begin with what is kept of these tokens; returns how
+        many these are."""
+        count, saved = self._texts.find(tokens)
+        if count:
+            self._runner.restore(row, saved, count)
+        return count
+
+    def keep(self, row: int, tokens: Sequence[int]) -> None:
+        """Keeps the beginning of a row that is about to leave, if it is long enough to be lent.
+        tokens: those that it has cached."""
+        count = self._runner.reach(row, min(len(tokens), self._most or len(tokens)))
+        if count >= WORTHWHILE and self._limit:
+            self._texts.add(tokens[:count], self._runner.save(row, count))
+
+    def clear(self) -> None:
+        """Forgets all texts."""
+        self._texts.clear()
