@@ -25,8 +25,8 @@ class Beginnings:
         """texts: how many texts are kept, of any length, and of up to ``tokens`` tokens together;
         None: the beginnings of `TEXTS`, of `TOKENS`."""
         self._runner = runner
-        self._limit, self._most = (TEXTS, TOKENS) if texts is None else (texts, tokens)
-        self._texts = SavedTexts(self._limit, self._most)
+        self.limit, self._most = (TEXTS, TOKENS) if texts is None else (texts, tokens)
+        self._texts = SavedTexts(self.limit, self._most)
 
     @property
     def nbytes(self) -> int:
@@ -49,7 +49,7 @@ class Beginnings:
         """Keeps the beginning of a row that is about to leave, if it is long enough to be lent.
         tokens: those that it has cached."""
         count = self._runner.reach(row, min(len(tokens), self._most or len(tokens)))
-        if count >= WORTHWHILE and self._limit:
+        if count >= WORTHWHILE and self.limit:
             self._texts.add(tokens[:count], self._runner.save(row, count))
 
     def clear(self) -> None:

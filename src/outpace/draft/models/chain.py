@@ -231,7 +231,8 @@ class DraftModel(Drafter):
         self._beginnings.clear()
 
     def retain(self, rows: Sequence[int]) -> None:
-        for row in sorted(set(range(self.runner.active)) - set(rows)):
+        leaving = sorted(set(range(self.runner.active)) - set(rows))
+        for row in leaving[max(0, len(leaving) - self._beginnings.limit) :]:
             if self._keeps[row] and not self._begins[row]:
                 self._beginnings.keep(row, self._in_slots(row))
         self.runner.retain(rows)
