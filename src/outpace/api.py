@@ -195,7 +195,8 @@ class LLM:
 
     def forget_texts(self) -> None:
         """Forgets the texts of earlier requests: those that look-ups draft from ("suffix",
-        "recycling" and what is built on them), and what ``enable_prefix_caching`` keeps. That is
+        "recycling" and what is built on them), and what target and draft model keep cached of them
+        (``enable_prefix_caching``). That is
         for a measurement in which a prompt comes again, or where one user's text shall not speed up
         another's.
 

@@ -213,8 +213,10 @@ class DraftModel(Drafter):
         self._borrows.append(keeps and info.forked_from is None and not info.pure)
 
     def known(self, row: int) -> Mapping[str, int]:
-        known = self._beginnings.known(self._own[row][:-1]) if self._borrows[row] else 0
-        return {self.name: max(known, self.runner.lengths[row])}
+        own, known = self._own[row], self.runner.lengths[row]
+        if self._borrows[row] and not begin_of(len(own), self.runner.max_length):
+            known = self._beginnings.known(own[:-1])
+        return {self.name: known}
 
     def _new_text(self, goes_on: bool) -> OwnText:
         """A text, or what follows a prompt that was read in another way."""
@@ -336,17 +338,17 @@ class DraftModel(Drafter):
         """The tokens that a row has and the cache has not. What is cached of a draft that came to
         nothing is forgotten here; the last token is fed again, if need be, for its logits."""
         own, begin = self._own[row], self._begins[row]
-        self._borrow(row, own[:-1])
+        self._borrow(row, own)
         self.runner.lengths[row] = self.runner.reach(row, max(0, len(own) - begin - 1))
         return own[begin + self.runner.lengths[row] :]
 
     def _borrow(self, row: int, own: list[int]) -> int:
-        """Lets a row that has read nothing begin with what is kept of these tokens of its own;
-        returns how many these are."""
+        """Lets a row that has read nothing of its text ``own`` begin with what is kept of that;
+        returns how many tokens these are."""
         if not self._borrows[row] or self._begins[row] or self.runner.lengths[row]:
             return 0
         self._borrows[row] = False
-        return self._beginnings.lend(row, own)
+        return self._beginnings.lend(row, own[:-1])
 
     def _in_slots(self, row: int) -> list[int]:
         """The tokens of a row that has no window, as far as they are cached."""

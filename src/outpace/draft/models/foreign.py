@@ -110,7 +110,7 @@ class ForeignModel(DraftModel):
         if shown != self._looking.shows(row):
             ids = text.extend([])
         own, lengths = ids[self._begins[row] :], self.runner.lengths
-        borrowed = self._borrow(row, own[:-1])
+        borrowed = self._borrow(row, own)
         if borrowed:
             self._cached[row] = own[:borrowed]
         same = in_common(self._cached[row][: lengths[row]], own)

@@ -10,7 +10,7 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
 from outpace.policy.auto.acceptance import PRIOR, Acceptance
-from outpace.policy.auto.cost import ENOUGH, CostModel, Place
+from outpace.policy.auto.cost import ENOUGH, CostModel, Place, place_before
 from outpace.policy.auto.finds import Finds
 from outpace.policy.auto.growing import Growing
 from outpace.policy.auto.history import RowHistory
@@ -370,7 +370,7 @@ class Auto(Controller):
             self._learn_times(requests, outcomes, seconds)
         self._asked = 0
         if self._growing is not None and self._growing.due():
-            slopes = self.costs.slopes(_place(requests, outcomes), self._prices.forked)
+            slopes = self.costs.slopes(place_before(requests, outcomes), self._prices.forked)
             self._growing.grow(self.acceptance, slopes)
         for request, outcome in zip(requests, outcomes, strict=True):
             row = self._row(request)
@@ -388,7 +388,7 @@ class Auto(Controller):
     def _learn_times(
         self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds
     ) -> None:
-        costs, place = self.costs, _place(requests, outcomes)
+        costs, place = self.costs, place_before(requests, outcomes)
         width = max(outcome.drafted for outcome in outcomes)
         # A look-up takes no longer for a tree of more levels.
         levels = width if self._loose else max(outcome.depth for outcome in outcomes)
@@ -444,10 +444,3 @@ class Auto(Controller):
             going = counts if self._stopping is None else self._stopping.new()
             self._rows[request] = RowHistory(counts, ledger, going)
         return self._rows[request]
-
-
-def _place(requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> Place:
-    """The batch and context of a round that has just ended: its tokens are already in the
-    requests."""
-    pairs = zip(requests, outcomes, strict=True)
-    return Place.of(len(requests), max(row.length - outcome.emitted for row, outcome in pairs))

@@ -18,6 +18,8 @@ from itertools import accumulate
 from statistics import median, median_low
 
 from outpace.core.stats import Seconds
+from outpace.policy.base import Outcome
+from outpace.policy.row import DraftingRow
 
 KEPT = 15
 """Measurements kept of one kind of round: enough for a median, few enough to follow a machine
@@ -360,3 +362,10 @@ def _at(known: Mapping[int, float], width: int) -> float:
 def _power(count: int) -> int:
     """The power of two that is at least ``count``."""
     return 1 << max(0, count - 1).bit_length()
+
+
+def place_before(requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> Place:
+    """Returns the batch and context of a round that has just ended: its tokens are already in the
+    requests."""
+    pairs = zip(requests, outcomes, strict=True)
+    return Place.of(len(requests), max(row.length - outcome.emitted for row, outcome in pairs))
