@@ -196,9 +196,8 @@ class LLM:
     def forget_texts(self) -> None:
         """Forgets the texts of earlier requests: those that look-ups draft from ("suffix",
         "recycling" and what is built on them), and what target and draft model keep cached of them
-        (``enable_prefix_caching``). That is
-        for a measurement in which a prompt comes again, or where one user's text shall not speed up
-        another's.
+        (``enable_prefix_caching``). That is for a measurement in which a prompt comes again, or
+        where one user's text shall not speed up another's.
 
         Raises ``ConfigError`` for a drafter that learns online.
         """
