@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
+from devices import cpu_only
 from outpace import LLM, SamplingParams
 from outpace.engine.alike import try_alike
 from outpace.errors import ConfigError, ParamsError
@@ -239,6 +240,7 @@ def test_a_hook_on_our_own_layers_is_refused() -> None:
     assert len(llm.generate("Once", greedy(4))[0].token_ids) == 4
 
 
+@cpu_only("On a GPU nothing depends on the number of threads.")
 def test_the_number_of_threads_stays_what_it_is(by_shape: Any) -> None:
     """A target gives way to other programs by computing with fewer threads, which add up in
     another order."""

@@ -244,7 +244,8 @@ def test_recordings_last_while_texts_come_and_go() -> None:
     model = build("llama", max_position_embeddings=1024)
     config = {"model": noised(model, 0.05), "num_speculative_tokens": 3}
     limits = {"max_num_seqs": 4, "max_model_len": 1024}
-    plain, found = (LLM(model, speculative_config=config, **limits) for _ in range(2))
+    plain = LLM(model, speculative_config=config, compile=False, **limits)
+    found = LLM(model, speculative_config=config, **limits)
     runners, exchanged = list(recorded(found)), []
     for _ in range(5):
         prompts = [[7 * row + 1] * (250 + row) for row in range(4)]
