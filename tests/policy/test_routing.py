@@ -200,6 +200,21 @@ def test_a_model_does_not_read_a_text_of_which_look_ups_leave_it_little(
     assert fmean(speeds) > least * max(singles)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_text_that_is_copied_is_not_read_to_try_the_model(seed: int) -> None:
+    """A trial may take its share of the rounds of a text. Copied tokens come in few rounds."""
+    short = Task(hits=0.3, copied=0.5, model=0.75, draft=0.3, reading=0.03)
+    copied = replace(short, hits=0.95, copied=0.9)
+    of, play = routing(), Simulation(seed)
+    texts(play, 20, 40, short, automatic(of), of.record)
+    play.read.clear()
+    for _ in range(20):
+        row = request(tokens=300, prompt=200)
+        while not row.finished:
+            play.play(1, [row], copied, automatic(of), of.record)
+    assert not play.read
+
+
 def test_a_model_reads_a_text_with_nothing_to_look_up_behind_texts_that_were_copied() -> None:
     """What it saves is learned from this text, too, while it waits."""
     copied = Task(hits=0.9, copied=0.95, model=0.75, draft=0.3, reading=0.03)

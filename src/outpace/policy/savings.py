@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from outpace.policy.likeness import Alike, Text
+
+NEAREST = 8
+"""Earlier texts that count: those that are most alike. There may be sixty that are a little like a
+text, because they are about code, too, and only a few of its kind."""
 
 OF_ALL = 4.0
 """Tokens for which what is known of all texts counts beside those of texts that are alike."""
@@ -124,8 +129,10 @@ class Savings:
         """Returns what the model is expected to save for each token of a text, if anything is
         `known`; never less than 0, since it need not draft. alike: earlier texts."""
         usual = _Sums()
-        for one in alike:
-            sums = self._of.get(one.text, _Sums())
+        latest_first = reversed(alike)  # of texts that are as much alike, the latest count
+        known = (one for one in latest_first if one.text in self._of)
+        for one in nlargest(NEAREST, known, key=lambda one: one.share):
+            sums = self._of[one.text]
             usual.tokens += one.share * sums.tokens
             usual.saved += one.share * sums.saved
         of_kind = usual.rate(self._every.saved / self._every.tokens, OF_ALL)

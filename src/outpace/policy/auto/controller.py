@@ -356,7 +356,7 @@ class Auto(Controller):
         self._trial = self._trials.allow(loss, plain)
         if self._trial and scout is not None:
             row, rounds = self._row(scout), loss / plain
-            self._trial = self._trials.bears(row, len(scout.output_ids), rounds)
+            self._trial = self._trials.bears(row, rounds)
             if self._trial:
                 row.lost += rounds
         return width if self._trial else 0
@@ -375,6 +375,7 @@ class Auto(Controller):
         for request, outcome in zip(requests, outcomes, strict=True):
             row = self._row(request)
             row.begun, row.drafted = True, outcome.drafted > 0
+            row.rounds += 1
             row.watch(self.known.spells, self._promising, outcome.emitted, request.finished)
             if outcome.drafted:
                 row.read = request.length

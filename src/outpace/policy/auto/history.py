@@ -22,6 +22,7 @@ class RowHistory:
     going: Counts  # how far its chains go on, where something ends them
     begun: bool = False  # a request's first round reads the prompt, too
     read: int = 0  # tokens that the drafter has seen
+    rounds: int = 0  # of the text so far
     drafted: bool = False  # in its last round: then the drafter is up to date
     spell: int = 0  # tokens since drafting began to promise more than plain decoding
     idle: int = 0  # tokens since it last did

@@ -50,12 +50,13 @@ class Trials:
         return self._loss + loss <= SHARE * self._total + CREDIT * plain
 
     @staticmethod
-    def bears(row: RowHistory, tokens: int, rounds: float) -> bool:
+    def bears(row: RowHistory, loss: float) -> bool:
         """Returns whether a text bears a trial that is expected to lose so many plain rounds.
 
-        tokens: of the text so far, which took as many plain rounds or fewer.
+        It goes by the rounds of the text, not by its tokens: a text that is copied takes few rounds
+        for many tokens, and would soon pay for reading a long prompt in vain.
         """
-        return row.lost + rounds <= OF_TEXT * tokens
+        return row.lost + loss <= OF_TEXT * row.rounds
 
     def spend(self, seconds: float) -> None:
         """Is told how long a round took, of which trials may take their share."""
