@@ -1,14 +1,15 @@
 """What ways of drafting make of the same recorded texts, at the same prices.
 
 ``replayed.py record TARGET DRAFTER PROMPTS RECORDS [TOKENS]`` writes the target's greedy texts, where
-the drafter agrees with them, and how sure it is of its tokens. PROMPTS: JSON lines, as `short_prompts.py` writes them. RECORDS:
-JSON lines; a recording that was stopped goes on.
+the drafter agrees with them, and how sure it is of its tokens. PROMPTS: JSON lines, as
+`short_prompts.py` writes them. RECORDS: JSON lines; a recording that was stopped goes on.
 
-``replayed.py play RECORDS [SEEDS]`` plays the texts again with "suffix", "draft_model" and "auto", as
-their controllers and look-ups choose at pretended prices of three processors, and prints how much
-faster than plain decoding each is, by task. A pretended clock has the noise that a machine with
-neighbours has, but the same texts can be played at many seeds, in seconds: what two ways differ by
-is seen here where a benchmark of an hour says nothing.
+``replayed.py play RECORDS [SEEDS [file]]`` plays the texts again with "suffix", "draft_model" and
+"auto", as their controllers and look-ups choose at pretended prices of three processors, and prints how
+much faster than plain decoding each is, by task. Each seed plays them in another order; with "file" all
+play them in the order of the file. A pretended clock has the noise that a machine with neighbours has,
+but the same texts can be played at many seeds, in seconds: what two ways differ by is seen here where a
+benchmark of an hour says nothing.
 
 ``replayed.py kept RECORDS [SEEDS]`` plays one half of the texts, of each task every second one, and
 then the other half with another seed: by "auto" that knows nothing, and by "auto" that goes on from
@@ -108,6 +109,8 @@ class Machine:
     """A token drafted by the model."""
     read: float
     """A token that the model reads before its first draft, or with the last one."""
+    first: float = 0.0
+    """What the first token of a draft costs more than each further one."""
 
     def seconds(self, width: int, levels: int, unread: int) -> Seconds:
         """Returns what a round takes."""
@@ -115,7 +118,8 @@ class Machine:
         above = min(tokens for tokens in self.scored if tokens >= width + 1)
         share = (width + 1 - below) / max(1, above - below)
         score = self.scored[below] + share * (self.scored[above] - self.scored[below])
-        return Seconds(levels * self.drafted + unread * self.read, score, 0.0)
+        draft = levels * self.drafted + (levels > 0) * self.first + unread * self.read
+        return Seconds(draft, score, 0.0)
 
 
 MACHINES = {
@@ -125,6 +129,9 @@ MACHINES = {
     "AMX": Machine({1: 1, 2: 1.07, 4: 1.27, 8: 1.46, 17: 2.3}, drafted=0.33, read=0.027),
     "AMX, slow memory": Machine(
         {1: 1, 2: 1.04, 3: 1.11, 4: 1.2, 6: 1.33, 9: 1.7, 17: 2.5}, drafted=0.46, read=0.03
+    ),
+    "AMX, slowest memory": Machine(
+        {1: 1, 2: 1.07, 4: 1.28, 7: 1.42, 9: 1.6, 17: 2.4}, drafted=0.385, read=0.044, first=0.2
     ),
 }
 MODEL, LOOK_UP = "draft_model", "suffix"
@@ -248,17 +255,17 @@ def ordered(records: list[dict], seed: int) -> list[dict]:
     return sorted(order, key=lambda record: tasks.index(record["task"]))
 
 
-def play(records: str, seeds: str = "10") -> None:
-    """Prints a table for each machine."""
+def play(records: str, seeds: str = "10", order: str = "shuffled") -> None:
+    """Prints a table for each machine. order: "file" for that of the file."""
     listed = [json.loads(line) for line in Path(records).read_text().splitlines()]
     tasks = list(dict.fromkeys(record["task"] for record in listed))
     for named, machine in MACHINES.items():
         logs = {way: defaultdict(list) for way in WAYS}
         for seed in range(int(seeds)):
-            order = ordered(listed, seed)
+            texts = listed if order == "file" else ordered(listed, seed)
             for way, drafters in WAYS.items():
                 player = Player(drafters, machine, seed)
-                for record in order:
+                for record in texts:
                     speed = math.log(player.play(record))
                     logs[way][record["task"]].append(speed)
                     logs[way]["all"].append(speed)

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outpace import LLM, SamplingParams
-from outpace.engine.capture import AsTheyCome
+from outpace.engine.capture import AsTheyCome, CudaGraphs
 from outpace.errors import ConfigError
-from outpace.targets.hf.fixed import SLOTS, WIDEST, FixedShapes, Outputs, Step
+from outpace.targets.hf.fixed import SLOTS, WIDEST, CannotRecord, FixedShapes, Outputs, Step
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.telling.telling import Telling
 from representatives import representatives
@@ -156,6 +156,21 @@ def test_only_rounds_are_played_in_fixed_shapes() -> None:
         llm.generate([[1] * length], greedy(3))
     assert {width for _, width in found.shapes} <= {1, 2}
     assert len(found._ready) <= 2
+
+
+@pytest.mark.gpu
+def test_a_recording_that_fails_leaves_torch_as_it_was() -> None:
+    """A caller's own draws and operations go on, and other steps can be recorded."""
+    steps, stream = CudaGraphs(), torch.cuda.current_stream()
+    ones = torch.ones(2, device="cuda")
+    steps.run("asks the host", lambda x: (x * int(x.sum()),), [ones])
+    with pytest.raises(CannotRecord):
+        steps.run("asks the host", lambda x: (x * int(x.sum()),), [ones])
+    assert torch.cuda.current_stream() == stream
+    assert torch.rand(2, device="cuda").max() < 1
+    for _ in range(3):
+        (found,) = steps.run("asks nothing", lambda x: (x + 1,), [ones])
+        assert found.tolist() == [2, 2]
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ static buffers.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,10 +96,14 @@ class CudaGraphs(StepRunner):
             return self._recorded(step, buffers)
 
     def _recorded(self, step: Step, buffers: list[Tensor]) -> Recording:
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile, as those that prepare images do.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            outputs = step(*buffers)
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            # Other threads may use the device meanwhile, as those that prepare images do.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                outputs = step(*buffers)
+        except Exception:
+            _tidy_up(stream)
+            raise
         self._pool = graph.pool()
         return Recording(graph.replay, buffers, outputs)
 
@@ -106,6 +111,20 @@ class CudaGraphs(StepRunner):
         self._ready.clear()
         self._recordings.clear()
         self._pool = None  # one without graphs cannot be recorded into
+
+
+def _tidy_up(stream: torch.cuda.Stream) -> None:
+    """Leaves torch as it was before a recording that failed. stream: the one before it.
+
+    torch stays on the stream of the recording. And its generator of this device waits for an end of
+    the recording that does not come, and draws nothing for anybody meanwhile ("Offset increment
+    outside graph capture"). It is the end of any recording that it waits for.
+    """
+    torch.cuda.set_stream(stream)
+    spare = torch.zeros(1, device=stream.device)
+    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        spare.add_(1)
+    torch.cuda.set_stream(stream)
 
 
 class CompiledForward:
