@@ -121,9 +121,10 @@ def _tidy_up(stream: torch.cuda.Stream) -> None:
     outside graph capture"). It is the end of any recording that it waits for.
     """
     torch.cuda.set_stream(stream)
-    spare = torch.zeros(1, device=stream.device)
-    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        spare.add_(1)
+    with suppress(RuntimeError):
+        spare = torch.zeros(1, device=stream.device)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            spare.add_(1)
     torch.cuda.set_stream(stream)
 
 

@@ -86,9 +86,9 @@ class Savings:
     most of the work, there is little left by which it could. So it is noted at each round of a
     text, whoever drafts in it, what the model saves there (`Choice.saved`), and how many tokens the
     round brought. What a text saves is the mean over its tokens so far, and while these are few
-    over those of earlier texts, above all of those that are like it (`Likeness`). It is a mean over
-    tokens: a mean over rounds would weigh what is copied in long drafts like the few tokens
-    between.
+    over those of earlier texts, above all of the few that are most like it (`Likeness`). It is a
+    mean over tokens: a mean over rounds would weigh what is copied in long drafts like the few
+    tokens between.
     """
 
     def __init__(self) -> None:
