@@ -23,6 +23,9 @@ RECOMPILATIONS = 64
 """Compilations of one function after which torch gives up; its own limit of 8 is meant for
 functions with one caller."""
 
+THIS_THREAD = "thread_local"
+"""Other threads may use the device during a recording, as those that prepare images do."""
+
 
 def capture_for(model: nn.Module, required: bool = True) -> FixedShapes:
     """Returns the way to run a model's passes that suits the device the model is on.
@@ -98,8 +101,7 @@ class CudaGraphs(StepRunner):
     def _recorded(self, step: Step, buffers: list[Tensor]) -> Recording:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
-            # Other threads may use the device meanwhile, as those that prepare images do.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=THIS_THREAD):
                 outputs = step(*buffers)
         except Exception:
             _tidy_up(stream)
@@ -121,9 +123,9 @@ def _tidy_up(stream: torch.cuda.Stream) -> None:
     outside graph capture"). It is the end of any recording that it waits for.
     """
     torch.cuda.set_stream(stream)
-    with suppress(RuntimeError):
+    with suppress(RuntimeError):  # the failure that came first is the one to report
         spare = torch.zeros(1, device=stream.device)
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode=THIS_THREAD):
             spare.add_(1)
     torch.cuda.set_stream(stream)
 
