@@ -31,11 +31,11 @@ speech models and the vision-language models that transformers {transformers} li
 
 For each family a tiny random model is made, with the kinds of layers that its models have, in
 float64 where its code knows it. transformers' own greedy `generate` continues three prompts of
-different length, one by one, and outpace does, together and alone: without drafts, with n-grams,
-and with a noised copy of the model that drafts chains and trees. Encoders read three sources; two
-of the three prompts of a vision-language model show an image. The texts are longer than every
-window and chunk of attention. No list says what works: a model is refused by the checks that every
-model goes through when it is loaded, or when it sees an image for the first time.
+different length, one by one, and outpace does, all together and the longest one alone: without
+drafts, with n-grams, and with a noised copy of the model that drafts chains and trees. Encoders
+read three sources; two of the three prompts of a vision-language model show an image. The texts are
+longer than every window and chunk of attention. No list says what works: a model is refused by the
+checks that every model goes through when it is loaded, or when it sees an image for the first time.
 
 * **identical**: every text is the plain one, token for token. "Texts only" behind it means that the
   prompts had no images or audio, because the walk does not make those that this model takes.

@@ -184,7 +184,7 @@ Method = Annotated[
         "--method",
         metavar="NAME",
         help=f"How to draft: {', '.join(METHODS)}. Unset: auto; for the bundled pair, and "
-        "with --draft and -k or --verify, draft_model.",
+        "with --draft and -k or --verify, what --draft names, alone.",
         autocompletion=complete_method,
         rich_help_panel=SPECULATION,
     ),
