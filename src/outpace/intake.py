@@ -69,7 +69,7 @@ class Intake:
         self._shared = SharedTokenizer(loaded.tokenizer)
         reads_sources = is_encoder_decoder(loaded.model)
         self._sources = SourceReader(loaded, self.token_ids) if reads_sources else None
-        self.pictures = Pictures(loaded)
+        self.pictures = Pictures(loaded, self._shared)
 
     def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns a text's token ids."""
@@ -95,14 +95,13 @@ class Intake:
 
     def _illustrated(self, given: Conversation, files: bool, **for_template: Any) -> Prompt:
         """As `chat_prompt`, for a model with a processor. Others may use the tokenizer while images
-        are decoded, and while a long text without any is tokenised."""
+        are decoded and processed, and while a long text without any is tokenised."""
         with self._shared.lock:
             made = self.pictures.rendered(given, **for_template)
         if not made.images:
             return self._shared.ids(made.text, add_special_tokens=made.special)
         pixels = self.pictures.decoded(made.images, files)
-        with self._shared.lock:  # processors use the tokenizer, too
-            return self.pictures.prompt(made.text, pixels, add_special_tokens=made.special)
+        return self.pictures.prompt(made.text, pixels, add_special_tokens=made.special)
 
     def chat_ids(self, /, messages: Conversation, **for_template: Any) -> list[int]:
         """Returns the token ids of `chat_prompt`."""
@@ -247,8 +246,7 @@ class Intake:
                 "token ids: give the text, or what the processor returns."
             )
         check_unicode("the prompt", text)
-        with self._shared.lock:
-            return self.pictures.processed(text, images)
+        return self.pictures.processed(text, images)
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         """Raises ``PromptError`` for token ids that cannot be continued."""

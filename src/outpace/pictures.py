@@ -14,6 +14,7 @@ from outpace.errors import PromptError
 from outpace.images import opened
 from outpace.targets.base import Illustrated, Media
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.shared_tokenizer import SharedTokenizer
 from outpace.targets.hf.supported.plainly import reads_forward
 from outpace.targets.hf.vision.processor import mark_of, prepared
 from outpace.targets.hf.vision.tokens import placeholders
@@ -43,10 +44,13 @@ class Processed(dict[str, Any]):
 
 
 class Pictures:
-    """Makes prompts with images for one loaded model, and refuses those that cannot be."""
+    """Makes prompts with images for one loaded model, and refuses those that cannot be.
 
-    def __init__(self, loaded: Loaded) -> None:
-        self._loaded = loaded
+    shared: the model's tokenizer, which `rendered` uses, too: its lock has to be held for that.
+    """
+
+    def __init__(self, loaded: Loaded, shared: SharedTokenizer) -> None:
+        self._loaded, self._shared = loaded, shared
         model: Any = loaded.model
         self._placeholders = placeholders(model.config)
         self._arguments = set(inspect.signature(model.forward).parameters)
@@ -129,10 +133,11 @@ class Pictures:
 
     def prompt(self, text: str, pixels: Sequence[Any], **options: Any) -> Processed:
         """Returns what the processor makes of a text and its images, which are `decoded`."""
-        processor = self._needs_processor()
+        whole = self._needs_processor()
         self._check_count(text, len(pixels))
         given = Illustrated(text, list(pixels), options)
-        return Processed(prepared(processor, self._loaded.name, given), given)
+        with self._shared.processor(whole) as processor:
+            return Processed(prepared(processor, self._loaded.name, given), given)
 
     def rendered(self, messages: Conversation, **for_template: Any) -> Rendered:
         """Returns what the chat template makes of a conversation.

@@ -104,6 +104,13 @@ def test_a_stopped_answer_is_kept_and_marked(session: Session) -> None:
     assert [part.stopped for part in session.conversation.exchanges] == [True, False]
 
 
+def test_ctrl_c_ends_the_conversation_of_a_pipe(session: Session) -> None:
+    paper_of(session).interrupt_after = 2
+    with pytest.raises(KeyboardInterrupt):
+        lines.talk(session, ["w1\n", "w2\n"])
+    assert [exchange.question for exchange in session.conversation.exchanges] == ["w1"]
+
+
 def test_an_answer_stopped_before_its_first_word_is_not_kept(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

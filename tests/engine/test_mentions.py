@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -34,6 +35,15 @@ ENDS = {"<end>": 7, "<eot>": 8}
 )  # fmt: skip
 def test_an_end_behind_everything_is_left_to_the_text(grammar: str, same: str) -> None:
     assert settled(grammar, {"<call>": 9}, ENDS) == same
+
+
+@pytest.mark.parametrize("part", ['\\"', "/\\", '"\\', "\n/a", '\na[\\"', "\na[", "<", "\n ?!a.1"])
+def test_a_megabyte_of_marks_is_looked_at_once(part: str) -> None:
+    grammar = '"' + part * (1_000_000 // len(part))
+    for text in (grammar, grammar[1:], f'start: "a" <call>\n{grammar}\\\n'):
+        begin = time.process_time()
+        settled(text, {"<call>": 9}, ENDS)
+        assert time.process_time() - begin < 20  # looked at from each mark: hours
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import base64
 import copy
 import io
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,14 @@ import pytest
 import torch
 from transformers.utils.import_utils import is_torchvision_available
 
-from outpace import LLM, SamplingParams
+from outpace import LLM, SamplingParams, pictures
 from outpace.cli.loading import ChatTemplate
 from outpace.errors import ConfigError, ModelLoadError, OutpaceError, PromptError
 from outpace.serve.openai.calls import Reader
 from outpace.serve.openai.errors import ApiError
 from outpace.serve.settings import Settings
 from outpace.targets.hf.versions import older_than
+from outpace.targets.hf.vision.processor import prepared
 
 from .vision_processors import TEXTS_ONLY, llava, llava_processor, picture, save_qwen
 
@@ -84,6 +87,29 @@ def test_prompts_with_several_images_and_with_none_in_one_batch() -> None:
     assert outputs[0].outputs[0].token_ids == expected(both, one, other)
     assert outputs[2].outputs[0].token_ids == expected(TEXT, other)
     assert outputs[0].outputs[0].token_ids != expected(both, other, one)
+
+
+def test_while_images_are_processed_others_use_the_tokenizer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, going_on = threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> Any:
+        begun.set()
+        assert going_on.wait(20)
+        return prepared(*given)
+
+    model = llm()
+    prompt = {"prompt": TEXT, "images": [picture()]}
+    known = model.prompt_ids(prompt)
+    monkeypatch.setattr(pictures, "prepared", slow)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(model.prompt_ids, prompt)
+        assert begun.wait(20)
+        assert model.token_ids("see")
+        assert not found.done()
+        going_on.set()
+        assert found.result() == known
 
 
 def test_chats_show_images_to_templates_of_parts_and_of_texts() -> None:

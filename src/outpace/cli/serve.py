@@ -52,7 +52,11 @@ class ServerFlags:
     ] = None
     allowed_host: Annotated[
         list[str] | None,
-        _option("--allowed-host", "NAME", "Answer to this Host header, as behind a proxy."),
+        _option(
+            "--allowed-host",
+            "NAME",
+            "Answer to this Host header, as behind a proxy, and to no other but those named so.",
+        ),
     ] = None
     no_playground: Annotated[bool, _switch("--no-playground", "Do not serve the page.")] = False
     log_prompts: Annotated[

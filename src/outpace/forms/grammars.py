@@ -145,6 +145,7 @@ class Grammar(TokenMask):
 
     def __init__(self, matcher: Any, vocabulary: int, ends: Sequence[int]) -> None:
         self._matcher = matcher
+        self._unused = matcher.deep_copy()  # takes its place when it has given up
         self._vocabulary = vocabulary
         self._ends = list(ends)
         self._at: list[int] = []  # the tokens that the matcher has consumed
@@ -157,6 +158,8 @@ class Grammar(TokenMask):
         return Grammar(matcher, self._vocabulary, self._ends)
 
     def allowed(self, output: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
+        if self._matcher.is_error():
+            self._matcher, self._at = self._unused.deep_copy(), []
         found = np.zeros((len(paths), self._vocabulary), dtype=bool)
         for node, path in enumerate(paths):
             if self._go_to([*output, *path]):

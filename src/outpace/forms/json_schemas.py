@@ -7,7 +7,7 @@ import json
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -94,22 +94,31 @@ def schema_text(value: Any) -> str:
 def check_multiples(schema: Any) -> None:
     """Raises ``ParamsError`` for numbers that have to be multiples of too many others, or of a
     large one. schema: of JSON's own kinds."""
-    waiting, found = [schema], []
+    scale, common = 1, 0  # the least common multiple so far is common / scale; 0: of none
+    for of in _multiples(schema):
+        wider = math.lcm(scale, of.denominator)
+        this = int(of * wider)
+        common = math.lcm(common * (wider // scale), this) if common else this
+        scale = wider
+        if common > LARGEST_MULTIPLE:  # at once: a megabyte of numbers would take minutes
+            raise ParamsError(
+                "json has multipleOf, the numbers of which have a least common multiple above "
+                f"{LARGEST_MULTIPLE:,}: leave it out, and look at the number yourself."
+            )
+
+
+def _multiples(schema: Any) -> Iterator[Fraction]:
+    """Yields the numbers above 0 that anything in a schema has to be a multiple of."""
+    waiting = [schema]
     while waiting:
         part = waiting.pop()
         if isinstance(part, Mapping):
             of = part.get("multipleOf")
-            if isinstance(of, (int, float)) and math.isfinite(of):
-                found.append(Fraction(str(of)))
+            if isinstance(of, (int, float)) and not isinstance(of, bool) and 0 < of < math.inf:
+                yield Fraction(str(of))
             waiting += part.values()
         elif isinstance(part, (list, tuple)):
             waiting += part
-    scale = math.lcm(*(each.denominator for each in found))
-    if math.lcm(*(int(each * scale) for each in found)) > LARGEST_MULTIPLE:
-        raise ParamsError(
-            "json has multipleOf, the numbers of which have a least common multiple above "
-            f"{LARGEST_MULTIPLE:,}: leave it out, and look at the number yourself."
-        )
 
 
 def reason_in(problem: str) -> str:

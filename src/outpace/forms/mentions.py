@@ -78,10 +78,10 @@ _NUMBERS = re.compile(r"<\[\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*\]>")
 
 _ITEMS = re.compile(
     r"""
-    (?P<text>"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/)
+    (?P<text>"(?:\\[\s\S]|[^"\\])*(?:"|\\?\Z)|/(?:\\.|[^/\\\n])+(?:/|\\?$))
     |(?P<comment>//.*|\#.*)
     |(?P<head>^[ \t]*[?!]*(?P<name>[A-Za-z_]\w*)(?:\.-?\d+)?
-        (?:\[(?:"(?:\\.|[^"\\])*"|[^\]"\n])*\])?[ \t]*:)
+        (?:\[(?:"(?:\\.|[^"\\\n])*"|[^\]"\n])*\])?[ \t]*:)
     |(?P<directive>^[ \t]*%(?!json|lark|regex)\w+)
     |(?P<token><[^<>\s]+>)
     |(?P<open>[(\[{])
@@ -92,4 +92,7 @@ _ITEMS = re.compile(
     """,
     re.VERBOSE | re.MULTILINE,
 )
-"""What a grammar consists of. Texts, regular expressions and comments may hold anything."""
+"""What a grammar consists of. Texts, regular expressions and comments may hold anything. A text
+that is not closed goes on to the end of the grammar, a regular expression to the end of the line:
+were they searched for anew from each mark that may begin one, a megabyte of marks would take
+hours."""

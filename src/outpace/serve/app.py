@@ -24,8 +24,9 @@ from starlette.routing import BaseRoute, Route
 from outpace.api import LLM
 from outpace.core.anchors import decoded
 from outpace.errors import ConfigError
+from outpace.serve.bodies import Bodies
 from outpace.serve.engine_thread import EngineThread, QueueFull, ShuttingDown, TooMany
-from outpace.serve.guards import OPEN, Hosts, Keys, RequestLog, body_of, client_of, failure
+from outpace.serve.guards import OPEN, Hosts, Keys, RequestLog, client_of, failure
 from outpace.serve.jobs import Job
 from outpace.serve.metrics import ServerMetrics
 from outpace.serve.open_calls import Deliver, Events, OpenCall, answer_to, disconnected
@@ -33,7 +34,7 @@ from outpace.serve.openai import openapi
 from outpace.serve.openai.answers import Answer
 from outpace.serve.openai.calls import Call, Reader
 from outpace.serve.openai.errors import ApiError
-from outpace.serve.reading import Body, Reading
+from outpace.serve.reading import Reading
 from outpace.serve.settings import Settings
 from outpace.serve.trace import Tracer
 
@@ -66,6 +67,7 @@ class Server:
         self._llm = llm
         self._settings = settings
         self._reader = Reader(llm, settings)
+        self._body = Bodies(settings.max_body_bytes, settings.request_seconds)
         self._reading = Reading(settings.request_seconds)
         self._tracer = Tracer(self._decode)
         self.thread = EngineThread(
@@ -87,10 +89,6 @@ class Server:
         timer = threading.Timer(self._settings.drain_seconds, self.thread.end_all)
         timer.daemon = True
         timer.start()
-
-    async def _body(self, request: Request) -> Body:
-        settings = self._settings
-        return await body_of(request, settings.max_body_bytes, settings.request_seconds)
 
     # -- the application ---------------------------------------------------------------------------
 
@@ -295,7 +293,7 @@ class Server:
                 "lossless": rule.lossless,
                 "chat": bool(template),
                 "max_model_len": llm.max_model_len,
-                "description": str(llm.describe()),
+                "description": self._reader.told(str(llm.describe())),
             }
         )
 

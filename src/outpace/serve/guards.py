@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import json
@@ -18,15 +17,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outpace.core.values import shown
 from outpace.serve.openai.errors import ApiError
-from outpace.serve.openai.tools import no_constant
-from outpace.serve.reading import Body
 
 log = logging.getLogger("outpace.serve")
 
 OPEN = frozenset({"/health", "/ready"})
-"""Endpoints that need no key; so does the page, which asks for it."""
+"""Endpoints that need no key and answer to every host. The page needs no key either: it asks for
+it."""
 
 _HOST = re.compile(r"(?:\[(?P<address>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(?::[0-9]*)?")
 """A Host header: a name or an IPv6 address, and maybe a port."""
@@ -43,14 +40,15 @@ def failure(error: ApiError) -> JSONResponse:
 
 class Hosts:
     """Answers only requests whose Host header names a known host. Otherwise a web page could have a
-    name of its own lead to this server, and call it (DNS rebinding)."""
+    name of its own lead to this server, and call it (DNS rebinding). Whether the server is up it
+    may know: whoever watches a server asks this machine's own name."""
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
         self._app = app
         self._hosts = [_bare(host) for host in hosts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._knows(Headers(scope=scope).get("host", "")):
+        if scope["type"] == "http" and not self._answers(scope):
             error = ApiError(
                 400,
                 "this server does not answer to the host of the request: see --allowed-host.",
@@ -58,6 +56,9 @@ class Hosts:
             await failure(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+    def _answers(self, scope: Scope) -> bool:
+        return scope["path"] in OPEN or self._knows(Headers(scope=scope).get("host", ""))
 
     def _knows(self, header: str) -> bool:
         """Whether a Host header names a known host. Starlette has such a check, too, but not each
@@ -165,52 +166,3 @@ class RequestLog:
                 **notes,
             }
             log.info("%s", json.dumps(line, ensure_ascii=False))
-
-
-async def body_of(request: Request, most: int, seconds: float) -> Body:
-    """Returns a request's body, which is JSON; ``ApiError`` for what is none, for too much, and for
-    what has not come after so many seconds.
-
-    Only ``application/json`` is read: a web page of another origin cannot send that unasked.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError(415, "send the body as 'Content-Type: application/json'.")
-    try:
-        async with asyncio.timeout(seconds):
-            whole = await _whole(request, most)
-    except TimeoutError as error:
-        raise ApiError(
-            408, f"the body has not come within {seconds:g} seconds: send it again."
-        ) from error
-    try:
-        return Body(json.loads(whole, **_STRICT), len(whole))
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise ApiError(400, f"the body is not JSON: {reason}.") from error
-
-
-def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns an object; ``ApiError`` for one with a field that comes twice, of which Python would
-    take the last and another reader the first."""
-    found = dict(fields)
-    if len(found) < len(fields):
-        names = [name for name, _ in fields]
-        twice = next(name for name in names if names.count(name) > 1)
-        named = shown(twice[:70])
-        raise ApiError(400, f"the body holds the field {named} twice in one object: send it once.")
-    return found
-
-
-_STRICT: dict[str, Any] = {"parse_constant": no_constant, "object_pairs_hook": _object}
-"""How JSON is read, where Python would take more than it says."""
-
-
-async def _whole(request: Request, most: int) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise ApiError(413, f"the body is larger than {most} bytes: send less.")
-        parts.append(part)
-    return b"".join(parts)

@@ -29,7 +29,7 @@ class ServerMetrics:
         self._gauge("num_requests_running", "Texts that have a row.", running)
         self._gauge("num_requests_waiting", "Texts that wait for a row.", waiting)
         self._gauge("num_rows", "Texts that can be decoded at once.", lambda: rows)
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens.")
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens that were read.")
         self._cached = self._counter("prefix_cache_hits", "Prompt tokens that were cached.")
         self._generated = self._counter("generation_tokens", "Generated tokens.")
         self._ended = self._counter("request_success", "Texts by their end.", "finished_reason")
@@ -79,8 +79,9 @@ class ServerMetrics:
         for request in job.requests:
             self._ended.labels(self._model, request.finish_reason or "abort").inc()
             self._aside.labels(self._model).inc(request.preemptions)
-            self._prompt.labels(self._model).inc(len(request.prompt_ids))
-            self._cached.labels(self._model).inc(request.cached_tokens)
+            if request.began_with:  # others have ended while they waited, and nobody read them
+                self._prompt.labels(self._model).inc(len(request.prompt_ids))
+                self._cached.labels(self._model).inc(request.cached_tokens)
             self._lengths.labels(self._model).observe(len(request.prompt_ids))
             self._outputs.labels(self._model).observe(len(request.output_ids))
         last = job.last_seen or job.arrived

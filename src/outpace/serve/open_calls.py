@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -19,6 +20,13 @@ from outpace.serve.openai.errors import ApiError
 log = logging.getLogger("outpace.serve")
 
 Deliver = Callable[[list[Delta]], None]
+
+SILENCE = 15.0
+"""Seconds after which a stream says that it is still there: proxies close what is silent for a
+minute, and a text may wait, or write a call of a function, for longer than that."""
+
+STILL_THERE = b": the text is being written\n\n"
+"""A comment, which readers of events leave out."""
 
 
 class OpenCall:
@@ -36,11 +44,17 @@ class OpenCall:
     def _deliver(self, deltas: list[Delta]) -> None:
         self._loop.call_soon_threadsafe(self._deltas.put_nowait, deltas)
 
-    async def _arriving(self) -> AsyncIterator[list[Delta]]:
-        """Yields deltas until all texts have ended; raises the error that ended one of them."""
+    async def _arriving(self, silence: float | None = None) -> AsyncIterator[list[Delta]]:
+        """Yields deltas until all texts have ended; raises the error that ended one of them.
+
+        silence: seconds after which nothing is yielded, as no deltas; None: it is waited for them.
+        """
         left = len(self.job.requests)
         while left:
-            deltas = await self._deltas.get()
+            deltas: list[Delta] = []
+            with suppress(TimeoutError):
+                async with asyncio.timeout(silence):
+                    deltas = await self._deltas.get()
             for delta in deltas:
                 if delta.error is not None or delta.finish_reason in ("abort", "error"):
                     raise answer_to(delta.error)
@@ -50,11 +64,17 @@ class OpenCall:
     async def events(self) -> AsyncIterator[bytes]:
         """Yields the events of a streamed answer. Its status is sent by then: an error is told as
         the last event but one."""
+        told = self._loop.time()
         try:
             for part in self._answer.opening():
                 yield part
-            async for deltas in self._arriving():
-                for part in self._answer.feed(deltas):
+            async for deltas in self._arriving(SILENCE):
+                parts = list(self._answer.feed(deltas))
+                if parts:
+                    told = self._loop.time()
+                elif self._loop.time() - told >= SILENCE:
+                    parts, told = [STILL_THERE], self._loop.time()
+                for part in parts:
                     yield part
         except ApiError as error:
             yield event(error.body)

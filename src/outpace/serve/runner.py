@@ -13,6 +13,7 @@ import uvicorn
 from outpace.api import LLM
 from outpace.errors import ConfigError
 from outpace.serve.app import Server
+from outpace.serve.connections import watched
 from outpace.serve.settings import Settings
 
 BACKLOG = 2048
@@ -65,6 +66,7 @@ def make_runner(llm: LLM, settings: Settings) -> Runner:
     server = Server(llm, settings)
     config = uvicorn.Config(
         server.app,
+        http=watched(),
         log_config=None,
         access_log=False,
         server_header=False,

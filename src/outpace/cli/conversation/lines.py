@@ -25,7 +25,10 @@ def questions(lines: Iterable[str]) -> Iterator[str]:
 
 
 def talk(session: Session, lines: Iterable[str]) -> None:
-    """Answers each question; ``OutpaceError`` ends it."""
+    """Answers each question; ``OutpaceError`` ends it, and so does Ctrl-C, which at a terminal only
+    stops an answer: here nobody is there to go on from what it has said."""
     for question in questions(lines):
         if not obey(session, question):
             return
+        if session.stopped:
+            raise KeyboardInterrupt

@@ -34,6 +34,8 @@ class Session:
     """Tokens of the context that the last question and its answer filled."""
     file: Path | None = None
     """Where the conversation was last saved or loaded."""
+    stopped: bool = False
+    """Whether the user stopped the last answer before its end."""
 
     def __post_init__(self) -> None:
         if self.params.max_tokens is None and "max_new_tokens" not in self.llm.target.defaults:
@@ -54,6 +56,7 @@ class Session:
         found = answer(self.llm, ids, self.params, self.screen.piece)
         self.screen.end(report.summary(found.metrics))
         self.answers.append(found.metrics)
+        self.stopped = found.stopped
         self.used = len(ids) + found.metrics.num_emitted_tokens
         self._keep(question, found)
 

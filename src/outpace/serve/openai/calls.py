@@ -117,7 +117,7 @@ class Reader:
         try:
             return self._llm.token_ids(given["prompt"], given.get("add_special_tokens", True))
         except OutpaceError as error:
-            raise ApiError(400, self._told(error), "prompt") from error
+            raise ApiError(400, self.told(str(error)), "prompt") from error
 
     def text(self, body: Any) -> str:
         """Reads the body of ``/detokenize``; returns the text."""
@@ -149,13 +149,19 @@ class Reader:
             messages = tools.as_template(given["messages"])
             return self._llm.chat_prompt(messages, files=False, **more)
         except PromptError as error:
-            raise ApiError(400, self._told(error), "messages") from error
+            raise ApiError(400, self.told(str(error)), "messages") from error
 
-    def _told(self, error: OutpaceError) -> str:
-        """What a client is told of an error. Where the model lies on this machine is no business of
-        theirs: they know it by the name that it is served under."""
-        name = str(self._llm.target.name)
-        return str(error).replace(name, self._settings.model_name) if os.sep in name else str(error)
+    def told(self, text: str) -> str:
+        """Returns a text as clients are told it. Where models lie on this machine is no business of
+        theirs: they know the target by the name that it is served under, and a drafter's own name
+        is enough."""
+        names = {str(self._llm.target.name): self._settings.model_name}
+        drafter = self._llm.engine.drafter.loaded
+        if drafter is not None:
+            names.setdefault(str(drafter.name), os.path.basename(str(drafter.name)))
+        for name in sorted(names, key=len, reverse=True):
+            text = text.replace(name, names[name]) if os.sep in name else text
+        return text
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -293,9 +299,9 @@ class Reader:
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
             param = "messages" if "messages" in given else "prompt"
-            raise ApiError(400, self._told(error), param, code) from error
+            raise ApiError(400, self.told(str(error)), param, code) from error
         except OutpaceError as error:
-            told = self._told(error)
+            told = self.told(str(error))
             if error.option == "form" and form is not None:
                 told = _named(told, next(iter(form)), given)
             raise ApiError(400, told, _field(error, given)) from error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
@@ -32,6 +34,8 @@ class SharedTokenizer:
         self.lock = threading.Lock()
         self._long_lock = threading.Lock()
         self._copy: Any = None
+        self._processor_lock = threading.Lock()
+        self._processor: Any = None
 
     def ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Returns the token ids of a text."""
@@ -41,8 +45,27 @@ class SharedTokenizer:
         with self._long_lock:
             return tokenized(self._own_copy(), text, add_special_tokens=add_special_tokens)
 
+    @contextmanager
+    def processor(self, whole: Any) -> Iterator[Any]:
+        """Gives a processor of images and texts to one thread at a time.
+
+        Images take long, too. So a processor that uses this tokenizer is copied, with a tokenizer
+        of its own, and others go on using this one.
+        """
+        shares = whole.tokenizer is self._tokenizer
+        with self._processor_lock, nullcontext() if self._copied or not shares else self.lock:
+            if self._processor is None:
+                self._processor = whole
+                if shares and self._copied:
+                    self._processor = copy.copy(whole)
+                    self._processor.tokenizer = self._another()
+            yield self._processor
+
     def _own_copy(self) -> Any:
         if self._copy is None:
-            with self.lock:
-                self._copy = copy.deepcopy(self._tokenizer)
+            self._copy = self._another()
         return self._copy
+
+    def _another(self) -> Any:
+        with self.lock:
+            return copy.deepcopy(self._tokenizer)
