@@ -197,7 +197,8 @@ class LLM:
         """Forgets the texts of earlier requests: those that look-ups draft from ("suffix",
         "recycling" and what is built on them), and what target and draft model keep cached of them
         (``enable_prefix_caching``). That is for a measurement in which a prompt comes again, or
-        where one user's text shall not speed up another's.
+        where one user's text shall not speed up another's. What "auto" has learned from them stays:
+        how soon texts like them end, and what a draft model saves in such.
 
         Raises ``ConfigError`` for a drafter that learns online.
         """

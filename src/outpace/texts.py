@@ -65,9 +65,9 @@ class Texts:
 
     def _abandon(self, requests: Sequence[Request]) -> None:
         """Takes unfinished requests out of the batch: an interruption leaves nothing behind."""
-        for request in requests:
-            if not request.finished:
-                self._engine.remove(request)
+        left = [request for request in requests if not request.finished]
+        if left:
+            self._engine.remove(*left)
 
 
 def _raise_errors(requests: Iterable[Request]) -> None:

@@ -6,20 +6,24 @@ import json
 import re
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from outpace import LLM
 from outpace.core.law import Branches, History, LawMaker, RowOptions
+from outpace.core.laws.masks import TokenMask
 from outpace.core.params import SamplingParams
 from outpace.engine.request import Request
 from outpace.errors import ConfigError, ParamsError
 from outpace.forms.grammars import KEPT, Grammars
 
-from .texts import END, SIZE, text_decoder, tokenizer
+from .texts import END, SIZE, ids_of, text_decoder, tokenizer
 
 SCHEMA = {
     "type": "object",
@@ -157,6 +161,51 @@ def test_a_grammar_beyond_the_librarys_limits_is_told_as_what_it_is(coupled: LLM
     assert "simplify it" in str(request.error)
 
 
+class GivesUp(TokenMask):
+    """Allows everything, and can say nothing behind one token."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.failures = 0
+
+    def allowed(self, output: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
+        if any(self.token in [*output, *path] for path in paths):
+            self.failures += 1
+            raise ValueError("too complex")
+        return torch.ones(len(paths), SIZE, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("verify", ["match", "coupled"])
+def test_a_mask_that_fails_where_the_text_never_comes_ends_no_text(verify: str) -> None:
+    llm = text_decoder("ngram", prompt_lookup_min=1, verify=verify)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    texts, masks = [], []
+    for options in (params, replace(params, speculative="off")):
+        (request,) = llm.requests("go:go:", options)
+        masks.append(GivesUp(ids_of("g")[0]))
+        request.options = replace(request.options, mask=masks[-1])
+        llm.engine.add(request)
+        while llm.engine.busy:
+            llm.engine.step()
+        assert request.error is None
+        texts.append(request.output_ids)
+    assert texts[0] == texts[1]
+    assert [mask.failures > 0 for mask in masks] == [True, False]
+
+
+def test_a_grammar_that_gave_up_answers_for_other_texts(coupled: LLM) -> None:
+    rules = "\n".join(f'r{number}: "ab"' for number in range(6000))
+    names = " | ".join(f"r{number}" for number in range(6000))
+    grammar = coupled.requests("go:", form={"grammar": f'start: "b" | "c" "d" ({names})\n{rules}'})
+    mask = grammar[0].options.mask
+    assert mask is not None
+    after_d = ids_of("cd")
+    with pytest.raises(ValueError, match="items"):
+        mask.allowed([], [after_d])
+    (allowed,) = mask.allowed([], [[]])
+    assert allowed[ids_of("b")].all()
+
+
 def test_thousands_of_choices_are_one_terminal(coupled: LLM) -> None:
     choices = [f"label {number}" for number in range(5000)]
     (request,) = played(coupled, {"choice": choices})
@@ -189,6 +238,11 @@ def test_a_long_chain_of_references_does_not_end_the_process(coupled: LLM, kind:
         ({"grammar": 'start: %json {"multipleOf": 123456}'}, "least common multiple"),
         ({"grammar": 'start: %json   {"\\u006dultipleOf": 123456}'}, "least common multiple"),
         ({"json": {"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}}, "least common multiple"),
+        (
+            {"json": {"enum": [{"multipleOf": 10**9 + 2 * at + 1} for at in range(30_000)]}},
+            "least common multiple",
+        ),
+        ({"json": {"multipleOf": 10**400}}, "least common multiple"),
         ({"json": {"const": {1, 2}}}, "is no JSON"),
         ({"regex": "a" * 2_000_000}, "regex has 2,000,000 characters, and 1,048,576 are the most"),
     ],
@@ -202,6 +256,7 @@ def test_usual_multiples_are_followed(coupled: LLM) -> None:
     price = {"type": "number", "multipleOf": 0.01, "minimum": 1, "maximum": 2}
     properties = {"price": price, "tax": {**price, "multipleOf": 0.5}, "count": {"multipleOf": 7}}
     assert coupled.requests("go:", form={"json": {"properties": properties}})
+    assert coupled.requests("go:", form={"json": {"type": "number", "multipleOf": 0.000001}})
 
 
 def test_without_the_library_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from outpace.engine.request import Request
 from outpace.policy.auto.acceptance import Acceptance, Counts
 from outpace.policy.auto.controller import FIRST, Auto
 from outpace.policy.auto.cost import STALE, CostModel, Place
-from outpace.policy.auto.growing import REGROWN, Growing
+from outpace.policy.auto.growing import REGROWN, Growing, best_of_size
 from outpace.policy.auto.history import ALONG, RowHistory
 from outpace.policy.auto.ladder import Ladder
 from outpace.policy.auto.ledger import Ledger
@@ -398,6 +398,22 @@ def test_a_tree_is_no_deeper_than_the_drafter_can_guess() -> None:
     shallow = Auto(Growing(PRICES, deepest=2))
     assert grow(shallow, [0.9, 0.1, 0.1, 0.1], level=0.05, node=0.1, rounds=600).height <= 2
     assert Growing(PRICES, most=9, deepest=2).static.shape.height <= 2
+
+
+@pytest.mark.parametrize("level", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("nodes", [1, 5, 8, 9, 24, 60])
+def test_a_number_of_nodes_is_that_number(nodes: int, level: float) -> None:
+    prices = Prices(level=level)
+    shape = best_of_size(nodes, prices, None, 4)
+    assert shape.size == nodes
+    chances = [[0.7 * 0.5**rank for rank in range(4)]] * nodes
+
+    def rate(shape: TreeShape) -> float:
+        return (1 + sum(shape.reached(chances))) / prices.round(shape.size, shape.height)
+
+    assert rate(shape) >= rate(TreeShape.chain(nodes))
+    assert best_of_size(nodes, prices, None, 1).is_chain
+    assert best_of_size(nodes, prices, 2, 4).height <= 2
 
 
 def test_a_tree_that_cannot_pay_is_hardly_tried() -> None:

@@ -7,7 +7,7 @@ verifier checks is a law made here, so the two can never be warped differently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -141,25 +141,26 @@ class LawMaker:
         if not any(p.logit_bias or p.allowed_token_ids is not None for p in params):
             return None
         bias = torch.zeros(len(self.rows), self.vocabulary, dtype=torch.float64)
-        for row, p in enumerate(params):
-            self._check_tokens("logit_bias", p.logit_bias or ())
-            self._check_tokens("allowed_token_ids", p.allowed_token_ids or ())
-            for token, value in (p.logit_bias or {}).items():
-                bias[row, token] += value
-            if p.allowed_token_ids is not None:
-                banned = torch.ones(self.vocabulary, dtype=torch.bool)
-                banned[list(p.allowed_token_ids)] = False
-                bias[row, banned] = NEVER
+        for row, options in enumerate(self.rows):
+            (tokens, values), allowed = options.biased, options.allowed
+            self._check_tokens("logit_bias", tokens)
+            bias[row, tokens] = values
+            if allowed is not None:
+                self._check_tokens("allowed_token_ids", allowed)
+                kept = bias[row, allowed]
+                bias[row] = NEVER
+                bias[row, allowed] = kept
             if bool(bias[row].isneginf().all()):
                 raise ParamsError("logit_bias and allowed_token_ids forbid every token: allow one.")
         return bias.to(self.device)
 
-    def _check_tokens(self, name: str, tokens: Iterable[int]) -> None:
-        for token in tokens:
-            if not 0 <= token < self.vocabulary:
-                raise ParamsError(
-                    f"{name} names token {token}; the vocabulary has 0 to {self.vocabulary - 1}."
-                )
+    def _check_tokens(self, name: str, tokens: Tensor) -> None:
+        outside = tokens[(tokens < 0) | (tokens >= self.vocabulary)]
+        if len(outside):
+            raise ParamsError(
+                f"{name} names token {int(outside[0])}; the vocabulary has 0 to "
+                f"{self.vocabulary - 1}."
+            )
 
     # -- scores --------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -112,6 +112,21 @@ class Proposal:
         """``[B, N]`` bool: the nodes that are not padding."""
         nodes = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return nodes < self.counts[:, None]
+
+    def within(self, vocabulary: int) -> Proposal:
+        """Returns the proposal without each row's nodes from the first one on that is no token of
+        the vocabulary, as a look-up copies from prompts with token ids of their own: the target
+        never writes it, and it has no place in a law."""
+        device = self.tokens.device
+        if not self.tokens.numel():
+            return self
+        if device.type == "cpu":  # others would have to be waited for
+            least, most = self.tokens.aminmax()
+            if int(least) >= 0 and int(most) < vocabulary:
+                return self
+        known = (self.tokens >= 0) & (self.tokens < vocabulary)
+        counts = torch.minimum(self.counts, known.cumprod(1).sum(1))
+        return replace(self, tokens=self.tokens.where(known, 0), counts=counts)
 
     @classmethod
     def empty(cls, rows: int, device: torch.device | str = "cpu") -> Proposal:

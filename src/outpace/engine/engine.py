@@ -99,10 +99,11 @@ class Engine:
         request.id = next(self._ids)
         self.waiting.add(request)
 
-    def remove(self, request: Request) -> None:
-        """Ends a request where it is. Its row is free again now or, where another thread is playing
-        a round, after that round."""
-        request.abort()
+    def remove(self, *requests: Request) -> None:
+        """Ends requests where they are. Their rows are free again now or, where another thread is
+        playing a round, after that round."""
+        for request in requests:
+            request.abort()
         self._leaving = True
         if self._turn.acquire(blocking=False):
             try:
@@ -428,7 +429,7 @@ class Engine:
     def _propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if any(budgets):
             with rows.law.drafting():
-                return self.drafter.propose(rows, budgets)
+                return self.drafter.propose(rows, budgets).within(self.vocabulary)
         if self._nothing is None:
             self._nothing = Proposal.empty(len(rows), self.target.device)
         return self._nothing

@@ -247,7 +247,8 @@ class Request:
 
     def new_text(self) -> str:
         """Returns the text that has become safe to show since the last call (streaming)."""
+        ended = self.finish_reason is not None  # before the text: another thread may write on
         text = self.text
-        end = len(text) if self.finish_reason else self._strings.safe(text)
+        end = len(text) if ended else self._strings.safe(text)
         piece, self._shown = text[self._shown : end], max(self._shown, end)
         return piece

@@ -26,7 +26,8 @@ class Queue:
     def __init__(self, order: Order | None = None) -> None:
         self.order = order or FirstCome()
         self._back: list[Request] = []  # were in the batch, in the order of their rows
-        self._waiting: list[Request] = []
+        # In the order of arrival; as keys, since a request is taken out of thousands.
+        self._waiting: dict[Request, None] = {}
 
     def __len__(self) -> int:
         return len(self._back) + len(self._waiting)
@@ -39,7 +40,7 @@ class Queue:
         """The request that joins next."""
         if self._back:
             return self._back[0]
-        return min(self._waiting, key=self.place, default=None)
+        return min(list(self._waiting), key=self.place, default=None)
 
     def place(self, request: Request) -> tuple[float, ...]:
         """Returns what requests are sorted by: the order's key, then the time of arrival."""
@@ -48,34 +49,38 @@ class Queue:
     def add(self, request: Request) -> None:
         """Adds a request that has just arrived."""
         self.order.arrives(request)
-        self._waiting.append(request)
+        self._waiting[request] = None
 
     def put_back(self, requests: Iterable[Request]) -> None:
         """Adds requests that were in the batch, before all others and in this order. Some of them
         may be here already, if an interruption came while they were joining or leaving it."""
         again = list(requests)
-        self._take_out([one for one in self._waiting if one in again])
+        self._take_out(again)
         self._back = [*again, *(one for one in self._back if one not in again)]
 
     def put_aside(self, request: Request) -> None:
         """Adds a request that has to leave the batch, where it would stand had it never joined."""
         request.preemptions += 1
-        self._waiting.append(request)
+        self._waiting[request] = None
 
     def join(self, request: Request) -> None:
         """Takes out a request that takes a row."""
-        (self._back if request in self._back else self._waiting).remove(request)
+        if request in self._back:
+            self._back.remove(request)
+        else:
+            del self._waiting[request]
         self.order.joins(request)
 
     def drop_finished(self) -> None:
         """Takes out all requests that have ended while they waited."""
         self._back = [one for one in self._back if not one.finished]
-        self._take_out([one for one in self._waiting if one.finished])
+        self._take_out([one for one in list(self._waiting) if one.finished])
 
-    def _take_out(self, requests: Sequence[Request]) -> None:
-        """Takes out requests that wait, one by one: another thread may add one meanwhile."""
+    def _take_out(self, requests: Iterable[Request]) -> None:
+        """Takes out those of the requests that wait, one by one: another thread may add one
+        meanwhile."""
         for request in requests:
-            self._waiting.remove(request)
+            self._waiting.pop(request, None)
 
 
 class Room:

@@ -8,7 +8,7 @@ from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
 from outpace.policy.auto.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
 from outpace.policy.auto.controller import Auto
-from outpace.policy.auto.growing import SIBLINGS, Growing
+from outpace.policy.auto.growing import SIBLINGS, Growing, best_of_size
 from outpace.policy.auto.ladder import LENGTHS, Ladder
 from outpace.policy.auto.prices import Prices
 from outpace.policy.base import Controller
@@ -91,8 +91,11 @@ def _drafts(drafter: Drafter, target: Target) -> Ladder | Growing:
 
 def _growing(drafter: Drafter, target: Target, most: int) -> Growing:
     """Trees of at most so many nodes, or chains where the target scores no others."""
-    siblings = 1 if target.chains_only else SIBLINGS
-    return Growing(_prices(drafter, target), most, drafter.deepest, siblings)
+    return Growing(_prices(drafter, target), most, drafter.deepest, _siblings(target))
+
+
+def _siblings(target: Target) -> int:
+    return 1 if target.chains_only else SIBLINGS
 
 
 def _by_name(
@@ -118,4 +121,4 @@ def _shape(drafter: Drafter, target: Target, most: int) -> TreeShape | None:
     """The tree of which drafts are the first nodes, if the drafter leaves that open."""
     if not drafter.any_shape:
         return None
-    return _growing(drafter, target, most).static.shape
+    return best_of_size(most, _prices(drafter, target), drafter.deepest, _siblings(target))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,6 +34,20 @@ class RowOptions:
     mask: TokenMask | None = None
     """What may come next, such as a grammar. No other row has the same one."""
 
+    # As tensors, made once: laws are made anew whenever a row joins or leaves the batch.
+    @cached_property
+    def biased(self) -> tuple[Tensor, Tensor]:
+        """The tokens of ``logit_bias`` and what each gets."""
+        bias = self.params.logit_bias or {}
+        tokens = torch.tensor(list(bias), dtype=torch.long)
+        return tokens, torch.tensor(list(bias.values()), dtype=torch.float64)
+
+    @cached_property
+    def allowed(self) -> Tensor | None:
+        """The tokens of ``allowed_token_ids``, None where all are allowed."""
+        tokens = self.params.allowed_token_ids
+        return None if tokens is None else torch.tensor(list(tokens), dtype=torch.long)
+
 
 class Constraints:
     """Changes the scores of one row's nodes, each under its own history."""
@@ -49,33 +64,43 @@ class Constraints:
         self._mask = options.mask
         # Tokens beyond the vocabulary cannot be generated, so nothing is left to forbid.
         self._end_ids = [token for token in options.end_ids if token in range(vocabulary)]
-        self._bad_words = [word for word in options.bad_words_ids if word[-1] < vocabulary]
+        bad_words = [word for word in options.bad_words_ids if word[-1] < vocabulary]
+        self._bad_tokens = torch.tensor([word[0] for word in bad_words if len(word) == 1])
+        self._bad_words = [word for word in bad_words if len(word) > 1]
 
     @property
     def possible(self) -> bool:
         """Whether there is any history under which the row is constrained."""
-        return bool(self._bad_words or self._min_tokens or self._processors or self._mask)
+        return bool(self._forbids_words or self._min_tokens or self._processors or self._mask)
+
+    @property
+    def _forbids_words(self) -> bool:
+        return bool(self._bad_words) or len(self._bad_tokens) > 0
 
     def active(self, history: History) -> bool:
         """Returns whether the row may be constrained after this history."""
         short = len(history.outputs[self.row]) < self._min_tokens
-        constrained = self._bad_words or (short and self._end_ids)
+        constrained = self._forbids_words or (short and self._end_ids)
         return bool(constrained or self._processors or self._mask)
 
     def apply(
         self, scores: Tensor, paths: Sequence[Sequence[int]], history: History
     ) -> dict[int, RowFault]:
         """Changes the row's scores ``[M, V]`` in place, and returns the faults of its nodes: those
-        at which a processor failed. They are left with nothing but zeros.
+        at which the mask or a processor failed. They are left with nothing but zeros.
 
         paths: the drafted tokens that lead to each node.
         """
-        scores.masked_fill_(self.banned(paths, history), NEVER)
         faults: dict[int, RowFault] = {}
+        scores.masked_fill_(self.banned(paths, history, faults), NEVER)
+        for node in faults:
+            scores[node] = 0.0
         if not self._processors:
             return faults
         committed = [*history.prompts[self.row], *history.outputs[self.row]]
         for node, path in enumerate(paths):
+            if node in faults:
+                continue
             ids = torch.tensor([[*committed, *path]], dtype=torch.long, device=self._device)
             try:
                 scores[node] = self._processed(ids, scores[node][None].clone())[0]
@@ -84,30 +109,55 @@ class Constraints:
                 scores[node] = 0.0
         return faults
 
-    def banned(self, paths: Sequence[Sequence[int]], history: History) -> Tensor:
-        """``[M, V]`` bool: what min_tokens, bad_words and the mask forbid."""
+    def banned(
+        self,
+        paths: Sequence[Sequence[int]],
+        history: History,
+        faults: dict[int, RowFault] | None = None,
+    ) -> Tensor:
+        """``[M, V]`` bool: what min_tokens, bad_words and the mask forbid.
+
+        faults: takes those of the nodes at which the mask fails; unset: they are raised.
+        """
         prompt, output = history.prompts[self.row], history.outputs[self.row]
         reach = max((len(word) for word in self._bad_words), default=0)
         tail = [*prompt[max(0, len(prompt) - reach) :], *output[max(0, len(output) - reach) :]]
         banned = torch.zeros(len(paths), self._vocabulary, dtype=torch.bool)
         if self._mask is not None:
-            banned = ~self._allowed(self._mask, output, paths)
+            banned = ~self._allowed(self._mask, output, paths, faults)
+        if len(self._bad_tokens):
+            banned[:, self._bad_tokens] = True
         for node, path in enumerate(paths):
             if len(output) + len(path) < self._min_tokens:
                 banned[node, self._end_ids] = True
             past = [*tail, *path]
-            for *start, last in self._bad_words:
-                if not start or past[-len(start) :] == start:
-                    banned[node, last] = True
+            ended = [last for *start, last in self._bad_words if past[-len(start) :] == start]
+            if ended:
+                banned[node, ended] = True
         return banned.to(self._device)
 
     def _allowed(
-        self, mask: TokenMask, output: Sequence[int], paths: Sequence[Sequence[int]]
+        self,
+        mask: TokenMask,
+        output: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        faults: dict[int, RowFault] | None,
     ) -> Tensor:
+        """What the mask allows. One that fails is asked again node by node, since the text may
+        never come to the node at which it does."""
         try:
             return mask.allowed(output, paths)
         except Exception as error:
-            raise MaskFault(self.row, error) from error
+            if faults is None:
+                raise MaskFault(self.row, error) from error
+        found = torch.ones(len(paths), self._vocabulary, dtype=torch.bool)
+        for node, path in enumerate(paths):
+            try:
+                found[node] = mask.allowed(output, [path])[0]
+            except Exception as error:
+                faults[node] = MaskFault(self.row, error)
+                faults[node].__cause__ = error
+        return found
 
     def _processed(self, ids: Tensor, scores: Tensor) -> Tensor:
         """Returns the scores ``[1, V]`` after all processors; a `ProcessorFault` if one fails."""

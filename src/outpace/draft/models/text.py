@@ -45,10 +45,9 @@ class TextModel(ForeignModel):
         live = [count > 0 for count in counts]
         drafted = self._catch_up(live).argmax(-1, keepdim=True)  # [B, T]
         while drafted.shape[1] < max(counts):
-            output = self.runner.forward(drafted[:, -1:], keep=1)
+            logits, _ = self._score(drafted[:, -1:], keep=1)
             self.runner.advance([int(row) for row in live])
-            best = self._vocabulary.logits(output.logits[:, -1]).argmax(-1, keepdim=True)
-            drafted = torch.cat([drafted, best], 1)
+            drafted = torch.cat([drafted, logits[:, -1].argmax(-1, keepdim=True)], 1)
         self._note_cached(live, drafted[:, :-1])
         own = zip(drafted.tolist(), counts, strict=True)
         drafts = [

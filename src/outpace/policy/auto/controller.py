@@ -135,6 +135,7 @@ class Auto(Controller):
         that some other row drafts. prospects: what drafting brings in the rest of a row's text,
         beside others that draft; unset: what follows from what it promises now."""
         self.prepare(requests)
+        self._trials.begin()
         self._trial, self._ours = False, bool(free)
         self._promising = self._promising and self._ours
         if self._stopping is not None:
@@ -166,6 +167,7 @@ class Auto(Controller):
     def stand_aside(self) -> None:
         """Is told that another drafter drafts what was chosen for."""
         self._trial = self._ours = False
+        self._trials.take_back()
 
     def expected(
         self, requests: Sequence[DraftingRow], free: Sequence[DraftingRow], nodes: Sequence[int]
@@ -231,7 +233,7 @@ class Auto(Controller):
         if self._rest is not None and self._rest.lasts(place, free):
             return 0
         self._rest, self._promising, self.promise = None, False, None
-        plain = self.costs.measured(place).get(0)
+        plain = self.costs.plain(place)
         if plain is None or self.costs.times_measured(place, 0) < PLAIN:
             return 0  # all others are measured against it
         scout = self._scout(free)
@@ -353,12 +355,8 @@ class Auto(Controller):
         scout: the text that has to be read for it, and bears that; None where nothing has to be
         read, or nothing is known of drafting yet, which somebody has to find out.
         """
-        self._trial = self._trials.allow(loss, plain)
-        if self._trial and scout is not None:
-            row, rounds = self._row(scout), loss / plain
-            self._trial = self._trials.bears(row, rounds)
-            if self._trial:
-                row.lost += rounds
+        bearer = None if scout is None else self._row(scout)
+        self._trial = self._trials.allow(loss, plain, bearer)
         return width if self._trial else 0
 
     # -- learning ------------------------------------------------------------------------------
@@ -413,7 +411,7 @@ class Auto(Controller):
         if unread:
             self.known.reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
         self._trials.spend(seconds.total if self._ours else 0.0)
-        plain = costs.measured(place).get(0)
+        plain = costs.plain(place)
         if self._trial and (width or self._asked) and plain is not None:
             more = sum(outcome.emitted for outcome in outcomes) / len(outcomes) - 1
             # Plain rounds that were slow just before do not make the time of drafting disappear.

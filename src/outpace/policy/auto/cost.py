@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from statistics import median, median_low
+from typing import NamedTuple
 
 from outpace.core.stats import Seconds
 from outpace.policy.base import Outcome
@@ -108,6 +109,8 @@ class CostModel:
         self._widest: dict[Place, int] = {}
         self._ratios: deque[float] = deque(maxlen=RUN)
         self._added = 0
+        # What follows from the rounds so far, until the next one is added.
+        self._here: dict[Place, dict[int, _Known]] = {}
         self._curves: dict[tuple[Place, tuple[int, ...]], Sequence[float] | None] = {}
         self._earlier: dict[Place, dict[int, _Known]] = {}  # of earlier runs, in plain rounds
 
@@ -125,7 +128,8 @@ class CostModel:
     def restore(self, saved: Sequence[Sequence[float]]) -> None:
         """Goes on from what an earlier run saved. Times of this run take its place as they come;
         plain rounds, by which all others are measured, are always those of this run."""
-        self._earlier, self._curves = {}, {}
+        self._earlier = {}
+        self._drop_curves()
         for batch, context, width, levels, total, draft in saved:
             costs = self._earlier.setdefault(Place(int(batch), int(context)), {})
             costs[int(width)] = _Known(int(levels), float(total), float(draft), ENOUGH)
@@ -138,7 +142,7 @@ class CostModel:
         """
         cells = self._cells.setdefault(place, {})
         self._added += 1
-        self._curves.clear()
+        self._drop_curves()
         levels = width if levels is None else levels
         if width not in cells or cells[width].levels != levels:
             cells[width] = _Cell(levels)
@@ -162,6 +166,10 @@ class CostModel:
             return 0.0
         return max(0.0, cells[MISS].total - cells[0].total)
 
+    def _drop_curves(self) -> None:
+        self._here.clear()
+        self._curves.clear()
+
     def _has_changed(self) -> bool:
         """Whether the latest rounds were all slower, or all faster, than those before."""
         if len(self._ratios) < RUN:
@@ -180,6 +188,11 @@ class CostModel:
         """Returns the median seconds of each measured width, ascending."""
         cells = self._cells.get(place, {})
         return {width: cells[width].total for width in sorted(cells) if width >= 0}
+
+    def plain(self, place: Place) -> float | None:
+        """Returns the median seconds of a plain round, None if there was none."""
+        cell = self._cells.get(place, {}).get(0)
+        return cell.total if cell else None
 
     def times_measured(self, place: Place, width: int) -> int:
         """Returns how many measurements of such rounds are kept."""
@@ -251,13 +264,13 @@ class CostModel:
 
     def _curve(self, place: Place, levels: Sequence[int]) -> list[float] | None:
         known = self._known(place)
-        if known is None:
+        if not known:
             return None
         trusted = {
-            width: cell for width, cell in known.items() if cell.times >= ENOUGH or not width
+            width: cell for width, cell in known.items() if cell.measured >= ENOUGH or not width
         }
         measured = _put_together(known, levels)
-        if len(trusted) > 1:
+        if 1 < len(trusted) < len(known):
             expected = _put_together(trusted, levels)
             measured = [
                 seconds if width in trusted else min(seconds, expected[width])
@@ -275,21 +288,17 @@ class CostModel:
         """What was measured at a place, by width, without the rounds that found nothing."""
         return {width: cell for width, cell in self._cells.get(place, {}).items() if width >= 0}
 
-    def _known(self, place: Place) -> dict[int, _Known] | None:
+    def _known(self, place: Place) -> Mapping[int, _Known]:
         """What was measured, by width; beside a plain round what drafting added to one elsewhere,
-        if nothing else is known here."""
-        cells = self._rounds(place)
-        if 0 not in cells:
-            return None
-        plain = _Known(0, cells[0].total, 0.0, len(cells[0].seen))
-        costs = self._relative(place) or self._nearest(place)
-        if not costs:
-            return None
-        drafting = {
-            width: replace(cost, total=cost.total * plain.total, draft=cost.draft * plain.total)
-            for width, cost in sorted(costs.items())
-        }
-        return {0: plain, **drafting}
+        if nothing else is known here. Nothing while one of the two is missing."""
+        if place not in self._here:
+            plain = self._cells.get(place, {}).get(0)
+            costs = plain and (self._relative(place) or self._nearest(place))
+            self._here[place] = {}
+            if plain and costs:
+                drafting = {width: costs[width].times(plain.total) for width in sorted(costs)}
+                self._here[place] = {0: _Known(0, plain.total, 0.0, len(plain.seen)), **drafting}
+        return self._here[place]
 
     def _relative(self, place: Place) -> dict[int, _Known]:
         """What drafts were measured to take at a place, by width, in its plain rounds."""
@@ -317,46 +326,50 @@ class CostModel:
         return {}
 
 
-@dataclass(frozen=True)
-class _Known:
-    """The median seconds of a round's parts."""
+class _Known(NamedTuple):
+    """The median times of a round's parts."""
 
     levels: int
     total: float
     draft: float
-    times: int
-    """How often it was measured."""
+    measured: int
+    """How often."""
+
+    def times(self, factor: float) -> _Known:
+        """Returns these times in another unit."""
+        return _Known(self.levels, self.total * factor, self.draft * factor, self.measured)
 
 
 def _put_together(known: Mapping[int, _Known], levels: Sequence[int]) -> list[float]:
-    """The seconds of a round for each width, from the measured ones."""
-    drafts = {cell.levels: cell.draft for cell in known.values()}
-    drafts = {level: drafts[level] for level in sorted(drafts)}
-    rests = {width: cell.total - cell.draft for width, cell in known.items()}
-    found = []
-    for width, level in enumerate(levels):
-        cell = known.get(width)
-        drafting = _at(drafts, level)
-        exact = cell is not None and cell.levels == level
-        seconds = cell.total if cell and exact else drafting + _at(rests, width)
-        found.append(max(seconds, known[0].total + (drafting if width else 0.0)))
-    return found
+    """The time of a round for each width, from the measured ones."""
+    drafts = _line({cell.levels: cell.draft for cell in known.values()}, max(levels))
+    rests = _line({width: cell.total - cell.draft for width, cell in known.items()}, len(levels))
+    found = [drafts[level] + rest for level, rest in zip(levels, rests, strict=False)]
+    for width, cell in known.items():
+        if width < len(levels) and cell.levels == levels[width]:
+            found[width] = cell.total
+    plain = known[0].total
+    least = [plain, *[plain + drafts[level] for level in levels[1:]]]
+    return list(map(max, found, least))
 
 
-def _at(known: Mapping[int, float], width: int) -> float:
-    """Linear between measured widths; beyond the last, along the line from a plain round through
-    it."""
-    if width in known:
-        return known[width]
-    widths = list(known)
-    above = [other for other in widths if other > width]
-    if above:
-        high = min(above)
-        low = max(other for other in widths if other < width)
-    else:
-        low, high = 0, max(widths)
-    slope = (known[high] - known[low]) / max(1, high - low)
-    return known[low] + slope * (width - low)
+def _line(known: Mapping[int, float], last: int) -> list[float]:
+    """The values at 0..last: linear between the known ones, of which one is at 0; beyond the last
+    of these along the line from the first through it.
+
+    >>> _line({0: 1.0, 2: 2.0, 4: 5.0}, last=6)
+    [1.0, 1.5, 2.0, 3.5, 5.0, 6.0, 7.0]
+    """
+    places = sorted(known)
+    found = [known[0]]
+    for low, high in pairwise(places):
+        slope = (known[high] - known[low]) / (high - low)
+        found += [known[low] + slope * step for step in range(1, high - low)]
+        found.append(known[high])
+    farthest = places[-1]
+    slope = (known[farthest] - known[0]) / max(1, farthest)
+    found += [known[0] + slope * place for place in range(farthest + 1, last + 1)]
+    return found[: last + 1]
 
 
 def _power(count: int) -> int:

@@ -22,6 +22,31 @@ CHEAPEST = 0.005
 """What a level or a node costs at least, in plain rounds, because noise makes some look free."""
 
 
+def best_of_size(nodes: int, prices: Prices, deepest: int | None, siblings: int) -> TreeShape:
+    """Returns the chain or tree of so many nodes that promises most at typical chances, or the
+    largest one that a drafter can draft. deepest, siblings: as for `Growing`.
+
+    >>> best_of_size(24, Prices(level=0.3), None, siblings=4).size
+    24
+    """
+    nodes = min(nodes, LARGEST)
+    chances = [[prior(rank) for rank in range(siblings)]] * min(nodes, deepest or nodes)
+    chain, tree = _grown(nodes, chances, prices)
+
+    def promise(shape: TreeShape) -> tuple[int, float]:
+        tokens = 1 + sum(shape.reached(chances))
+        return shape.size, tokens / prices.round(shape.size, shape.height)
+
+    return max(chain, tree, key=promise)
+
+
+def _grown(nodes: int, chances: Chances, prices: Prices) -> tuple[TreeShape, TreeShape]:
+    """The best chain and the best tree of so many nodes."""
+    only_eldest = [siblings[:1] for siblings in chances]
+    chain = TreeShape.grown(nodes, only_eldest, prices.level, prices.node)
+    return chain, TreeShape.grown(nodes, chances, prices.level, prices.node)
+
+
 class Growing:
     """The trees to choose from: one by nominal prices and typical chances, which is the same in
     every run, and one by measured times and learned chances. A chain is a tree without siblings; it
@@ -64,11 +89,7 @@ class Growing:
 
     def _best(self, chances: Chances, prices: Prices) -> Ladder:
         """Returns chains or trees, whichever promise more."""
-        only_eldest = [siblings[:1] for siblings in chances]
-        shapes = [
-            TreeShape.grown(self._most, known, prices.level, prices.node)
-            for known in (only_eldest, chances)
-        ]
+        shapes = _grown(self._most, chances, prices)
 
         def promise(ladder: Ladder) -> float:
             found = ladder.tokens(chances, self._deepest).items()

@@ -43,20 +43,36 @@ class Trials:
 
     def __init__(self) -> None:
         self._total = self._loss = 0.0
+        self._charged: tuple[RowHistory, float] | None = None  # for the coming round's trial
 
-    def allow(self, loss: float, plain: float) -> bool:
-        """Returns whether one that is expected to lose so many seconds may be made. plain: seconds
-        of a plain round."""
-        return self._loss + loss <= SHARE * self._total + CREDIT * plain
+    def begin(self) -> None:
+        """Begins a round: what was charged for the one before stays so."""
+        self._charged = None
 
-    @staticmethod
-    def bears(row: RowHistory, loss: float) -> bool:
-        """Returns whether a text bears a trial that is expected to lose so many plain rounds.
+    def allow(self, loss: float, plain: float, bearer: RowHistory | None = None) -> bool:
+        """Returns whether one that is expected to lose so many seconds may be made.
 
-        It goes by the rounds of the text, not by its tokens: a text that is copied takes few rounds
-        for many tokens, and would soon pay for reading a long prompt in vain.
+        plain: seconds of a plain round. bearer: the text in which it is made, which is charged for
+        it, if any is. What it bears goes by its rounds, not by its tokens: a text that is copied
+        takes few rounds for many tokens, and would soon pay for reading a long prompt in vain.
         """
-        return row.lost + loss <= OF_TEXT * row.rounds
+        if self._loss + loss > SHARE * self._total + CREDIT * plain:
+            return False
+        if bearer is None:
+            return True
+        rounds = loss / plain
+        if bearer.lost + rounds > OF_TEXT * bearer.rounds:
+            return False
+        bearer.lost += rounds
+        self._charged = bearer, rounds
+        return True
+
+    def take_back(self) -> None:
+        """Is told that the trial is not made after all."""
+        if self._charged is not None:
+            bearer, rounds = self._charged
+            bearer.lost -= rounds
+            self._charged = None
 
     def spend(self, seconds: float) -> None:
         """Is told how long a round took, of which trials may take their share."""
