@@ -437,9 +437,10 @@ class Auto(Controller):
         return shape.first(outcome.drafted).trail(outcome.path)
 
     def _row(self, request: DraftingRow) -> RowHistory:
-        if request not in self._rows:
+        row = self._rows.get(request)
+        if row is None:
             counts = self.acceptance.new()
             ledger = Ledger(self._static, self._prices, counts)
             going = counts if self._stopping is None else self._stopping.new()
-            self._rows[request] = RowHistory(counts, ledger, going)
-        return self._rows[request]
+            row = self._rows[request] = RowHistory(counts, ledger, going)
+        return row

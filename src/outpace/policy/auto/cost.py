@@ -83,8 +83,7 @@ class _Cell:
         self.latest = self.numbers[-1]
 
 
-@dataclass(frozen=True, order=True)
-class Place:
+class Place(NamedTuple):
     """The batch and context of a round: rounds of one place and width take equally long."""
 
     batch: int
