@@ -227,9 +227,11 @@ def test_beside_others_a_drafter_reads_what_is_expected_to_repay_it(
     known.catching_up = 7.0  # for a prompt of eight tokens
     known.play([request()], 60)
     beside, alone = request(200), request(200)
-    (width,) = auto.choose([beside], [beside], prospects=lambda _: Prospect(ahead, saves=0.9))
+    (width,) = auto.choose(
+        [beside], [beside], prospects=lambda _: Prospect(ahead, saves=0.9)
+    ).widths
     assert (width > 0) == drafts, "9 or 54 seconds saved, where reading takes 7"
-    assert auto.choose([alone], [alone])[0] > 0, "alone it is all that there is"
+    assert auto.choose([alone], [alone]).widths[0] > 0, "alone it is all that there is"
 
 
 def test_requests_of_one_batch_are_chosen_for_together() -> None:

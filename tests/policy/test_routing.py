@@ -15,14 +15,10 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.draft.base import Find, Pick
 from outpace.engine.request import Request
-from outpace.policy.auto.acceptance import Counts
 from outpace.policy.auto.controller import Auto
 from outpace.policy.auto.cost import CostModel, Place
-from outpace.policy.auto.history import RowHistory
 from outpace.policy.auto.ladder import Ladder
-from outpace.policy.auto.ledger import Ledger
 from outpace.policy.auto.prices import Prices
-from outpace.policy.auto.trials import Trials
 from outpace.policy.base import Outcome, affordable
 from outpace.policy.routing import Routing, would_be
 
@@ -219,20 +215,25 @@ def test_a_text_that_is_copied_is_not_read_to_try_the_model(seed: int) -> None:
     assert not play.read
 
 
-def test_a_text_is_not_charged_for_a_trial_that_is_not_made() -> None:
-    counts = Counts(memory=1.0)
-    ledger = Ledger(Ladder.chains(2), Prices(), counts)
-    trials, row = Trials(), RowHistory(counts, ledger, counts, rounds=100)
-    trials.begin()
-    assert trials.allow(5.0, 1.0, row) is False, "more than all trials together may lose"
-    for made in (False, False, True, True):
-        trials.begin()
-        assert trials.allow(1.5, 1.0, row)
-        if not made:
-            trials.take_back()
-    trials.begin()
-    trials.take_back()
-    assert row.lost == 3.0
+def test_a_text_is_charged_for_the_trials_that_are_made() -> None:
+    """A look-up may draft in a round in which the model's draft would be tried."""
+    task = Task(hits=0.95, copied=0.9, model=0.4, draft=0.3, reading=0.005)
+    of, play = routing(), Simulation(1)
+    texts(play, 6, 60, replace(task, hits=0.1), automatic(of), of.record)  # what drafts cost
+    row = request(tokens=400, prompt=5)
+    charged, made = [], []
+
+    def choose(rows: Sequence[Request], found: list[list[int]]) -> list[tuple[str, int]]:
+        before = of["model"]._row(row).lost
+        picks = automatic(of)(rows, found)
+        charged.append(of["model"]._row(row).lost > before)
+        made.append(picks[0][0] == "model")
+        return picks
+
+    while not row.finished:
+        play.play(1, [row], task, choose, of.record)
+    assert made.count(True) < len(made) / 4
+    assert not any(paid and not tried for paid, tried in zip(charged, made, strict=True))
 
 
 def test_a_model_reads_a_text_with_nothing_to_look_up_behind_texts_that_were_copied() -> None:

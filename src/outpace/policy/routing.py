@@ -12,6 +12,7 @@ from outpace.core.trees.tree_shape import Trail, chain_trail
 from outpace.draft.base import Find, Pick
 from outpace.draft.state import StateFile
 from outpace.policy.auto.controller import CLOSE, Auto, Prospects
+from outpace.policy.auto.outlook import Offer
 from outpace.policy.auto.repaying import Prospect
 from outpace.policy.auto.trials import LOOK_ASIDE
 from outpace.policy.base import Controller, Outcome, RoundPlan, is_pure, wish
@@ -32,7 +33,7 @@ class _Plan:
     """What might be drafted in the coming round, and what it promises."""
 
     picks: dict[DraftingRow, Pick]
-    players: set[str]
+    offers: dict[str, Offer]  # of those that draft, by name
     rate: float | None  # tokens per second of all rows; None while it is not known
     seconds: float | None = None  # of the round; None while they are not known
 
@@ -154,7 +155,7 @@ class Routing(Controller):
         if not free:
             return {}
         nothing = {request: Pick() for request in free}
-        plans = [_Plan(nothing, set(), None)]
+        plans = [_Plan(nothing, {}, None)]
         looked_up = self._looked_up(requests, free, drafts, floor)
         if looked_up is not None:
             plans.append(looked_up)
@@ -163,9 +164,8 @@ class Routing(Controller):
             if plan is not None:
                 plans.append(plan)
         best = self._best(plans[1:]) if plans[1:] else plans[0]
-        for name, auto in self._autos.items():
-            if best.players and name not in best.players:
-                auto.stand_aside()
+        for name, offer in best.offers.items():
+            self._autos[name].adopt(offer)
         return best.picks
 
     def _looked_up(
@@ -184,18 +184,19 @@ class Routing(Controller):
             }
             if worth:
                 chosen[request] = max(worth, key=worth.__getitem__)
-        picks = {request: Pick() for request in free}
+        picks, offers = {request: Pick() for request in free}, {}
         tokens, seconds, known = float(len(free)), 0.0, True
         for name in dict.fromkeys(chosen.values()):
             rows = [request for request, each in chosen.items() if each == name]
             auto = self._autos[name]
-            widths = auto.choose(requests, rows, floor)
+            offer = auto.choose(requests, rows, floor)
             widths = [
                 min(width, len(drafts[request][name].tokens))
-                for request, width in zip(rows, widths, strict=True)
+                for request, width in zip(rows, offer.widths, strict=True)
             ]
             if not any(widths):
                 continue
+            offers[name] = offer
             picks |= {
                 request: Pick(name, width) for request, width in zip(rows, widths, strict=True)
             }
@@ -205,12 +206,11 @@ class Routing(Controller):
             else:
                 tokens += expected[0] - len(rows)
                 seconds = max(seconds, expected[1])
-        players = {pick.name for pick in picks.values() if pick.budget}
-        if not players:
+        if not offers:
             return None
         if not known:
-            return _Plan(picks, players, None)
-        return _Plan(picks, players, tokens / seconds, seconds)
+            return _Plan(picks, offers, None)
+        return _Plan(picks, offers, tokens / seconds, seconds)
 
     def _modelled(
         self,
@@ -223,12 +223,13 @@ class Routing(Controller):
         """A draft model in all rows, or in those for which no look-up found anything if that is
         better; None if that does not pay."""
         auto = self._autos[name]
-        widths = auto.choose(requests, free, floor, self._prospects(name))
+        offer = auto.choose(requests, free, floor, self._prospects(name))
+        widths = offer.widths
         self._choices[name] = self._choices_of(name, free, looked_up)
         if not any(widths):
             return None
         picks = {r: Pick(name, width) for r, width in zip(free, widths, strict=True)}
-        whole = _Plan(picks, {name}, _rate(auto.expected(requests, free, widths)))
+        whole = _Plan(picks, {name: offer}, _rate(auto.expected(requests, free, widths)))
         if looked_up is None or whole.rate is None:
             return whole
         tokens, width = 0.0, max(widths)
@@ -244,7 +245,8 @@ class Routing(Controller):
         players = {pick.name for pick in mixed.values() if pick.budget}
         if expected is None or name not in players or players == {name}:
             return whole
-        return _Plan(mixed, players, tokens / expected[1])
+        offers = {**looked_up.offers, name: offer}
+        return _Plan(mixed, {name: offers[name] for name in players}, tokens / expected[1])
 
     def _prospects(self, name: str) -> Prospects | None:
         """What a model is expected to bring in the rest of each text, beside the look-ups; None

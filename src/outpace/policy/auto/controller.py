@@ -17,11 +17,11 @@ from outpace.policy.auto.history import RowHistory
 from outpace.policy.auto.knowledge import Knowledge
 from outpace.policy.auto.ladder import Ladder
 from outpace.policy.auto.ledger import Ledger
-from outpace.policy.auto.outlook import Outlook, Promise
+from outpace.policy.auto.outlook import Offer, Outlook, Promise
 from outpace.policy.auto.prices import Prices
 from outpace.policy.auto.repaying import Prospect, repays
 from outpace.policy.auto.stopping import Stopping, expected_seconds
-from outpace.policy.auto.trials import Aside, Rest, Trials
+from outpace.policy.auto.trials import Aside, Rest, Trial, Trials
 from outpace.policy.base import Controller, Outcome, RoundPlan, affordable, is_pure, wish
 from outpace.policy.row import DraftingRow
 
@@ -81,7 +81,7 @@ class Auto(Controller):
         self._rows: WeakKeyDictionary[DraftingRow, RowHistory] = WeakKeyDictionary()
         self._ours = True  # whether the budget of some row of this round is chosen here
         self._asked = 0  # rows that the drafter is asked for in this round
-        self._trial = False  # whether it tries a draft where plain decoding seems best
+        self._trial: Trial | None = None  # of this round
         self._rest: Rest | None = None
         self._promising = False  # whether drafting promises more than plain decoding
         self.promise: Promise | None = None  # of drafting, when that was last looked at
@@ -119,7 +119,9 @@ class Auto(Controller):
         fixed = [self._fixed(request) for request in requests]
         free = [request for request, count in zip(requests, fixed, strict=True) if count is None]
         floor = max((count for count in fixed if count is not None), default=0)
-        chosen = iter(self.choose(requests, free, floor))
+        offer = self.choose(requests, free, floor)
+        self.adopt(offer)
+        chosen = iter(offer.widths)
         budgets = [next(chosen) if count is None else count for count in fixed]
         self._asked = sum(budget > 0 for budget in affordable(requests, budgets))
         return budgets
@@ -130,19 +132,29 @@ class Auto(Controller):
         free: Sequence[DraftingRow],
         floor: int = 0,
         prospects: Prospects | None = None,
-    ) -> list[int]:
-        """Returns how many nodes to draft in each of the ``free`` ones of all rows. floor: nodes
-        that some other row drafts. prospects: what drafting brings in the rest of a row's text,
-        beside others that draft; unset: what follows from what it promises now."""
+    ) -> Offer:
+        """Returns how many nodes to draft in each of the ``free`` ones of all rows, until it is
+        said that this is what is drafted (`adopt`).
+
+        floor: nodes that some other row drafts. prospects: what drafting brings in the rest of a
+        row's text, beside others that draft; unset: what follows from what it promises now.
+        """
         self.prepare(requests)
-        self._trials.begin()
-        self._trial, self._ours = False, bool(free)
+        self._trial, self._ours = None, bool(free)
         self._promising = self._promising and self._ours
         if self._stopping is not None:
             self._stopping.begin(free)
-        width = self._width(requests, free, floor, prospects) if free else 0
-        trying = self._scout(free) if self._trial else None
-        return [width if trying in (None, request) else 0 for request in free]
+        if not free:
+            return Offer(())
+        width, trial = self._width(requests, free, floor, prospects)
+        trying = self._scout(free) if trial else None
+        return Offer([width if trying in (None, request) else 0 for request in free], trial)
+
+    def adopt(self, offer: Offer) -> None:
+        """Is told that what it has chosen is drafted."""
+        self._trial = offer.trial
+        if offer.trial is not None:
+            offer.trial.made()
 
     def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
         """Returns the rule's terms with what ends this round's chains, if anything does."""
@@ -163,11 +175,6 @@ class Auto(Controller):
     def most(self) -> int:
         """Nodes of the largest draft to choose from."""
         return self._ladder.widths[-1]
-
-    def stand_aside(self) -> None:
-        """Is told that another drafter drafts what was chosen for."""
-        self._trial = self._ours = False
-        self._trials.take_back()
 
     def expected(
         self, requests: Sequence[DraftingRow], free: Sequence[DraftingRow], nodes: Sequence[int]
@@ -228,37 +235,38 @@ class Auto(Controller):
         free: Sequence[DraftingRow],
         floor: int,
         prospects: Prospects | None,
-    ) -> int:
+    ) -> tuple[int, Trial | None]:
+        """The width of the coming drafts, and the trial that they are, if they are one."""
         place = Place.of(len(requests), max(request.length for request in requests))
         if self._rest is not None and self._rest.lasts(place, free):
-            return 0
+            return 0, None
         self._rest, self._promising, self.promise = None, False, None
         plain = self.costs.plain(place)
         if plain is None or self.costs.times_measured(place, 0) < PLAIN:
-            return 0  # all others are measured against it
+            return 0, None  # all others are measured against it
         scout = self._scout(free)
         reading = self.known.reading.seconds(self._unread(scout), plain)
         # A find has to pay for the rounds before it in which asking brought nothing.
         asking = self.known.finding.misses_per_find * self.costs.miss(place)
         outlook = self._outlook(requests, free, place, floor, asking)
         if outlook is None:
-            return self._try(self._at_most(FIRST // len(requests)), reading, plain)
+            return self._try(self._at_most(FIRST // len(requests)), Trial(reading / plain), plain)
         best, drafted = outlook.best, outlook.drafted
         self.promise = Promise(drafted, outlook.seconds[drafted], outlook.curve, plain)
         self._promising = best > 0 and outlook.gain > MARGIN
         if self._promising and self._repays(requests, free, outlook.gain, plain, prospects):
             # Chains that are ended are no longer than pays, however long they might be.
             chosen = best if self._stopping is None else outlook.widest
-            return self._aside.choose(chosen, self._beside(outlook), self.costs, place)
+            return self._aside.choose(chosen, self._beside(outlook), self.costs, place), None
         # One token would say nothing of when chains are ended.
         few = 1 if self._stopping is None else min(FIRST, outlook.widest)
         narrow = self._at_most(few)
         more = (outlook.tokens[narrow] / outlook.tokens[0] - 1) / len(free)
         longer = outlook.seconds[narrow] - plain + reading + asking
-        bearer = scout if reading else None
-        chosen = self._try(narrow, max(0.0, longer - more * plain), plain, bearer)
-        self._rest = None if chosen else Rest(place, WeakSet(free))
-        return chosen
+        bearer = self._row(scout) if reading else None
+        found = self._try(narrow, Trial(max(0.0, longer / plain - more), bearer), plain)
+        self._rest = None if found[1] else Rest(place, WeakSet(free))
+        return found
 
     def _outlook(
         self,
@@ -349,15 +357,9 @@ class Auto(Controller):
             row.expected = known, ladder.tokens(chances, request.remaining - 1, self._slim)
         return row.expected[1]
 
-    def _try(self, width: int, loss: float, plain: float, scout: DraftingRow | None = None) -> int:
-        """The width, as a trial, if its expected loss is allowed for; 0 otherwise.
-
-        scout: the text that has to be read for it, and bears that; None where nothing has to be
-        read, or nothing is known of drafting yet, which somebody has to find out.
-        """
-        bearer = None if scout is None else self._row(scout)
-        self._trial = self._trials.allow(loss, plain, bearer)
-        return width if self._trial else 0
+    def _try(self, width: int, trial: Trial, plain: float) -> tuple[int, Trial | None]:
+        """The width and the trial, if it is allowed; else nothing is drafted."""
+        return (width, trial) if self._trials.allowed(trial, plain) else (0, None)
 
     # -- learning ------------------------------------------------------------------------------
 

@@ -5,6 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from outpace.policy.auto.trials import Trial
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a drafter would draft in the coming round."""
+
+    widths: Sequence[int]
+    """Nodes in each of the rows that were chosen for."""
+    trial: Trial | None = None
+    """Where it is tried although plain decoding seems best."""
+
 
 @dataclass(frozen=True)
 class Promise:

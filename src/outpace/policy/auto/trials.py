@@ -37,42 +37,38 @@ FEW = 4
 """Few rows have joined where they are one in so many."""
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A draft that would be tried."""
+
+    loss: float
+    """Plain rounds that it is expected to lose."""
+    bearer: RowHistory | None = None
+    """The text in which it is made, which is charged for it, if any is."""
+
+    def made(self) -> None:
+        """Is told that it is."""
+        if self.bearer is not None:
+            self.bearer.lost += self.loss
+
+
 class Trials:
     """Drafts where plain decoding seems best: all of them together may lose a small share of the
     time."""
 
     def __init__(self) -> None:
         self._total = self._loss = 0.0
-        self._charged: tuple[RowHistory, float] | None = None  # for the coming round's trial
 
-    def begin(self) -> None:
-        """Begins a round: what was charged for the one before stays so."""
-        self._charged = None
+    def allowed(self, trial: Trial, plain: float) -> bool:
+        """Returns whether a trial may be made. plain: seconds of a plain round.
 
-    def allow(self, loss: float, plain: float, bearer: RowHistory | None = None) -> bool:
-        """Returns whether one that is expected to lose so many seconds may be made.
-
-        plain: seconds of a plain round. bearer: the text in which it is made, which is charged for
-        it, if any is. What it bears goes by its rounds, not by its tokens: a text that is copied
-        takes few rounds for many tokens, and would soon pay for reading a long prompt in vain.
+        What a text bears goes by its rounds, not by its tokens: a text that is copied takes few
+        rounds for many tokens, and would soon pay for reading a long prompt in vain.
         """
-        if self._loss + loss > SHARE * self._total + CREDIT * plain:
+        if self._loss + trial.loss * plain > SHARE * self._total + CREDIT * plain:
             return False
-        if bearer is None:
-            return True
-        rounds = loss / plain
-        if bearer.lost + rounds > OF_TEXT * bearer.rounds:
-            return False
-        bearer.lost += rounds
-        self._charged = bearer, rounds
-        return True
-
-    def take_back(self) -> None:
-        """Is told that the trial is not made after all."""
-        if self._charged is not None:
-            bearer, rounds = self._charged
-            bearer.lost -= rounds
-            self._charged = None
+        bearer = trial.bearer
+        return bearer is None or bearer.lost + trial.loss <= OF_TEXT * bearer.rounds
 
     def spend(self, seconds: float) -> None:
         """Is told how long a round took, of which trials may take their share."""
