@@ -198,7 +198,7 @@ class LLM:
         "recycling" and what is built on them), and what target and draft model keep cached of them
         (``enable_prefix_caching``). That is for a measurement in which a prompt comes again, or
         where one user's text shall not speed up another's. What "auto" has learned from them stays:
-        how soon texts like them end, and what a draft model saves in such.
+        how long such texts become, and how much a draft model saves in them.
 
         Raises ``ConfigError`` for a drafter that learns online.
         """

@@ -54,12 +54,32 @@ def test_what_is_copied_from_a_prompt_is_only_what_can_be_written(config: dict[s
             ]
 
 
+@pytest.mark.parametrize("combine", [None, "precedence", "merge"])
+def test_rows_of_a_look_up_and_of_a_model_are_joined(combine: str | None) -> None:
+    model = {"method": "draft_model", "model": helper(PADDED), "tokenizer": tokenizer()}
+    config: dict[str, Any] = {"method": "auto", "drafter": model}
+    if combine is not None:
+        drafters = [{"method": "ngram", "prompt_lookup_min": 1}, model]
+        config = {"method": "ensemble", "drafters": drafters, "combine": combine}
+    drafting = llm(config)
+    params = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True, speculative=4)
+    for _ in range(3):
+        texts = drafting.generate([PROMPT, [9, 8, 7], PROMPT[1:]], params)
+        assert all(max(text.outputs[0].token_ids) < SIZE for text in texts)
+
+
 def test_a_proposal_ends_where_a_token_is_none() -> None:
     tokens = torch.tensor([[1, 9, 2], [1, 2, 3], [-1, 2, 3], [1, 2, 9]])
-    tree = Tree.chain(4, 3, tokens.device)
-    proposal = Proposal(tokens, tree, torch.tensor([3, 2, 3, 2]), Point())
+    tree, counts = Tree.chain(4, 3, tokens.device), torch.tensor([3, 2, 3, 2])
+    assert Proposal(tokens.clone(), tree, counts, Point()).within(10).counts.tolist() == [
+        3,
+        2,
+        0,
+        2,
+    ]
+    proposal = Proposal(tokens, tree, counts, Point())
     cut = proposal.within(9)
     assert cut.counts.tolist() == [1, 2, 0, 2]
     assert cut.tokens.tolist() == [[1, 0, 2], [1, 2, 3], [0, 2, 3], [1, 2, 0]]
-    assert proposal.within(10).counts.tolist() == [3, 2, 0, 2]
     assert cut.within(9) is cut
+    assert cut.tokens is proposal.tokens, "by which a round is known as a drafter's own"

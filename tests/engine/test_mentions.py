@@ -38,12 +38,12 @@ def test_an_end_behind_everything_is_left_to_the_text(grammar: str, same: str) -
 
 
 @pytest.mark.parametrize("part", ['\\"', "/\\", '"\\', "\n/a", '\na[\\"', "\na[", "<", "\n ?!a.1"])
-def test_a_megabyte_of_marks_is_looked_at_once(part: str) -> None:
-    grammar = '"' + part * (1_000_000 // len(part))
+def test_hundreds_of_thousands_of_marks_are_looked_at_once(part: str) -> None:
+    grammar = '"' + part * (300_000 // len(part))
     for text in (grammar, grammar[1:], f'start: "a" <call>\n{grammar}\\\n'):
         begin = time.process_time()
         settled(text, {"<call>": 9}, ENDS)
-        assert time.process_time() - begin < 20  # looked at from each mark: hours
+        assert time.process_time() - begin < 10  # looked at from each mark: many minutes
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,11 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ import pytest
 from outpace import LLM
 from outpace.cli.serve import _name_of
 from outpace.errors import ConfigError
-from outpace.serve import bodies, connections, open_calls
 from outpace.serve.app import Server
 from outpace.serve.engine_thread import ShuttingDown
 from outpace.serve.jobs import Delta, Job
@@ -152,63 +149,6 @@ def test_the_names_of_this_machine_are_known_with_and_without_a_port(llm: LLM) -
             assert status(host) == 400, host
             # Whoever watches the server asks under the machine's own name.
             assert [status(host, path) for path in ("/health", "/ready")] == [200, 200]
-
-
-def test_an_object_of_many_fields_is_read_at_once(llm: LLM) -> None:
-    fields = ",".join(f'"{number}":0' for number in range(100_000))
-    raw = f'{{{fields},"7":0}}'.encode()
-    with running(llm) as url:
-        begin = time.perf_counter()
-        status, body, _ = call(url, "/detokenize", raw=raw)
-        assert (status, time.perf_counter() - begin < 30) == (
-            400,
-            True,
-        )  # looked for in turn: hours
-    assert "the field '7' twice" in body["error"]["message"]
-
-
-def test_bodies_that_are_held_back_fill_no_memory(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bodies, "TOGETHER", 2)
-    body = json.dumps({"prompt": "a", "max_tokens": 1})[:-1] + " " * 900 + "}"
-    with running(llm, max_body_bytes=1000) as url:
-        waiting = [http.client.HTTPConnection(url.removeprefix("http://")) for _ in range(2)]
-        for connection in waiting:
-            connection.putrequest("POST", "/v1/completions")
-            connection.putheader("Content-Type", "application/json")
-            connection.putheader("Content-Length", str(len(body)))
-            connection.endheaders(body[:-1].encode())
-        wait_for(lambda: call(url, "/v1/completions", raw=body.encode())[0] == 429)
-        for connection in waiting:
-            connection.send(body[-1:].encode())
-            assert connection.getresponse().status == 200
-            connection.close()
-        assert call(url, "/v1/completions", raw=body.encode())[0] == 200
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: a\r\n"])
-def test_a_connection_without_a_request_is_closed(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
-    with running(llm) as url:
-        host, _, port = url.removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port)), timeout=30) as connection:
-            connection.sendall(sent)
-            assert connection.recv(1) == b""
-        assert call(url, "/v1/completions", ENDLESS)[0] == 200, "an answer takes longer than that"
-
-
-def test_a_stream_with_nothing_to_say_says_so(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_calls, "SILENCE", 0.0001)
-    with running(llm) as url, closing(opened(url, {**ENDLESS, "stream": True})) as connection:
-        raw = connection.getresponse().read()
-    assert open_calls.STILL_THERE in raw
-    parts = [json.loads(part[6:]) for part in raw.split(b"\n\n") if part.startswith(b"data: {")]
-    with running(llm) as url:
-        whole = call(url, "/v1/completions", ENDLESS)[1]
-    assert "".join(part["choices"][0]["text"] for part in parts) == whole["choices"][0]["text"]
 
 
 def test_requests_have_numbers_and_the_log_no_prompts(

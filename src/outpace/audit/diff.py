@@ -93,10 +93,17 @@ class DiffReport:
     """Where a text without speculation is not what one plain forward of it chooses."""
     skipped: str | None = None
     """Why one mode could not be run."""
+    drafted: int = 0
+    """Tokens that were drafted in all texts."""
+    drafts_expected: bool = True
+    """Whether there is a drafter, so that texts without any drafts test nothing of it."""
 
     @property
     def ok(self) -> bool:
-        """Whether every difference is a near-tie, and scoring is within rounding."""
+        """Whether anything was drafted, every difference is a near-tie, and scoring is within
+        rounding."""
+        if self.drafts_expected and not self.drafted:
+            return False
         bugs = [one.bug for one in self.differences] + [one.bug for one in self.deviations]
         return not self.noise.excessive and not any(bugs)
 
@@ -124,11 +131,13 @@ def audit_diff(
     tokens: dict[str, int] = {}
     found: list[Difference] = []
     deviating: list[Deviation] = []
+    drafted = 0
     for mode, engine in engines.items():
         asked = [_params(mode, params, number) for number in range(len(prompts))]
         plain, speculative = _both(engine, prompts, asked)
         texts[mode] = len(prompts)
         tokens[mode] = sum(len(output.token_ids) for output in plain)
+        drafted += sum(output.metrics.num_draft_tokens for output in speculative)
         for number, pair in enumerate(zip(plain, speculative, strict=True)):
             triage = _Triage.of(engine, mode, prompts[number], asked[number], noise.tolerance)
             difference = triage.first_difference(number, *pair)
@@ -137,7 +146,17 @@ def audit_diff(
             deviating += triage.deviations(number, pair[0])
     rule = llm.engine.verifier.rule
     return DiffReport(
-        llm.config.method, rule.name, rule.lossless, noise, texts, tokens, found, deviating, skipped
+        method=llm.config.method,
+        rule=rule.name,
+        lossless=rule.lossless,
+        noise=noise,
+        texts=texts,
+        tokens=tokens,
+        differences=found,
+        deviations=deviating,
+        skipped=skipped,
+        drafted=drafted,
+        drafts_expected=llm.engine.drafter.longest > 0,
     )
 
 
@@ -210,13 +229,13 @@ class _Triage:
         cls, llm: LLM, mode: Mode, prompt: Sequence[int], params: SamplingParams, tolerance: float
     ) -> _Triage:
         """Returns the triage of the texts that an engine makes of one prompt."""
-        resolved = llm.resolve(params)
-        options, vocabulary = llm.intake.row_options(resolved), llm.target.vocabulary
-        room = llm.max_model_len - len(prompt)
+        # As requests have them, with what the model's own generation_config adds.
+        options = llm.requests(list(prompt), params)[0].options
+        vocabulary, room = llm.target.vocabulary, llm.max_model_len - len(prompt)
         return cls(
             llm,
             Choice(mode == "coupled", prompt, options, vocabulary, tolerance),
-            Ending(resolved.shortened(room), llm.target.eos_ids, vocabulary, llm.tokenizer),
+            Ending(options.params.shortened(room), llm.target.eos_ids, vocabulary, llm.tokenizer),
         )
 
     def deviations(self, number: int, plain: CompletionOutput) -> list[Deviation]:

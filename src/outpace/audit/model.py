@@ -101,7 +101,11 @@ class ModelReport:
     drafts: Reading
     noise: Noise
     detectable: dict[str, float | None]
-    acceptance: float
+    drafted: int
+    """Tokens that were drafted in all texts."""
+    accepted: int
+    drafts_expected: bool
+    """Whether there is a drafter, so that a text without any drafts tests nothing of it."""
     breaches: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -109,7 +113,7 @@ class ModelReport:
     def ok(self) -> bool:
         """Whether something was tested, and nothing speaks against the engine."""
         quiet = not (self.text.alarm or self.drafts.alarm)
-        tested = self.text.observations > 0
+        tested = self.text.observations > 0 and (self.drafted > 0 or not self.drafts_expected)
         return tested and quiet and not self.breaches and not self.noise.excessive
 
 
@@ -148,10 +152,15 @@ class _Session:
 
     def __init__(self, llm: LLM, plan: AuditPlan, params: SamplingParams, noise: Noise) -> None:
         self._llm, self._plan, self._params, self._noise = llm, plan, params, noise
-        options = llm.intake.row_options(params)
         temperature = params.temperature or 1.0
-        self._laws = PlainLaws(llm.engine.target, options, llm.target.vocabulary)
-        self._endings = [self._ending(prompt) for prompt in plan.prompts]
+        # As requests have them, with what the model's own generation_config adds.
+        asked = [llm.requests(list(prompt), params)[0].options for prompt in plan.prompts]
+        target, vocabulary = llm.engine.target, llm.target.vocabulary
+        self._laws = [PlainLaws(target, options, vocabulary) for options in asked]
+        self._endings = [
+            self._ending(prompt, options.params)
+            for prompt, options in zip(plan.prompts, asked, strict=True)
+        ]
         self.text = TextTest(plan.alpha / 2, params.max_tokens or 1, noise.tolerance / temperature)
         own = llm.engine.drafter.loaded
         self.claims = ClaimTest(plan.alpha / 2, own.max_length if own is not None else None)
@@ -178,13 +187,13 @@ class _Session:
             rows = self._llm.engine.target.rows
             for begin in range(0, len(group), rows):
                 part = group[begin : begin + rows]
-                self.text.bet_on(index, prompts[index], part, self._laws)
+                self.text.bet_on(index, prompts[index], part, self._laws[index])
         self.samples += len(numbers)
 
-    def _ending(self, prompt: Sequence[int]) -> Ending:
+    def _ending(self, prompt: Sequence[int], params: SamplingParams) -> Ending:
         """What ends the texts of a prompt: the room that it leaves in the context, too."""
         llm = self._llm
-        params = self._params.shortened(llm.max_model_len - len(prompt))
+        params = params.shortened(llm.max_model_len - len(prompt))
         return Ending(params, llm.target.eos_ids, llm.target.vocabulary, llm.tokenizer)
 
     def _look(self, index: int, output: CompletionOutput) -> None:
@@ -213,7 +222,9 @@ class _Session:
             drafts=Reading.of(self.claims.test),
             noise=self._noise,
             detectable=self._detectable(),
-            acceptance=self._accepted / max(1, self._drafted),
+            drafted=self._drafted,
+            accepted=self._accepted,
+            drafts_expected=llm.engine.drafter.longest > 0,
             breaches=[
                 *(f"{count} texts: {what}" for what, count in self._breaches.items()),
                 *(f"{count} times: {what}" for what, count in self.claims.breaches.items()),

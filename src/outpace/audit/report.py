@@ -104,8 +104,18 @@ def _model_sentences(report: ModelReport) -> Iterable[str]:
     if not report.text.observations:
         yield "No text has a token: nothing was tested. Give other prompts or options."
         return
+    if report.drafts_expected and not report.drafted:
+        yield NOTHING_DRAFTED
+        return
+    yield f"{report.drafted} tokens were drafted, {report.accepted} accepted."
     caught = ", ".join(f"{way} {_variation(tv)}" for way, tv in report.detectable.items())
     yield f"Would have caught with 90 % power a total variation per token of: {caught}."
+
+
+NOTHING_DRAFTED = (
+    "Nothing was drafted: plain decoding was compared with itself. Give prompts for which the "
+    "drafter finds something, more tokens, or a number of drafted tokens (-k)."
+)
 
 
 def _declared(rule: str) -> str:
@@ -130,6 +140,11 @@ def diff_findings(report: DiffReport) -> Group:
         lines.append(f"not run: {report.skipped}")
     if not report.lossless:
         lines.append(_declared(report.rule))
+    lines.append(
+        f"{report.drafted} tokens were drafted"
+        if report.drafted or not report.drafts_expected
+        else NOTHING_DRAFTED
+    )
     noise = report.noise
     lines.append(
         f"logits scored as drafted and read plainly differ by up to {noise.measured:.2g}; "

@@ -114,19 +114,18 @@ class Proposal:
         return nodes < self.counts[:, None]
 
     def within(self, vocabulary: int) -> Proposal:
-        """Returns the proposal without each row's nodes from the first one on that is no token of
-        the vocabulary, as a look-up copies from prompts with token ids of their own: the target
-        never writes it, and it has no place in a law."""
-        device = self.tokens.device
+        """Returns the proposal with each row cut before its first token outside the vocabulary;
+        such tokens become 0, in place. Look-ups copy them from prompts. The target never writes
+        them, and no law has a place for them."""
         if not self.tokens.numel():
             return self
-        if device.type == "cpu":  # others would have to be waited for
+        if self.tokens.device.type == "cpu":  # on another device, looking would wait for it
             least, most = self.tokens.aminmax()
             if int(least) >= 0 and int(most) < vocabulary:
                 return self
         known = (self.tokens >= 0) & (self.tokens < vocabulary)
-        counts = torch.minimum(self.counts, known.cumprod(1).sum(1))
-        return replace(self, tokens=self.tokens.where(known, 0), counts=counts)
+        self.tokens.masked_fill_(~known, 0)
+        return replace(self, counts=torch.minimum(self.counts, known.cumprod(1).sum(1)))
 
     @classmethod
     def empty(cls, rows: int, device: torch.device | str = "cpu") -> Proposal:

@@ -247,8 +247,10 @@ class Request:
 
     def new_text(self) -> str:
         """Returns the text that has become safe to show since the last call (streaming)."""
-        ended = self.finish_reason is not None  # before the text: another thread may write on
+        ended = self.finished
         text = self.text
+        if not ended and (self.finished or self._looked_at < len(self.output_ids)):
+            return ""  # another thread looks for what ends the text: not before it has
         end = len(text) if ended else self._strings.safe(text)
         piece, self._shown = text[self._shown : end], max(self._shown, end)
         return piece

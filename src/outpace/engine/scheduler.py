@@ -26,7 +26,7 @@ class Queue:
     def __init__(self, order: Order | None = None) -> None:
         self.order = order or FirstCome()
         self._back: list[Request] = []  # were in the batch, in the order of their rows
-        # In the order of arrival; as keys, since a request is taken out of thousands.
+        # Keys of a dict, so that one of thousands is taken out at once; `place` says the order.
         self._waiting: dict[Request, None] = {}
 
     def __len__(self) -> int:

@@ -107,7 +107,7 @@ class Grammars:
             begins = False
         if not begins:
             raise ParamsError(f"{kind} allows no text that the model's tokens spell: correct it.")
-        return grammar
+        return Grammar(matcher, self._vocabulary, self._eos_ids)
 
     @cached_property
     def _tokens(self) -> tuple[Spelling, Any]:
@@ -143,19 +143,20 @@ class Grammar(TokenMask):
     them.
     """
 
-    def __init__(self, matcher: Any, vocabulary: int, ends: Sequence[int]) -> None:
+    def __init__(
+        self, matcher: Any, vocabulary: int, ends: Sequence[int], unused: Any = None
+    ) -> None:
+        """unused: a matcher that stays at the beginning, from which another is made when one has
+        given up."""
         self._matcher = matcher
-        self._unused = matcher.deep_copy()  # takes its place when it has given up
+        self._unused = matcher.deep_copy() if unused is None else unused
         self._vocabulary = vocabulary
         self._ends = list(ends)
         self._at: list[int] = []  # the tokens that the matcher has consumed
 
     def copy(self) -> Grammar:
         """Returns the same grammar for another row, at its beginning."""
-        matcher = self._matcher.deep_copy()
-        if self._at:
-            matcher.rollback(len(self._at))
-        return Grammar(matcher, self._vocabulary, self._ends)
+        return Grammar(self._unused.deep_copy(), self._vocabulary, self._ends, self._unused)
 
     def allowed(self, output: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
         if self._matcher.is_error():

@@ -78,7 +78,7 @@ _NUMBERS = re.compile(r"<\[\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*\]>")
 
 _ITEMS = re.compile(
     r"""
-    (?P<text>"(?:\\[\s\S]|[^"\\])*(?:"|\\?\Z)|/(?:\\.|[^/\\\n])+(?:/|\\?$))
+    (?P<text>"(?:\\[\s\S]|[^"\\])*(?:"|\\?\Z)|/(?:\\[\s\S]|[^/\\])+(?:/|\\?\Z))
     |(?P<comment>//.*|\#.*)
     |(?P<head>^[ \t]*[?!]*(?P<name>[A-Za-z_]\w*)(?:\.-?\d+)?
         (?:\[(?:"(?:\\.|[^"\\\n])*"|[^\]"\n])*\])?[ \t]*:)
@@ -92,7 +92,6 @@ _ITEMS = re.compile(
     """,
     re.VERBOSE | re.MULTILINE,
 )
-"""What a grammar consists of. Texts, regular expressions and comments may hold anything. A text
-that is not closed goes on to the end of the grammar, a regular expression to the end of the line:
-were they searched for anew from each mark that may begin one, a megabyte of marks would take
-hours."""
+"""What a grammar consists of. Texts, regular expressions and comments may hold anything. What is
+not closed goes on to the end of the grammar: were it searched for anew from each mark that may
+begin a text, a megabyte of marks would take hours."""

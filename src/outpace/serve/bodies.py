@@ -13,11 +13,12 @@ from starlette.requests import Request
 from outpace.core.values import shown
 from outpace.serve.openai.errors import ApiError
 from outpace.serve.openai.tools import no_constant
-from outpace.serve.reading import LONG, Body
+from outpace.serve.reading import LONG, LONG_AT_ONCE, Body
 
 TOGETHER = 64
-"""Bodies of the largest size that may be held at once while they come in. Otherwise whoever opens a
-thousand connections and sends each body but for its last byte would fill the memory."""
+"""Bodies of the largest size that may be held at once until they are parsed. Otherwise whoever
+opens a thousand connections and sends each body but for its last byte would fill the memory. Short
+bodies are taken all the same."""
 
 
 class Bodies:
@@ -28,7 +29,8 @@ class Bodies:
 
     def __init__(self, most: int, seconds: float) -> None:
         self._most, self._seconds = most, seconds
-        self._held = 0  # bytes of all bodies that are coming in
+        self._held = 0  # bytes of all bodies that are coming in, or wait to be parsed
+        self._parsing = asyncio.Semaphore(LONG_AT_ONCE)
 
     async def __call__(self, request: Request) -> Body:
         """Returns a request's body, which is JSON; ``ApiError`` for what is none, for too much, and
@@ -39,34 +41,39 @@ class Bodies:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, "send the body as 'Content-Type: application/json'.")
+        parts: list[bytes] = []
         try:
             async with asyncio.timeout(self._seconds):
-                whole = await self._whole(request)
+                await self._receive(request, parts)
+            return await self._body(b"".join(parts))
         except TimeoutError as error:
             raise ApiError(
                 408, f"the body has not come within {self._seconds:g} seconds: send it again."
             ) from error
+        finally:
+            self._held -= sum(map(len, parts))
+
+    async def _receive(self, request: Request, parts: list[bytes]) -> None:
+        """Adds what comes to the parts."""
+        size = 0
+        async for part in request.stream():
+            parts.append(part)
+            size += len(part)
+            self._held += len(part)
+            if size > self._most:
+                raise ApiError(413, f"the body is larger than {self._most} bytes: send less.")
+            if size > LONG and self._held > TOGETHER * self._most:
+                raise ApiError(
+                    429, "too many bodies come in at once: come again later.", code="queue_full"
+                )
+
+    async def _body(self, whole: bytes) -> Body:
         if len(whole) < LONG:
             return Body(_parsed(whole), len(whole))
-        # Megabytes take a second, in which everybody else would wait.
-        return Body(await run_in_threadpool(_parsed, whole), len(whole))
-
-    async def _whole(self, request: Request) -> bytes:
-        parts, size = [], 0
-        try:
-            async for part in request.stream():
-                size += len(part)
-                self._held += len(part)
-                if size > self._most:
-                    raise ApiError(413, f"the body is larger than {self._most} bytes: send less.")
-                if self._held > TOGETHER * self._most:
-                    raise ApiError(
-                        429, "too many bodies come in at once: come again later.", code="queue_full"
-                    )
-                parts.append(part)
-            return b"".join(parts)
-        finally:
-            self._held -= size
+        # Megabytes take a second, in which everybody else would wait. Few at once: there are as
+        # many threads for all requests together.
+        async with self._parsing:
+            return Body(await run_in_threadpool(_parsed, whole), len(whole))
 
 
 def _parsed(whole: bytes) -> Any:

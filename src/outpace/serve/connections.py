@@ -8,9 +8,9 @@ from typing import Any
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 HEAD_SECONDS = 20.0
-"""Seconds in which the head of a request has to come, or twice as many. Uvicorn limits how long a
-connection may be silent *behind* a request only: a thousand on which nothing comes, or half a line,
-would leave no room for others."""
+"""How often a connection is looked at: one without a request at two looks in a row is closed.
+Uvicorn limits only how long a connection may be silent *behind* a request: a thousand on which
+nothing comes, or half a line, would leave no room for others."""
 
 
 def watched() -> type[asyncio.Protocol]:
@@ -23,9 +23,14 @@ def watched() -> type[asyncio.Protocol]:
             super().connection_made(transport)
             self._look_later()
 
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._next_look.cancel()
+            super().connection_lost(exc)
+
         def _look_later(self) -> None:
             self._before = self._idle_behind()
-            asyncio.get_running_loop().call_later(HEAD_SECONDS, self._look)
+            loop = asyncio.get_running_loop()
+            self._next_look = loop.call_later(HEAD_SECONDS, self._look)
 
         def _look(self) -> None:
             if self.transport.is_closing():

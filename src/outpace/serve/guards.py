@@ -40,8 +40,9 @@ def failure(error: ApiError) -> JSONResponse:
 
 class Hosts:
     """Answers only requests whose Host header names a known host. Otherwise a web page could have a
-    name of its own lead to this server, and call it (DNS rebinding). Whether the server is up it
-    may know: whoever watches a server asks this machine's own name."""
+    name of its own lead to this server, and call it (DNS rebinding). ``/health`` and ``/ready``
+    answer under every name, since health checks use this machine's own: such a page may learn that
+    a server runs, and how busy it is."""
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
         self._app = app

@@ -66,7 +66,11 @@ class Constraints:
         self._end_ids = [token for token in options.end_ids if token in range(vocabulary)]
         bad_words = [word for word in options.bad_words_ids if word[-1] < vocabulary]
         self._bad_tokens = torch.tensor([word[0] for word in bad_words if len(word) == 1])
-        self._bad_words = [word for word in bad_words if len(word) > 1]
+        # By the token before the last one, so that few are looked at behind each node.
+        self._bad_words: dict[int, list[tuple[int, ...]]] = {}
+        for word in bad_words:
+            if len(word) > 1:
+                self._bad_words.setdefault(word[-2], []).append(word)
 
     @property
     def possible(self) -> bool:
@@ -120,7 +124,7 @@ class Constraints:
         faults: takes those of the nodes at which the mask fails; unset: they are raised.
         """
         prompt, output = history.prompts[self.row], history.outputs[self.row]
-        reach = max((len(word) for word in self._bad_words), default=0)
+        reach = max((len(word) for words in self._bad_words.values() for word in words), default=0)
         tail = [*prompt[max(0, len(prompt) - reach) :], *output[max(0, len(output) - reach) :]]
         banned = torch.zeros(len(paths), self._vocabulary, dtype=torch.bool)
         if self._mask is not None:
@@ -131,7 +135,8 @@ class Constraints:
             if len(output) + len(path) < self._min_tokens:
                 banned[node, self._end_ids] = True
             past = [*tail, *path]
-            ended = [last for *start, last in self._bad_words if past[-len(start) :] == start]
+            near = self._bad_words.get(past[-1], ()) if past else ()
+            ended = [last for *start, last in near if past[-len(start) :] == start]
             if ended:
                 banned[node, ended] = True
         return banned.to(self._device)
@@ -144,19 +149,25 @@ class Constraints:
         faults: dict[int, RowFault] | None,
     ) -> Tensor:
         """What the mask allows. One that fails is asked again node by node, since the text may
-        never come to the node at which it does."""
+        never come to the node at which it does. Nor does it come behind that node."""
         try:
             return mask.allowed(output, paths)
         except Exception as error:
             if faults is None:
                 raise MaskFault(self.row, error) from error
         found = torch.ones(len(paths), self._vocabulary, dtype=torch.bool)
+        failed: dict[tuple[int, ...], RowFault] = {}
         for node, path in enumerate(paths):
-            try:
-                found[node] = mask.allowed(output, [path])[0]
-            except Exception as error:
-                faults[node] = MaskFault(self.row, error)
-                faults[node].__cause__ = error
+            before = (failed.get(tuple(path[:length])) for length in range(len(path)))
+            fault = next(filter(None, before), None)
+            if fault is None:
+                try:
+                    found[node] = mask.allowed(output, [path])[0]
+                except Exception as error:
+                    fault = failed[tuple(path)] = MaskFault(self.row, error)
+                    fault.__cause__ = error
+            if fault is not None:
+                faults[node] = fault
         return found
 
     def _processed(self, ids: Tensor, scores: Tensor) -> Tensor:

@@ -202,7 +202,7 @@ class Several(Drafter):
             budgets = rows.for_others(budgets)
         if any(budgets):
             with rows.law.drafting():  # what one child lacks, another one may have
-                made = self.children[child].propose(rows, budgets)
+                made = self.children[child].propose(rows, budgets).within(rows.law.vocabulary)
         else:
             made = Proposal.empty(len(rows), rows.seeds.device)
         nodes = guesses_of(made)

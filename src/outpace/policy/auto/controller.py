@@ -133,8 +133,8 @@ class Auto(Controller):
         floor: int = 0,
         prospects: Prospects | None = None,
     ) -> Offer:
-        """Returns how many nodes to draft in each of the ``free`` ones of all rows, until it is
-        said that this is what is drafted (`adopt`).
+        """Returns an offer: how many nodes to draft in each of the ``free`` ones of all rows. A
+        trial in it counts once the offer is taken (`adopt`).
 
         floor: nodes that some other row drafts. prospects: what drafting brings in the rest of a
         row's text, beside others that draft; unset: what follows from what it promises now.
@@ -151,7 +151,7 @@ class Auto(Controller):
         return Offer([width if trying in (None, request) else 0 for request in free], trial)
 
     def adopt(self, offer: Offer) -> None:
-        """Is told that what it has chosen is drafted."""
+        """Is told that an offer is taken."""
         self._trial = offer.trial
         if offer.trial is not None:
             offer.trial.made()
@@ -368,7 +368,7 @@ class Auto(Controller):
     ) -> None:
         if seconds is not None:
             self._learn_times(requests, outcomes, seconds)
-        self._asked = 0
+        self._asked, self._trial = 0, None
         if self._growing is not None and self._growing.due():
             slopes = self.costs.slopes(place_before(requests, outcomes), self._prices.forked)
             self._growing.grow(self.acceptance, slopes)

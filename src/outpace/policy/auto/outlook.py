@@ -15,7 +15,7 @@ class Offer:
     widths: Sequence[int]
     """Nodes in each of the rows that were chosen for."""
     trial: Trial | None = None
-    """Where it is tried although plain decoding seems best."""
+    """The trial that this is, where plain decoding seems better."""
 
 
 @dataclass(frozen=True)

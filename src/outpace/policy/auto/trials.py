@@ -47,7 +47,7 @@ class Trial:
     """The text in which it is made, which is charged for it, if any is."""
 
     def made(self) -> None:
-        """Is told that it is."""
+        """Charges the text: the trial is made."""
         if self.bearer is not None:
             self.bearer.lost += self.loss
 

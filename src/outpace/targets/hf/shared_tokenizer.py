@@ -55,10 +55,10 @@ class SharedTokenizer:
         shares = whole.tokenizer is self._tokenizer
         with self._processor_lock, nullcontext() if self._copied or not shares else self.lock:
             if self._processor is None:
-                self._processor = whole
-                if shares and self._copied:
-                    self._processor = copy.copy(whole)
-                    self._processor.tokenizer = self._another()
+                made = copy.copy(whole) if shares and self._copied else whole
+                if made is not whole:
+                    made.tokenizer = self._another()
+                self._processor = made
             yield self._processor
 
     def _own_copy(self) -> Any:
