@@ -278,6 +278,19 @@ def test_no_model_that_is_read_is_overwritten(
     assert bytes_of(copy_of_target) == before
 
 
+def test_a_drafter_that_learns_online_overwrites_no_run(
+    run: Run, target: Path, copy_of_target: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("config.json", "training.pt"):
+        (out / name).write_text("{}")
+    asked = ("train", "draft_model", "-m", str(target), "--data", "missing.txt", "--out", str(out))
+    done = run(*asked, "--online", "--start", str(copy_of_target))
+    assert done.exit_code == 2
+    assert "holds a model (config.json)" in " ".join(done.stderr.split())
+
+
 def test_no_other_model_is_overwritten(
     run: Run, target: Path, copy_of_target: Path, tmp_path: Path
 ) -> None:
@@ -288,7 +301,7 @@ def test_no_other_model_is_overwritten(
         (out / name).write_text("{}")
         done = run(*asked, "--out", str(out))
         assert done.exit_code == 2
-        assert f"holds a model ({name}) and no run" in " ".join(done.stderr.split())
+        assert f"holds a model ({name}), and no run" in " ".join(done.stderr.split())
         (out / name).rename(out / "answers.jsonl")  # what may be there before the first report
         assert "cannot read training file 'missing.txt'" in run(*asked, "--out", str(out)).stderr
         shutil.rmtree(out)

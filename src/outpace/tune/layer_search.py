@@ -35,6 +35,10 @@ VALUES = "speed-up over plain decoding"
 of a machine that is faster or busier today."""
 
 
+INTERRUPTED = "interrupted"
+"""Marks a trial that Ctrl-C ended: it counts as none, and its choice is tried again."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far the search is."""
@@ -135,8 +139,12 @@ class LayerSearch:
 
     @property
     def done(self) -> int:
-        """Trials that have ended, those of earlier runs included."""
-        return sum(trial.state.is_finished() for trial in self._study.get_trials(deepcopy=False))
+        """Trials that have ended, those of earlier runs included; not those that were
+        interrupted."""
+        trials = self._study.get_trials(deepcopy=False)
+        return sum(
+            trial.state.is_finished() and INTERRUPTED not in trial.user_attrs for trial in trials
+        )
 
     def run(self, trials: int, report: Callable[[Progress], None]) -> bool:
         """Plays trials until the study has so many; returns whether it was not interrupted.
@@ -148,6 +156,8 @@ class LayerSearch:
             try:
                 self._try(trial)
             except KeyboardInterrupt:
+                trial.set_user_attr(INTERRUPTED, True)
+                self._study.enqueue_trial(trial.params)  # comes first when the search goes on
                 self._study.tell(trial, state=TrialState.FAIL)
                 return False
             report(Progress(self.done, self._best_speed(), self.plain))

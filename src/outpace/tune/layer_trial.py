@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
+import torch
+
 from outpace.api import LLM
 from outpace.bench.builtin import BUILT_IN
 from outpace.core.params import SamplingParams
@@ -83,11 +85,15 @@ class LayerTrials:
     def setting(self) -> dict[str, Any]:
         """What the predictions of all trials depend on, besides the model: those of other prompts
         and options cannot be compared with them."""
-        listed = json.dumps(self._prompts).encode()
+        listed, target = json.dumps(self._prompts).encode(), self._llm.target
         return {
             "prompts": hashlib.sha256(listed).hexdigest()[:16],
             "tokens": self._tokens,
             "temperature": self._temperature,
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "quantization": target.quantization or "none",
+            "device": target.device.type,
+            "threads": torch.get_num_threads(),
         }
 
     @property

@@ -15,6 +15,14 @@ from outpace.bench.run.setting import Instruments, MeasuredSetting, Setting, Wor
 from outpace.errors import ConfigError, PromptError
 
 
+class Broken(Exception):
+    """A setting failed behind others, which are here; its error is the ``__cause__``."""
+
+    def __init__(self, found: Sequence[MeasuredSetting]) -> None:
+        super().__init__("a setting could not be measured")
+        self.found = list(found)
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """Prompts, contestants and a plan; one of the contestants is called "plain", the baseline."""
@@ -33,9 +41,12 @@ class Benchmark:
 
     def run(self) -> list[MeasuredSetting]:
         """Runs all settings one after another, the sweep at the first. After Ctrl-C those that
-        were run, the last of them in part; ``KeyboardInterrupt`` where there is none."""
+        were run, the last of them in part; ``KeyboardInterrupt`` where there is none. `Broken`
+        where a later setting fails, and ``PromptError`` for prompts that leave no room for as many
+        tokens as are asked for."""
         if BASELINE not in [c.name for c in self.contestants]:
             raise ConfigError("a benchmark needs the contestant 'plain' to compare with.")
+        self._check_room()
         tools = Instruments(self.bandwidth, self.clock, self.tick)
         found: list[MeasuredSetting] = []
         for number, (batch, temperature) in enumerate(self.plan.settings):
@@ -47,9 +58,26 @@ class Benchmark:
                 if not found:
                     raise
                 break
+            except Exception as error:
+                if not found:
+                    raise
+                raise Broken(found) from error
             if found[-1].result.stopped_of is not None:
                 break
         return found
+
+    def _check_room(self) -> None:
+        ours = [one.llm.max_model_len for one in self.contestants if isinstance(one, Ours)]
+        if self.plan.to_end or not ours:
+            return
+        for prompt in self.prompts:
+            tokens = len(self._ids(prompt))
+            if tokens + self.plan.max_tokens > min(ours):
+                raise PromptError(
+                    f"prompt {prompt.id} has {tokens} tokens, which leave no room for "
+                    f"{self.plan.max_tokens} more in a context of {min(ours)}: lower "
+                    "--max-prompt-tokens or --max-tokens."
+                )
 
     def ticks(self) -> int:
         """Returns how often `tick` will be called at most."""

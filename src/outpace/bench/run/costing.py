@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+
 from outpace.bench.report.provenance import provenance
 from outpace.bench.run.costs import CostReport, Curve, measure_curves
 from outpace.bench.run.memory import read_bandwidth
@@ -37,7 +39,11 @@ def cost_report(
     llm = engine(engines, engines.configs[0] if engines.configs else None, max(batches))
     model = llm.config.options.get("model")
     return CostReport(
-        provenance={**facts, "dtype": str(llm.target.dtype).removeprefix("torch.")},
+        provenance={
+            **facts,
+            "dtype": str(llm.target.dtype).removeprefix("torch."),
+            "threads": str(torch.get_num_threads()),  # as the models were loaded with
+        },
         model=Path(llm.target.name).name,
         drafter=llm.config.method if model is None else f"{llm.config.method} {Path(model).name}",
         bandwidth=read_bandwidth(llm.target.device),

@@ -8,6 +8,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from outpace import chats
 from outpace.api import BUNDLED, LLM
 from outpace.arguments import speculation
@@ -15,7 +17,7 @@ from outpace.bench.peers.registry import Models, check_peers, peers
 from outpace.bench.prompts import Prompt
 from outpace.bench.report.provenance import provenance
 from outpace.bench.report.results import Report
-from outpace.bench.run.benchmark import Benchmark
+from outpace.bench.run.benchmark import Benchmark, Broken
 from outpace.bench.run.contest import BASELINE, Contestant
 from outpace.bench.run.memory import read_bandwidth
 from outpace.bench.run.ours import Ours
@@ -201,6 +203,8 @@ class Finished:
     tokenizer: Any
     stopped: bool = False
     """Whether Ctrl-C came before all was run."""
+    error: BaseException | None = None
+    """Why a setting could not be measured; those before it are here."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +242,8 @@ class Onlooker:
 def run(
     engines: Engines, plan: BenchmarkPlan, given: Given, onlooker: Onlooker | None = None
 ) -> Finished:
-    """Runs a whole benchmark, or after Ctrl-C what there was time for (`Finished.stopped`)."""
+    """Runs a whole benchmark, or what there was until Ctrl-C (`Finished.stopped`) or an error
+    (`Finished.error`)."""
     onlooker = onlooker or Onlooker()
     facts = provenance()  # before the run, so that the load recorded is not the benchmark's own
     taking_part = lineup(engines, max(plan.batches))
@@ -254,11 +259,16 @@ def run(
         contestants=competing,
         bandwidth=read_bandwidth(llm.target.device),
     )
-    measured = replace(benchmark, tick=onlooker.progress(benchmark.ticks())).run()
+    error: BaseException | None = None
+    try:
+        measured = replace(benchmark, tick=onlooker.progress(benchmark.ticks())).run()
+    except Broken as broken:
+        measured, error = broken.found, broken.__cause__
     facts |= {
         "model": Path(llm.target.name).name,
         "dtype": str(llm.target.dtype).removeprefix("torch."),
         "quantization": llm.target.quantization or "none",
+        "threads": str(torch.get_num_threads()),  # as the models were loaded with
         "chat template": "applied" if given.chat else "none",
         "repeats": str(plan.pace.repeats),
         "warmup": str(plan.pace.warmup),
@@ -270,8 +280,9 @@ def run(
     report = Report(facts, BASELINE, benchmark.bandwidth, results)
     report.check()
     last = results[-1]
-    stopped = len(results) < len(plan.settings) or last.stopped_of is not None
-    return Finished(report, measured, llm.tokenizer, stopped)
+    left_out = len(results) < len(plan.settings) and error is None
+    stopped = left_out or last.stopped_of is not None
+    return Finished(report, measured, llm.tokenizer, stopped, error)
 
 
 def _by_reason(left_out: Mapping[str, str]) -> str:

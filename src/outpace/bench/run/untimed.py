@@ -16,6 +16,9 @@ from outpace.bench.stats.theory import Times
 Texts = list[list[list[int]]]
 """By job, the tokens of each of its texts."""
 
+STATES = 8
+"""States at which a lossy rule's divergence is measured in one job."""
+
 REPEATS = 5
 """How often each part is timed in one sample."""
 
@@ -62,13 +65,24 @@ def _plain_texts(engine: Ours, jobs: Sequence[BatchJob], baseline: Contestant) -
     return [plain.run(job).texts for job in jobs]
 
 
+def _spread(jobs: Sequence[BatchJob]) -> list[BatchJob]:
+    """Returns the jobs in another order, in which the first few come from all parts of the list."""
+    step = max(1, round(len(jobs) ** 0.5))
+    return [job for first in range(step) for job in jobs[first::step]]
+
+
 def _divergence(contestant: Ours, jobs: Sequence[BatchJob]) -> Divergence:
-    """Runs jobs untimed and watched, until enough states were seen."""
+    """Runs jobs untimed and watched, until enough states were seen: a few of each, so that they are
+    of several tasks, in an order that goes through the whole list."""
     with watching(contestant.llm) as watch:
-        for job in jobs:
-            if len(watch.found) >= watch.limit:
+        for job in _spread(jobs):
+            if watch.full:
                 break
+            watch.until(len(watch.found) + STATES)
             contestant.run(job)
+        watch.until(watch.limit)
+        if not watch.full:
+            contestant.run(jobs[0])
     found = watch.divergence()
     if found is None:
         raise unmeasured(contestant.rule, len(jobs[0].prompts), jobs[0].temperature)

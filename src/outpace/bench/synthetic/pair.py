@@ -22,6 +22,9 @@ from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.places import DTYPES, pick_device
 
+TARGET, DRAFTER, FACTS = "target", "drafter", "pair.json"
+"""What a pair is written to: two folders, and a file that says how they were made."""
+
 _REPEATS = 0.5
 """A text with fewer distinct 4-grams than this goes in circles, which no real text does."""
 
@@ -72,6 +75,17 @@ class Pair:
         return dataclasses.asdict(self)
 
 
+def check_free(out: Path) -> None:
+    """Raises ``ConfigError`` where `make_pair` would write over models that it has not made."""
+    made_here = (out / FACTS).is_file()
+    models = [name for name in (TARGET, DRAFTER) if (out / name / "config.json").exists()]
+    if models and not made_here:
+        raise ConfigError(
+            f"--out: {str(out / models[0])!r} holds a model, which would be overwritten: name "
+            "another folder."
+        )
+
+
 def make_pair(shape: ModelShape, options: PairOptions, out: Path) -> Pair:
     """Writes ``out/target``, ``out/drafter`` and ``out/pair.json``, and returns the pair.
 
@@ -89,12 +103,12 @@ def make_pair(shape: ModelShape, options: PairOptions, out: Path) -> Pair:
             "use another seed, more layers or a larger width."
         )
     tokenizer = byte_tokenizer(shape.vocab)
-    for name, model in (("target", target), ("drafter", drafter)):
+    for name, model in ((TARGET, target), (DRAFTER, drafter)):
         model.save_pretrained(out / name)
         tokenizer.save_pretrained(out / name)
     pair = Pair(
-        target=str(out / "target"),
-        drafter=str(out / "drafter"),
+        target=str(out / TARGET),
+        drafter=str(out / DRAFTER),
         shape=shape,
         options=options,
         scale=scale,
@@ -102,7 +116,7 @@ def make_pair(shape: ModelShape, options: PairOptions, out: Path) -> Pair:
         target_parameters=target.num_parameters(),
         drafter_parameters=drafter.num_parameters(),
     )
-    (out / "pair.json").write_text(json.dumps(pair.as_dict(), indent=2) + "\n", encoding="utf-8")
+    (out / FACTS).write_text(json.dumps(pair.as_dict(), indent=2) + "\n", encoding="utf-8")
     return pair
 
 

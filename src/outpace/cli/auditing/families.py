@@ -59,16 +59,19 @@ def families(
         from outpace.audit.families.listing import listed
         from outpace.audit.families.report import as_dict, as_markdown, as_table
         from outpace.audit.families.walk import Limits
+        from outpace.bench.report.outputs import check_file
         from outpace.targets.cpu.threads import processors
         from outpace.targets.hf.loading.places import pick_device
 
+    check_file("--json", as_json)
+    check_file("--markdown", markdown)
     names, place = listed(only or None, kind or None), str(pick_device(device))
     found = _walked(names, Limits(seconds, gigabytes), workers or processors(), place, console)
+    Console().print(as_table(found))
     if as_json is not None:
         _write(as_json, json.dumps(as_dict(found), indent=1) + "\n")
     if markdown is not None:
         _write(markdown, as_markdown(found))
-    Console().print(as_table(found))
     if any(one.failed for one in found):
         raise typer.Exit(1)
 

@@ -58,11 +58,12 @@ def pair_make(
         from outpace.bench.library import quiet
         from outpace.bench.report.outputs import check_folder
         from outpace.bench.synthetic.model_shapes import shape_named
-        from outpace.bench.synthetic.pair import PairOptions, describe, make_pair
+        from outpace.bench.synthetic.pair import PairOptions, check_free, describe, make_pair
 
     chosen = shape_named(shape, **vars(sizes))
     options = PairOptions(agreement=agreement, dtype=dtype, seed=seed, device=device)
     check_folder("--out", out)
+    check_free(out)
     console = Console()
     with quiet(), console.status(f"making a pair of shape {shape}"):
         pair = make_pair(chosen, options, out)
@@ -124,6 +125,9 @@ def run_benchmark(
         for note in [*notes(cell), *left_out(done.report)]:
             console.print(note, highlight=False, markup=False)
     files.write(done)
+    if done.error is not None:
+        console.print("what was measured before the following error is above and in the files")
+        raise done.error
     if done.stopped:
         raise KeyboardInterrupt
 

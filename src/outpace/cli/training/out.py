@@ -17,16 +17,19 @@ WEIGHTS = frozenset({".safetensors", ".bin", ".gguf", ".pt", ".pth"})
 """How the names of files with weights end."""
 
 
-def check_out(console: Console, model: ModelFlags, drafter: DrafterFlags, text: TextFlags) -> None:
+def check_out(
+    console: Console, model: ModelFlags, drafter: DrafterFlags, text: TextFlags, online: bool
+) -> None:
     """Raises ``ConfigError`` for a folder that cannot be written to, before hours are spent, and
-    for one in which a model would be overwritten."""
+    for one in which a model would be overwritten. A drafter that learns online goes on with no
+    earlier run: for it each model counts."""
     with starting(console):
         from outpace.bench.report.outputs import check_folder
         from outpace.train.draft_model import PRUNED, RANDOM
         from outpace.train.run import LOG, STATE
     start = None if drafter.start in (PRUNED, RANDOM) else drafter.start
     _check_apart(drafter.out, {"-m": model.model, "--start": start, "--draft": drafter.draft})
-    _check_no_model(drafter.out, STATE, LOG)
+    _check_no_model(drafter.out, STATE, LOG, online)
     check_folder("--out", drafter.out)
     if text.lessons is not None:
         check_folder("--lessons", text.lessons)
@@ -42,17 +45,18 @@ def _check_apart(out: Path, read: dict[str, str | None]) -> None:
             )
 
 
-def _check_no_model(out: Path, state: str, log: str) -> None:
+def _check_no_model(out: Path, state: str, log: str, online: bool) -> None:
     """Raises ``ConfigError`` for a folder with a model in it, unless an earlier run wrote it, which
     goes on, or begins anew where it was killed before it had a state. state, log: the files that
     runs leave; the log is there first, and empty until there is a state."""
     killed = (out / log).is_file() and not (out / log).stat().st_size
-    if not out.is_dir() or (out / state).exists() or killed:
+    goes_on = not online and ((out / state).exists() or killed)
+    if not out.is_dir() or goes_on:
         return
     files = sorted(file.name for file in out.iterdir())
     found = [name for name in files if name == CONFIG or Path(name).suffix in WEIGHTS]
     if found:
         raise ConfigError(
-            f"--out: {out} holds a model ({found[0]}) and no run that could go on ({state}): name "
+            f"--out: {out} holds a model ({found[0]}), and no run that could go on here: name "
             "another folder, or move that model away."
         )

@@ -83,7 +83,7 @@ def train(
     if processes.shard_target:
         launch.check_shards(method, model, drafter)
     if online.online:
-        check_out(console, model, drafter, text)
+        check_out(console, model, drafter, text, online=True)
         train_online(console, method, model, text, drafter, run, online)
         return
     if online.learner is not None:
@@ -96,7 +96,7 @@ def train(
     own = {task: one_task(task, files, text, drafter) for task in files}
     runs = list(own.values()) or [(text, drafter)]
     for texts, made in runs:
-        check_out(console, model, made, texts)
+        check_out(console, model, made, texts, online=False)
     begun = _have_begun(settings, (made.out for _, made in runs))
     curves = Curves(console, run.png, draws=ranks.first)
     model = launch.placed(model)
