@@ -145,9 +145,11 @@ def build_engine(
     speculation.rule.recognise(lambda: origin_of(loaded))
     verifier = Verifier(speculation.rule, intake.second_text(speculation.rule))
     drafter = speculation.drafter.build(setup)
+    if drafter.needs.states:  # of every token of a prompt, so that none may be read beforehand
+        target.keep_no_texts()
     if isinstance(target, InvariantTarget):
         count = speculation.config.num_speculative_tokens
-        check_invariant(target, drafter, speculation.rule, count, asked.reads_again)
+        check_invariant(target, drafter, verifier, count, asked.reads_again)
     return Engine(
         target,
         drafter,

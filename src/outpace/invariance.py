@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outpace.draft.base import Drafter
 from outpace.draft.route.base import Several
+from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError
 from outpace.targets.hf.invariant.target import InvariantTarget
 from outpace.verify.base import Rule
@@ -16,10 +17,14 @@ REMEDIES = {
 
 
 def check_invariant(
-    target: InvariantTarget, drafter: Drafter, rule: Rule, count: int | str, read_again: list[str]
+    target: InvariantTarget,
+    drafter: Drafter,
+    verifier: Verifier,
+    count: int | str,
+    read_again: list[str],
 ) -> None:
     """Raises ``ConfigError`` for what would make passes of a target differ in more than what is in
-    them.
+    them, and lets the target score no more nodes than there is room for beside other columns.
 
     count: the drafted tokens that were asked for. read_again: the names of those arguments of
     ``LLM`` that were given and may have a text read again.
@@ -30,7 +35,9 @@ def check_invariant(
             f"that wrote it: {REMEDIES[read_again[0]]}."
         )
     if target.chains_only:
-        _check_columns(drafter, rule)
+        _check_columns(drafter, verifier.rule)
+    elif drafter.longest:
+        _leave_room(target, drafter, verifier)
     room = target.tokens // 2 if drafter.longest else target.tokens
     if target.rows > room:
         raise ConfigError(
@@ -44,6 +51,38 @@ def check_invariant(
             f"under batch_invariant a pass scores {most} drafted tokens of a text at most here, "
             f"not {nodes}: draft fewer{_fewer_rows(target, nodes)}."
         )
+
+
+def _leave_room(target: InvariantTarget, drafter: Drafter, verifier: Verifier) -> None:
+    """Lets a target score no more nodes than a pass has room for beside other columns."""
+    least = _columns(1, drafter, verifier)
+    if least * target.rows > target.tokens and least > 2:
+        fewer = target.tokens // least
+        remedy = f"lower max_num_seqs to {fewer} or less" if fewer else "leave batch_invariant out"
+        raise ConfigError(
+            f"under batch_invariant a pass has room for {target.tokens} tokens here, and each text "
+            f"takes {least} with one drafted token and what is scored beside it: {remedy}."
+        )
+    while target.most_nodes > 1 and (
+        _columns(target.most_nodes, drafter, verifier) * target.rows > target.tokens
+    ):
+        target.most_nodes -= 1
+
+
+def _columns(nodes: int, drafter: Drafter, verifier: Verifier) -> int:
+    """Columns of a pass that a row with so many nodes takes, with those that ride and, for a rule
+    that has the draft scored twice, with the second copy."""
+    if verifier.rule.needs.second_pass is not None:
+        return 1 + 2 * nodes + len(verifier.second_text)
+    per_row, per_node = _riders(drafter)
+    return per_row + (1 + nodes) * (1 + per_node)
+
+
+def _riders(drafter: Drafter) -> tuple[int, int]:
+    """Columns that ride in a row, and those behind the root and each node, at most."""
+    children = drafter.children if isinstance(drafter, Several) else []
+    found = [(drafter.riders_per_row, drafter.riders_per_node), *map(_riders, children)]
+    return max(row for row, _ in found), max(node for _, node in found)
 
 
 def _fewer_rows(target: InvariantTarget, nodes: int) -> str:

@@ -11,11 +11,13 @@ from devices import cpu_only
 from outpace import LLM, SamplingParams
 from outpace.engine.alike import try_alike
 from outpace.errors import ConfigError, ParamsError
+from outpace.targets.base import Plan, Scores
 from outpace.targets.cpu.contention import ThreadLimit
 from outpace.targets.hf.invariant import target as invariant
 from outpace.targets.hf.invariant.runner import COLUMNS, OneShapeRunner
 from outpace.targets.hf.invariant.target import InvariantTarget, tokens_alike
 from outpace.targets.hf.loading.making import make_target
+from outpace.targets.hf.target import HFTarget
 from seq2seq.models import target as source_model
 
 from .families import CONTEXT, VOCABULARY, build, drafter, target
@@ -224,8 +226,38 @@ def on_a_cpu(**more: Any) -> LLM:
     return llm
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"method": "lookahead"},
+        {"method": "lookahead", "verify": "coupled", "num_speculative_tokens": 6},
+        {"method": "draft_model", "verify": "reflective"},
+    ],
+    ids=str,
+)
+def test_columns_that_ride_count_among_those_that_are_alike(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = 1 if "reflective" in config.values() else 4
+    llm = on_a_cpu(max_num_seqs=rows, speculative_config=config)
+    widths, score = [], HFTarget.score
+
+    def noting(self: HFTarget, plan: Plan) -> Scores:
+        riders = plan.riders.size if plan.riders else 0
+        columns = max(map(len, plan.pending)) + plan.tree.size + riders
+        widths.append(len(plan.pending) * columns)
+        return score(self, plan)
+
+    monkeypatch.setattr(HFTarget, "score", noting)
+    llm.generate(["One day,", "A dog", "The sun", "Lily"], greedy(24))
+    assert max(widths) <= tokens_alike(llm.target.model)
+    assert max(widths) > 8, "something rode"
+
+
 def test_more_texts_than_our_own_passes_have_room_for_are_refused() -> None:
     on_a_cpu(max_num_seqs=32)
+    with pytest.raises(ConfigError, match=r"takes \d+ with one drafted.*max_num_seqs to 6 or less"):
+        on_a_cpu(max_num_seqs=7, speculative_config={"method": "lookahead"})
     for config, room in (({"method": "suffix"}, 32), ({"method": "none"}, 64)):
         with pytest.raises(ConfigError, match=rf"lower max_num_seqs to {room} or less"):
             on_a_cpu(max_num_seqs=room + 1, speculative_config=config)

@@ -267,6 +267,8 @@ class Drafter(ABC):
     """Bytes of the weights that are read for one drafted level."""
     riders_per_node: int = 0
     """Columns of its own that ride in the target's pass behind the root and each drafted node."""
+    riders_per_row: int = 0
+    """Columns of its own that ride in the target's pass in each row, however many nodes it has."""
     rides: bool = False
     """Whether columns of its own ride in the target's pass, wherever they stand."""
     weight_bytes: int = 0

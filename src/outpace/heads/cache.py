@@ -54,6 +54,10 @@ class TextCache:
         """Keeps only these rows, numbered anew."""
         self._held = self._of(rows)
         self.lengths = [self.lengths[row] for row in rows]
+        room = max(self.lengths, default=0) + ROOM
+        if len(self._held) > 2 * room:  # a long text has ended
+            keys, values = self._held.keys, self._held.values
+            self._held = Entries(keys[:, :, :room].clone(), values[:, :, :room].clone())
 
     def of(self, rows: Sequence[int]) -> tuple[Entries, Tensor]:
         """Returns the entries of some rows, as many as the longest has, and which of them are a

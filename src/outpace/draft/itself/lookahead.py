@@ -130,6 +130,7 @@ class LookaheadDrafter(Drafter):
         """vocabulary: tokens that can be drafted; heads may be wider."""
         self.width, self.levels = options.max_window_size, options.max_ngram_size - 1
         self.longest = options.max_verification_set_size * self.levels
+        self.riders_per_row = self.width * self.levels
         self._most = options.max_verification_set_size
         self._vocabulary = vocabulary
         self._pools: list[NgramPool] = []

@@ -74,6 +74,7 @@ class Online(Drafter):
         self.ends_chains, self.copies_prompts = inner.ends_chains, inner.copies_prompts
         self.loaded, self.on_trial = inner.loaded, inner.on_trial
         self.riders_per_node, self.rides = inner.riders_per_node, inner.rides
+        self.riders_per_row = inner.riders_per_row
         self.keeps_up = inner.keeps_up
         self.tells_laws, self.joins_drafts = inner.tells_laws, inner.joins_drafts
         self.weight_bytes = inner.weight_bytes + pupil.nbytes

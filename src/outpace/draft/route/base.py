@@ -101,6 +101,7 @@ class Several(Drafter):
         self.pass_bytes = max(child.pass_bytes for child in children)
         self.ends_chains = any(child.ends_chains for child in children)
         self.rides = any(child.rides for child in children)
+        self.riders_per_row = max(child.riders_per_row for child in children)
         self.joins_drafts = any(child.joins_drafts for child in children)
         self.loaded = next((child.loaded for child in children if child.loaded), None)
         self._asked: list[Asked] = []

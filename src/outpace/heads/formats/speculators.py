@@ -83,7 +83,9 @@ class SpeculatorsFormat(Format):
             replace(head.target, name=name),
             replace(head.config, depths=depths),
         )
-        return folder.fill(head, {"d2t": head.d2t, **found})
+        if kind == "eagle":
+            found["d2t"] = head.d2t  # it knows all tokens
+        return folder.fill(head, found)
 
     @classmethod
     def write(cls, head: Head) -> Content:

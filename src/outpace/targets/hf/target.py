@@ -56,6 +56,7 @@ class HFTarget(Target):
         self.model: Any = model
         self.device, self.dtype = self.runner.device, self.runner.dtype
         self.reuses = saved_texts > 0
+        """Whether texts that end stay cached for others that begin like them."""
         self._sharpness = Sharpness.of(self.runner.config)
         self._saved = SavedTexts(saved_texts, saved_tokens)
         # A state that has read padding would be of no use to a shorter row.
@@ -115,6 +116,10 @@ class HFTarget(Target):
     def forget_texts(self) -> None:
         self._saved.clear()
 
+    def keep_no_texts(self) -> None:
+        """Is told that nobody would be lent what is cached of texts that have ended."""
+        self.reuses = False
+
     def retain(self, rows: Sequence[int], texts: Mapping[int, Sequence[int]] | None = None) -> None:
         for row, text in (texts or {}).items():
             length = min(self.lengths[row], len(text))
@@ -133,7 +138,7 @@ class HFTarget(Target):
             self._ready = 0  # their first round, which was to read the rest, came to nothing
         # Where states are wanted they are there before the first round, however prompts are read.
         first = not (layers or whole)
-        if self._ready == 0 and first and self._fit_the_first_pass():
+        if self._ready == 0 and first and self._fit_the_first_pass(token_budget):
             self._ready = self.active
             return []
         unread = self._prompts[self._ready :]
@@ -150,11 +155,11 @@ class HFTarget(Target):
         """How many rows, from the first on, have all that reading their prompts needs."""
         return self.active
 
-    def _fit_the_first_pass(self) -> bool:
+    def _fit_the_first_pass(self, token_budget: int) -> bool:
         """Whether all rows have as much left to read, and little enough, that the pass of their
         first round can read it: one pass less before the first token."""
-        left = {self._left(row) for row in range(self.active)}
-        return len(left) == 1 and max(left) < PREFILL_CHUNK
+        left = [self._left(row) for row in range(self.active)]
+        return len(set(left)) == 1 and left[0] < PREFILL_CHUNK and sum(left) <= token_budget
 
     def _left(self, row: int) -> int:
         return len(self._prompts[row]) - 1 - self.runner.lengths[row]

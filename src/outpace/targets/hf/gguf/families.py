@@ -367,7 +367,9 @@ FAMILIES = {
     "mamba": Family(
         "mamba",
         OWN,
-        variant=lambda model: "falcon_mamba" if model.of_family("ssm.dt_b_c_rms") else "mamba",
+        variant=lambda model: (
+            "falcon_mamba" if model.of_family("ssm.dt_b_c_rms") is True else "mamba"
+        ),
         table="mamba",
     ),
     "minicpm": Family("granite", PERMUTED, _minicpm, factors=ALL_FACTORS),

@@ -8,6 +8,7 @@ file costs a sentence, never memory. Format: github.com/ggml-org/ggml, docs/gguf
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import struct
@@ -97,9 +98,10 @@ def read_header(path: Path) -> Header:
             "(chmod), or name another file."
         ) from error
     except OSError as error:
-        raise ModelLoadError(
-            f"cannot read {path} ({error.strerror}): name a file that can be read."
-        ) from error
+        remedy = "name a file that can be read."
+        if error.errno == errno.ENOMEM:
+            remedy = "it is larger than this machine's memory, so take one with fewer bits."
+        raise ModelLoadError(f"cannot read {path} ({error.strerror}): {remedy}") from error
     except ValueError as error:  # mmap's, for no bytes at all
         raise ModelLoadError(f"cannot read {path} (it is empty): download it again.") from error
     try:

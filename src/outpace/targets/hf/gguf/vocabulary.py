@@ -262,7 +262,7 @@ def token_id(model: GGUFModel, key: str) -> int | None:
     """Returns the id of a special token, None if the file names none."""
     found = model.values.get(f"tokenizer.ggml.{key}")
     tokens = model.values.get("tokenizer.ggml.tokens")
-    if found is None or found == 0xFFFFFFFF:  # -1: none
+    if found is None or (isinstance(found, int) and found == 0xFFFFFFFF):  # -1: none
         return None
     known = len(tokens) if isinstance(tokens, list) and tokens else 1 << 31
     if not isinstance(found, int) or not 0 <= found < known:

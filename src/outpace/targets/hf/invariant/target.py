@@ -70,7 +70,7 @@ class InvariantTarget(HFTarget):
         found: dict[str, Any] = model.config.to_dict()
         return found
 
-    def _fit_the_first_pass(self) -> bool:
+    def _fit_the_first_pass(self, token_budget: int) -> bool:
         return False  # what is read with a draft behind it is read in a pass of another shape
 
     def _next_chunk(self, budget: int) -> list[list[int]]:

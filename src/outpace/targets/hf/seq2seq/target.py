@@ -40,8 +40,8 @@ class Seq2SeqTarget(HFTarget):
     def _readable(self) -> int:
         return self.runner.encoded
 
-    def _fit_the_first_pass(self) -> bool:
-        return self._readable == self.active and super()._fit_the_first_pass()
+    def _fit_the_first_pass(self, token_budget: int) -> bool:
+        return self._readable == self.active and super()._fit_the_first_pass(token_budget)
 
     # -- capabilities --------------------------------------------------------------------------
 

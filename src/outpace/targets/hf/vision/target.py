@@ -93,8 +93,8 @@ class VisionTarget(HFTarget):
 
     # -- prompts -------------------------------------------------------------------------------
 
-    def _fit_the_first_pass(self) -> bool:
-        return not any(self._unread) and super()._fit_the_first_pass()
+    def _fit_the_first_pass(self, token_budget: int) -> bool:
+        return not any(self._unread) and super()._fit_the_first_pass(token_budget)
 
     def _reads_alone(self, row: int) -> bool:
         return self._unread[row] is not None
