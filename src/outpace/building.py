@@ -149,7 +149,8 @@ def build_engine(
         target.keep_no_texts()
     if isinstance(target, InvariantTarget):
         count = speculation.config.num_speculative_tokens
-        check_invariant(target, drafter, verifier, count, asked.reads_again)
+        rule, text = verifier.rule, verifier.second_text
+        check_invariant(target, drafter, rule, text, count, asked.reads_again)
     return Engine(
         target,
         drafter,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from outpace.draft.base import Drafter
 from outpace.draft.route.base import Several
-from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError
 from outpace.targets.hf.invariant.target import InvariantTarget
 from outpace.verify.base import Rule
@@ -19,13 +20,15 @@ REMEDIES = {
 def check_invariant(
     target: InvariantTarget,
     drafter: Drafter,
-    verifier: Verifier,
+    rule: Rule,
+    second_text: Sequence[int],
     count: int | str,
     read_again: list[str],
 ) -> None:
     """Raises ``ConfigError`` for what would make passes of a target differ in more than what is in
     them, and lets the target score no more nodes than there is room for beside other columns.
 
+    second_text: the tokens between the two copies of a draft, for a rule that has it scored twice.
     count: the drafted tokens that were asked for. read_again: the names of those arguments of
     ``LLM`` that were given and may have a text read again.
     """
@@ -35,9 +38,9 @@ def check_invariant(
             f"that wrote it: {REMEDIES[read_again[0]]}."
         )
     if target.chains_only:
-        _check_columns(drafter, verifier.rule)
+        _check_columns(drafter, rule)
     elif drafter.longest:
-        _leave_room(target, drafter, verifier)
+        _leave_room(target, lambda nodes: _columns(nodes, drafter, rule, second_text))
     room = target.tokens // 2 if drafter.longest else target.tokens
     if target.rows > room:
         raise ConfigError(
@@ -53,9 +56,10 @@ def check_invariant(
         )
 
 
-def _leave_room(target: InvariantTarget, drafter: Drafter, verifier: Verifier) -> None:
-    """Lets a target score no more nodes than a pass has room for beside other columns."""
-    least = _columns(1, drafter, verifier)
+def _leave_room(target: InvariantTarget, columns: Callable[[int], int]) -> None:
+    """Lets a target score no more nodes than a pass has room for beside other columns. columns:
+    those that a row takes with so many nodes."""
+    least = columns(1)
     if least * target.rows > target.tokens and least > 2:
         fewer = target.tokens // least
         remedy = f"lower max_num_seqs to {fewer} or less" if fewer else "leave batch_invariant out"
@@ -63,17 +67,15 @@ def _leave_room(target: InvariantTarget, drafter: Drafter, verifier: Verifier) -
             f"under batch_invariant a pass has room for {target.tokens} tokens here, and each text "
             f"takes {least} with one drafted token and what is scored beside it: {remedy}."
         )
-    while target.most_nodes > 1 and (
-        _columns(target.most_nodes, drafter, verifier) * target.rows > target.tokens
-    ):
+    while target.most_nodes > 1 and columns(target.most_nodes) * target.rows > target.tokens:
         target.most_nodes -= 1
 
 
-def _columns(nodes: int, drafter: Drafter, verifier: Verifier) -> int:
+def _columns(nodes: int, drafter: Drafter, rule: Rule, second_text: Sequence[int]) -> int:
     """Columns of a pass that a row with so many nodes takes, with those that ride and, for a rule
     that has the draft scored twice, with the second copy."""
-    if verifier.rule.needs.second_pass is not None:
-        return 1 + 2 * nodes + len(verifier.second_text)
+    if rule.needs.second_pass is not None:
+        return 1 + 2 * nodes + len(second_text)
     per_row, per_node = _riders(drafter)
     return per_row + (1 + nodes) * (1 + per_node)
 

@@ -278,6 +278,28 @@ def test_no_model_that_is_read_is_overwritten(
     assert bytes_of(copy_of_target) == before
 
 
+@pytest.mark.parametrize("name", ["training.jsonl", "answers.jsonl"])
+def test_text_is_not_written_over(run: Run, target: Path, tmp_path: Path, name: str) -> None:
+    data = tmp_path / name
+    data.write_text(json.dumps({"prompt": "my only one"}) + "\n")
+    asked = ("train", "medusa", "-m", str(target), "--data", str(data), "--out", str(tmp_path))
+    done = run(*asked, "--self-distill")
+    assert done.exit_code == 2
+    assert f"holds {name}, which is to be read" in " ".join(done.stderr.split())
+    assert data.read_text() == json.dumps({"prompt": "my only one"}) + "\n"
+
+
+def test_answers_that_are_somebody_elses_stay(run: Run, target: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "out"
+    prompts.write_text("w1 w2 w3")
+    out.mkdir()
+    (out / "answers.jsonl").write_text('{"prompt": "mine"}\n')
+    asked = ("train", "medusa", "-m", str(target), "--data", str(prompts), "--out", str(out))
+    done = run(*asked, "--self-distill", "--answers", "2", "--answer-tokens", "4")
+    assert done.exit_code == 2, done.stderr
+    assert (out / "answers.jsonl").read_text() == '{"prompt": "mine"}\n'
+
+
 def test_a_drafter_that_learns_online_overwrites_no_run(
     run: Run, target: Path, copy_of_target: Path, tmp_path: Path
 ) -> None:

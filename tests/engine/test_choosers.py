@@ -493,6 +493,11 @@ def test_auto_keeps_what_it_has_learned(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             decoder(**{**config, **wrong})
+    path.write_text(json.dumps({**kept, "models": ["of another target", kept["models"][1]]}))
+    with pytest.raises(ConfigError, match="another target or other draft models, whatever"):
+        decoder(**config)
+    path.write_text(json.dumps({name: kept[name] for name in ("method", "drafters", "state")}))
+    decoder(**config)  # as earlier versions wrote it
     all_ends = kept["state"]["ends"]
     for broken in (
         {},

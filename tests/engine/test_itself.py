@@ -17,7 +17,8 @@ from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.draft.exits import FIRST, PAPER, Exit
-from outpace.draft.itself.chosen import ChosenLayers, Fingerprint, evenly
+from outpace.draft.fingerprint import Fingerprint
+from outpace.draft.itself.chosen import ChosenLayers, evenly
 from outpace.draft.itself.partial import Ending, ending_of
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.base import SubLayers

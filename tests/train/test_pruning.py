@@ -92,7 +92,7 @@ def test_a_run_of_other_settings_that_is_refused_changes_nothing(tmp_path: Path)
     whole = with_idle_layers()
     TrainingRun(whole, text(), pruned(), tmp_path).play(quiet)
     before = (tmp_path / KEPT).read_bytes()
-    with pytest.raises(ConfigError, match="holds a run with another head"):
+    with pytest.raises(ConfigError, match="holds a run with another size"):
         TrainingRun(whole, text(), pruned(head={"depths": 3, "layers": 2}), tmp_path)
     assert (tmp_path / KEPT).read_bytes() == before
 

@@ -110,6 +110,11 @@ class ModelReport:
     seconds: float = 0.0
 
     @property
+    def acceptance(self) -> float:
+        """The share of the drafted tokens that were accepted."""
+        return self.accepted / max(1, self.drafted)
+
+    @property
     def ok(self) -> bool:
         """Whether something was tested, and nothing speaks against the engine."""
         quiet = not (self.text.alarm or self.drafts.alarm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,7 +96,7 @@ def layers(
     Then: `--speculative-config '{"method": "layer_skip", "layers": "layers.json"}'`
     """
     texts = [entry.text for file in prompts or () for entry in read_prompts(None, file)]
-    _check_out(out)
+    _check_out(out, prompts or ())
     kept_in = study or out.with_suffix(".study")
     if kept_in.resolve() == out.resolve():
         raise ConfigError(
@@ -106,7 +107,7 @@ def layers(
     engine = {**model.arguments(), "speculative_config": TRIED}
     llm, _ = load_llm(model.model, engine, {}, texts=1)
 
-    from outpace.draft.itself.chosen import Fingerprint
+    from outpace.draft.fingerprint import Fingerprint
     from outpace.tune.layer_search import LayerSearch
     from outpace.tune.layer_trial import LayerTrials, built_in_prompts
 
@@ -187,7 +188,7 @@ def tree(
     Then: `--speculative-config tree.json`
     """
     texts = [entry.text for file in prompts or () for entry in read_prompts(None, file)]
-    _check_out(out)
+    _check_out(out, prompts or ())
     config = tree_config(draft, speculative_config)
     engine = {**model.arguments(), "speculative_config": config}
     llm, _ = load_llm(model.model, engine, {}, texts=1)
@@ -256,7 +257,7 @@ def router(
         if not (task and equals and file):
             raise ConfigError(f"--data must be TASK=FILE, not {entry!r}.")
         texts.setdefault(task, []).extend(_texts(Path(file)))
-    _check_out(out)
+    _check_out(out, [Path(entry.partition("=")[2]) for entry in data])
     from outpace.draft.route.classifier import TaskClassifier
 
     made = TaskClassifier.trained(texts, seed)
@@ -268,8 +269,12 @@ def router(
     )
 
 
-def _check_out(out: Path) -> None:
-    """Raises ``ConfigError`` for a file that cannot be written, before time is spent on it."""
+def _check_out(out: Path, inputs: Sequence[Path] = ()) -> None:
+    """Raises ``ConfigError`` for a file that cannot be written, before time is spent on it, and for
+    one of those that are read."""
+    for file in inputs:
+        if out.exists() and file.exists() and out.samefile(file):
+            raise ConfigError(f"--out: {str(out)!r} is to be read, too: name another file.")
     if not out.parent.is_dir():
         raise ConfigError(f"--out: there is no folder {str(out.parent)!r}.")
     if out.is_dir():

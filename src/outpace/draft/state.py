@@ -26,10 +26,17 @@ def check_state(state: Any) -> None:
 class StateFile:
     """Numbers by drafter, kept between runs."""
 
-    def __init__(self, path: str | os.PathLike[str], method: str, drafters: Sequence[str]) -> None:
-        """method, drafters: whose numbers these are; a file of others is refused."""
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        method: str,
+        drafters: Sequence[str],
+        models: Sequence[str] = (),
+    ) -> None:
+        """method, drafters, models: whose numbers these are; a file of others is refused. models:
+        digests of the target and the draft models."""
         self._path = Path(path)
-        self._whose = {"method": method, "drafters": list(drafters)}
+        self._whose = {"method": method, "drafters": list(drafters), "models": list(models)}
         self._warned = False
 
     def load(self) -> Mapping[str, Any] | None:
@@ -38,7 +45,8 @@ class StateFile:
         try:
             text = self._path.read_text(encoding="utf-8")
             found = json.loads(text, parse_float=_finite, parse_constant=_finite)
-            whose = {key: found[key] for key in self._whose}
+            whose = {key: found[key] for key in ("method", "drafters")}
+            whose["models"] = found.get("models", self._whose["models"])  # once there were none
             state: Mapping[str, Any] = found["state"]
         except (FileNotFoundError, NotADirectoryError):
             if not self._path.parent.is_dir():
@@ -51,6 +59,11 @@ class StateFile:
                 f"{self._path} is not what a choice among drafters has learned ({error}): name "
                 "another file."
             ) from error
+        if whose == {**self._whose, "models": whose["models"]} != self._whose:
+            raise ConfigError(
+                f"{self._path} was learned with another target or other draft models, whatever "
+                "their folders are called: name another file."
+            )
         if whose != self._whose:
             raise ConfigError(
                 f"{self._path} is the state of method {whose['method']!r} with the drafters "

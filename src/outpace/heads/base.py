@@ -57,6 +57,16 @@ class Config(Protocol):
 Sizes = TypeVar("Sizes", bound=Config)
 
 
+COUNTS = ("depths", "layers", "blocks", "passes", "unrolled")
+"""Sizes that say how many there are of something."""
+
+MOST = 1000
+"""What each of them is at most."""
+
+LARGEST = 1 << 24
+"""The greatest width or vocabulary of a target."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
     """What a head is built from; each kind adds its own sizes."""
@@ -69,6 +79,9 @@ class HeadConfig:
     def __post_init__(self) -> None:
         if self.depths < 1:
             raise ValueError(f"depths is {self.depths}")
+        for name in COUNTS:  # each costs matrices of its own: a file must not ask for all memory
+            if (count := getattr(self, name, 0)) > MOST:
+                raise ValueError(f"{name} is {count}, and {MOST} are the most")
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -169,7 +182,7 @@ def shape_of(given: Mapping[str, Any]) -> TargetShape:
     shape = TargetShape(**given)
     for name in ("hidden_size", "vocab_size", "layers"):
         size = getattr(shape, name)
-        if type(size) is not int or size < 0:
+        if type(size) is not int or not 0 <= size <= LARGEST:
             raise ValueError(f"the target's {name} is {size!r}")
     return shape
 

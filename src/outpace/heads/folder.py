@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,6 +92,8 @@ class Folder:
             save_file(kept, self.path / f"{file}.part")
         with saving(self.path / CONFIG):
             (self.path / f"{CONFIG}.part").write_text(text, encoding="utf-8")
+            # safetensors lets nobody else read what it writes.
+            shutil.copymode(self.path / f"{CONFIG}.part", self.path / f"{file}.part")
         for name in (file, CONFIG):
             (self.path / f"{name}.part").replace(self.path / name)
 

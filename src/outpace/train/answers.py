@@ -114,8 +114,11 @@ class Answers:
             with self._path.open("rb") as file:
                 first = file.readline()
                 before = json.loads(first)
+                mine = asdict(self._settings)
                 if not isinstance(before, dict) or not first.endswith(b"\n"):
                     raise ValueError("no settings")
+                if not mine.keys() & before.keys():
+                    raise ValueError("settings of something else")
                 whole = len(first)
                 for line in file:
                     if line.endswith(b"\n"):
@@ -125,7 +128,6 @@ class Answers:
                 f"{self._path} cannot be read, so that no answers can be added: delete it to begin "
                 "anew."
             ) from error
-        mine = asdict(self._settings)
         other = [name for name in mine if before.get(name) != mine[name]]
         if other and not lines:  # nothing is lost
             return self._begin()

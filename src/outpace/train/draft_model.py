@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from outpace.errors import ConfigError, UnsupportedModel, VocabularyMismatch, reason_of
+from outpace.heads.base import LARGEST
 from outpace.heads.saving import saving
 from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load
@@ -57,6 +58,11 @@ class DraftModelSizes:
     head_dim: int = 0
     """Width of an attention head."""
 
+    def __post_init__(self) -> None:
+        for name, size in self.as_dict().items():
+            if size > LARGEST:
+                raise ValueError(f"{name} is {size}, and {LARGEST} is the most")
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -77,7 +83,10 @@ class Start:
             model.save_pretrained(beside)
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(beside)
-            for file in sorted(Path(beside).iterdir()):
+            files = sorted(Path(beside).iterdir())
+            for file in files:  # safetensors lets nobody else read what it writes
+                shutil.copymode(Path(beside) / "config.json", file)
+            for file in files:
                 file.replace(out / file.name)
 
 
@@ -186,6 +195,8 @@ def _made(config: Any, what: str) -> nn.Module:
     try:
         make: Any = AutoModelForCausalLM.from_config  # untyped
         model: nn.Module = make(config)
+        with torch.inference_mode():
+            model(torch.zeros(1, 2, dtype=torch.long), use_cache=False)
     except Exception as error:  # configurations raise all sorts
         raise ConfigError(
             f"no {config.model_type} model of {what} can be made: {reason_of(error)}"

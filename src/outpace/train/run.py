@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -290,14 +290,15 @@ class TrainingRun:
         """Writes the drafter where it is the best so far, and what is needed to go on. Only the
         first rank writes; all of them know what is kept."""
         best = progress.score >= self.best
-        if best:
+        if self._ranks.first:
+            self.out.mkdir(parents=True, exist_ok=True)
+            (self.out / LOG).touch()  # whose a drafter is, if the run is killed before its state
+            if best:
+                self._student.save(self.out)
+        if best:  # now that it is
             self.best, self.kept = progress.score, progress
         if not self._ranks.first:
             return
-        self.out.mkdir(parents=True, exist_ok=True)
-        (self.out / LOG).touch()  # says whose a drafter is, if the run is killed before its state
-        if best:
-            self._student.save(self.out)
         state = {
             "settings": self.settings.as_dict(),
             "target": {"shape": asdict(self._target.shape), "greeting": self._target.greeting},
@@ -375,9 +376,14 @@ class TrainingRun:
             check_begin(self.settings)  # a folder that is none is not another one
         if other:
             raise ConfigError(
-                f"{self.out} holds a run with another {' and '.join(sorted(other))}: name "
+                f"{self.out} holds a run with another {' and '.join(sorted(_said(other)))}: name "
                 "another folder, or delete this one to begin anew."
             )
+
+
+def _said(settings: Sequence[str]) -> list[str]:
+    """Settings as whoever set them knows them."""
+    return ["size (--set)" if name == "head" else name for name in settings]
 
 
 def held_out(blocks: int, settings: TrainSettings) -> int:

@@ -20,12 +20,15 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from outpace.draft.itself.chosen import ChosenLayers, Fingerprint, evenly
+from outpace.draft.fingerprint import Fingerprint
+from outpace.draft.itself.chosen import ChosenLayers, evenly
 from outpace.errors import ConfigError
 from outpace.targets.base import NOTHING, SubLayers
 from outpace.tune.layer_trial import LayerTrials
 
 NAME = "layers"
+BEGIN = b'{"op_code"'
+"""What the file of a study begins with."""
 GUESSES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 """Shares of the attention parts that are left out in the first trials; of the MLPs, a third of
 that. Drawn evenly, half of all parts would be, and nothing would be accepted."""
@@ -57,6 +60,8 @@ class LayerSearch:
     ) -> None:
         """kept_in: the study's file, made if there is none; ``ConfigError`` if it is about another
         model, other prompts or other options, or no such file."""
+        if not 0 <= seed < 1 << 32:
+            raise ConfigError(f"the seed must be in [0, 2**32), not {seed}.")
         self._trials, self._model, self._seed = trials, model, seed
         self._study = self._opened(kept_in)
         self.plain = trials.measure_plain()
@@ -67,6 +72,7 @@ class LayerSearch:
         known = path.exists()
         try:
             if known:
+                _check_begun(path)
                 _cut_half_a_line(path)
             study = optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(path))),
@@ -78,7 +84,7 @@ class LayerSearch:
                 pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1),
             )
             own, setting = (study.user_attrs.get(name) for name in ("model", "setting"))
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, AssertionError) as error:
             raise ConfigError(
                 f"{str(path)!r} is not a study of `outpace tune layers`, or cannot be written "
                 f"({error}): name another file with --study."
@@ -220,11 +226,19 @@ class LayerSearch:
         return ChosenLayers(self._model, SubLayers(attention, mlp), found)
 
 
+def _check_begun(path: Path) -> None:
+    """Raises ``ValueError`` for a file that Optuna has not written: it would write behind it."""
+    with path.open("rb") as file:
+        begin = file.read(len(BEGIN))
+    if begin and begin != BEGIN:
+        raise ValueError(f"it begins with {begin!r}")
+
+
 def _cut_half_a_line(path: Path) -> None:
     """Removes the last line of a study where it has no end, as after a crash or on a full disk.
     Optuna would write behind it, and not read the study again."""
     with path.open("r+b") as file:
         content = file.read()
         end = content.rfind(b"\n") + 1
-        if content.startswith(b'{"op_code"') and 0 < end < len(content):
+        if content.startswith(BEGIN) and 0 < end < len(content):
             file.truncate(end)

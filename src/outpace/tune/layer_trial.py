@@ -77,6 +77,7 @@ class LayerTrials:
         if not isinstance(drafter, LayerSkip) or not isinstance(count, int):
             raise ConfigError("layers are tuned with layer_skip and a fixed number of tokens.")
         self._llm, self._drafter, self._depth = llm, drafter, count
+        SamplingParams(temperature=temperature, max_tokens=tokens)  # refuses what is none
         self._prompts, self._tokens, self._temperature = list(prompts), tokens, temperature
         self._plain: deque[Seconds] = deque(maxlen=KEPT)
         self._scored: deque[Seconds] = deque(maxlen=KEPT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -60,7 +61,7 @@ def train_online(
     if len(lengths) >= 2 * LATELY:
         first, last = _mean(lengths[:LATELY]), _mean(lengths[-LATELY:])
         console.print(f"acceptance length {first:.2f} at first, {last:.2f} at last")
-    use = f"use it: --method {method} --draft {drafter.out}"
+    use = f"use it: --method {method} --draft {shlex.quote(str(drafter.out))}"
     console.print(use, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -25,10 +26,12 @@ def check_out(
     earlier run: for it each model counts."""
     with starting(console):
         from outpace.bench.report.outputs import check_folder
+        from outpace.train.answers import FILE
         from outpace.train.draft_model import PRUNED, RANDOM
         from outpace.train.run import LOG, STATE
     start = None if drafter.start in (PRUNED, RANDOM) else drafter.start
     _check_apart(drafter.out, {"-m": model.model, "--start": start, "--draft": drafter.draft})
+    _check_no_data(drafter.out, text.data or [], {CONFIG, STATE, LOG, FILE})
     _check_no_model(drafter.out, STATE, LOG, online)
     check_folder("--out", drafter.out)
     if text.lessons is not None:
@@ -42,6 +45,18 @@ def _check_apart(out: Path, read: dict[str, str | None]) -> None:
             raise ConfigError(
                 f"--out is the folder of {flag}, whose model would be overwritten: name another "
                 "folder."
+            )
+
+
+def _check_no_data(out: Path, data: Iterable[str | Path], written: Collection[str]) -> None:
+    """Raises ``ConfigError`` for text in the folder itself that has the name of a file which the
+    run writes. written: their names."""
+    for file in map(Path, data):
+        there = out.is_dir() and file.parent.exists() and file.parent.samefile(out)
+        if there and file.name in written:
+            raise ConfigError(
+                f"--out: {out} holds {file.name}, which is to be read, and the run would write "
+                "into it: name another folder."
             )
 
 

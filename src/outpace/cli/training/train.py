@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -326,10 +327,11 @@ def _use(settings: TrainSettings, drafter: DrafterFlags) -> str:
     from outpace.heads.registry import classifier_names
 
     if settings.method not in classifier_names():
-        return f"--method {settings.method} --draft {drafter.out}"
+        return f"--method {settings.method} --draft {shlex.quote(str(drafter.out))}"
     key = "verify" if settings.method == "judge" else "length"
     named = {"name": settings.method, "head": str(drafter.out)}
-    return f"--speculative-config '{json.dumps({'model': settings.draft, key: named})}'"
+    config = json.dumps({"model": settings.draft, key: named})
+    return f"--speculative-config {shlex.quote(config)}"
 
 
 def _target(console: Console, model: ModelFlags, sharing: Ranks | None) -> Loaded:

@@ -11,6 +11,7 @@ from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import flag
 from outpace.draft.base import Drafter, Find, Pick, Rows, Setup
+from outpace.draft.fingerprint import digest_of
 from outpace.draft.models.options import DraftModelOptions
 from outpace.draft.models.sight import check_wanted
 from outpace.draft.registry import drafter_names, find_drafter
@@ -176,7 +177,9 @@ class AutoDrafter(Several):
         made = cls(children, names, setup.loaded.vocabulary)
         if setup.options.state is not None:
             whose = list(map(described, names, children))
-            made.file = StateFile(setup.options.state, cls.name, whose)
+            models = [setup.loaded, *(child.loaded for child in children if child.loaded)]
+            digests = [digest_of(one.model) for one in models]
+            made.file = StateFile(setup.options.state, cls.name, whose, digests)
         return made
 
     @classmethod

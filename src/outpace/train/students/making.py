@@ -14,6 +14,7 @@ from outpace.targets.hf.loading.source import check_path
 from outpace.train.draft_model import DRAFT_MODEL, PRUNED, RANDOM, DraftModelSizes
 from outpace.train.marks import Recipe
 from outpace.train.pruning import Report
+from outpace.train.recipes.model import ModelRecipe
 from outpace.train.recipes.registry import recipe_kind
 from outpace.train.settings import TrainSettings, sizes_of
 from outpace.train.students.base import Student
@@ -68,6 +69,8 @@ def check_made(loaded: Loaded, settings: TrainSettings, begun: bool) -> None:
     """Raises what `student_for` and the first step would raise for settings that do not fit the
     target, as far as that takes seconds: before hours are spent on the text."""
     check_block(loaded, settings)
+    if settings.method == DRAFT_MODEL:
+        check_depths(settings, sizes_of(DraftModelSizes, settings.head).depths, ModelRecipe)
     if settings.method not in head_names() or begun:
         return
     if settings.start:

@@ -9,6 +9,7 @@ from typing import Any, Generic, Self
 
 from outpace.core.proposal import Drawn, Needs
 from outpace.draft.base import Drafter, RowInfo, Setup
+from outpace.draft.fingerprint import digest_of
 from outpace.draft.route.base import Learned, State, build_children, described, names_of, rule_of
 from outpace.draft.route.choosing import Choosing
 from outpace.draft.state import StateFile
@@ -34,7 +35,8 @@ class Learning(Choosing, Generic[State]):
         self.needs = replace(self.needs, laws=True)
         self._learned = Learned(first)
         whose = list(map(described, names, children))
-        self._file = None if file is None else StateFile(file, self.name, whose)
+        models = [digest_of(child.loaded.model) for child in children if child.loaded]
+        self._file = None if file is None else StateFile(file, self.name, whose, models)
         saved = None if self._file is None else self._file.load()
         if saved is not None:
             self.restore(saved)

@@ -1,0 +1,54 @@
+"""What tells a model from others."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from outpace.targets.hf.loading.loaded import Loaded
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Enough of a model to tell it from others, whatever its folder is called and however its
+    matrices are rounded."""
+
+    name: str
+    kind: str
+    layers: int
+    hidden_size: int
+    weights: str
+    """Digest of the norms' weights, which no quantisation touches."""
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> Fingerprint:
+        """Returns the fingerprint of a model."""
+        config = loaded.config
+        return cls(
+            name=Path(str(loaded.name)).name,
+            kind=str(config.model_type),
+            layers=int(config.num_hidden_layers),
+            hidden_size=int(config.hidden_size),
+            weights=digest_of(loaded.model),
+        )
+
+    def same_model(self, other: Fingerprint) -> bool:
+        """Whether both are of one model: its name may differ."""
+        parts = ("kind", "layers", "hidden_size", "weights")
+        return all(getattr(self, part) == getattr(other, part) for part in parts)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind}, {self.layers} layers of {self.hidden_size})"
+
+
+def digest_of(model: torch.nn.Module) -> str:
+    """Returns a short text that other models hardly ever have: of the norms' weights."""
+    found = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1 and "norm" in name.lower():
+            # In the narrowest type that models come in, so that it is the same in all.
+            found.update(weight.detach().cpu().bfloat16().view(torch.int16).numpy().tobytes())
+    return found.hexdigest()[:16]
