@@ -49,8 +49,9 @@ def test_bodies_that_are_held_back_fill_no_memory(
         assert call(url, "/v1/completions", raw=short.encode())[0] == 200, "a short one is taken"
         for connection in waiting:
             connection.send(body[-1:])
-            assert connection.getresponse().status == 200
-            connection.close()
+            with closing(connection), connection.getresponse() as answer:
+                assert answer.status == 200
+                answer.read()
         assert call(url, "/v1/completions", raw=body)[0] == 200
 
 
@@ -80,7 +81,8 @@ def test_a_stream_with_nothing_to_say_says_so(llm: LLM, monkeypatch: pytest.Monk
         with closing(connected(url)) as connection:
             body, kind = json.dumps({**ENDLESS, "stream": True}), "application/json"
             connection.request("POST", "/v1/completions", body, {"Content-Type": kind})
-            raw = connection.getresponse().read()
+            with connection.getresponse() as answer:
+                raw = answer.read()
         whole = call(url, "/v1/completions", ENDLESS)[1]
     assert open_calls.STILL_THERE in raw
     parts = [json.loads(part[6:]) for part in raw.split(b"\n\n") if part.startswith(b"data: {")]

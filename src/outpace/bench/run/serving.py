@@ -170,7 +170,8 @@ class _Answers:
     def __init__(self, server: Server, load: Load | Clients, speculative: str) -> None:
         self._server, self._load, self._speculative = server, load, speculative
         self._found: list[Served] = []
-        self._problems: list[Exception] = []
+        self._problems: list[str] = []
+        self._unreachable = False
         self.begin = time.perf_counter()
 
     def ask(self, prompt: str) -> None:
@@ -178,20 +179,20 @@ class _Answers:
             body = _body(self._load, prompt, self._speculative)
             self._found.append(_served(self._server, body, self.begin))
         except (OSError, http.client.HTTPException, ConfigError) as error:
-            self._problems.append(error)
+            self._problems.append(str(error))
+            self._unreachable |= isinstance(error, OSError)
 
     def all(self) -> list[Served]:
         """Returns the answers; ``ConfigError`` if any is missing."""
         if self._problems:
-            first, unreachable = self._problems[0], isinstance(self._problems[0], OSError)
             remedy = (
                 "start the server with 'outpace serve', or give its address."
-                if unreachable
+                if self._unreachable
                 else "send less (--rate, --clients), or start the server with higher limits."
             )
             raise ConfigError(
                 f"{len(self._problems)} of {len(self._load.prompts)} requests to "
-                f"{self._server.url} failed (the first: {first}): {remedy}"
+                f"{self._server.url} failed (the first: {self._problems[0]}): {remedy}"
             )
         return self._found
 
