@@ -77,7 +77,7 @@ def test_a_wrong_token_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tie_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tokens with the same logits: whichever is taken, the texts are equally right."""
     model, twin = letter_model(), len(LETTERS) - 1
-    config = {"method": "ngram", "prompt_lookup_min": 1}
+    config = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 3}
     llm = LLM(model, tokenizer=LetterTokenizer(), speculative_config=config)
     prompts = [[i, j] for i in range(6) for j in range(2)]
     params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0)

@@ -17,7 +17,7 @@ Texts = list[list[list[int]]]
 """By job, the tokens of each of its texts."""
 
 STATES = 8
-"""States at which a lossy rule's divergence is measured in one job."""
+"""States at which a lossy rule's divergence is measured in one job, at least."""
 
 REPEATS = 5
 """How often each part is timed in one sample."""
@@ -75,14 +75,12 @@ def _divergence(contestant: Ours, jobs: Sequence[BatchJob]) -> Divergence:
     """Runs jobs untimed and watched, until enough states were seen: a few of each, so that they are
     of several tasks, in an order that goes through the whole list."""
     with watching(contestant.llm) as watch:
+        of_each = max(STATES, -(-watch.limit // len(jobs)))
         for job in _spread(jobs):
             if watch.full:
                 break
-            watch.until(len(watch.found) + STATES)
+            watch.until(len(watch.found) + of_each)
             contestant.run(job)
-        watch.until(watch.limit)
-        if not watch.full:
-            contestant.run(jobs[0])
     found = watch.divergence()
     if found is None:
         raise unmeasured(contestant.rule, len(jobs[0].prompts), jobs[0].temperature)
