@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,8 @@ from outpace.targets.hf.loading.making import make_target
 from outpace.train.origin import origin_of
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
+
+LOGGER = logging.getLogger("outpace")
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,12 @@ def build_engine(
     drafter = speculation.drafter.build(setup)
     if drafter.needs.states:  # of every token of a prompt, so that none may be read beforehand
         target.keep_no_texts()
+        if asked.enable_prefix_caching:
+            LOGGER.warning(
+                "outpace: enable_prefix_caching does nothing with method %r, which needs the "
+                "target's states of all tokens of a prompt.",
+                speculation.config.method,
+            )
     if isinstance(target, InvariantTarget):
         count = speculation.config.num_speculative_tokens
         rule, text = verifier.rule, verifier.second_text

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from outpace import LLM
+from outpace.draft.registry import find_drafter
 from outpace.engine.request import Request
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.slots.prefixes import WORTHWHILE, SavedText, SavedTexts
 from targets.families import CONTEXT, drafter, target
 from targets.generating import greedy
@@ -100,3 +102,16 @@ def test_interrupted_steps_forget_what_was_saved() -> None:
     llm.engine.target.reset()
     (again,) = played(llm, [FIRST])
     assert again.cached_tokens == 0
+
+
+def test_beside_a_trained_head_nothing_is_kept_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    head = find_drafter("medusa").specimen(Loaded(target("llama"), None, "llama"))
+    config = {"method": "medusa", "num_speculative_tokens": 3, **head}
+    limits = {"max_num_seqs": 3, "max_model_len": CONTEXT}
+    llm = LLM(target("llama"), speculative_config=config, enable_prefix_caching=True, **limits)
+    assert "enable_prefix_caching does nothing with method 'medusa'" in caplog.text
+    played(llm, [FIRST])
+    assert not llm.engine.target.reuses
+    assert played(llm, [FIRST])[0].cached_tokens == 0

@@ -16,8 +16,8 @@ from outpace.bench.stats.theory import Times
 Texts = list[list[list[int]]]
 """By job, the tokens of each of its texts."""
 
-STATES = 8
-"""States at which a lossy rule's divergence is measured in one job, at least."""
+ALL_STATES, STATES = 64, 8
+"""States at which a lossy rule's divergence is measured, about, and those of one job, at least."""
 
 REPEATS = 5
 """How often each part is timed in one sample."""
@@ -74,12 +74,12 @@ def _spread(jobs: Sequence[BatchJob]) -> list[BatchJob]:
 def _divergence(contestant: Ours, jobs: Sequence[BatchJob]) -> Divergence:
     """Runs jobs untimed and watched, until enough states were seen: a few of each, so that they are
     of several tasks, in an order that goes through the whole list."""
+    of_each = max(STATES, -(-ALL_STATES // len(jobs)))
     with watching(contestant.llm) as watch:
-        of_each = max(STATES, -(-watch.limit // len(jobs)))
         for job in _spread(jobs):
-            if watch.full:
+            if len(watch.found) >= ALL_STATES:
                 break
-            watch.until(len(watch.found) + of_each)
+            watch.limit = len(watch.found) + of_each
             contestant.run(job)
     found = watch.divergence()
     if found is None:

@@ -45,20 +45,9 @@ class Watch:
 
     limit: int = 64
     found: list[float] = field(default_factory=list)
-    for_now: int | None = None
-    """Rows at which it waits until it is told to go on; None for the limit."""
     unseen: list[float] = field(default_factory=list)
     blocked: bool = False
     """Whether a draft was met that cannot be measured."""
-
-    @property
-    def full(self) -> bool:
-        """Whether it has seen as much as it wants."""
-        return len(self.found) >= self.limit
-
-    def until(self, rows: int) -> None:
-        """Goes on until it has seen so many rows, and then waits."""
-        self.for_now = rows
 
     def see(self, trace: RoundTrace) -> None:
         """Asks the rule, at every root, what it would do with every token that might have been
@@ -66,8 +55,7 @@ class Watch:
         if trace.laws is None:
             return
         for row in range(trace.laws.shape[0]):
-            most = self.limit if self.for_now is None else min(self.limit, self.for_now)
-            if len(self.found) >= most or not trace.decisions[row].drafted:
+            if len(self.found) >= self.limit or not trace.decisions[row].drafted:
                 continue
             if _peeks(trace.rule) and isinstance(trace.proposal.law, Sampled):
                 self.blocked = True

@@ -71,6 +71,7 @@ class Constraints:
         for word in bad_words:
             if len(word) > 1:
                 self._bad_words.setdefault(word[-2], []).append(word)
+        self._reach = max(map(len, bad_words), default=0)
 
     @property
     def possible(self) -> bool:
@@ -124,7 +125,7 @@ class Constraints:
         faults: takes those of the nodes at which the mask fails; unset: they are raised.
         """
         prompt, output = history.prompts[self.row], history.outputs[self.row]
-        reach = max((len(word) for words in self._bad_words.values() for word in words), default=0)
+        reach = self._reach
         tail = [*prompt[max(0, len(prompt) - reach) :], *output[max(0, len(output) - reach) :]]
         banned = torch.zeros(len(paths), self._vocabulary, dtype=torch.bool)
         if self._mask is not None:

@@ -241,7 +241,7 @@ class Auto(Controller):
         if self._rest is not None and self._rest.lasts(place, free):
             return 0, None
         self._rest, self._promising, self.promise = None, False, None
-        plain = self.costs.plain(place)
+        plain = self.costs.measured(place).get(0)
         if plain is None or self.costs.times_measured(place, 0) < PLAIN:
             return 0, None  # all others are measured against it
         scout = self._scout(free)
@@ -413,7 +413,7 @@ class Auto(Controller):
         if unread:
             self.known.reading.add(seconds.draft - (steady.draft if steady else 0.0), unread)
         self._trials.spend(seconds.total if self._ours else 0.0)
-        plain = costs.plain(place)
+        plain = costs.measured(place).get(0)
         if self._trial and (width or self._asked) and plain is not None:
             more = sum(outcome.emitted for outcome in outcomes) / len(outcomes) - 1
             # Plain rounds that were slow just before do not make the time of drafting disappear.

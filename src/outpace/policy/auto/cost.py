@@ -188,11 +188,6 @@ class CostModel:
         cells = self._cells.get(place, {})
         return {width: cells[width].total for width in sorted(cells) if width >= 0}
 
-    def plain(self, place: Place) -> float | None:
-        """Returns the median seconds of a plain round, None if there was none."""
-        cell = self._cells.get(place, {}).get(0)
-        return cell.total if cell else None
-
     def times_measured(self, place: Place, width: int) -> int:
         """Returns how many measurements of such rounds are kept."""
         cell = self._cells.get(place, {}).get(width)

@@ -32,7 +32,7 @@ class Knowledge:
     def to_save(self) -> dict[str, Any]:
         """Returns what drafting and reading cost in plain rounds, for a later run. How often drafts
         are accepted is learned anew within a text or two."""
-        plain = [self.costs.plain(place) for place in self.costs.places]
+        plain = [self.costs.measured(place).get(0) for place in self.costs.places]
         return {
             "costs": self.costs.to_save(),
             "reading": self.reading.to_save(next(filter(None, plain), None)),
