@@ -46,6 +46,9 @@ class Rule(ABC):
     takes: ClassVar[frozenset[Drawn]]
     trees: ClassVar[bool]
     """Whether a node may have several children."""
+    looks_ahead: ClassVar[bool] = False
+    """Whether it looks at later tokens of a draft to decide on an earlier one. Then one seed gives
+    another text, of the same law, where drafts end at other places."""
     coupled: ClassVar[bool] = False
     """Whether the engine draws each token with noise that depends on the request's seed and the
     token's position only, and follows the draft as long as it agrees, instead of asking the

@@ -40,6 +40,7 @@ class BlockRule(Rule):
     lossless: ClassVar[bool] = True
     takes: ClassVar[frozenset[Drawn]] = ONE_LAW
     trees: ClassVar[bool] = False
+    looks_ahead: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):

@@ -46,6 +46,7 @@ class TraversalRule(Rule):
     lossless: ClassVar[bool] = True
     takes: ClassVar[frozenset[Drawn]] = ONE_LAW
     trees: ClassVar[bool] = True
+    looks_ahead: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):

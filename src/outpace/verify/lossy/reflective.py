@@ -45,6 +45,7 @@ class ReflectiveRule(Rule):
     lossless: ClassVar[bool] = False
     takes: ClassVar[frozenset[Drawn]] = ONE_LAW
     trees: ClassVar[bool] = False
+    looks_ahead: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.name, "weight", self.weight, 0, 1, above=False)
