@@ -46,6 +46,7 @@ def filled(model: GGUFModel, built: nn.Module, dtype: torch.dtype, packed: bool)
         for name, weight in arrangement.weights(model, packable)
     }
     _check(model, built, weights, arrangement.lacking(model))
+    _make_buffers(built)
     _replace_layers(built, weights, dtype)
     buffers = dict(built.named_buffers())
     numbers = {
@@ -55,7 +56,6 @@ def filled(model: GGUFModel, built: nn.Module, dtype: torch.dtype, packed: bool)
     }
     built.load_state_dict(numbers, strict=False, assign=True)
     built.tie_weights()  # type: ignore[operator]
-    _make_buffers(built)
     _shape_rotary(model, built)
     return built.eval()
 
@@ -143,12 +143,16 @@ def _place_blocks(
 
 
 def _make_buffers(built: nn.Module) -> None:
-    """Computes the buffers that no file holds, such as rotary frequencies, as transformers does."""
+    """Computes the buffers that no file holds, such as rotary frequencies, as transformers does.
+
+    The weights have no storage yet: some models look at them while they compute buffers, and
+    weights in blocks would be widened for each look.
+    """
     for weight in built.state_dict(keep_vars=True).values():
         weight._is_hf_initialized = True  # and so is left alone
     for module in built.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_meta:
+            if name in module._non_persistent_buffers_set:
                 module.register_buffer(name, torch.zeros_like(buffer, device="cpu"), False)
     built.initialize_weights()  # type: ignore[operator]
 
