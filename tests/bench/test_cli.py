@@ -33,6 +33,7 @@ from outpace.cli.benching.groups import ContestFlags, DraftFlags
 from outpace.draft.registry import drafter_names
 from outpace.errors import ConfigError, OutpaceError
 from outpace.targets.hf.loading.load import load
+from targets.gguf.files import tiny, write
 
 
 def outpace(*arguments: str) -> Result:
@@ -349,11 +350,15 @@ def test_a_peer_that_needs_a_draft_model_is_given_no_head() -> None:
     assert "holds a trained head: leave 'hf-assisted' out of --vs" in str(done.exception)
 
 
-def test_a_peer_that_reads_folders_is_given_no_file(pair: Pair, tmp_path: Path) -> None:
-    file = tmp_path / "small.gguf"
-    file.write_bytes(b"GGUF")
-    with pytest.raises(ConfigError, match=r"draft model '.*small.gguf' is a GGUF file: leave"):
-        peers(["hf-assisted"], Models(pair.target, str(file), "float32", "cpu"))
+def test_transformers_reads_gguf_files_too(tmp_path: Path) -> None:
+    target = write(tmp_path / "target.gguf", "qwen2", tiny("qwen2"), "Q8_0")
+    drafter = write(tmp_path / "drafter.gguf", "llama", tiny("llama"), "Q8_0")
+    models = Models(str(target), str(drafter), "float32", "cpu")
+    found = peers(["hf", "hf-assisted-3"], models)
+    assert [c.name for c in found] == ["hf", "hf-assisted-3"]
+    plain, assisted = (c.run(BatchJob(((3, 1, 4),), 6, 0.0)).texts for c in found)
+    assert [len(text) for text in plain] == [6]
+    assert plain == assisted
 
 
 def test_peers_are_given_the_files_that_names_stand_for(
@@ -377,16 +382,12 @@ def test_peers_are_given_the_files_that_names_stand_for(
     assert found.head == str(BUNDLED / "heads" / "eagle3")
 
 
-@pytest.mark.parametrize(
-    ("model", "peer", "words"),
-    [(None, "hg", "unknown peer 'hg'"), ("big.gguf", "hf", "leave 'hf' out of --vs")],
-)
-def test_a_peer_that_cannot_take_part_is_refused_before_a_model_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, model: str | None, peer: str, words: str
+def test_an_unknown_peer_is_refused_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("outpace.bench.run.session.LLM", lambda *_, **__: pytest.fail("loaded"))
-    with pytest.raises(ConfigError, match=words):
-        lineup(Engines(model, (), {}, vs=("plain", peer)), 1)
+    with pytest.raises(ConfigError, match="unknown peer 'hg'"):
+        lineup(Engines(None, (), {}, vs=("plain", "hg")), 1)
 
 
 @pytest.mark.parametrize("whose", ["quantization", "drafter_quantization"])

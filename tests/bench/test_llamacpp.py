@@ -1,4 +1,4 @@
-"""llama.cpp as a contestant: asked over HTTP, refused by name, ended with its object."""
+"""llama.cpp and ik_llama.cpp as contestants: asked over HTTP, refused by name, ended in time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from outpace.bench.peers.llama_server import PROGRAM, LlamaServer
+from outpace.bench.peers.llama_server import IK_LLAMA_CPP, LLAMA_CPP, LlamaServer
 from outpace.bench.peers.llamacpp import LlamaCpp
-from outpace.bench.peers.registry import Models, peers
+from outpace.bench.peers.registry import Models, check_peers, peers
 from outpace.bench.run.contest import BatchJob
 from outpace.errors import ConfigError
 
@@ -39,9 +39,13 @@ class Handler(BaseHTTPRequestHandler):
         open(os.environ["ASKED"], "a").write(json.dumps(asked) + "\\n")
         drafts = "-md" in words and "idle.gguf" not in words[words.index("-md") + 1]
         timings = {"draft_n": 4, "draft_n_accepted": 2} if drafts else {}
-        tokens = list(range(asked["n_predict"]))
-        old = "old.gguf" in words[words.index("-m") + 1]
-        self.answer({"content": "a"} if old else {"tokens": tokens, "timings": timings})
+        if self.path == "/tokenize":
+            return self.answer({"tokens": [ord(letter) for letter in asked["content"]]})
+        count = asked["n_predict"]
+        silent = "silent.gguf" in words[words.index("-m") + 1]  # tells no token ids
+        told = {"content": "abc", "tokens_predicted": count} if silent else {}
+        told = told or {"tokens": list(range(count))}
+        self.answer({**told, "timings": timings})
 
     def answer(self, found):
         self.send_response(200)
@@ -62,7 +66,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / "llama-server"
     program.write_text(f"#!{sys.executable}\n{SERVER}")
     program.chmod(0o755)
-    monkeypatch.setenv(PROGRAM, str(program))
+    monkeypatch.setenv(LLAMA_CPP.variable, str(program))
+    monkeypatch.setenv(IK_LLAMA_CPP.variable, str(program))
     monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
     return tmp_path / "asked"
 
@@ -92,7 +97,7 @@ def test_plain_and_speculative_run_the_same_file(asked: Path) -> None:
 
 
 def test_the_process_ends_with_its_object(asked: Path) -> None:
-    server = LlamaServer("t.gguf", None, 0, 1)
+    server = LlamaServer(LLAMA_CPP, "t.gguf", None, 0, 1)
     pid = lines(asked)[0]["pid"]
     assert isinstance(pid, int)
     os.kill(pid, 0)  # it runs
@@ -105,24 +110,54 @@ def test_the_process_ends_with_its_object(asked: Path) -> None:
 
 
 def test_what_drafts_nothing_is_not_called_speculative(asked: Path) -> None:
-    contestant = LlamaCpp(LlamaServer("t.gguf", "idle.gguf", 3, 1), 3)
+    contestant = LlamaCpp(LLAMA_CPP, LlamaServer(LLAMA_CPP, "t.gguf", "idle.gguf", 3, 1), 3)
     with pytest.raises(ConfigError, match="drafted nothing"):
         contestant.run(JOB)
 
 
-def test_a_server_that_returns_no_tokens_is_refused(asked: Path) -> None:
-    with pytest.raises(ConfigError, match="no token ids"):
-        LlamaCpp(LlamaServer("old.gguf", None, 0, 1), None).run(JOB)
+@pytest.mark.parametrize(("count", "tokens"), [(2, [97, 98]), (5, [97, 98, 99, -1, -1])])
+def test_tokens_that_a_server_does_not_tell_are_read_from_its_text(
+    count: int, tokens: list[int], asked: Path
+) -> None:
+    contestant = LlamaCpp(LLAMA_CPP, LlamaServer(LLAMA_CPP, "silent.gguf", None, 0, 1), None)
+    assert contestant.run(BatchJob(((3, 1, 4),), count, 0.0)).texts == [tokens]
+
+
+def test_ik_llama_cpp_repacks_and_has_its_own_options(asked: Path) -> None:
+    names = ["ik_llamacpp-plain", "ik_llamacpp-speculative-5"]
+    found = peers(names, Models("t.gguf", "d.gguf", "float32", "cpu"))
+    assert [c.name for c in found] == ["ik_llamacpp", "ik_llamacpp-speculative-5"]
+    plain, drafting = [line["words"] for line in lines(asked) if "words" in line]
+    assert "--run-time-repack" in plain
+    assert "-md" not in plain
+    assert drafting[drafting.index("--spec-type") + 1] == "draft:n_max=5"
+
+
+def test_without_a_draft_model_a_whole_peer_is_plain_and_a_drafting_one_refused(
+    asked: Path,
+) -> None:
+    models = Models("t.gguf", None, "float32", "cpu")
+    assert [c.name for c in peers(["llamacpp"], models)] == ["llamacpp"]
+    with pytest.raises(ConfigError, match="needs a draft model"):
+        peers(["llamacpp-speculative-3"], models)
+
+
+@pytest.mark.parametrize(
+    "name", ["lamacpp", "llamacpp-speculative-4", "hf-plain-plain", "openvino-"]
+)
+def test_unknown_peers_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown peer '{name}'"):
+        check_peers([name])
 
 
 def test_a_server_that_does_not_start_says_why(asked: Path) -> None:
     with pytest.raises(ConfigError, match="does not start: error: the file is broken"):
-        LlamaServer("broken.gguf", None, 0, 1)
+        LlamaServer(LLAMA_CPP, "broken.gguf", None, 0, 1)
 
 
 def test_a_missing_program_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PROGRAM, "no-such-program")
-    with pytest.raises(ConfigError, match="needs its program llama-server: install"):
+    monkeypatch.setenv(LLAMA_CPP.variable, "no-such-program")
+    with pytest.raises(ConfigError, match="needs its program llama-server: build"):
         peers(["llamacpp"], Models("t.gguf", None, "float32", "cpu"))
 
 
@@ -140,13 +175,7 @@ def test_what_it_cannot_run_is_refused(asked: Path, models: Models, words: str) 
         peers(["llamacpp"], models)
 
 
-@pytest.mark.parametrize("name", ["hf", "hf-assisted"])
-def test_peers_that_read_folders_refuse_a_file(name: str) -> None:
-    with pytest.raises(ConfigError, match="reads model folders"):
-        peers([name], Models("t.gguf", "d.gguf", "float32", "cpu"))
-
-
 def test_a_text_that_exceeds_its_context_is_refused(asked: Path) -> None:
-    contestant = LlamaCpp(LlamaServer("t.gguf", None, 0, 1), None)
+    contestant = LlamaCpp(LLAMA_CPP, LlamaServer(LLAMA_CPP, "t.gguf", None, 0, 1), None)
     with pytest.raises(ConfigError, match="context of 8192"):
         contestant.run(BatchJob(((1,) * 8190,), 6, 0.0))

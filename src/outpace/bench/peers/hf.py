@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from outpace.bench.library import transformers
-from outpace.bench.peers.registry import Models, drafter_of
+from outpace.bench.peers.registry import Models, drafter_of, is_gguf
 from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
+from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.places import pick_device, pick_dtype
 
 SETTINGS = {
@@ -96,23 +98,26 @@ class HfAssisted(HfPlain):
         return super().nbytes + int(self._assistant.get_memory_footprint())
 
 
-def plain(models: Models) -> list[Contestant]:
+def plain(models: Models, variants: Sequence[str]) -> list[Contestant]:
     """Returns plain generation."""
-    return [HfPlain(_loaded(models.target, models))]
+    return [HfPlain(_loaded(models.target, models)) for _ in variants]
 
 
-def assisted(models: Models) -> list[Contestant]:
-    """Returns assisted generation with each setting, on one copy of the weights."""
+def assisted(models: Models, variants: Sequence[str]) -> list[Contestant]:
+    """Returns assisted generation with each of these settings, on one copy of the weights."""
     drafter = drafter_of(models, "hf-assisted")
     model, assistant = _loaded(models.target, models), _loaded(drafter, models)
-    return [HfAssisted(model, assistant, setting) for setting in SETTINGS]
+    return [HfAssisted(model, assistant, setting) for setting in variants]
 
 
 def _loaded(path: str, models: Models) -> Any:
     device = pick_device(models.device)
-    model = transformers().AutoModelForCausalLM.from_pretrained(
-        path, dtype=pick_dtype(models.dtype, device)
-    )
-    # No end token, so that texts run to their length, and no option of the law but temperature.
+    kind = pick_dtype(models.dtype, device)
+    model: Any
+    if is_gguf(path):  # transformers has no products of blocks, and is fastest in bfloat16
+        model = read_widened(path).to(torch.bfloat16)
+    else:
+        model = transformers().AutoModelForCausalLM.from_pretrained(path, dtype=kind)
+    # No end token, so that texts run to their length, and no option besides the temperature.
     model.generation_config = transformers().GenerationConfig(pad_token_id=0)
     return model.to(device).eval()

@@ -1,4 +1,5 @@
-"""A ``llama-server`` process of llama.cpp, which is asked over HTTP on this machine."""
+"""A ``llama-server`` process of llama.cpp or ik_llama.cpp, which is asked over HTTP on this
+machine."""
 
 from __future__ import annotations
 
@@ -11,33 +12,75 @@ import tempfile
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
 from outpace.errors import ConfigError
 
-PROGRAM = "OUTPACE_LLAMA_SERVER"
-"""Environment variable that names the program; unset: ``llama-server`` on the path."""
 HOST = "127.0.0.1"
 CONTEXT = 8192
 """Longest prompt and text together."""
 STARTING_SECONDS = 300
 ANSWER_SECONDS = 1800
 
-INSTALL = (
-    "the llama.cpp peer needs its program llama-server: install llama.cpp from your system's "
-    "packages or build it on this machine (cmake -DGGML_NATIVE=ON), and put llama-server on the "
-    f"path or name it in {PROGRAM}."
+
+@dataclass(frozen=True)
+class Program:
+    """One of the servers that grew from llama.cpp, and how its command line differs."""
+
+    name: str
+    """As a peer, and the beginning of its contestants' names."""
+    title: str
+    file: str
+    """Name of the executable on the path."""
+    variable: str
+    """Environment variable that names the executable instead."""
+    options: tuple[str, ...]
+    drafting: str
+    """Options of a draft model, with ``{count}`` for the number of drafted tokens."""
+
+    @property
+    def path(self) -> str:
+        """Path of the executable; ``ConfigError`` with the remedy if there is none."""
+        found = shutil.which(os.environ.get(self.variable) or self.file)
+        if found is None:
+            raise ConfigError(
+                f"the {self.title} peer needs its program llama-server: build it on this machine "
+                f"(cmake -DGGML_NATIVE=ON), and put it on the path as {self.file} or name it in "
+                f"{self.variable}."
+            )
+        return found
+
+    def command(
+        self, target: str, drafter: str | None, drafted: int, threads: int, port: int
+    ) -> list[str]:
+        """Returns the command of a server with one model, and maybe a draft model."""
+        found = [self.path, "-m", target, "--host", HOST, "--port", str(port)]
+        found += ["-t", str(threads), "-tb", str(threads), "-c", str(CONTEXT), "-np", "1"]
+        found += ["--cache-ram", "0", *self.options]
+        if drafter is not None:
+            found += ["-md", drafter, *self.drafting.format(count=drafted).split()]
+        return found
+
+
+LLAMA_CPP = Program(
+    name="llamacpp",
+    title="llama.cpp",
+    file="llama-server",
+    variable="OUTPACE_LLAMA_SERVER",
+    options=("--device", "none"),
+    drafting="--spec-draft-device none --spec-type draft-simple --spec-draft-n-max {count}",
 )
-
-
-def program() -> str:
-    """Returns the path of ``llama-server``; ``ConfigError`` with the remedy if there is none."""
-    found = shutil.which(os.environ.get(PROGRAM) or "llama-server")
-    if found is None:
-        raise ConfigError(INSTALL)
-    return found
+IK_LLAMA_CPP = Program(
+    name="ik_llamacpp",
+    title="ik_llama.cpp",
+    file="ik-llama-server",
+    variable="OUTPACE_IK_LLAMA_SERVER",
+    options=("--run-time-repack",),  # rows of weights interleaved: its faster passes
+    drafting="--spec-type draft:n_max={count}",
+)
 
 
 class LlamaServer:
@@ -46,14 +89,11 @@ class LlamaServer:
     The process ends with this object.
     """
 
-    def __init__(self, target: str, drafter: str | None, drafted: int, threads: int) -> None:
+    def __init__(
+        self, program: Program, target: str, drafter: str | None, drafted: int, threads: int
+    ) -> None:
         self._port = _free_port()
-        command = [program(), "-m", target, "--host", HOST, "--port", str(self._port)]
-        command += ["-t", str(threads), "-tb", str(threads), "-c", str(CONTEXT), "-np", "1"]
-        command += ["--device", "none", "--cache-ram", "0"]
-        if drafter is not None:
-            command += ["-md", drafter, "--spec-draft-device", "none"]
-            command += ["--spec-type", "draft-simple", "--spec-draft-n-max", str(drafted)]
+        command = program.command(target, drafter, drafted, threads, self._port)
         self._log = tempfile.NamedTemporaryFile(suffix=".log")  # noqa: SIM115  # lives as long as it
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT
@@ -68,9 +108,9 @@ class LlamaServer:
         """
         return self._answer("/completion", options)
 
-    def tokens(self, text: str) -> list[int]:
-        """Returns a prompt in the model's tokens."""
-        asked = {"content": text, "add_special": True, "parse_special": True}
+    def tokens(self, text: str, *, special: bool = True) -> list[int]:
+        """Returns a text in the model's tokens. special: with those that begin a prompt."""
+        asked = {"content": text, "add_special": special, "parse_special": True}
         found: list[int] = self._answer("/tokenize", asked)["tokens"]
         return found
 

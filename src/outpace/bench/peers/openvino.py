@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from outpace.core.extras import extra
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.source import names_gguf
 
-COUNTS = (3, 5)
-"""Drafted tokens per round, a contestant for each."""
 LAST = "openvino_detokenizer.xml"
 """The file of a converted model that is written last."""
 FOR_BLOCKS = "int4"
@@ -62,8 +60,8 @@ class OpenVino(Contestant):
         return BatchTexts([list(text) for text in found.tokens])
 
 
-def contestants(models: Models) -> list[Contestant]:
-    """Returns plain decoding and, with a drafter, speculative decoding with each count."""
+def contestants(models: Models, variants: Sequence[str]) -> list[Contestant]:
+    """Returns OpenVINO GenAI, plain or with a number of draft tokens, as each variant says."""
     _packages()
     if models.dtype != "float32" or models.device != "cpu":
         raise ConfigError(
@@ -71,11 +69,13 @@ def contestants(models: Models) -> list[Contestant]:
             f"{models.dtype} on {models.device}: leave 'openvino' out of --vs."
         )
     form = _form(models.target, models.quantization)
-    found: list[Contestant] = [OpenVino(_pipeline(models, speculative=False), None, form)]
-    if models.drafter is not None:
-        speculative = _pipeline(models, speculative=True)
-        found += [OpenVino(speculative, count, form) for count in COUNTS]
-    return found
+    counts = [
+        None if variant == "plain" else int(variant.removeprefix("speculative-"))
+        for variant in variants
+    ]
+    plain = _pipeline(models, speculative=False) if None in counts else None
+    drafting = _pipeline(models, speculative=True) if any(counts) else None
+    return [OpenVino(drafting if count else plain, count, form) for count in counts]
 
 
 def _form(model: str, quantization: str | None) -> str | None:

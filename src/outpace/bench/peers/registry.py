@@ -10,12 +10,6 @@ from outpace.bench.run.contest import Contestant
 from outpace.errors import ConfigError, did_you_mean
 from outpace.targets.hf.loading.source import names_gguf
 
-QUANTISING = frozenset({"openvino"})
-"""Peers that can quantise weights to 8 or 4 bits, if a run asks for it."""
-
-GGUF_READING = frozenset({"llamacpp", "openvino"})
-"""Peers that take GGUF files."""
-
 
 @dataclass(frozen=True)
 class Models:
@@ -36,58 +30,81 @@ def is_gguf(model: str) -> bool:
     return model.endswith(".gguf") or names_gguf(model)
 
 
-HOMES = {
-    "hf": "outpace.bench.peers.hf:plain",
-    "hf-assisted": "outpace.bench.peers.hf:assisted",
-    "openvino": "outpace.bench.peers.openvino:contestants",
-    "llamacpp": "outpace.bench.peers.llamacpp:contestants",
+@dataclass(frozen=True)
+class Peer:
+    """Another program, and its ways of generating, each of which ``--vs`` can name."""
+
+    home: str
+    """Module and function that make contestants from `Models` and variants."""
+    variants: tuple[str, ...]
+    quantises: bool = False
+    """Whether it can round weights to 8 or 4 bits, if a run asks for it."""
+
+
+WITH_DRAFTS = ("plain", "speculative-3", "speculative-5")
+PEERS = {
+    "hf": Peer("outpace.bench.peers.hf:plain", ("plain",)),
+    "hf-assisted": Peer("outpace.bench.peers.hf:assisted", ("3", "5", "heuristic", "default")),
+    "openvino": Peer("outpace.bench.peers.openvino:contestants", WITH_DRAFTS, quantises=True),
+    "llamacpp": Peer("outpace.bench.peers.llamacpp:llamacpp", WITH_DRAFTS),
+    "ik_llamacpp": Peer("outpace.bench.peers.llamacpp:ik_llamacpp", WITH_DRAFTS),
 }
 
 
-def check_peers(names: Sequence[str], target: str) -> None:
-    """Raises ``ConfigError`` for a name that is no peer's, or one that cannot read such a model:
-    what can be told before any model is loaded."""
+def named(name: str) -> tuple[str, tuple[str, ...]]:
+    """Returns a peer, and which of its ways of generating are meant: "llamacpp" means all of them,
+    "llamacpp-plain" one. Raises ``ConfigError`` for a name that is nobody's.
+
+    >>> named("hf-assisted-3")
+    ('hf-assisted', ('3',))
+    """
+    if name in PEERS:
+        return name, PEERS[name].variants
+    for peer, about in PEERS.items():
+        variant = name.removeprefix(f"{peer}-")
+        if variant in about.variants and variant != name:
+            return peer, (variant,)
+    raise ConfigError(f"unknown peer {name!r}{did_you_mean(name, ['plain', *PEERS])}.")
+
+
+def check_peers(names: Sequence[str]) -> None:
+    """Raises ``ConfigError`` for a name that is no peer's, before any model is loaded."""
     for name in names:
-        if name not in ("plain", *HOMES):
-            raise ConfigError(f"unknown peer {name!r}{did_you_mean(name, ['plain', *HOMES])}.")
-        if name != "plain" and is_gguf(target) and name not in GGUF_READING:
-            raise ConfigError(
-                f"peer {name!r} reads model folders, and this run's model is a GGUF file: leave "
-                f"{name!r} out of --vs, or give a folder."
-            )
+        if name != "plain":  # the baseline, which always takes part
+            named(name)
 
 
 def peers(names: Sequence[str], models: Models) -> list[Contestant]:
-    """Returns the contestants of these names; ``ConfigError`` where one cannot run here."""
-    check_peers(names, models.target)
+    """Returns the contestants of these names; ``ConfigError`` where one cannot run here. Without a
+    draft model that a peer can read, a peer that is named as a whole decodes plainly only."""
     found: list[Contestant] = []
     for name in names:
         if name == "plain":
-            continue  # the baseline, which always takes part
+            continue
+        peer, variants = named(name)
+        about = PEERS[peer]
         quantised = models.quantization or models.drafter_quantization
-        if quantised is not None and name not in QUANTISING:
+        if quantised is not None and not about.quantises:
             raise ConfigError(
                 f"peer {name!r} runs the weights as they are, and this run quantises them to "
                 f"{quantised}: leave {name!r} out of --vs."
             )
-        module, _, function = HOMES[name].partition(":")
-        make: Callable[[Models], list[Contestant]] = getattr(import_module(module), function)
-        found += make(models)
+        if models.drafter is None and "plain" in variants:
+            variants = ("plain",)
+        module, _, function = about.home.partition(":")
+        make: Callable[[Models, Sequence[str]], list[Contestant]]
+        make = getattr(import_module(module), function)
+        found += make(models, variants)
     return found
 
 
 def drafter_of(models: Models, peer: str) -> str:
-    """Returns the drafter's path, which speculative peers need; ``ConfigError`` for one that the
-    peer cannot read."""
+    """Returns the drafter's path, which speculative peers need; ``ConfigError`` where there is
+    none, or a trained head."""
     if models.head is not None:
         raise ConfigError(
             f"{peer} drafts with a draft model, and {models.head!r} holds a trained head: leave "
             f"{peer!r} out of --vs, or name a draft model in the first --speculative-config."
-        )
-    if models.drafter is not None and is_gguf(models.drafter) and peer not in GGUF_READING:
-        raise ConfigError(
-            f"{peer} reads model folders, and the draft model {models.drafter!r} is a GGUF file: "
-            f"leave {peer!r} out of --vs, or give a folder."
         )
     if models.drafter is None:
         raise ConfigError(f"{peer} needs a draft model: give --draft or 'model' in the config.")

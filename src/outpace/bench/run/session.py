@@ -66,7 +66,7 @@ def lineup(engines: Engines, rows: int) -> Lineup:
     """
     _check_comparable(engines.options, rows)
     wanted = [name for name in dict.fromkeys(engines.vs) if name != BASELINE]
-    check_peers(wanted, engines.model if isinstance(engines.model, str) else "")
+    check_peers(wanted)
     # Without a drafter, which would read along and draft from the baseline's texts.
     plain = engine(engines, {"method": "none"}, rows)
     llms, left_out = _speculating(engines, plain, rows)

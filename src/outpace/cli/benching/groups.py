@@ -73,7 +73,9 @@ class ContestFlags(DraftFlags):
     vs: Annotated[
         str,
         typer.Option(
-            help="Peers, with commas: plain, hf, hf-assisted, openvino, llamacpp (GGUF files)."
+            help="Peers, with commas: plain, hf, hf-assisted, openvino, llamacpp and ik_llamacpp "
+            "(GGUF files), or one way of theirs: hf-assisted-default, llamacpp-plain, "
+            "openvino-speculative-3."
         ),
     ] = "plain"
     again: Annotated[
