@@ -21,7 +21,8 @@ check: $(STAMP)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check  ## everything CI runs
+test: check  ## everything CI runs; what depends on the processor also as on weaker ones
+	$(BIN)/python -m tests.lowered -n 2
 	$(BIN)/pytest -q -n 2 -m "not slow"
 
 gpu: $(STAMP)  ## drafters, rules and recorded passes with their tiny models on a GPU

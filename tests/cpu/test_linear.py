@@ -18,9 +18,10 @@ from outpace import LLM
 from outpace.errors import ConfigError
 from outpace.targets.cpu import kernels as choosing
 from outpace.targets.cpu.kernels import SMALLEST, Kernel, preferred, speed_up
-from outpace.targets.cpu.library.processor import Processor, this_processor
+from outpace.targets.cpu.library.processor import Processor, levels_below, this_processor
 from outpace.targets.cpu.linear import RowLinear
 from outpace.targets.cpu.native_layers.linear import NativeLinear
+from outpace.targets.cpu.prebuilt import LEVELS
 from outpace.targets.cpu.weights.layers import exchange
 from outpace.targets.cpu.weights.packed import PackedLinear, available
 from outpace.targets.hf.loading.load import load
@@ -138,6 +139,26 @@ def test_the_processor_says_what_it_is() -> None:
     assert found.identity == this_processor().identity
     assert found.identity != ZEN3.identity
     assert [each.instructions for each in (ZEN5, ZEN3, XEON)] == ["AVX-512", "AVX2", "AMX"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_processor_can_be_lowered_to_each_level(level: str) -> None:
+    everything = frozenset().union(*(needed for _, needed in LEVELS.values()))
+    strong = Processor("GenuineIntel", "some Xeon", everything | {"sse2", "avx512_bf16"})
+    lowered = strong.lowered(level)
+    assert lowered.flags == LEVELS[level][1] | {"sse2"}
+    assert lowered.identity != strong.identity
+    assert level in lowered.instructions
+    assert not lowered.multiplies_bfloat16
+    assert levels_below(strong) == list(LEVELS)[1:]
+
+
+def test_a_processor_is_only_lowered() -> None:
+    with pytest.raises(ConfigError, match=r"lacks .*avx512bw.* only lowers"):
+        ZEN3.lowered("x86-64-v4")
+    with pytest.raises(ConfigError, match=r"no level.*x86-64-v3"):
+        ZEN3.lowered("avx2")
+    assert levels_below(ZEN3) == []
 
 
 def _large(dtype: torch.dtype = torch.float32) -> nn.Sequential:

@@ -16,14 +16,17 @@ from outpace.targets.cpu.library.compiler import CompilerError, find_compiler
 from outpace.targets.cpu.library.processor import this_processor
 
 ROOT = Path(outpace.__file__).parents[2]
-AMX, VNNI, STRONG, WEAK = (features for _, features in prebuilt.LEVELS.values())
+AMX, VNNI, STRONG, CLIENT, WEAK = (features for _, features in prebuilt.LEVELS.values())
 
 
 def test_the_strongest_level_that_a_processor_has_is_taken(tmp_path: Path) -> None:
-    amx, vnni, v4, v3 = (tmp_path / prebuilt.file_name(level) for level in prebuilt.LEVELS)
+    amx, vnni, v4, client, v3 = (tmp_path / prebuilt.file_name(level) for level in prebuilt.LEVELS)
     assert prebuilt.find(STRONG, tmp_path) is None
     v3.touch()
     assert prebuilt.find(STRONG, tmp_path) == v3
+    client.touch()
+    assert prebuilt.find(STRONG, tmp_path) == v3
+    assert prebuilt.find(CLIENT, tmp_path) == client
     v4.touch()
     assert prebuilt.find(STRONG | {"sse2"}, tmp_path) == v4
     vnni.touch()

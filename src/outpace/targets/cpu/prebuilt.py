@@ -29,6 +29,7 @@ LEVELS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "x86-64-v4-amx": ((*_FOR_VNNI, "-mamx-tile", "-mamx-int8"), _VNNI | {"amx_tile", "amx_int8"}),
     "x86-64-v4-vnni": (_FOR_VNNI, _VNNI),
     "x86-64-v4": (("-march=x86-64-v4",), _V4),
+    "x86-64-v3-vnni": (("-march=x86-64-v3", "-mavxvnni"), _V3 | {"avx_vnni"}),
     "x86-64-v3": (("-march=x86-64-v3",), _V3),
 }
 """The kinds of x86-64 that a wheel has kernels for, the strongest first: what the compiler is told,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outpace.targets.cpu.library.processor import this_processor
-from outpace.targets.cpu.prebuilt import FLAGS
+from outpace.targets.cpu.prebuilt import FLAGS, LEVELS
 
 COMPILERS = ("c++", "g++", "clang++")
 """Names that are looked up where ``CXX`` names none."""
@@ -69,7 +69,17 @@ def find_compiler() -> Compiler:
     asked = _run([*command, "--version"])
     if asked.returncode:
         raise CompilerError(f"{shlex.join(command)} --version failed: {_first_error(asked)}")
-    return Compiler((*command, *FLAGS, f"-m{_tuning()}=native"), asked.stdout)
+    return Compiler((*command, *FLAGS, *_target()), asked.stdout)
+
+
+def _target() -> tuple[str, ...]:
+    """What the compiler makes code for: this very processor, or the level to which it is
+    lowered."""
+    level = this_processor().level
+    if level is not None:
+        return LEVELS[level][0]
+    known = platform.machine() in ("x86_64", "AMD64", "i686")
+    return ("-march=native",) if known else ("-mcpu=native",)
 
 
 def _asked(text: str) -> list[str]:
@@ -77,10 +87,6 @@ def _asked(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise CompilerError(f"CXX={text!r} cannot be read: {error}") from error
-
-
-def _tuning() -> str:
-    return "arch" if platform.machine() in ("x86_64", "AMD64", "i686") else "cpu"
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[bytes]:

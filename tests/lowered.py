@@ -1,0 +1,55 @@
+"""Runs the tests that depend on the processor once for each level below this one's.
+
+    python -m tests.lowered [pytest's own options]
+
+What a level lacks is left out by our kernels (``OUTPACE_CPU_LEVEL``) and, as far as their variables
+reach, by torch, oneDNN and MKL.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from outpace.targets.cpu.library.processor import LEVEL, levels_below, this_processor
+
+FILES = (
+    "tests/cpu/test_blocks.py",
+    "tests/cpu/test_copies.py",
+    "tests/cpu/test_linear.py",
+    "tests/cpu/test_native.py",
+    "tests/cpu/test_quantize.py",
+    "tests/draft/test_rounding.py",
+    "tests/hf/test_speculative.py",
+    "tests/targets/gguf/test_kinds.py",
+)
+
+OTHERS = {
+    "x86-64-v3": ("AVX2", "avx2"),
+    "x86-64-v3-vnni": ("AVX2_VNNI", "avx2"),
+    "x86-64-v4": ("AVX512_CORE", "avx512"),
+    "x86-64-v4-vnni": ("AVX512_CORE_VNNI", "avx512"),
+}
+"""For each level, what oneDNN and torch call it."""
+
+
+def main() -> int:
+    for level in levels_below(this_processor()):
+        onednn, torchs = OTHERS[level]
+        lowered = {
+            LEVEL: level,
+            "ONEDNN_MAX_CPU_ISA": onednn,
+            "ATEN_CPU_CAPABILITY": torchs,
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2" if torchs == "avx2" else "AVX512",
+        }
+        print(f"as on {level}:", flush=True)
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *sys.argv[1:], *FILES]
+        code = subprocess.run(command, env={**os.environ, **lowered}).returncode
+        if code:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
