@@ -13,7 +13,8 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from outpace.core.params import _READERS, SamplingParams
+from outpace.core.options import Option, options_of
+from outpace.core.params import SamplingParams
 from outpace.core.values import shown
 from outpace.errors import OutpaceError, ParamsError
 
@@ -27,7 +28,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("temperature", "0.7", r"a number in \[0, inf\), not '0\.7'"),
     ("temperature", True, r"a number"),
     ("temperature", 1e-7, r"0 \(greedy\) or at least 1e-06"),
-    ("top_k", -2, r"0 or -1 \(off\), or positive, not -2"),
+    ("top_k", -2, r"at least -1, not -2"),
     ("top_k", 2.0, r"whole number, not 2\.0"),
     ("top_p", 0, r"\(0, 1\], not 0"),
     ("top_p", 1.01, r"\(0, 1\], not 1\.01"),
@@ -56,8 +57,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("bad_words_ids", [[1, -1]], r"token ids"),
     ("logits_processors", ["softmax"], r"functions of \(ids, scores\)"),
     ("seed", 1.0, r"whole number"),
-    ("seed", 2**63, r"64-bit"),
-    ("seed", -(2**63) - 1, r"64-bit"),
+    ("seed", 2**63, r"at most 9223372036854775807, not"),
+    ("seed", -(2**63) - 1, r"at least -9223372036854775808, not"),
     ("max_tokens", 0, r"at least 1"),
     ("max_tokens", 1.0, r"whole number"),
     ("min_tokens", -1, r"at least 0, not -1"),
@@ -76,7 +77,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("n", 10**9, r"at most 16384"),
     ("temperature", 10**400, r"\[0, inf\), not 1000"),
     ("temperature", -(10**400), r"\[0, inf\), not -1000"),
-    ("seed", 10**5000, r"64-bit integer, not a value of type int"),
+    ("seed", 10**5000, r"at most 9223372036854775807, not a value of type int"),
     ("presence_penalty", None, r"a number in \[-2, 2\], not None"),
     ("logit_bias", [(3, 1.0)], r"a dict of token id and number"),
     ("logit_bias", {3: 10**400}, r"token 3 must be a number or -inf"),
@@ -179,8 +180,12 @@ def test_lists_are_kept_apart_from_the_callers() -> None:
     assert params.stop_token_ids == (3,)
 
 
-def test_every_option_has_its_reader() -> None:
-    assert list(_READERS) == [option.name for option in dataclasses.fields(SamplingParams)]
+@pytest.mark.parametrize("option", options_of(SamplingParams), ids=lambda one: one.name)
+def test_every_option_says_what_it_takes_and_does(option: Option) -> None:
+    assert option.help
+    for nonsense in (object(), {"a": object()}):
+        with pytest.raises(ParamsError, match=option.name):
+            option.read(nonsense)
 
 
 def test_params_are_copied_and_shown_as_any_dataclass() -> None:

@@ -14,7 +14,7 @@ from outpace.cli.conversation.history import history
 from outpace.cli.conversation.turns import Conversation
 from outpace.cli.flags import options as opt
 from outpace.cli.flags.grouped import grouped
-from outpace.cli.flags.groups import EngineFlags, SamplingFlags, SpeculationFlags, StoppingFlags
+from outpace.cli.flags.groups import EngineFlags, Sampling, SpeculationFlags, Stopping
 from outpace.cli.loading import ChatTemplate, load_llm
 from outpace.text_files import decoded
 
@@ -63,8 +63,8 @@ def chat(
     talk: TalkFlags,
     engine: EngineFlags,
     speculation: SpeculationFlags,
-    sampling: SamplingFlags,
-    stopping: StoppingFlags,
+    sampling: Sampling,
+    stopping: Stopping,
 ) -> None:
     """Talk with a model. Enter asks, Ctrl-C stops an answer, Ctrl-D ends; /help shows the commands.
 
@@ -80,7 +80,7 @@ def chat(
     `echo "What is a B-tree?" | outpace chat -m big-model --method ngram`
     """
     arguments = engine.speculating(speculation)
-    options = {**sampling.params(), **stopping.params()}
+    options = {**sampling, **stopping}
     # Before seconds are spent on the model: what was said before, and whether it can be kept.
     begun = Conversation() if talk.load is None else load(talk.load)
     if talk.system is not None:

@@ -16,9 +16,9 @@ from outpace.cli.loading import starting
 from outpace.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from outpace.core.options import Described
+    from outpace.core.options import Option
 
-Entry = tuple[str, type[Any], "list[Described]"]
+Entry = tuple[str, type[Any], "list[Option]"]
 """Where a name is given, what it stands for, and the options of that."""
 
 
@@ -109,7 +109,7 @@ def _with_name(name: str) -> Iterator[Entry]:
         yield place, kind, list(described(kind if place == "verify" else kind.Options))
 
 
-def _table(options: list[Described]) -> Table:
+def _table(options: list[Option]) -> Table:
     made = Table("option", "default", "")
     for one in options:
         default = "(needed)" if one.needed else json.dumps(one.default, default=str)

@@ -20,12 +20,14 @@ from rich.progress import (
 )
 
 from outpace.cli.flags import options as opt
+from outpace.cli.flags.declared import flag_of
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import ModelFlags
 from outpace.cli.flags.prompts import read_prompts
 from outpace.cli.flags.speculation import parse_object
 from outpace.cli.loading import load_llm
 from outpace.core.extras import extra
+from outpace.core.params import SamplingParams
 from outpace.errors import ConfigError
 from outpace.records import holds_records
 
@@ -83,7 +85,7 @@ def layers(
     at_most: Annotated[
         int, typer.Option("--at-most", min=1, help="Prompts to use of those given.")
     ] = 6,
-    temperature: opt.Temperature = 0.0,
+    temperature: Annotated[float, flag_of(SamplingParams, "temperature")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
 ) -> None:
     """Find the sub-layers that a model can leave out when it drafts for itself.
@@ -176,7 +178,7 @@ def tree(
     at_most: Annotated[
         int, typer.Option("--at-most", min=1, help="Prompts to use of those given.")
     ] = 8,
-    temperature: opt.Temperature = 0.0,
+    temperature: Annotated[float, flag_of(SamplingParams, "temperature")] = 0.0,
 ) -> None:
     """Find the static tree of drafted tokens that is best for a model and its drafter (Sequoia).
 

@@ -14,9 +14,11 @@ from rich.console import Console
 from outpace.cli.auditing.counting import Workers, counting
 from outpace.cli.auditing.families import families
 from outpace.cli.flags import options as opt
+from outpace.cli.flags.declared import Flags
 from outpace.cli.flags.grouped import grouped
-from outpace.cli.flags.groups import LlmFlags, SamplingFlags, SpeculationFlags
+from outpace.cli.flags.groups import SAMPLING, LlmFlags, SpeculationFlags
 from outpace.cli.loading import ROWS, load_llm, starting
+from outpace.core.params import SamplingParams
 from outpace.records import Record, holds_records, no_prompt, records
 from outpace.text_files import read_text
 
@@ -86,20 +88,10 @@ class AuditedFlags(LlmFlags):
         return load_llm(self.model, {**given, "max_model_len": self.max_model_len}, {}, rows)[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampledFlags(SamplingFlags):
-    """How the texts are sampled."""
-
-    temperature: opt.Temperature = 1.0
-    seed: Annotated[
-        int, typer.Option(help="Seed of the first text; the others count up from it.")
-    ] = 0
-
-    def sampling(self) -> Any:
-        """Returns the options of each text, but for its seed."""
-        from outpace.core.params import SamplingParams
-
-        return SamplingParams(**{**self.params(), "seed": None})
+Sampled = Annotated[
+    dict[str, Any], Flags(SamplingParams, SAMPLING, opt.SAMPLING, {"temperature": 1.0})
+]
+"""How the texts are sampled, but for their seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +124,10 @@ def model(
         float, typer.Option(help="Share of clean runs that may raise a false alarm.")
     ] = 1e-3,
     rows: Annotated[int, typer.Option(min=1, help="Texts decoded at once.")] = ROWS,
-    sampled: SampledFlags,
+    sampled: Sampled,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the first text; the others count up from it.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Bet against this model's speculation: is each token drawn from the law of plain decoding?
@@ -145,9 +140,9 @@ def model(
     with starting():
         from outpace.audit.model import AuditPlan, audit_model
 
-    params = sampled.sampling()
+    params = SamplingParams(**sampled)
     llm = model.engine(speculation, rows)
-    plan = AuditPlan(given.listed(llm), samples, tokens, alpha, sampled.seed)
+    plan = AuditPlan(given.listed(llm), samples, tokens, alpha, seed)
     conclude(audit_model(llm, plan, params), as_json)
 
 

@@ -7,23 +7,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from outpace.cli.flags.groups import SAMPLING, STOPPING
+from outpace.core.options import options_of
 from outpace.core.params import SamplingParams
 from outpace.errors import ParamsError, did_you_mean
 
-NAMES = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "max_tokens",
-    "min_tokens",
-    "stop",
-)
+NAMES = (*(name for name in SAMPLING if name != "logit_bias"), "seed", *STOPPING[:3])
 """The options that ``/set`` changes."""
 
 UNSET = ("none", "unset", "default")
@@ -69,9 +58,10 @@ def _name_and_value(word: str) -> list[str]:
 def _value(name: str, text: str) -> Any:
     if name not in NAMES:
         raise ParamsError(f"/set does not know {name!r}{did_you_mean(name, NAMES)}.")
+    option = next(one for one in options_of(SamplingParams) if one.name == name)
     if text in UNSET:
-        return next(f.default for f in dataclasses.fields(SamplingParams) if f.name == name)
-    if name == "stop":
+        return option.default
+    if option.kind not in (int, float):
         return text
     for kind in (int, float):
         try:

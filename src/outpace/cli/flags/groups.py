@@ -9,8 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from outpace.cli.flags import options as opt
+from outpace.cli.flags.declared import Flags
 from outpace.cli.flags.names import DTYPES
-from outpace.cli.flags.speculation import logit_bias, parse_object, speculation
+from outpace.cli.flags.speculation import parse_object, speculation
+from outpace.core.params import SamplingParams
 from outpace.errors import ConfigError
 
 
@@ -94,28 +96,6 @@ class SpeculationFlags:
         return speculation(**vars(self), bundled=bundled)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingFlags:
-    """How tokens are chosen."""
-
-    temperature: opt.Temperature = None
-    top_p: opt.TopP = None
-    top_k: opt.TopK = None
-    min_p: opt.MinP = None
-    typical_p: opt.TypicalP = None
-    repetition_penalty: opt.RepetitionPenalty = None
-    presence_penalty: opt.PresencePenalty = 0.0
-    frequency_penalty: opt.FrequencyPenalty = 0.0
-    logit_bias_json: opt.LogitBias = None
-    seed: opt.Seed = None
-
-    def params(self) -> dict[str, Any]:
-        """Returns the options of ``SamplingParams``."""
-        found = {**vars(self), "logit_bias": logit_bias(self.logit_bias_json)}
-        del found["logit_bias_json"]
-        return found
-
-
 WHEN: Mapping[str, Any] = {"true": True, "false": False, "never": "never"}
 """The words of ``--early-stopping``."""
 
@@ -144,23 +124,27 @@ class BeamFlags:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoppingFlags:
-    """Where a text ends."""
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+)
+"""The options of `SamplingParams` that say how tokens are chosen."""
 
-    max_tokens: opt.MaxTokens = None
-    min_tokens: opt.MinTokens = None
-    stop: opt.Stop = None
-    stop_token_id: opt.StopTokenId = None
-    ignore_eos: opt.IgnoreEos = False
+Sampling = Annotated[dict[str, Any], Flags(SamplingParams, (*SAMPLING, "seed"), opt.SAMPLING)]
+"""How tokens are chosen."""
 
-    def params(self) -> dict[str, Any]:
-        """Returns the options of ``SamplingParams``."""
-        return {
-            **_named(self, ["max_tokens", "min_tokens", "ignore_eos"]),
-            "stop": self.stop or None,
-            "stop_token_ids": self.stop_token_id or (),
-        }
+STOPPING = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
+"""The options of `SamplingParams` that say where a text ends."""
+
+Stopping = Annotated[dict[str, Any], Flags(SamplingParams, STOPPING, opt.STOPPING)]
+"""Where a text ends."""
 
 
 def _named(flags: Any, names: Sequence[str]) -> dict[str, Any]:

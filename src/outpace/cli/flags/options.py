@@ -214,43 +214,11 @@ Verify = Annotated[
 # -- sampling ----------------------------------------------------------------------------------
 
 
-def _number(flag: str, what: str) -> Any:
-    return typer.Option(flag, metavar="X", help=what, rich_help_panel=SAMPLING)
-
-
-def _count(flag: str, what: str, panel: str = SAMPLING) -> Any:
+def _count(flag: str, what: str, panel: str) -> Any:
     return typer.Option(flag, metavar="N", help=what, rich_help_panel=panel)
 
 
-Temperature = Annotated[float | None, _number("--temperature", "0 is greedy.")]
-TopP = Annotated[
-    float | None, _number("--top-p", "Keep the fewest most probable tokens of this mass.")
-]
-TopK = Annotated[int | None, _count("--top-k", "Keep this many most probable tokens.")]
-MinP = Annotated[
-    float | None, _number("--min-p", "Keep tokens with this fraction of the best one's mass.")
-]
-TypicalP = Annotated[float | None, _number("--typical-p", "Locally typical sampling.")]
-RepetitionPenalty = Annotated[
-    float | None, _number("--repetition-penalty", "Above 1: repeat prompt and text less.")
-]
-PresencePenalty = Annotated[
-    float, _number("--presence-penalty", "Subtract from tokens that are in the text.")
-]
-FrequencyPenalty = Annotated[
-    float, _number("--frequency-penalty", "Subtract from tokens for each time they are there.")
-]
-LogitBias = Annotated[
-    str | None,
-    typer.Option(
-        "--logit-bias",
-        metavar="JSON",
-        help='Add to the scores of tokens: {"token id": number}.',
-        rich_help_panel=SAMPLING,
-    ),
-]
-Seed = Annotated[int | None, _count("--seed", "The same seed and options give the same text.")]
-Number = Annotated[int, _count("--n", "Texts per prompt.")]
+Number = Annotated[int, _count("--n", "Texts per prompt.", SAMPLING)]
 
 # -- beam search ---------------------------------------------------------------------------------
 
@@ -274,38 +242,6 @@ EarlyStopping = Annotated[
         help="'true': end the search when as many texts as beams have ended; 'false': when none "
         "seems likely to become better; 'never': when none can.",
         rich_help_panel=BEAMS,
-    ),
-]
-
-# -- stopping ----------------------------------------------------------------------------------
-
-MaxTokens = Annotated[
-    int | None,
-    _count(
-        "--max-tokens", "Longest text. Unset: as the model says, or 256 (128 to compare).", STOPPING
-    ),
-]
-MinTokens = Annotated[int | None, _count("--min-tokens", "Do not stop before.", STOPPING)]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="TEXT",
-        help="Stop before this text. May be given several times.",
-        rich_help_panel=STOPPING,
-    ),
-]
-StopTokenId = Annotated[
-    list[int] | None,
-    typer.Option(
-        metavar="ID",
-        help="Stop at this token. May be given several times.",
-        rich_help_panel=STOPPING,
-    ),
-]
-IgnoreEos = Annotated[
-    bool,
-    typer.Option(
-        "--ignore-eos", help="Go on after the end-of-sequence token.", rich_help_panel=STOPPING
     ),
 ]
 

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core.trees.tree_shape import LARGEST
-from outpace.errors import ConfigError, OutpaceError, ParamsError
+from outpace.errors import ConfigError, OutpaceError
 from outpace.text_files import read_text
-
-LONGEST_ID = 18
-"""Digits of a token's id, at most."""
 
 
 def speculation(
@@ -61,21 +58,6 @@ def _tokens(count: str) -> int | str:
     if found > LARGEST:
         raise ConfigError(f"-k must be at most {LARGEST}, not {found}.")
     return found
-
-
-def logit_bias(text: str | None) -> dict[int, float] | None:
-    """Returns ``--logit-bias``: token ids are strings in JSON."""
-    if text is None:
-        return None
-    bias = parse_object("--logit-bias", text, ParamsError)
-    for token in bias:
-        digits = token.strip().removeprefix("-")
-        if not (digits.isdecimal() and len(digits) <= LONGEST_ID):
-            raise ParamsError(
-                f'--logit-bias must name tokens by their ids, such as {{"50256": -100}}, not by '
-                f"{token[:40]!r}."
-            )
-    return {int(token): value for token, value in bias.items()}
 
 
 def parse_object(flag: str, text: str, kind: type[OutpaceError]) -> dict[str, Any]:

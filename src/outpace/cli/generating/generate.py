@@ -10,9 +10,9 @@ from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import (
     BeamFlags,
     EngineFlags,
-    SamplingFlags,
+    Sampling,
     SpeculationFlags,
-    StoppingFlags,
+    Stopping,
 )
 from outpace.cli.flags.prompts import read_prompts
 from outpace.cli.flags.searching import check_search, searching
@@ -51,9 +51,9 @@ def generate(
     source: PromptFlags,
     engine: EngineFlags,
     speculation: SpeculationFlags,
-    sampling: SamplingFlags,
+    sampling: Sampling,
     beams: BeamFlags,
-    stopping: StoppingFlags,
+    stopping: Stopping,
     output: OutputFlags,
 ) -> None:
     """Continue a prompt. The text goes to standard output, what it cost to standard error.
@@ -76,8 +76,8 @@ def generate(
     arguments = engine.speculating(speculation)
     check_search(beams, output.compare, arguments["speculative_config"])
     _check(source, output, arguments["speculative_config"])
-    options = {**sampling.params(), **stopping.params(), "n": output.n, "logprobs": output.logprobs}
-    if output.compare and stopping.max_tokens is None:
+    options = {**sampling, **stopping, "n": output.n, "logprobs": output.logprobs}
+    if output.compare and options["max_tokens"] is None:
         options["max_tokens"] = COMPARED_TOKENS
     texts, rows, searched = output.n * len(entries), ROWS, None
     if beams.num_beams is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.chats import ROLES
-from outpace.core.trees.tree_shape import LARGEST
+from outpace.core.options import options_of
+from outpace.core.params import SamplingParams
 
 Schema = dict[str, Any]
 
@@ -39,33 +40,22 @@ def _list(items: Schema, **bounds: int) -> Schema:
     return {"type": "array", "items": items, **bounds}
 
 
-SAMPLING: dict[str, Schema] = {
-    "n": {"type": "integer", "minimum": 1},
-    "temperature": {"type": "number", "minimum": 0},
-    "top_p": NUMBER,
-    "top_k": {"type": "integer", "minimum": -1},
-    "min_p": NUMBER,
-    "typical_p": NUMBER,
-    "repetition_penalty": NUMBER,
-    "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2},
-    "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2},
-    "logit_bias": {"type": "object", "additionalProperties": NUMBER, "maxProperties": 1024},
-    "allowed_token_ids": {**TOKENS, "maxItems": MOST_TOKENS},
+NOT_OVER_HTTP = ("bad_words_ids", "logits_processors", "logprobs", "tag")
+"""Options of `SamplingParams` that requests do not have, or under their API's own rules."""
+
+LIMITS: dict[str, Schema] = {
+    "logit_bias": {"maxProperties": 1024},
+    "allowed_token_ids": {"maxItems": MOST_TOKENS},
     "bad_words": _list(BAD_WORD, maxItems=256),
-    "seed": {"type": "integer"},
-    "max_tokens": {"type": "integer", "minimum": 1},
-    "min_tokens": COUNT,
     "stop": {"anyOf": [STOP, _list(STOP, maxItems=64)]},
-    "stop_token_ids": {**TOKENS, "maxItems": 256},
-    "include_stop_str_in_output": FLAG,
-    "ignore_eos": FLAG,
-    "skip_special_tokens": FLAG,
-    "speculative": {
-        "anyOf": [
-            {"type": "string", "enum": ["auto", "off"]},
-            {**COUNT, "maximum": LARGEST},
-        ]
-    },
+    "stop_token_ids": {"maxItems": 256},
+}
+"""What bounds the time and memory of a request, beyond what the options themselves demand."""
+
+SAMPLING: dict[str, Schema] = {
+    one.name: {**one.schema, "description": one.help, **LIMITS.get(one.name, {})}
+    for one in options_of(SamplingParams)
+    if one.name not in NOT_OVER_HTTP
 }
 """Fields that are options of `SamplingParams` under the same name."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -112,11 +113,16 @@ def _check_kind(value: Any, schema: Mapping[str, Any], path: str) -> None:
 
 
 def _check_range(value: float, schema: Mapping[str, Any], path: str) -> None:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if (low is not None and value < low) or (high is not None and value > high):
-        named = f"{schema['title']}, " if "title" in schema else ""
-        bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
-        raise ApiError(400, f"{path} must be {named}{bounds}, not {shown(value)}.", path)
+    low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+    above = schema.get("exclusiveMinimum", -math.inf)
+    if low <= value <= high and above < value:
+        return
+    named = f"{schema['title']}, " if "title" in schema else ""
+    if math.isinf(high):
+        bounds = f"at least {low}" if math.isinf(above) else f"above {above}"
+    else:
+        bounds = f"in [{low}, {high}]" if math.isinf(above) else f"in ({above}, {high}]"
+    raise ApiError(400, f"{path} must be {named}{bounds}, not {shown(value)}.", path)
 
 
 def _check_text(value: str, schema: Mapping[str, Any], path: str) -> None:
