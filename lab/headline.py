@@ -57,14 +57,22 @@ def read(report) -> dict[str, tuple[float, float | None]]:
 
 
 def draw(speeds, colours, path: Path) -> None:
-    with plt.rc_context({"svg.hashsalt": "outpace", "font.family": "DejaVu Sans", "svg.fonttype": "path"}):
+    with plt.rc_context(
+        {"svg.hashsalt": "outpace", "font.family": "DejaVu Sans", "svg.fonttype": "path"}
+    ):
         figure, axes = plt.subplots(figsize=(7.2, 0.62 * len(speeds) + 0.9))
         for place, (plain, drafts) in enumerate(speeds.values()):
-            for offset, speed, kind in ((-0.19, plain, "plain"), (0.19, drafts, "drafts")):
+            bars = [(-0.19, plain, "plain"), (0.19, drafts, "drafts")]
+            for offset, speed, kind in bars if drafts else [(0, plain, "plain")]:
                 if speed is not None:
                     axes.barh(place + offset, speed, 0.36, color=colours[kind])
                     axes.text(
-                        speed, place + offset, f" {speed:.1f}", va="center", color=colours["ink"], fontsize=9
+                        speed,
+                        place + offset,
+                        f" {speed:.1f}",
+                        va="center",
+                        color=colours["ink"],
+                        fontsize=9,
                     )
         axes.set_yticks(range(len(speeds)), speeds, fontsize=10)
         axes.invert_yaxis()
