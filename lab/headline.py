@@ -64,16 +64,11 @@ def draw(speeds, colours, path: Path) -> None:
         for place, (plain, drafts) in enumerate(speeds.values()):
             bars = [(-0.19, plain, "plain"), (0.19, drafts, "drafts")]
             for offset, speed, kind in bars if drafts else [(0, plain, "plain")]:
-                if speed is not None:
-                    axes.barh(place + offset, speed, 0.36, color=colours[kind])
-                    axes.text(
-                        speed,
-                        place + offset,
-                        f" {speed:.1f}",
-                        va="center",
-                        color=colours["ink"],
-                        fontsize=9,
-                    )
+                axes.barh(place + offset, speed, 0.36, color=colours[kind])
+                label = f" {speed:.1f}"
+                axes.text(
+                    speed, place + offset, label, va="center", color=colours["ink"], fontsize=9
+                )
         axes.set_yticks(range(len(speeds)), speeds, fontsize=10)
         axes.invert_yaxis()
         axes.set_xlabel("tokens per second", color=colours["ink"], fontsize=9)
