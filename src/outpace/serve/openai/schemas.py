@@ -40,6 +40,16 @@ def _list(items: Schema, **bounds: int) -> Schema:
     return {"type": "array", "items": items, **bounds}
 
 
+def _not_offered(schema: Schema) -> Schema:
+    """Returns the schema of what OpenAI's API offers and this server does not: clients may only say
+    so that they do not want it."""
+    return {**schema, "description": NOT_OFFERED}
+
+
+NOT_OFFERED = "Not offered."
+"""How fields are described in which nothing can be asked for."""
+
+
 NOT_OVER_HTTP = ("bad_words_ids", "logits_processors", "logprobs", "tag")
 """Options of `SamplingParams` that requests do not have, or under their API's own rules."""
 
@@ -103,8 +113,8 @@ COMPLETION: Schema = _object(
         },
         "logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
         "best_of": {"type": "integer", "minimum": 1},
-        "echo": {"type": "boolean", "enum": [False]},
-        "suffix": {"type": "string", "enum": [""]},
+        "echo": _not_offered({"type": "boolean", "enum": [False]}),
+        "suffix": _not_offered({"type": "string", "enum": [""]}),
     },
     ["prompt"],
 )
@@ -185,7 +195,7 @@ CHAT: Schema = _object(
         },
         "parallel_tool_calls": FLAG,
         "metadata": OBJECT,
-        "store": {"type": "boolean", "enum": [False]},
+        "store": _not_offered({"type": "boolean", "enum": [False]}),
         "service_tier": {"type": "string", "enum": ["auto", "default"]},
         "chat_template_kwargs": OBJECT,
     },

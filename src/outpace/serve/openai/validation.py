@@ -11,6 +11,7 @@ from outpace.core.unicode import check_unicode
 from outpace.core.values import shown
 from outpace.errors import did_you_mean
 from outpace.serve.openai.errors import ApiError
+from outpace.serve.openai.schemas import NOT_OFFERED
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -48,6 +49,8 @@ def check(value: Any, schema: Mapping[str, Any], path: str = "") -> None:
         return
     _check_kind(value, schema, path)
     if "enum" in schema and value not in schema["enum"]:
+        if schema.get("description") == NOT_OFFERED:
+            raise ApiError(400, f"{path} is not offered by this server: leave it out.", path)
         known = " or ".join(repr(one) for one in schema["enum"])
         raise ApiError(400, f"{path} must be {known}, not {shown(value)}.", path)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
