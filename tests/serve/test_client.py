@@ -347,6 +347,10 @@ def test_an_error_names_its_field_whatever_words_it_has(monkeypatch: pytest.Monk
         ({"max_token": 3}, "did you mean 'max_tokens'?"),
         ({"guided_json": {"type": "odd"}}, "guided_json cannot be made a grammar"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex cannot be made"),
+        (
+            {"guided_json": {"not": {}}},
+            'guided_json holds what no grammar follows (Unimplemented keys: ["not"]): leave it out',
+        ),
         ({"echo": True}, "echo is not offered by this server: leave it out"),
         ({"suffix": "end"}, "suffix is not offered by this server: leave it out"),
         (

@@ -18,8 +18,9 @@ from torch import Tensor
 from outpace.core.laws.masks import TokenMask
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ParamsError
+from outpace.forms.annotations import demands
 from outpace.forms.deep_stack import LONGEST, with_deep_stack
-from outpace.forms.json_schemas import check_multiples, reason_in, schema_text
+from outpace.forms.json_schemas import check_multiples, refusal, schema_text
 from outpace.forms.spelling import Spelling
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
@@ -94,8 +95,7 @@ class Grammars:
         if not problem or problem.startswith("WARNING"):
             problem = matcher.get_error()
         if problem:
-            reason = reason_in(problem)
-            raise ParamsError(f"{kind} cannot be made a grammar ({reason}): correct it.")
+            raise ParamsError(f"{kind} {refusal(problem)}.")
         grammar = Grammar(matcher, self._vocabulary, self._eos_ids)
         # The first mask costs the most, and copies share what it took: made here, it holds up the
         # request that wants it, and no round of all requests.
@@ -205,10 +205,19 @@ def _source(kind: str, form: str) -> str:
     from llguidance import LLMatcher
 
     if kind in ("json", "json_object"):
-        return str(LLMatcher.grammar_from_json_schema(form, _JSON))
+        return str(LLMatcher.grammar_from_json_schema(demands(form), _JSON))
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(form))
-    return str(LLMatcher.grammar_from_lark(form))
+    return str(LLMatcher.grammar_from_lark(_with_demands(form)))
+
+
+def _with_demands(grammar: str) -> str:
+    """Returns a grammar with the `demands` of its JSON schemas."""
+    parts, done = [], 0
+    for begin, end, _ in _schemas_in(grammar):
+        parts += [grammar[done:begin], demands(grammar[begin:end])]
+        done = end
+    return "".join([*parts, grammar[done:]])
 
 
 def _checked(kind: str, value: Any) -> str:
@@ -227,16 +236,21 @@ def _checked(kind: str, value: Any) -> str:
     if len(form) > LONGEST:
         raise ParamsError(f"{kind} has {len(form):,} characters, and {LONGEST:,} are the most.")
     if kind == "grammar":
-        for schema in _schemas_in(form):
+        for _, _, schema in _schemas_in(form):
             check_multiples(schema)
     return form
 
 
-def _schemas_in(grammar: str) -> Iterator[Any]:
-    """Yields the JSON schemas in a grammar; what is no JSON is left to llguidance to refuse."""
+def _schemas_in(grammar: str) -> Iterator[tuple[int, int, Any]]:
+    """Yields the JSON schemas in a grammar with their places; what is no JSON is left to llguidance
+    to refuse."""
+    done = 0
     for found in re.finditer(r"%json\s*", grammar):
+        if found.start() < done:  # a text in the schema before
+            continue
         with suppress(ValueError, RecursionError):
-            yield json.JSONDecoder().raw_decode(grammar, found.end())[0]
+            schema, done = json.JSONDecoder().raw_decode(grammar, found.end())
+            yield found.end(), done, schema
 
 
 def _choices(value: Any) -> str:

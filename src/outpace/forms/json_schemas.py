@@ -22,9 +22,10 @@ several are about one number, llguidance makes a state for each, in minutes and 
 KEPT = 4096
 """Schemas that are known to be sound: clients send the same tools with each request."""
 
-SOUND = ("not supported", "is not present in a registry")
+SOUND = ("not supported", "is not present in a registry", "Unimplemented keys")
 """With what llguidance refuses schemas that are sound, and that it cannot follow all the same:
-patterns that look around, and references to other documents."""
+patterns that look around, ``oneOf`` whose schemas overlap, references to other documents, ``not``,
+``uniqueItems`` and the like."""
 
 
 class SoundSchemas:
@@ -43,7 +44,7 @@ class SoundSchemas:
         texts, found = {}, {}
         for place, schema in enumerate(schemas):
             try:
-                text = json.dumps(schema)
+                text = json.dumps(schema, allow_nan=False)
             except (TypeError, ValueError, RecursionError) as error:
                 found[place] = f"it is no JSON: {error}"
                 continue
@@ -84,7 +85,7 @@ def schema_text(value: Any) -> str:
     if not isinstance(value, (Mapping, bool)):
         raise ParamsError(f"json must be a JSON schema: an object, not {shown(value)}.")
     try:
-        text = json.dumps(value)
+        text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ParamsError(f"json must be a JSON schema, and is no JSON ({error}).") from error
     check_multiples(value)
@@ -121,6 +122,20 @@ def _multiples(schema: Any) -> Iterator[Fraction]:
             waiting += part
 
 
+def is_sound(problem: str) -> bool:
+    """Returns whether what llguidance refuses is sound all the same."""
+    return any(words in problem for words in SOUND)
+
+
+def refusal(problem: str) -> str:
+    """Returns what a client is told of a form, and to do, that llguidance refuses."""
+    if not is_sound(problem):
+        return f"cannot be made a grammar ({reason_in(problem)}): correct it"
+    reason = reason_in(problem.partition(". Enable 'coerce_one_of'")[0])
+    other = ", or write anyOf" if reason.startswith("oneOf") else ""
+    return f"holds what no grammar follows ({reason}): leave it out{other}"
+
+
 def reason_in(problem: str) -> str:
     """Returns what llguidance says of a grammar, in one line that is not too long."""
     return " ".join(problem.split())[:300]
@@ -139,8 +154,7 @@ def _fault(text: str) -> str:
         problem = LLMatcher.validate_grammar(source)
     except Exception as error:  # of a library whose exceptions are not documented
         problem = str(error) or type(error).__name__
-    sound = problem.startswith("WARNING") or any(words in problem for words in SOUND)
-    return "" if sound else reason_in(problem)
+    return "" if problem.startswith("WARNING") or is_sound(problem) else reason_in(problem)
 
 
 def _key(text: str) -> bytes:
