@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from outpace.core.strict_json import STRICT
 from outpace.core.unicode import check_unicode
 from outpace.core.values import shown
 from outpace.errors import PromptError, reason_of
@@ -97,6 +99,9 @@ def applied(
             )
     if not for_template.get("chat_template"):
         check_template(tokenizer, name)
+    template = for_template.get("chat_template") or tokenizer.chat_template
+    if "developer" not in str(template):  # most know the role under its older name
+        messages = [_by_the_system(message) for message in messages]
     variables = {**for_template, "tokenize": False, "add_generation_prompt": True}
 
     def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -106,12 +111,48 @@ def applied(
         text = text_of(messages)
     except Exception as error:  # a template is a program of the model's, and raises what it likes
         raise PromptError(
-            f"the chat template of {name} refuses these messages ({reason_of(error)}): check their "
-            "roles and their order."
+            f"the chat template of {name} refuses these messages ({reason_of(error)}): "
+            f"{_remedy(messages, text_of)}."
         ) from error
     _check_roles(messages, text, text_of)
     check_unicode("the prompt", text)
     return text
+
+
+def _by_the_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**message, "role": "system"} if message["role"] == "developer" else message
+
+
+def _remedy(
+    messages: Sequence[Mapping[str, Any]], text_of: Callable[[Sequence[Mapping[str, Any]]], str]
+) -> str:
+    """Returns what to do about messages that a template refuses."""
+    changed, odd = list(messages), ""
+    for index, message in enumerate(messages):
+        calls, place, value = _with_objects(message.get("tool_calls") or ())
+        if place:
+            changed[index] = {**message, "tool_calls": calls}
+            odd = odd or f"give an object as messages[{index}].{place}, not {shown(value)}"
+    if odd:
+        with suppress(Exception):  # then the arguments are not to blame, or not alone
+            text_of(changed)
+            return odd
+    return "check their roles and their order"
+
+
+def _with_objects(calls: Sequence[Any]) -> tuple[list[Any], str, Any]:
+    """Returns calls with an object as the arguments of each, and the first place where there was
+    none, and what was there."""
+    changed = list(calls)
+    place, first = "", None
+    for number, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and not isinstance(function["arguments"], Mapping):
+            changed[number] = {**call, "function": {**function, "arguments": {}}}
+            if not place:
+                place = f"tool_calls[{number}].function.arguments"
+                first = function["arguments"]
+    return changed, place, first
 
 
 def _check_roles(
@@ -137,12 +178,13 @@ def _check_roles(
 
 
 def with_text(message: Any) -> dict[str, Any]:
-    """Returns a message whose content is one text, as chat templates expect it; ``PromptError`` for
-    what is no message. A call of a tool without any content stays as it is."""
-    content = _checked(message).get("content")
-    if content is None and "tool_calls" in message:
-        return dict(message)
-    return {**message, "content": _text(content)}
+    """Returns a message as chat templates expect it: its content one text, the arguments of its
+    calls objects; ``PromptError`` for what is no message. A call of a tool needs no content."""
+    read = _read(message)
+    content = read.get("content")
+    if content is None and "tool_calls" in read:
+        return read
+    return {**read, "content": _text(content)}
 
 
 def illustrated(
@@ -155,10 +197,11 @@ def illustrated(
     that reads lists of parts.
     """
     read, images = [], []
-    for message in messages:
-        content = _checked(message).get("content")
+    for given in messages:
+        message = _read(given)
+        content = message.get("content")
         if content is None and "tool_calls" in message:
-            read.append(dict(message))
+            read.append(message)
             continue
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, (list, tuple)):
@@ -186,10 +229,35 @@ def check_template(tokenizer: Any, name: str, remedy: str = "use generate() inst
 _FORM = 'a chat is a list of messages such as {"role": "user", "content": "a text"}'
 
 
-def _checked(message: Any) -> Mapping[str, Any]:
+def _read(message: Any) -> dict[str, Any]:
+    """Returns a message without what is None in it, and with the arguments of its calls as a chat
+    template reads them. One that was cut in its reasoning has an empty content."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise PromptError(f"{_FORM}, not {shown(message)}.")
-    return message
+    read = {name: value for name, value in message.items() if value is not None}
+    calls = read.get("tool_calls")
+    if isinstance(calls, (list, tuple)):
+        read["tool_calls"] = [_call(call) for call in calls]
+    return {"content": "", **read} if "reasoning_content" in read else read
+
+
+def _call(call: Any) -> Any:
+    """Returns a call with its arguments as values: OpenAI's API has them as a JSON text. None at
+    all are an empty object, and so is null. What is written otherwise is left to the template."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = STRICT.decode(arguments) if arguments.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise PromptError(
+                f"the arguments of a call of {shown(function.get('name'))} are not JSON ({error}): "
+                "give an object."
+            ) from error
+    arguments = {} if arguments is None else arguments
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
 def _text(content: Any) -> str:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from api.words import word_tokenizer
 from outpace import LLM, RequestOutput, SamplingParams
-from outpace.chats import NO_VARIABLES
+from outpace.chats import NO_VARIABLES, illustrated, with_text
 from outpace.errors import PromptError
 from targets.families import target
 
@@ -139,3 +139,39 @@ def test_what_is_made_of_a_templates_text_is_not_asked_of_it(llm: LLM, name: str
 def test_every_argument_of_transformers_is_known_to_be_a_variable_or_none() -> None:
     known = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
     assert known - NO_VARIABLES == {"self", "tools", "documents", "chat_template", "kwargs"}
+
+
+CITY = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments.city }} "
+CITIES = CITY + "{% endfor %}{{ m.content }} {% endfor %}"
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "w5"}', {"city": "w5"}])
+def test_arguments_of_calls_are_told_as_objects(arguments: Any) -> None:
+    llm = LLM(target("llama"), tokenizer=word_tokenizer(CITIES))
+    call = {"function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "assistant", "content": "w6", "tool_calls": [call], "refusal": None}]
+    assert llm.chat_ids(messages) == [5, 6]
+    assert call == {"function": {"name": "f", "arguments": arguments}}  # the caller's own
+    assert with_text(messages[0])["tool_calls"] == illustrated(messages)[0][0]["tool_calls"]
+    assert "refusal" not in with_text(messages[0])
+
+
+def test_calls_in_other_forms_are_left_to_the_template() -> None:
+    template = "{% for m in messages %}{{ m.tool_calls[0].arguments.city }}{% endfor %}"
+    llm = LLM(target("llama"), tokenizer=word_tokenizer(template))
+    call = {"name": "f", "arguments": {"city": "w5"}}
+    assert llm.chat_ids([{"role": "assistant", "tool_calls": [call]}]) == [5]
+
+
+def test_arguments_that_are_no_json_are_refused_by_the_name_of_the_function(llm: LLM) -> None:
+    call = {"function": {"name": "f", "arguments": '{"x": 1e400}'}}
+    with pytest.raises(PromptError, match=r"the arguments of a call of 'f' are not JSON \(1e400"):
+        llm.chat_ids([{"role": "assistant", "tool_calls": [call]}])
+
+
+def test_the_developer_is_told_under_the_name_that_the_template_knows() -> None:
+    messages = [{"role": "developer", "content": "w5"}]
+    plain = word_tokenizer("{% for m in messages %}{{ m.role }} {{ m.content }}{% endfor %}")
+    assert LLM(target("llama"), tokenizer=plain).chat_ids(messages) == [2, 5]
+    newer = word_tokenizer("{% if messages[0].role == 'developer' %}w9{% endif %}")
+    assert LLM(target("llama"), tokenizer=newer).chat_ids(messages) == [9]

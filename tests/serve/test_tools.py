@@ -18,7 +18,7 @@ from outpace.forms.deep_stack import LONGEST
 from outpace.forms.json_schemas import SoundSchemas
 from outpace.serve.openai.tools import BEGIN, END, ToolCall, ToolParser
 
-from .conftest import MODEL, running
+from .conftest import MODEL, call, running
 
 FUNCTION = {
     "name": "weather",
@@ -37,6 +37,15 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}"
     "{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments.city }}"
     "{% endfor %}\n{% endfor %}"
+)
+ITEMS = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    "{% for name, value in c.function.arguments.items() %} {{ name }}{% endfor %}"
+    "{% endfor %}{% endfor %}"
+)
+WRITTEN = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }} "
+    "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
 )
 CALL = f'{BEGIN}\n{{"name": "weather", "arguments": {{"city": "Rome", "days": 2}}}}\n{END}'
 
@@ -318,19 +327,79 @@ def test_the_model_may_choose_and_may_be_told_not_to(client: openai.OpenAI) -> N
         ask(client, {"type": "function", "function": {"name": "other"}})
 
 
-def test_calls_and_their_results_are_told_to_the_template(client: openai.OpenAI) -> None:
-    call = {
-        "id": "1",
-        "type": "function",
-        "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
-    }
-    messages: list[Any] = [
+def history(arguments: Any) -> list[Any]:
+    """Returns messages of which one is a call with these arguments."""
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    return [
         {"role": "user", "content": "Weather?"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "sunny"},
     ]
-    answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4)
-    assert answer.choices[0].message.content
-    messages[1]["tool_calls"][0]["function"]["arguments"] = "{"
-    with pytest.raises(openai.BadRequestError, match="not JSON"):
-        client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4)
+
+
+def read(address: str, messages: list[Any]) -> str:
+    """Returns what the model reads of messages; the bundled one has no line breaks."""
+    status, body, _ = call(address, "/tokenize", {"messages": messages})
+    assert status == 200, body
+    return str(call(address, "/detokenize", {"tokens": body["tokens"]})[1]["prompt"])
+
+
+@pytest.fixture
+def address(client: openai.OpenAI) -> str:
+    return str(client.base_url).removesuffix("/v1/")
+
+
+def test_calls_and_their_results_are_told_to_the_template(address: str) -> None:
+    for arguments in ('{"city": "Rome"}', {"city": "Rome"}):
+        read_by_it = read(address, history(arguments))
+        assert read_by_it == "user: Weather?assistant: weather Rometool: sunny"
+
+
+@pytest.mark.parametrize("arguments", ["null", "", " \n", "{}", None])
+def test_a_call_without_arguments_is_told_as_one_with_an_empty_object(
+    address: str, llm: LLM, monkeypatch: pytest.MonkeyPatch, arguments: Any
+) -> None:
+    monkeypatch.setattr(llm.tokenizer, "chat_template", ITEMS)
+    assert read(address, history(arguments)) == "weather"
+
+
+@pytest.mark.parametrize("arguments", ["[1, 2]", '"Rome"', "7", "true"])
+def test_arguments_that_are_no_object_are_told_as_they_are(
+    address: str, llm: LLM, monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    monkeypatch.setattr(llm.tokenizer, "chat_template", WRITTEN)
+    assert read(address, history(arguments)) == f"weather {arguments}"
+    monkeypatch.setattr(llm.tokenizer, "chat_template", ITEMS)
+    status, body, _ = call(address, "/tokenize", {"messages": history(arguments)})
+    assert (status, body["error"]["param"]) == (400, "messages")
+    place = "give an object as messages[1].tool_calls[0].function.arguments, not "
+    assert place in body["error"]["message"]
+
+
+@pytest.mark.parametrize("arguments", ["{", '{"x": NaN}', '{"x": 1e400}', "{}{}"])
+def test_arguments_that_are_no_json_are_refused_by_the_name_of_the_function(
+    address: str, arguments: str
+) -> None:
+    status, body, _ = call(address, "/tokenize", {"messages": history(arguments)})
+    assert (status, body["error"]["param"]) == (400, "messages")
+    assert body["error"]["message"].startswith("the arguments of a call of 'weather' are not JSON")
+
+
+def test_a_template_that_refuses_more_than_arguments_is_not_misread(
+    address: str, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm.tokenizer, "chat_template", "{{ raise_exception('no tools') }}")
+    _, body, _ = call(address, "/tokenize", {"messages": history("[]")})
+    assert "(no tools): check their roles and their order" in body["error"]["message"]
+
+
+def test_reasoning_that_is_sent_back_reaches_the_template(
+    address: str, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = "{% for m in messages %}{{ m.reasoning_content }}: {{ m.content }}{% endfor %}"
+    monkeypatch.setattr(llm.tokenizer, "chat_template", template)
+    messages = [{"role": "assistant", "reasoning_content": "the dog", "content": "the cat"}]
+    assert read(address, messages) == "the dog: the cat"
+    assert llm.tokenizer.decode(llm.chat_ids(messages)) == "the dog: the cat"
+    cut = [{"role": "assistant", "reasoning_content": "the dog", "content": None}]
+    assert read(address, cut).strip() == "the dog:"

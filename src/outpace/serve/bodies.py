@@ -10,9 +10,9 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
+from outpace.core.strict_json import no_constant
 from outpace.core.values import shown
 from outpace.serve.openai.errors import ApiError
-from outpace.serve.openai.tools import no_constant
 from outpace.serve.reading import LONG, LONG_AT_ONCE, Body
 
 TOGETHER = 64

@@ -146,8 +146,7 @@ class Reader:
         if offered:
             more["tools"] = list(offered)
         try:
-            messages = tools.as_template(given["messages"])
-            return self._llm.chat_prompt(messages, files=False, **more)
+            return self._llm.chat_prompt(given["messages"], files=False, **more)
         except PromptError as error:
             raise ApiError(400, self.told(str(error)), "messages") from error
 

@@ -140,7 +140,7 @@ TOOL_CALL: Schema = _object(
         "id": TEXT,
         "index": COUNT,
         "type": {"type": "string", "enum": ["function"]},
-        "function": _object({"name": NAME, "arguments": TEXT}, ["name", "arguments"]),
+        "function": _object({"name": NAME, "arguments": {"anyOf": [TEXT, OBJECT]}}, ["name"]),
     },
     ["function"],
 )
@@ -167,6 +167,7 @@ MESSAGE: Schema = _object(
         "content": {"anyOf": [TEXT, _list(PART)]},
         "name": TEXT,
         "refusal": TEXT,
+        "reasoning_content": TEXT,
         "tool_calls": _list(TOOL_CALL),
         "tool_call_id": TEXT,
     },

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outpace.core.strict_json import no_constant
 from outpace.core.unicode import is_unicode
 from outpace.serve.openai.errors import ApiError
 
@@ -114,39 +115,6 @@ def _read(inside: str) -> ToolCall | None:
     text = json.dumps(arguments, ensure_ascii=False)
     # Half of a surrogate pair cannot be sent: it stays as it can be written, as \\ud800.
     return ToolCall(name, text if is_unicode(text) else json.dumps(arguments))
-
-
-def no_constant(name: str) -> Any:
-    """Refuses NaN and Infinity, which Python reads and JSON does not know: a ``ValueError``."""
-    raise ValueError(f"{name} is no number in JSON")
-
-
-def as_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns messages as chat templates read them: the arguments of calls as objects, the role
-    "developer" under its older name."""
-    return [_message(dict(message)) for message in messages]
-
-
-def _message(message: dict[str, Any]) -> dict[str, Any]:
-    message = {name: value for name, value in message.items() if value is not None}
-    if message["role"] == "developer":
-        message["role"] = "system"
-    if "tool_calls" in message:
-        message["tool_calls"] = [_call(call) for call in message["tool_calls"]]
-    elif "content" not in message:
-        raise ApiError(400, "a message needs a content, or tool_calls.", "messages")
-    return message
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    try:
-        function["arguments"] = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError) as error:
-        raise ApiError(
-            400, f"the arguments of a tool call are not JSON ({error}).", "messages"
-        ) from error
-    return {**call, "type": "function", "function": function}
 
 
 def form_of(choice: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
