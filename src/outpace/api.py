@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -394,6 +394,7 @@ class LLM:
         priority: float = 0,
         form: Mapping[str, Any] | None = None,
         continues: bool | None = None,
+        shown: Collection[str] = (),
     ) -> list[Request]:
         """Returns the requests for one prompt, one for each of its texts, for callers who drive
         ``engine`` themselves, as the server does: `Engine.add` queues them, `Engine.step` plays.
@@ -403,9 +404,10 @@ class LLM:
         ``json`` (a schema), ``json_object``, ``regex``, ``choice``, ``grammar``, with its value.
         continues: whether the text goes on from the prompt's, so that it may begin with a blank;
         unset: behind a prompt that is a text, not behind token ids, such as those of a chat.
+        shown: special tokens that the text holds also where it leaves out all others.
         """
         (params,) = arguments.paired(sampling_params, 1)
-        requests = self.intake.requests(prompt, params, streaming, priority, form, continues)
+        requests = self.intake.requests(prompt, params, streaming, priority, form, continues, shown)
         self.intake.check_processors([params], [requests])
         return requests
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from outpace.chats import Conversation
 from outpace.core.anchors import anchor_of
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
+from outpace.core.special_tokens import Showing, special_tokens
 from outpace.core.unicode import check_unicode
 from outpace.core.values import number, shown
 from outpace.engine.request import Request
@@ -115,11 +117,12 @@ class Intake:
         priority: float = 0,
         form: Mapping[str, Any] | None = None,
         continues: bool | None = None,
+        shown: Collection[str] = (),
     ) -> list[Request]:
         """Returns the ``n`` requests of one prompt. streaming: pieces of their texts are wanted
         while they grow. priority: the smallest joins the batch first, where that is the order.
-        form, continues: what their texts have to look like, and whether they go on from the
-        prompt's (`LLM.requests`)."""
+        form, continues, shown: what their texts have to look like, whether they go on from the
+        prompt's, and which special tokens they hold all the same (`LLM.requests`)."""
         priority = number("priority", priority, -math.inf, math.inf, closed=True)
         if form is not None and params.ignore_eos:
             raise ParamsError(
@@ -145,6 +148,7 @@ class Intake:
         if grammar is not None:
             options = replace(options, mask=grammar.copy())
             contradictions.check(options, ids, self._loaded.vocabulary, most)
+        tokenizer = self._showing(shown) if shown else self._loaded.tokenizer
         group = object() if params.n > 1 else None
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return [
@@ -154,7 +158,7 @@ class Intake:
                 seed=(seed + index * SEED_STEP) % (1 << 63),
                 max_tokens=most,
                 eos_ids=self._loaded.eos_ids,
-                tokenizer=self._loaded.tokenizer,
+                tokenizer=tokenizer,
                 anchor=self.anchor,
                 continues=continues and source is None,  # a decoder's text is one of its own
                 streaming=streaming,
@@ -294,6 +298,19 @@ class Intake:
                 f"bad_words holds {word!r}, of which the tokenizer makes no token: leave it out."
             ).about("bad_words")
         return found
+
+    def is_special(self, word: str) -> bool:
+        """Returns whether a word is a special token, which texts leave out."""
+        return word in self._special.values()
+
+    def _showing(self, words: Collection[str]) -> Any:
+        """The tokenizer as texts are decoded that hold these special tokens."""
+        hidden = [token for token, word in self._special.items() if word not in words]
+        return Showing(self._loaded.tokenizer, hidden)
+
+    @cached_property
+    def _special(self) -> dict[int, str]:
+        return special_tokens(self._loaded.tokenizer)
 
     def check_form(self, form: Mapping[str, Any]) -> None:
         """Raises ``ParamsError`` for a form that no text can be made to follow."""

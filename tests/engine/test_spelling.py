@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from outpace.core.special_tokens import Showing, special_tokens
 from outpace.errors import ParamsError
 from outpace.forms.grammars import Grammars
-from outpace.serve.openai.tools import ToolCall, ToolParser, form_of
+from outpace.serve.openai.tool_parser import ToolCall, ToolParser
+from outpace.serve.openai.tools import form_of
 
 from .texts import END, SIZE, tokenizer
 
@@ -69,18 +72,19 @@ def test_a_grammar_names_added_tokens_of_both_kinds() -> None:
 
 @pytest.mark.parametrize("special", [False, True])
 def test_a_demanded_call_can_be_written_and_read(special: bool) -> None:
-    """By the tokens that begin and end one where they are text, else by others, since the text is
-    what calls are read from."""
+    """By the tokens that begin and end one, also where texts leave them out by themselves."""
     schema = {"properties": {"city": {"const": "Oslo"}}, "required": ["city"]}
     function = {"name": "weather", "parameters": {**schema, "additionalProperties": False}}
-    form = form_of("required", [{"type": "function", "function": function}])
+    made, tags = extended(special), ("<tool_call>", "</tool_call>") if special else ()
+    form = form_of("required", [{"type": "function", "function": function}], tags)
     assert form is not None
-    made = extended(special)
     ids, text = followed(made, "grammar", form["grammar"])
-    assert ((CALL in ids), (CLOSE in ids)) == (not special, not special)
+    assert (CALL in ids, CLOSE in ids) == (True, True)
+    hidden = {token for token, word in special_tokens(made).items() if word not in tags}
+    text = Showing(made, hidden).decode(ids, skip_special_tokens=True)
     (call,) = ToolParser().feed(text)
     assert isinstance(call, ToolCall)
-    assert call.name == "weather"
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Oslo"})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Calls of functions: read from any text in any pieces, and demanded where the client says so."""
+"""Functions that a model may call: their schemas, and calls that clients demand and send back."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from engine.test_spelling import extended
+from engine.texts import writer
 from outpace import LLM
 from outpace.forms import json_schemas
 from outpace.forms.deep_stack import LONGEST
 from outpace.forms.json_schemas import SoundSchemas
-from outpace.serve.openai.tools import BEGIN, END, ToolCall, ToolParser
 
 from .conftest import MODEL, call, running
 
@@ -47,55 +46,6 @@ WRITTEN = (
     "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }} "
     "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
 )
-CALL = f'{BEGIN}\n{{"name": "weather", "arguments": {{"city": "Rome", "days": 2}}}}\n{END}'
-
-
-def parsed(pieces: list[str]) -> tuple[str, list[ToolCall]]:
-    parser = ToolParser()
-    found = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
-    text = "".join(part for part in found if isinstance(part, str))
-    return text, [part for part in found if isinstance(part, ToolCall)]
-
-
-def test_text_and_calls() -> None:
-    text, calls = parsed([f"Let me see.\n{CALL}\n{CALL}\n"])
-    assert text == "Let me see.\n"
-    assert [call.name for call in calls] == ["weather"] * 2
-    assert json.loads(calls[0].arguments) == {"city": "Rome", "days": 2}
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["a < b", f"{BEGIN}no json{END}", f'{BEGIN}{{"nom": 1}}{END}', f"{BEGIN}{{", "<tool_call", "<"],
-)
-def test_what_looks_like_a_call_and_is_none_is_said(text: str) -> None:
-    assert parsed([text]) == (text, [])
-
-
-def test_a_call_that_was_cut_off_behind_its_json_counts() -> None:
-    assert len(parsed([CALL.removesuffix(END)])[1]) == 1
-
-
-def test_what_a_call_cannot_carry() -> None:
-    half = f'{BEGIN}{{"name": "f", "arguments": {{"a": "\\ud800", "b": "\u00e9"}}}}{END}'
-    ((call,),) = parsed([half])[1:]
-    assert json.loads(call.arguments.encode()) == {"a": "\ud800", "b": "\u00e9"}
-    for text in (
-        f'{BEGIN}{{"name": "\\ud800"}}{END}',
-        f'{BEGIN}{{"name": "f", "arguments": NaN}}{END}',
-    ):
-        assert parsed([text]) == (text, [])
-
-
-@given(
-    st.lists(st.sampled_from([CALL, BEGIN, END, "<tool", "hm", "\n", '{"name": "f"}', "<"])),
-    st.randoms(use_true_random=False),
-)
-def test_pieces_do_not_matter(parts: list[str], random: Any) -> None:
-    text = "".join(parts)
-    cuts = sorted(random.sample(range(len(text) + 1), min(len(text), 7)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert parsed(pieces) == parsed([text]) == parsed(list(text))
 
 
 @pytest.fixture(scope="module")
@@ -403,3 +353,42 @@ def test_reasoning_that_is_sent_back_reaches_the_template(
     assert llm.tokenizer.decode(llm.chat_ids(messages)) == "the dog: the cat"
     cut = [{"role": "assistant", "reasoning_content": "the dog", "content": None}]
     assert read(address, cut).strip() == "the dog:"
+
+
+def test_a_call_begins_and_ends_with_special_tokens() -> None:
+    """As in the tokenizers of Hermes: answers leave out the others."""
+    made = extended(special_calls=True)
+    made.chat_template = TEMPLATE
+    width = len(made)
+    llm = LLM(writer(width), tokenizer=made, speculative_config={"method": "none"})
+    said = json.dumps(json.dumps({"name": "weather", "arguments": {"city": "Rome"}}))
+    grammar = f'start: "Hm." <|fim|> <tool_call> {said} </tool_call> "."'
+    asked = {"messages": [{"role": "user", "content": "Hm?"}], "temperature": 0}
+    with running(llm) as url:
+        for stream in (False, True):
+            forced = {"structured_outputs": {"grammar": grammar}, "tools": TOOLS, "stream": stream}
+            assert answered(url, {**asked, **forced}) == (
+                "Hm..", [("weather", '{"city": "Rome"}')], "tool_calls"
+            )  # fmt: skip
+        without = {"structured_outputs": {"grammar": grammar}}
+        assert answered(url, {**asked, **without})[:2] == (f"Hm.{json.loads(said)}.", [])
+        demanded = {"tools": with_city({"const": "Oslo"})[2:], "tool_choice": "required"}
+        shortest = {"logit_bias": {made.convert_tokens_to_ids(one): 40 for one in '"}]'}}
+        content, calls, reason = answered(url, {**asked, **demanded, **shortest})
+    assert (content, [name for name, _ in calls], reason) == ("", ["odd"], "tool_calls")
+
+
+def answered(url: str, body: Any) -> tuple[str, list[tuple[str, str]], str]:
+    """Returns what is said, what is called and why it ended, of a stream or of a whole answer."""
+    status, said, _ = call(url, "/v1/chat/completions", body)
+    assert status == 200, said
+    if not body.get("stream"):
+        (choice,) = said["choices"]
+        deltas = [choice["message"]]
+    else:
+        events = [line.removeprefix("data: ") for line in said.splitlines() if line]
+        choices = [json.loads(event)["choices"][0] for event in events if event != "[DONE]"]
+        choice, deltas = choices[-1], [one["delta"] for one in choices]
+    calls = [one["function"] for delta in deltas for one in delta.get("tool_calls") or ()]
+    text = "".join(delta.get("content") or "" for delta in deltas)
+    return text, [(one["name"], one["arguments"]) for one in calls], choice["finish_reason"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from outpace.forms.json_schemas import SoundSchemas
 from outpace.prompts import Prompt, token_ids_of
 from outpace.serve.openai import schemas, tools
 from outpace.serve.openai.errors import ApiError
+from outpace.serve.openai.tool_parser import BEGIN, END
 from outpace.serve.openai.validation import check
 from outpace.serve.settings import Settings
 
@@ -89,12 +90,14 @@ class Reader:
         params = self._sampling(given, logprobs, self._llm.max_model_len)
         offered, choice = self._tools(given)
         form = self._form(given)
-        demanded = tools.form_of(choice, offered)
+        tags = (BEGIN, END) if offered else ()
+        special = [tag for tag in tags if self._llm.intake.is_special(tag)]
+        demanded = tools.form_of(choice, offered, special)
         if form and demanded:
             raise ApiError(400, "tool_choice and a form of the text exclude each other.", "tools")
         prompt = self._chat_prompt(given, offered)
         try:
-            requests = self._requests(given, prompt, params, form or demanded)
+            requests = self._requests(given, prompt, params, form or demanded, special)
         except ApiError:
             if demanded:
                 self._check_tools(offered, choice)
@@ -278,7 +281,12 @@ class Reader:
                 ) from error
 
     def _requests(
-        self, given: Mapping[str, Any], prompt: Any, params: SamplingParams, form: Any
+        self,
+        given: Mapping[str, Any],
+        prompt: Any,
+        params: SamplingParams,
+        form: Any,
+        shown: Collection[str] = (),
     ) -> list[Request]:
         priority = given.get("priority", 0)
         if priority and self._llm.engine.waiting.order.name != "priority":
@@ -294,6 +302,7 @@ class Reader:
                 priority=priority,
                 form=form,
                 continues="messages" not in given,
+                shown=shown,
             )
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None

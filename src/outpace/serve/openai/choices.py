@@ -13,7 +13,7 @@ from typing import Any
 
 from outpace.engine.request import Logprob
 from outpace.serve.jobs import Delta
-from outpace.serve.openai.tools import ToolCall, ToolParser
+from outpace.serve.openai.tool_parser import ToolCall, ToolParser
 
 Decode = Callable[[int], str]
 
