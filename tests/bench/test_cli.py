@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 import torch
 from tests.bench.reports import answered
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import (
+    MambaConfig,
+    MixtralConfig,
+    MixtralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 from typer.testing import CliRunner, Result
 
 from outpace.api import BUNDLED, LLM
@@ -27,6 +33,7 @@ from outpace.bench.run.methods import named_methods
 from outpace.bench.run.ours import Ours
 from outpace.bench.run.schedule import run_interleaved
 from outpace.bench.run.session import Engines, _models, lineup
+from outpace.bench.stats import roofline
 from outpace.bench.synthetic.pair import Pair
 from outpace.cli.benching.bench import app
 from outpace.cli.benching.groups import ContestFlags, DraftFlags
@@ -289,6 +296,34 @@ def test_a_mixture_of_experts_is_run_without_a_bound(pair: Pair, tmp_path: Path)
     report = Report.from_json((tmp_path / "r.json").read_text())
     assert report.bandwidth is not None
     assert [method.roof for method in report.cells[0].methods] == [None, None]
+
+
+def test_an_encoder_decoder_is_run_without_the_times_of_its_parts(
+    pair: Pair, tmp_path: Path
+) -> None:
+    target = Path(shutil.copytree(pair.target, tmp_path / "target"))
+    tokens = json.loads((target / "config.json").read_text())["vocab_size"]
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 2}
+    config = T5Config(vocab_size=tokens, **sizes, decoder_start_token_id=0, eos_token_id=None)
+    T5ForConditionalGeneration(config).save_pretrained(target)
+    wanted = ["run", "--model", str(target), "--method", "ngram", "--num-prompts", "1"]
+    done = outpace(*wanted, "--max-tokens", "4", "--json", str(tmp_path / "r.json"))
+    assert done.exit_code == 0, (done.output, done.exception)
+    report = Report.from_json((tmp_path / "r.json").read_text())
+    plain, ngram = report.cells[0].methods
+    assert [plain.roof, ngram.roof, ngram.prediction] == [None] * 3
+    assert ngram.identity is not None
+    assert ngram.identity.identical == 1
+    costs = outpace("cost", "--model", str(target), "--method", "ngram")
+    assert "is an encoder-decoder, whose rounds' parts cannot be timed" in str(costs.exception)
+
+
+def test_a_model_with_states_reads_no_cache_that_grows() -> None:
+    """Mamba's configuration knows no attention heads."""
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
+    found = roofline.traffic_of(MambaConfig(**sizes), 4)
+    assert found.per_cached_token == 0
+    assert found.of_pass(1, 1000) == found.weights > 0
 
 
 def test_chats_are_given_through_the_template(pair: Pair, tmp_path: Path) -> None:

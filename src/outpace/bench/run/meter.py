@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -16,9 +16,17 @@ from outpace.bench.run.rehearsal import fill, rehearsing, text_of
 from outpace.bench.stats.theory import Times
 from outpace.core.transfer import synchronise
 from outpace.core.trees.tree import Tree
+from outpace.errors import ConfigError
 from outpace.targets.base import Plan
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 
 Result = TypeVar("Result")
+
+
+def has_parts(llm: LLM) -> bool:
+    """Returns whether the parts of an engine's rounds can be timed alone: those of an
+    encoder-decoder cannot, whose texts need a source."""
+    return not is_encoder_decoder(llm.target.model)
 
 
 @dataclass
@@ -26,7 +34,7 @@ class Meter:
     """Collects samples for one engine, batch size, context and temperature.
 
     Samples can be taken at several moments of a run, so that they see the same machine as it did;
-    the median counts.
+    the median counts. Only of an engine that `has_parts`; ``ConfigError`` for another one.
     """
 
     llm: LLM
@@ -37,6 +45,13 @@ class Meter:
     _draft: dict[int, list[float]] = field(default_factory=dict)
     _verify: dict[int, list[float]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not has_parts(self.llm):
+            raise ConfigError(
+                f"{self.llm.target.name} is an encoder-decoder, whose rounds' parts cannot be "
+                "timed alone: compare whole texts, with outpace bench run."
+            )
+
     def sample(
         self, drafts: Iterable[int] = (), scored: Iterable[int] = (1,), repeats: int = 3
     ) -> None:
@@ -45,8 +60,8 @@ class Meter:
         A sample of a draft counts for the nodes that were drafted, which may be fewer than asked
         for: some drafters have a longest draft, and a look-up may find less.
         """
-        for n in sorted(set(scored)):
-            self._verify.setdefault(n, []).extend(self._verifying(n, repeats))
+        for n, seconds in self._verifying(sorted(set(scored)), repeats):
+            self._verify.setdefault(n, []).append(seconds)
         for k in sorted(set(drafts) - {0}):
             for nodes, seconds in self._drafting(k, repeats):
                 if nodes:
@@ -61,21 +76,31 @@ class Meter:
         )
 
     @torch.inference_mode()
-    def _verifying(self, n: int, repeats: int) -> list[float]:
+    def _verifying(self, scored: Sequence[int], repeats: int) -> list[tuple[int, float]]:
+        """Returns how many tokens were scored and the seconds, for each number and repeat. The
+        context is read once for all of them, since nothing that is scored is committed."""
+        if not scored:
+            return []
         target = self.llm.engine.target
         text = text_of(self.context + 1, self.llm.engine.vocabulary)
-        root = text[-1]
-        drafted = torch.full((self.batch, n - 1), root, device=target.device)
-        plan = Plan([[root]] * self.batch, drafted, Tree.chain(self.batch, n - 1, target.device))
         found = []
         try:
             with target.computing():
                 fill(target, self.batch, text)
-                for _ in range(repeats + 1):
-                    found.append(self._timed(lambda: target.score(plan))[0])
+                for n in scored:
+                    score = partial(target.score, self._plan(text[-1], n))
+                    # the first one may have to make buffers
+                    taken = [self._timed(score)[0] for _ in range(repeats + 1)][1:]
+                    found += [(n, seconds) for seconds in taken]
         finally:
             target.retain([])
-        return found[1:]  # the first one may have to make buffers
+        return found
+
+    def _plan(self, root: int, n: int) -> Plan:
+        """A pass over the root and a draft, n tokens in all."""
+        device = self.llm.engine.target.device
+        drafted = torch.full((self.batch, n - 1), root, device=device)
+        return Plan([[root]] * self.batch, drafted, Tree.chain(self.batch, n - 1, device))
 
     @torch.inference_mode()
     def _drafting(self, k: int, repeats: int) -> list[tuple[int, float]]:

@@ -11,7 +11,7 @@ from time import perf_counter
 from outpace.bench.prompts import Prompt
 from outpace.bench.report.results import MethodResult, SettingResult, Sweep
 from outpace.bench.run.contest import BASELINE, BatchJob, Contestant
-from outpace.bench.run.meter import Meter
+from outpace.bench.run.meter import Meter, has_parts
 from outpace.bench.run.ours import Ours
 from outpace.bench.run.plan import BenchmarkPlan
 from outpace.bench.run.schedule import (
@@ -121,7 +121,8 @@ class Setting:
         return MeasuredSetting(self._result(methods, sweep), runs)
 
     def _untimed(self, engine: Ours) -> Untimed:
-        context, priced = round(self._runs([]).context), roofline.has_one_price(engine.llm)
+        context = round(self._runs([]).context)
+        priced = roofline.has_one_price(engine.llm) and has_parts(engine.llm)
         work = self._work
         meter = Meter(engine.llm, work.batch, context, work.temperature) if priced else None
         return Untimed(engine, work.jobs, self._baseline, meter)

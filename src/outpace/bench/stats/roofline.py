@@ -14,6 +14,7 @@ from outpace.bench.library import transformers
 from outpace.draft.route.base import Several
 from outpace.targets.hf.attention import key_heads
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.supported.experts import has_experts
 from outpace.targets.hf.weights import pass_bytes
 
@@ -42,9 +43,17 @@ def traffic_of(config: Any, itemsize: int) -> Traffic:
     with torch.device("meta"):
         model = transformers().AutoModelForCausalLM.from_config(config)
     weights = _numbers(model) * itemsize
-    heads = key_heads(text) or text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return Traffic(weights, 2 * text.num_hidden_layers * heads * size * itemsize)
+    return Traffic(weights, _cached_numbers(text) * itemsize)
+
+
+def _cached_numbers(text: Any) -> int:
+    """Keys and values of one token; none in a model that keeps states instead, as Mamba does."""
+    attending = getattr(text, "num_attention_heads", 0)
+    heads = key_heads(text) or attending
+    if not heads or not attending:
+        return 0
+    size = getattr(text, "head_dim", None) or text.hidden_size // attending
+    return int(2 * text.num_hidden_layers * heads * size)
 
 
 def _numbers(model: nn.Module) -> int:
@@ -62,11 +71,14 @@ def _numbers(model: nn.Module) -> int:
 
 def reads_a_part(llm: LLM) -> bool:
     """Returns whether a pass of an engine's target or drafter reads a part of the weights only:
-    that of a mixture of experts reads those experts that its tokens choose. What is known here is
-    how many weights there are, which then bounds nothing.
+    that of a mixture of experts reads those experts that its tokens choose, that of an
+    encoder-decoder its decoder. What is known here is how many weights there are, which then bounds
+    nothing.
     """
-    models = (llm.target, llm.engine.drafter.loaded)
-    return any(has_experts(each.config.to_dict()) for each in models if each is not None)
+    models = [each for each in (llm.target, llm.engine.drafter.loaded) if each is not None]
+    return any(
+        has_experts(each.config.to_dict()) or is_encoder_decoder(each.model) for each in models
+    )
 
 
 def has_one_price(llm: LLM) -> bool:
