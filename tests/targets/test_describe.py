@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from outpace import LLM
 from outpace.errors import ConfigError
 from outpace.targets import describe as describing
+from outpace.targets.computed_parts import computed_parts
 from outpace.targets.cpu import kernels as choosing
 from outpace.targets.cpu import threads
 from outpace.targets.cpu.kernels import SMALLEST
@@ -172,3 +173,33 @@ def test_a_containers_quota_counts(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert processors() == count
+
+
+def test_parts_have_their_kernels_and_the_bytes_of_a_pass(folder: Path) -> None:
+    loaded = LLM(folder, cpu_kernels="off").target
+    parts = computed_parts(loaded)
+    found = [(part.name, part.count, part.kernels, part.native_code) for part in parts]
+    assert found == [
+        ("embedding", 1, "looked up", 0),
+        ("self_attn", 2, "plain", 0),
+        ("mlp", 2, "plain", 0),
+        ("output matrix", 1, "plain", 0),
+    ]
+    # 64 wide; queries and outputs 64, keys and values 32 each; three matrices of 96; 96 tokens
+    sizes = [0, 2 * 64 * (64 + 64 + 32 + 32), 2 * 3 * 64 * 96, 64 * 96]
+    assert [part.nbytes for part in parts] == [4 * size for size in sizes]
+    assert {part.held for part in parts} == {"float32"}
+
+
+@pytest.mark.skipif(native() is None, reason="no C++ compiler here")
+def test_parts_in_native_code_are_counted(folder: Path) -> None:
+    parts = {part.name: part for part in computed_parts(LLM(folder).target)}
+    assert {part.kernels for part in parts.values()} == {"looked up", "native"}
+    assert (parts["self_attn"].native_code, parts["mlp"].native_code) == (2, 2)
+
+
+def test_a_table_of_positions_is_no_part() -> None:
+    sizes = {"vocab_size": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).eval()
+    names = [part.name for part in computed_parts(LLM(model).target)]
+    assert names == ["embedding", "attn", "mlp", "output matrix"]

@@ -20,6 +20,7 @@ VERBS = {
     "generate": "outpace.cli.generating.generate:generate",
     "chat": "outpace.cli.chat:chat",
     "methods": "outpace.cli.methods:methods",
+    "doctor": "outpace.cli.doctor:doctor",
     "bench": "outpace.cli.benching.bench:app",
     "audit": "outpace.cli.auditing.audit:app",
     "train": "outpace.cli.training.train:train",

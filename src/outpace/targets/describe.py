@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from outpace.targets.cpu.kernels import NATIVE
 from outpace.targets.cpu.library.processor import this_processor
@@ -100,14 +102,14 @@ class Description:
 def describe(loaded: Loaded, drafter: Loaded | None = None) -> Description:
     """Returns how a model is computed, and its drafter, if that is a model."""
     modules = list(loaded.model.modules())
-    kinds = [name for name, kind in KERNELS.items() if any(isinstance(m, kind) for m in modules)]
+    kinds = kernels_of(modules)
     forwards = [module.__dict__.get("forward") for module in modules]
     return Description(
         name=short_name(loaded.name),
         device=loaded.device.type,
         dtype=str(_activations(loaded)).removeprefix("torch."),
         quantization=loaded.quantization,
-        blocks=_blocks(loaded),
+        blocks=block_kinds(loaded.model),
         kernels=" and ".join(kinds) or "plain",
         tuned=loaded.cpu_kernels == "tune",
         layers=int(getattr(loaded.config, "num_hidden_layers", 0)),
@@ -120,17 +122,25 @@ def describe(loaded: Loaded, drafter: Loaded | None = None) -> Description:
     )
 
 
-def _activations(loaded: Loaded) -> torch.dtype:
-    model: Any = loaded.model  # its weights may be held in a narrower dtype
-    return embedding_dtype(model.get_input_embeddings())
+def kernels_of(modules: Iterable[nn.Module]) -> list[str]:
+    """Returns the names of the kernels that compute some modules' linear layers; nothing where
+    torch's own do."""
+    listed = list(modules)
+    return [name for name, kind in KERNELS.items() if any(isinstance(m, kind) for m in listed)]
 
 
-def _blocks(loaded: Loaded) -> str | None:
-    """Returns the kinds of blocks of a model's weights, the largest share first."""
-    sizes = block_bytes(loaded.model)
+def block_kinds(model: nn.Module) -> str | None:
+    """Returns the kinds of blocks of a model's weights, the largest share first: "Q4_K 71 %, Q6_K
+    29 %"; None where none are in blocks."""
+    sizes = block_bytes(model)
     whole = sum(sizes.values())
     order = sorted(sizes, key=lambda kind: -sizes[kind])
     return ", ".join(f"{kind} {100 * sizes[kind] / whole:.0f} %" for kind in order) or None
+
+
+def _activations(loaded: Loaded) -> torch.dtype:
+    model: Any = loaded.model  # its weights may be held in a narrower dtype
+    return embedding_dtype(model.get_input_embeddings())
 
 
 def _slow(loaded: Loaded, kinds: list[str]) -> str | None:
