@@ -192,6 +192,14 @@ def nothing_found() -> TextRound:
     return TextRound(PlayedDraft(0, 0), Seconds(0.0, 1.0, 0.0), True, False)
 
 
+def test_drafters_with_the_same_file_name_are_told_apart(pair: Pair, tmp_path: Path) -> None:
+    other = shutil.copytree(pair.drafter, tmp_path / Path(pair.drafter).name)
+    models = [pair.drafter, str(other)]
+    asked = Asked(pair.target, {}, drafts=tuple(models), length=1, max_tokens=5)
+    named = findings(measure(asked, untold)).drafters
+    assert [each.name for each in named] == ["look-ups (suffix)", *models]
+
+
 def test_what_a_round_takes_besides_its_parts_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     one = candidate(monkeypatch, 0.2, [1, 0, 1])
     slow = [replace(each, seconds=Seconds(0.2, 1.24, 0.3)) for each in one.texts["code"][0]]

@@ -76,7 +76,7 @@ def doctor(
         from outpace.bench.run.findings import findings
         from outpace.cli.diagnosis import Advice, show
 
-    drafts, longest = tuple(draft or ()), num_speculative_tokens
+    drafts, longest = tuple(dict.fromkeys(draft or ())), num_speculative_tokens
     options = {**model.arguments(), "max_model_len": max_model_len}
     with working(console, "measuring") as report, quiet():
         found = findings(measure(Asked(model.model, options, drafts, longest, max_tokens), report))

@@ -134,17 +134,16 @@ def _pass_cost(columns: int, measured: Measured, roof: _Roof | None) -> PassCost
 
 
 def _drafter(found: Candidate, measured: Measured, roof: _Roof | None) -> DrafterResult:
-    verify, config = measured.plain.meter.times.verify, found.llm.config
-    model, loaded = config.options.get("model"), found.llm.engine.drafter.loaded
+    verify, loaded = measured.plain.meter.times.verify, found.llm.engine.drafter.loaded
     kinds, ratios = [], []
     for kind, texts in found.texts.items():
         result, of_prompts = _kind(kind, texts, found, measured, roof)
         kinds.append(result)
         ratios += of_prompts
     return DrafterResult(
-        name=f"look-ups ({config.method})" if model is None else _named(str(model)),
-        method=config.method,
-        model=None if model is None else str(model),
+        name=_name(found, measured),
+        method=found.llm.config.method,
+        model=_model_of(found),
         described=None if loaded is None else str(describe(loaded)),
         costs=_draft_costs(found, measured),
         round_seconds=found.besides(Times(found.meter.times.draft, verify)),
@@ -154,8 +153,22 @@ def _drafter(found: Candidate, measured: Measured, roof: _Roof | None) -> Drafte
     )
 
 
-def _named(model: str) -> str:
-    """A model's name without its folders."""
+def _name(found: Candidate, measured: Measured) -> str:
+    """The name of a drafter: of a model its file's, with the folders where another has the same."""
+    own = _model_of(found)
+    if own is None:
+        return f"look-ups ({found.llm.config.method})"
+    named = [_without_folders(each) for each in map(_model_of, measured.others) if each is not None]
+    short = _without_folders(own)
+    return short if named.count(short) == 1 else own
+
+
+def _model_of(found: Candidate) -> str | None:
+    model = found.llm.config.options.get("model")
+    return None if model is None else str(model)
+
+
+def _without_folders(model: str) -> str:
     short = short_name(model)
     return Path(model).name if short == model else short
 
