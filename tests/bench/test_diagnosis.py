@@ -25,6 +25,8 @@ from outpace.bench.stats.theory import Times
 from outpace.bench.synthetic.pair import Pair
 from outpace.core.stats import Seconds
 from outpace.errors import ConfigError, PromptError
+from outpace.targets.cpu.library.processor import Processor
+from outpace.targets.cpu.prebuilt import LEVELS
 from outpace.targets.hf.weights import pass_bytes
 
 TOKENS = 12
@@ -113,6 +115,22 @@ def test_each_part_of_the_model_has_its_kernels_and_bytes(found: Diagnosis) -> N
     whole = pass_bytes(LLM(None).target.model)
     assert 0.99 * whole < sum(part.nbytes for part in found.parts) <= whole  # norms are left out
     assert all(part.held for part in found.parts)
+
+
+def test_a_lowered_processor_is_what_is_found(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = frozenset({*LEVELS["x86-64-v4-vnni"][1], "amx_bf16"})
+    processor = Processor("GenuineIntel", "a Xeon", flags)
+    monkeypatch.setattr("outpace.bench.run.findings.this_processor", lambda: processor)
+    machine = findings(measured).machine
+    assert (machine.instructions, machine.level) == ("AVX-512", "x86-64-v4-vnni")
+    assert machine.features == ("avx512_vnni",)
+    lowered = processor.lowered("x86-64-v3")
+    monkeypatch.setattr("outpace.bench.run.findings.this_processor", lambda: lowered)
+    machine = findings(measured).machine
+    assert (machine.level, machine.features) == ("x86-64-v3", ())
+    assert machine.instructions.startswith("AVX2, lowered by OUTPACE_CPU_LEVEL")
 
 
 def test_all_of_it_is_json(found: Diagnosis) -> None:

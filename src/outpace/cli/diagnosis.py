@@ -131,8 +131,9 @@ def _machine_lines(found: Diagnosis) -> Iterator[str]:
     for each in found.drafters:
         yield f"{named[each.name]}: {each.described or each.name}"
     features = f" with {', '.join(machine.features)}" if machine.features else ""
+    level = f"; kernels for {machine.level}" if machine.level else ""
     gpu = "" if machine.gpu == "none" else f"; {machine.gpu}"
-    yield f"processor: {machine.processor}, {machine.instructions}{features}{gpu}"
+    yield f"processor: {machine.processor}, {machine.instructions}{features}{level}{gpu}"
     yield (
         f"threads: {machine.threads}, of {_counted(machine.processors, 'processor')} that may be "
         "used"

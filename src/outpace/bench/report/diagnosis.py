@@ -31,6 +31,9 @@ class MachineFacts:
     processor: str
     instructions: str
     """The strongest instruction set: "AMX", "AVX-512", "AVX2", "NEON", ..."""
+    level: str | None
+    """The strongest kind of x86-64 with kernels of its own that it has: "x86-64-v4-vnni"; None for
+    other processors."""
     features: tuple[str, ...]
     """Its instructions for products of small numbers, as Linux names them."""
     processors: int

@@ -33,6 +33,7 @@ from outpace.bench.stats.payoff import (
 from outpace.bench.stats.theory import Times
 from outpace.targets.computed_parts import computed_parts
 from outpace.targets.cpu.library.processor import this_processor
+from outpace.targets.cpu.prebuilt import LEVELS
 from outpace.targets.cpu.threads import processors, wanted_threads
 from outpace.targets.describe import describe, short_name
 
@@ -108,6 +109,7 @@ def _machine(measured: Measured, roof: _Roof | None) -> MachineFacts:
     return MachineFacts(
         processor=facts["cpu"],
         instructions=processor.instructions,
+        level=next((k for k, (_, needed) in LEVELS.items() if needed <= processor.flags), None),
         features=tuple(flag for flag in FEATURES if flag in processor.flags),
         processors=processors(),
         threads=wanted_threads(),
